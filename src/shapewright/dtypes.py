@@ -1,0 +1,71 @@
+"""Element formats: how wide one element is, and which matrix units can multiply it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapewright.errors import WorkloadError, close_names
+
+
+@dataclass(frozen=True)
+class DType:
+    """One element format.
+
+    Attributes:
+        name: The spelling used everywhere in this package.
+        bits: Width of one stored element. [bit]
+    """
+
+    name: str
+    bits: int
+
+    @property
+    def num_bytes(self) -> float:
+        """Width of one element. [byte]; 0.5 for the 4-bit formats."""
+        return self.bits / 8
+
+
+_DTYPES = {
+    dtype.name: dtype
+    for dtype in (
+        DType("fp32", 32),
+        DType("tf32", 32),
+        DType("fp16", 16),
+        DType("bf16", 16),
+        DType("fp8", 8),
+        DType("int8", 8),
+        DType("fp4", 4),
+    )
+}
+
+_ALIASES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "float8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "nvfp4": "fp4",
+    "mxfp4": "fp4",
+    "mxfp8": "fp8",
+}
+
+DTYPE_NAMES = tuple(_DTYPES)
+
+
+def get_dtype(name: str) -> DType:
+    """Look an element format up by its name or a common other spelling of it.
+
+    >>> get_dtype("bfloat16").num_bytes
+    2.0
+
+    Raises:
+        WorkloadError: the name is not known.
+    """
+    folded = name.strip().lower().removeprefix("torch.")
+    folded = _ALIASES.get(folded, folded)
+    if folded not in _DTYPES:
+        hint = close_names(folded, _DTYPES) or f"choose one of {', '.join(DTYPE_NAMES)}"
+        raise WorkloadError(f"unknown dtype {name!r}; {hint}")
+    return _DTYPES[folded]

@@ -1,0 +1,76 @@
+"""Every error a user can cause.
+
+Each says what is wrong, the value given, what is allowed, and what to do; the command line prints exactly that
+one line and exits with 2.
+
+    ShapewrightError
+    +-- ConfigError           a model configuration is malformed or contradicts itself
+    |   +-- UnknownModelError a preset or hub id that is not there
+    +-- DeviceError           a device file is malformed
+    |   +-- UnknownDeviceError
+    |   +-- UnknownRateError  a number that the device's sheet does not give
+    +-- WorkloadError         batch, lengths, dtype or phase that make no sense
+    +-- LayoutError           a parallel layout that does not divide the model
+    +-- CalibrationError      a calibration record is missing or malformed
+    +-- MissingExtraError     an optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ShapewrightError(ValueError):
+    """Base of all errors that are the input's fault and not the program's."""
+
+
+class ConfigError(ShapewrightError):
+    """A model configuration is malformed or contradicts itself."""
+
+
+class UnknownModelError(ConfigError):
+    """No preset, file or hub repository has this name."""
+
+
+class DeviceError(ShapewrightError):
+    """A device file is malformed."""
+
+
+class UnknownDeviceError(DeviceError):
+    """No device file or alias has this name."""
+
+
+class UnknownRateError(DeviceError):
+    """The device's sheet does not give a number that the question needs."""
+
+
+class WorkloadError(ShapewrightError):
+    """Batch, lengths, dtype or phase make no sense for this model or device."""
+
+
+class LayoutError(ShapewrightError):
+    """A parallel layout does not divide the model or the devices."""
+
+
+class CalibrationError(ShapewrightError):
+    """A calibration record is missing or malformed."""
+
+
+class MissingExtraError(ShapewrightError):
+    """An optional dependency is not installed."""
+
+
+def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Return a hint such as ``did you mean 'a', 'b'?``, or an empty string.
+
+    >>> close_names("h100", ["h100-sxm-80gb", "mi300x"])
+    "did you mean 'h100-sxm-80gb'?"
+    """
+    candidates = list(known)
+    folded = name.casefold()
+    close = difflib.get_close_matches(folded, candidates, n=limit, cutoff=0.6)
+    close += [candidate for candidate in candidates if folded in candidate.casefold() and candidate not in close]
+    if not close:
+        return ""
+    return "did you mean " + ", ".join(repr(candidate) for candidate in close[:limit]) + "?"

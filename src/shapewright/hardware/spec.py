@@ -1,0 +1,83 @@
+"""Device: what a vendor says about one SKU, in SI base units. Measured behaviour lives in calibration records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shapewright.errors import UnknownRateError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One accelerator as its data sheet describes it. Absent numbers are None and asking for them is an error.
+
+    Attributes:
+        name: Canonical name, such as ``h100-sxm-80gb``.
+        title: Name to print.
+        vendor: Maker.
+        architecture: Family that shares kernels and behaviour: ``volta``, ``ampere``, ``ada``, ``hopper``, ``cdna3``...
+        dense_flops_per_s: Dense matrix rate by dtype. [flop/s]
+        memory_bytes: Capacity. [byte]
+        memory_bandwidth_bytes_per_s: Main memory bandwidth. [byte/s]
+        num_sms: Streaming multiprocessors (NVIDIA), compute units (AMD) or matrix cores; None where a tile model has
+            no meaning.
+        boost_clock_hz: Clock at which dense_flops_per_s is quoted. [Hz]
+        tensor_fma_per_sm_per_clock: Dense fp16 fused multiply-adds of one SM in one clock.
+        l2_bytes: Last-level cache on the chip. [byte]
+        shared_memory_per_sm_bytes: Largest shared memory of one SM. [byte]
+        tdp_watts: Board power. [W]
+        node_size: Devices in one node of the reference system.
+        intra_node_link: Name of the link inside a node.
+        intra_node_bandwidth_bytes_per_s: Its bandwidth per device, one direction. [byte/s]
+        inter_node_bandwidth_bytes_per_s: Network bandwidth per device, one direction, in the reference system. [byte/s]
+        pcie_bandwidth_bytes_per_s: Host link, one direction. [byte/s]
+        compute_capability: Vendor's version of the instruction set.
+        scope: What the numbers are of: ``card``, ``die``, ``package``.
+        roofline_only: No tiles and waves can be modelled; predictions are bounds and say so.
+        aliases: Other names, those that nvidia-smi prints among them.
+        provenance: Per number: source id, place, date read, kind.
+        sources: Per source id: title, publisher, url.
+        notes: What to know before use.
+    """
+
+    name: str
+    title: str
+    vendor: str
+    architecture: str
+    dense_flops_per_s: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    num_sms: int | None = None
+    boost_clock_hz: float | None = None
+    tensor_fma_per_sm_per_clock: float | None = None
+    l2_bytes: float | None = None
+    shared_memory_per_sm_bytes: float | None = None
+    tdp_watts: float | None = None
+    node_size: int = 1
+    intra_node_link: str = ""
+    intra_node_bandwidth_bytes_per_s: float | None = None
+    inter_node_bandwidth_bytes_per_s: float | None = None
+    pcie_bandwidth_bytes_per_s: float | None = None
+    compute_capability: str = ""
+    scope: str = "card"
+    roofline_only: bool = False
+    aliases: tuple[str, ...] = ()
+    provenance: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: str = ""
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Dense matrix rate of an element format. [flop/s]
+
+        Raises:
+            UnknownRateError: the sheet gives no rate for it.
+        """
+        rate = self.dense_flops_per_s.get(dtype)
+        if rate is None:
+            known = ", ".join(sorted(self.dense_flops_per_s)) or "none"
+            raise UnknownRateError(
+                f"{self.name} has no {dtype} rate (it has {known}); choose one of those with --dtype, or give the rate "
+                f"in a device file of your own"
+            )
+        return rate

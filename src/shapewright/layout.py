@@ -1,0 +1,57 @@
+"""How a model is spread over devices: tensor, pipeline, data, context and expert parallel degrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapewright.errors import LayoutError
+from shapewright.fields import note, noted_fields
+
+_LARGEST_DEGREE = 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelLayout:
+    """Degrees of parallelism; the product of all but expert_parallel is the number of devices.
+
+    Experts are spread over devices of the data and context axes (and not over extra ones), as Megatron-LM and
+    DeepSpeed do, so expert_parallel must divide data_parallel * context_parallel.
+
+    Raises:
+        LayoutError: a degree is not a positive integer, or degrees contradict each other.
+    """
+
+    tensor_parallel: int = note("devices that share each weight matrix", default=1, symbol="t")
+    pipeline_parallel: int = note("stages that the layers are cut into", default=1, symbol="p")
+    data_parallel: int = note("replicas that see other sequences", default=1)
+    context_parallel: int = note("devices that share each sequence", default=1)
+    expert_parallel: int = note("devices that share the experts of one layer", default=1)
+    sequence_parallel: bool = note("split norms and residuals over the tensor axis too", default=True)
+    zero_stage: int = note("sharding over replicas: 0 none, 1 optimiser states, 2 gradients too, 3 weights too", default=0)
+    virtual_pipeline: int = note("model chunks per pipeline stage (interleaved schedule)", default=1)
+
+    def __post_init__(self) -> None:
+        for spec, _ in noted_fields(type(self)):
+            value = getattr(self, spec.name)
+            if spec.name == "sequence_parallel":
+                continue
+            smallest, largest = (0, 3) if spec.name == "zero_stage" else (1, _LARGEST_DEGREE)
+            if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
+                raise LayoutError(f"{spec.name}={value!r} must be a whole number from {smallest} to {largest}")
+        if (self.data_parallel * self.context_parallel) % self.expert_parallel:
+            raise LayoutError(
+                f"expert_parallel={self.expert_parallel} must divide data_parallel * context_parallel = "
+                f"{self.data_parallel} * {self.context_parallel}; raise --data-parallel or lower --expert-parallel"
+            )
+        if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
+            raise LayoutError(f"virtual_pipeline={self.virtual_pipeline} needs pipeline_parallel above 1")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the whole job."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+
+    @property
+    def splits_sequence_over_tensor(self) -> bool:
+        """Whether norms and residuals run on 1/t of the tokens."""
+        return self.sequence_parallel and self.tensor_parallel > 1

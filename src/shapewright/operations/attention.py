@@ -1,0 +1,104 @@
+"""Fused attention: softmax(Q K^T) V in one kernel, scores never in memory (FlashAttention, cuDNN).
+
+Unfused attention is not here: it is two batched GEMMs with pointwise operations between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.dtypes import get_dtype
+from shapewright.operations.base import OperationBase
+
+if TYPE_CHECKING:
+    from shapewright.operations.base import Count, Numeric
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(OperationBase):
+    """One fused attention call over ``batch_size`` sequences.
+
+    Attributes:
+        batch_size: Sequences.
+        query_len: Query tokens per sequence.
+        kv_len: Key and value tokens per sequence (cached ones included).
+        num_heads: Query heads on this device.
+        num_kv_heads: Key-value heads on this device.
+        head_dim: Width of a query and key head. [element]
+        v_head_dim: Width of a value head. [element]
+        causal: Whether a query sees only positions up to its own (aligned at the end of the keys).
+        window_size: Most recent positions that a query sees; 0 means all.
+        is_backward: Whether this is the gradient (dQ, dK, dV; scores recomputed).
+        kv_cache_dtype: Element format of keys and values in memory; None means ``dtype``.
+    """
+
+    batch_size: Count
+    query_len: Count
+    kv_len: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    v_head_dim: Count
+    causal: bool = True
+    window_size: Count = 0
+    is_backward: bool = False
+    kv_cache_dtype: str | None = None
+
+    kind = "attention"
+
+    @property
+    def flops(self) -> Numeric:
+        """FLOPs by the usual convention: the whole query x key square, causal or not. [flop]
+
+        Forward is two products; backward counts four (dV, dP, dQ, dK), not the recomputed scores, so that
+        backward is twice forward as for every other layer (arXiv 2205.05198 eq. 7).
+        """
+        products = 2.0 if self.is_backward else 1.0
+        square = 1.0 * self.batch_size * self.num_heads * self.query_len * self.kv_len
+        return products * 2.0 * square * (self.head_dim + self.v_head_dim)
+
+    @property
+    def attended_pairs(self) -> Numeric:
+        """Query-key pairs that the mask leaves, over all sequences and heads.
+
+        >>> Attention(name="x", batch_size=1, query_len=4, kv_len=4, num_heads=1, num_kv_heads=1,
+        ...           head_dim=8, v_head_dim=8).attended_pairs
+        10.0
+        """
+        import numpy as np
+
+        query, keys = 1.0 * np.asarray(self.query_len), 1.0 * np.asarray(self.kv_len)
+        window = np.where(np.asarray(self.window_size) > 0, self.window_size, keys)
+        if self.causal:
+            # Query i (from 0) sees keys 0 .. keys - query + i; the window keeps the latest `window` of them.
+            first = keys - query + 1.0
+            clipped = np.clip(window - first + 1.0, 0.0, query)
+            growing = clipped * first + clipped * (clipped - 1.0) / 2.0
+            seen = growing + (query - clipped) * window
+        else:
+            seen = query * np.minimum(window, keys)
+        pairs = seen * self.batch_size * self.num_heads
+        return float(pairs) if pairs.ndim == 0 else pairs
+
+    @property
+    def executed_flops(self) -> Numeric:
+        """FLOPs left by the mask; backward also recomputes the scores (five products against two). [flop]"""
+        if self.is_backward:
+            return 2.0 * self.attended_pairs * (3.0 * self.head_dim + 2.0 * self.v_head_dim)
+        return 2.0 * self.attended_pairs * (self.head_dim + self.v_head_dim)
+
+    @property
+    def num_bytes(self) -> Numeric:
+        """Q, K, V read once and O written once; backward reads those and dO and writes dQ, dK, dV. [byte]"""
+        width = get_dtype(self.dtype).num_bytes
+        kv_width = get_dtype(self.kv_cache_dtype or self.dtype).num_bytes
+        rows = 1.0 * self.batch_size * self.query_len * self.num_heads
+        q_and_o = rows * (self.head_dim + self.v_head_dim) * width
+        import numpy as np
+
+        # A window's keys beyond every query's reach are never read.
+        reach = np.where(np.asarray(self.window_size) > 0, np.minimum(self.kv_len, self.window_size + self.query_len), self.kv_len)
+        keys_and_values = 1.0 * self.batch_size * reach * self.num_kv_heads * (self.head_dim + self.v_head_dim) * kv_width
+        total = (2.0 if self.is_backward else 1.0) * (q_and_o + keys_and_values)
+        return float(total) if np.ndim(total) == 0 else total

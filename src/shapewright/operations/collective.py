@@ -1,0 +1,55 @@
+"""Communication between devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.operations.base import OperationBase
+
+if TYPE_CHECKING:
+    from shapewright.operations.base import Count, Numeric
+
+COLLECTIVE_OPS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
+AXES = ("tensor", "pipeline", "data", "context", "expert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective(OperationBase):
+    """One collective call.
+
+    Attributes:
+        op_name: One of COLLECTIVE_OPS.
+        axis: The axis of the layout it runs over, one of AXES.
+        message_bytes: Size of the whole buffer: what all_reduce reduces, what all_gather ends with, what
+            reduce_scatter and alltoall begin with, what send_recv sends. [byte]
+        num_ranks: Devices that take part.
+        ranks_per_node: How many of them share one node; the rest is reached over the network between nodes.
+        overlaps: Whether it can hide behind computation of the same pass (gradient reduction in backward).
+    """
+
+    op_name: str
+    axis: str
+    message_bytes: Numeric
+    num_ranks: Count
+    ranks_per_node: Count
+    overlaps: bool = False
+
+    kind = "collective"
+
+    @property
+    def flops(self) -> Numeric:
+        """Left out of FLOP counts by convention. [flop]"""
+        return 0.0
+
+    @property
+    def num_bytes(self) -> Numeric:
+        """Bytes that the busiest device sends. [byte]
+
+        Ring volumes: all_reduce 2 (r-1)/r, the others (r-1)/r of the message, send_recv all of it.
+        """
+        ranks = 1.0 * self.num_ranks
+        if self.op_name == "send_recv":
+            return 1.0 * self.message_bytes
+        rounds = 2.0 if self.op_name == "all_reduce" else 1.0
+        return rounds * (ranks - 1.0) / ranks * self.message_bytes

@@ -1,0 +1,71 @@
+"""Price: the predicted time of an operation, with its reason and its interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numeric = float | NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """Time of one execution; every field is a scalar, or an array for arrays of shapes.
+
+    Attributes:
+        time_s: Predicted time, start cost included. [s]
+        low_s: Lower end of the 90 % interval. [s]
+        high_s: Upper end of the 90 % interval. [s]
+        compute_s: Part that arithmetic alone would take at this efficiency. [s]
+        memory_s: Part that memory traffic alone would take. [s]
+        start_s: Fixed cost of starting the kernel. [s]
+        roofline_s: max(flops / peak, bytes / bandwidth): no price is below it. [s]
+        calibration: Id of the record used, or ``uncalibrated``.
+    """
+
+    time_s: Numeric
+    low_s: Numeric
+    high_s: Numeric
+    compute_s: Numeric
+    memory_s: Numeric
+    start_s: Numeric
+    roofline_s: Numeric
+    calibration: str
+
+    @property
+    def bound_by(self) -> str:
+        """``compute``, ``memory``, or ``latency`` where the start cost outweighs both (scalar prices only)."""
+        if self.start_s > max(self.compute_s, self.memory_s):
+            return "latency"
+        return "compute" if self.compute_s >= self.memory_s else "memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmPrice(Price):
+    """Price of a GEMM, with the kernel that was assumed.
+
+    Attributes:
+        tile_m: Rows of an output tile. [element]
+        tile_n: Columns of an output tile. [element]
+        split_k: Parts that the contraction is cut into.
+        num_tiles: Tiles, batch and split included.
+        num_waves: Passes over the device.
+        tile_efficiency: Share of the computed tile area that is output.
+        wave_efficiency: Share of the slots of all waves that hold a tile.
+        alignment_bytes: Smallest alignment of the contiguous dimensions, at most 128. [byte]
+        alignment_factor: Slow-down of the kernel that this alignment allows.
+    """
+
+    tile_m: Numeric
+    tile_n: Numeric
+    split_k: Numeric
+    num_tiles: Numeric
+    num_waves: Numeric
+    tile_efficiency: Numeric
+    wave_efficiency: Numeric
+    alignment_bytes: Numeric
+    alignment_factor: Numeric

@@ -1,0 +1,89 @@
+"""Units: parsing and printing. Inside the package every quantity is in SI base units; giga and gibi live only here."""
+
+from __future__ import annotations
+
+KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
+KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def format_seconds(time_s: float) -> str:
+    """Print a duration with a fitting unit.
+
+    >>> format_seconds(0.0123), format_seconds(4.2e-6), format_seconds(90.0)
+    ('12.3 ms', '4.2 us', '90 s')
+    """
+    if time_s == 0:
+        return "0 s"
+    for scale, unit in _SECONDS:
+        if abs(time_s) >= scale or unit == "ns":
+            return f"{_three_digits(time_s / scale)} {unit}"
+    raise AssertionError("unreachable")
+
+
+def format_bytes(amount_bytes: float) -> str:
+    """Print an amount of memory in binary units, as capacity and allocators count it.
+
+    >>> format_bytes(80 * 2**30), format_bytes(1536)
+    ('80 GiB', '1.5 KiB')
+    """
+    for scale, unit in ((2.0**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(amount_bytes) >= scale:
+            return f"{_three_digits(amount_bytes / scale)} {unit}"
+    return f"{amount_bytes:.0f} B"
+
+
+def format_rate(flops_per_s: float) -> str:
+    """Print an arithmetic rate in TFLOP/s.
+
+    >>> format_rate(312e12)
+    '312 TFLOP/s'
+    """
+    return f"{_three_digits(flops_per_s / TERA)} TFLOP/s"
+
+
+def format_count(count: float) -> str:
+    """Print a large count (parameters, tokens) with a decimal suffix.
+
+    >>> format_count(2_651_553_280), format_count(950)
+    ('2.65 B', '950')
+    """
+    for scale, unit in ((TERA, "T"), (GIGA, "B"), (MEGA, "M"), (KILO, "k")):
+        if abs(count) >= scale:
+            return f"{_three_digits(count / scale)} {unit}"
+    return f"{count:.0f}"
+
+
+def format_percent(fraction: float) -> str:
+    """Print a fraction as a percentage.
+
+    >>> format_percent(0.4213), format_percent(0.0042)
+    ('42.1 %', '0.42 %')
+    """
+    return f"{_three_digits(100.0 * fraction)} %"
+
+
+def parse_count(text: str) -> int:
+    """Read a count such as ``2.7b``, ``350M``, ``8k`` or ``12``.
+
+    >>> parse_count("2.7b"), parse_count("8k")
+    (2700000000, 8000)
+
+    Raises:
+        ValueError: the text is no number, or is negative.
+    """
+    body = text.strip().lower().replace("_", "").replace(",", "")
+    scale = {"k": KILO, "m": MEGA, "b": GIGA, "t": TERA}.get(body[-1:], None)
+    value = float(body[:-1]) * scale if scale else float(body)
+    if not 0 <= value < 1e18:
+        raise ValueError(f"{text!r} is out of range")
+    return round(value)
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, never in exponent form."""
+    magnitude = abs(value)
+    digits = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

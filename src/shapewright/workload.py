@@ -1,0 +1,65 @@
+"""What is run: training, prefill or decode, with its batch, its lengths and its element format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapewright.dtypes import DTYPE_NAMES, get_dtype
+from shapewright.errors import WorkloadError
+from shapewright.fields import note, noted_fields
+
+PHASES = ("train", "prefill", "decode")
+ATTENTION_KINDS = ("flash", "unfused")
+RECOMPUTE_MODES = ("none", "selective", "full")
+
+_LARGEST_COUNT = 2**40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One kind of step, as one data-parallel replica sees it.
+
+    Raises:
+        WorkloadError: a count is not a positive integer, or a word is not among its choices.
+    """
+
+    phase: str = note("train: forward, backward and optimiser; prefill: forward over prompts; decode: one token per sequence", default="train", choices=PHASES)  # noqa: E501
+    micro_batch_size: int = note("sequences that one pass runs together", default=4, symbol="b")
+    seq_len: int = note("tokens per sequence in training, prompt tokens in prefill", default=2048, symbol="s")
+    context_len: int = note("tokens already in the KV cache (decode: before the new token)", default=0, symbol="c")
+    global_batch_size: int | None = note("sequences per optimiser step over all replicas; default: one micro-batch per replica and pipeline stage", symbol="B")  # noqa: E501
+    dtype: str = note("element format of the GEMMs", default="bf16", choices=DTYPE_NAMES)
+    kv_cache_dtype: str | None = note("element format of the KV cache; default: that of the GEMMs", choices=DTYPE_NAMES)
+    attention: str = note("flash: fused, scores never reach memory; unfused: two batched GEMMs with softmax between", default="flash", choices=ATTENTION_KINDS)  # noqa: E501
+    recompute: str = note("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
+
+    def __post_init__(self) -> None:
+        for spec, field_note in noted_fields(type(self)):
+            value = getattr(self, spec.name)
+            if spec.name in ("dtype", "kv_cache_dtype"):
+                if value is not None:
+                    object.__setattr__(self, spec.name, get_dtype(value).name)
+            elif field_note.choices:
+                if value not in field_note.choices:
+                    raise WorkloadError(f"{spec.name}={value!r} is not known; choose one of {', '.join(field_note.choices)}")
+            elif value is not None:
+                smallest = 0 if spec.name == "context_len" else 1
+                if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _LARGEST_COUNT:
+                    raise WorkloadError(f"{spec.name}={value!r} must be a whole number from {smallest} to 2**40")
+        if self.phase != "train" and self.recompute != "none":
+            raise WorkloadError(f"recompute={self.recompute!r} has no meaning in {self.phase}; leave it out or use --phase train")
+
+    @property
+    def is_training(self) -> bool:
+        """Whether gradients and an optimiser step are part of the step."""
+        return self.phase == "train"
+
+    @property
+    def query_len(self) -> int:
+        """New tokens per sequence in one pass: the whole sequence, or one in decode."""
+        return 1 if self.phase == "decode" else self.seq_len
+
+    @property
+    def kv_len(self) -> int:
+        """Tokens that a query of the last position may attend to, itself included."""
+        return self.context_len + self.query_len
