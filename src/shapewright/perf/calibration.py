@@ -1,0 +1,143 @@
+"""Calibration records: what measurements taught about a device, kept apart from what its vendor says.
+
+A record is one JSON file, ``data/<kind>/<name>.json``, written by a script in ``scripts/`` and never by hand. Its
+parameters are fractions of data-sheet rates and cycles, so that a device nobody measured can borrow them from a
+sibling; then the record says so, and the interval widens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from shapewright.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+
+RECORD_KINDS = ("gemm", "attention", "pointwise", "collectives")
+
+# Whose record an architecture borrows when it has none, nearest first. The order is judgement: same vendor and the
+# nearest generation of matrix unit. Everything ends at ampere, the best measured family.
+ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
+    "volta": ("turing", "ampere"),
+    "turing": ("volta", "ampere"),
+    "ampere": (),
+    "ada": ("ampere",),
+    "hopper": ("ampere",),
+    "blackwell": ("hopper", "ampere"),
+    "blackwell-ultra": ("blackwell", "hopper", "ampere"),
+    "blackwell-consumer": ("ada", "ampere"),
+    "cdna2": ("ampere",),
+    "cdna3": ("cdna2", "ampere"),
+    "cdna4": ("cdna3", "cdna2", "ampere"),
+}
+GENERIC_KIN = ("ampere",)
+
+# How much wider the logarithmic interval becomes with distance; leave-one-device-out residuals replace these
+# when they are larger (see docs/decisions).
+TRANSFER_WIDENING: Mapping[str, float] = {"exact": 1.0, "architecture": 1.6, "generic": 2.5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationRecord:
+    """Fitted parameters of one kind of operation on one device.
+
+    Attributes:
+        id: Name of the record, with the date of the fit.
+        kind: One of RECORD_KINDS.
+        device: The device that was measured.
+        devices: Canonical device names for which it is exact.
+        architecture: Family of the measured device.
+        parameters: Fitted numbers; their meaning is in the pricing module of that kind.
+        interval: Residual quantiles of held-out rows; their meaning likewise.
+        provenance: Source file, rows, split, date, command, errors.
+        transfer: ``exact``, ``architecture`` (a sibling's record) or ``generic`` (another family's).
+    """
+
+    id: str
+    kind: str
+    device: str
+    devices: tuple[str, ...]
+    architecture: str
+    parameters: Mapping[str, Any]
+    interval: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    transfer: str = "exact"
+
+    @property
+    def interval_widening(self) -> float:
+        """Factor on the logarithm of the interval's ends for a borrowed record."""
+        return TRANSFER_WIDENING[self.transfer]
+
+    @property
+    def label(self) -> str:
+        """What to show beside a number: the id, or ``uncalibrated`` and whose record was borrowed."""
+        return self.id if self.transfer == "exact" else f"uncalibrated (borrows {self.id})"
+
+
+def load_record(kind: str, device: Device, *, uncalibrated: bool = False) -> CalibrationRecord:
+    """Find the record of a device, or the nearest sibling's.
+
+    Args:
+        kind: One of RECORD_KINDS.
+        device: The device to price on.
+        uncalibrated: Leave the device's own record aside, as if nobody had measured it.
+
+    Raises:
+        CalibrationError: no record of this kind exists at all.
+    """
+    return _choose_record(kind, device.name, device.architecture, uncalibrated)
+
+
+@cache
+def _choose_record(kind: str, name: str, architecture: str, uncalibrated: bool) -> CalibrationRecord:
+    records = _read_records(kind)
+    if not uncalibrated:
+        for record in records:
+            if name in record.devices:
+                return record
+    strangers = [record for record in records if name not in record.devices]
+    for record in strangers:
+        if record.architecture == architecture:
+            return replace(record, transfer="architecture")
+    for kin in ARCHITECTURE_KIN.get(architecture, GENERIC_KIN) + GENERIC_KIN:
+        for record in strangers:
+            if record.architecture == kin:
+                return replace(record, transfer="generic")
+    if strangers:
+        return replace(strangers[0], transfer="generic")
+    raise CalibrationError(f"no {kind} calibration record to price {name} with; run scripts/calibrate_{kind}.py")
+
+
+@cache
+def _read_records(kind: str) -> tuple[CalibrationRecord, ...]:
+    """Read all records of a kind, in the order of their file names."""
+    if kind not in RECORD_KINDS:
+        raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(RECORD_KINDS)}")
+    folder = resources.files("shapewright.perf") / "data" / kind
+    if not folder.is_dir():
+        return ()
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
+    return tuple(_parse_record(kind, entry.name, entry.read_text(encoding="utf-8")) for entry in files)
+
+
+def _parse_record(kind: str, file_name: str, text: str) -> CalibrationRecord:
+    try:
+        raw = json.loads(text)
+        return CalibrationRecord(
+            id=raw["id"],
+            kind=kind,
+            device=raw["devices"][0],
+            devices=tuple(raw["devices"]),
+            architecture=raw["architecture"],
+            parameters=raw["parameters"],
+            interval=raw["interval"],
+            provenance=raw["provenance"],
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CalibrationError(f"calibration record {kind}/{file_name} is malformed: {error!r}") from error
