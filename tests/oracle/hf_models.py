@@ -1,0 +1,213 @@
+"""Small Hugging Face configs, one or more per model type, and the models that transformers builds from them.
+
+The dimensions of one config differ from each other wherever the family allows it, so that a swapped pair shows. Keys
+are ``model_type`` or ``model_type/variant``; values are what a ``config.json`` of that family would hold.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_VOCAB = 320  # rows of the embedding, larger than every other dimension
+_POSITIONS = 96
+
+# Spellings that most families since Llama share.
+_COMMON: dict[str, Any] = {
+    "vocab_size": _VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": _POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+_LLAMA_LIKE: dict[str, Any] = {**_COMMON, "num_key_value_heads": 2, "intermediate_size": 176}
+_WIDE_HEADS: dict[str, Any] = {**_LLAMA_LIKE, "head_dim": 24}
+_GPT2_LIKE: dict[str, Any] = {"vocab_size": _VOCAB, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": _POSITIONS}
+_MLA: dict[str, Any] = {
+    **_COMMON,
+    "num_key_value_heads": 4,
+    "intermediate_size": 176,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 56,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LLAMA4_TEXT: dict[str, Any] = {
+    **_WIDE_HEADS,
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 144,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 32,
+}
+_GEMMA3_TEXT: dict[str, Any] = {
+    **_WIDE_HEADS,
+    "num_hidden_layers": 7,
+    "sliding_window": 32,
+    "sliding_window_pattern": 6,
+}
+
+TINY_CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": _GPT2_LIKE,
+    "gpt2/inner": {**_GPT2_LIKE, "n_inner": 176},
+    "gpt_neo": {
+        "vocab_size": _VOCAB,
+        "hidden_size": 64,
+        "num_layers": 4,
+        "num_heads": 4,
+        "max_position_embeddings": _POSITIONS,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 32,
+    },
+    "gptj": {**_GPT2_LIKE, "rotary_dim": 8},
+    "gpt_neox": {**_COMMON, "intermediate_size": 176},
+    "gpt_neox/sequential": {**_COMMON, "intermediate_size": 176, "use_parallel_residual": False},
+    "opt": {**_COMMON, "ffn_dim": 176, "pad_token_id": 1, "word_embed_proj_dim": 64},
+    "opt/projected": {
+        **_COMMON,
+        "ffn_dim": 176,
+        "pad_token_id": 1,
+        "word_embed_proj_dim": 40,
+        "do_layer_norm_before": False,
+    },
+    "bloom": {"vocab_size": _VOCAB, "hidden_size": 64, "n_layer": 3, "n_head": 4},
+    "mpt": {"vocab_size": _VOCAB, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": _POSITIONS},
+    "falcon": {**_COMMON, "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True},
+    "falcon/new": {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True},
+    "falcon/alibi": {**_COMMON, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+    "llama": _LLAMA_LIKE,
+    "llama/biased": {**_WIDE_HEADS, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "mistral": {**_WIDE_HEADS, "sliding_window": 32},
+    "mixtral": {**_LLAMA_LIKE, "num_local_experts": 6, "num_experts_per_tok": 2},
+    "qwen2": {**_LLAMA_LIKE, "use_sliding_window": False, "sliding_window": 32, "max_window_layers": 2},
+    "qwen2/windowed": {**_LLAMA_LIKE, "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2},
+    "qwen2_moe": {
+        **_LLAMA_LIKE,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 112,
+        "mlp_only_layers": [0],
+    },
+    "qwen3": _WIDE_HEADS,
+    "qwen3_moe": {
+        **_WIDE_HEADS,
+        "num_hidden_layers": 4,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+    },
+    "gemma": {**_WIDE_HEADS, "num_key_value_heads": 1},
+    "gemma2": {**_WIDE_HEADS, "num_hidden_layers": 4, "sliding_window": 32},
+    "gemma3_text": _GEMMA3_TEXT,
+    "gemma3": {"text_config": {"model_type": "gemma3_text", **_GEMMA3_TEXT}},
+    "phi": {**_COMMON, "intermediate_size": 176},
+    "phi/qk_layernorm": {**_COMMON, "intermediate_size": 176, "qk_layernorm": True},
+    "phi3": {**_LLAMA_LIKE, "sliding_window": 32},
+    "olmo": {**_LLAMA_LIKE, "clip_qkv": 8.0},
+    "olmo2": _LLAMA_LIKE,
+    "olmo3": {**_LLAMA_LIKE, "num_hidden_layers": 4, "sliding_window": 32},
+    "stablelm": {**_LLAMA_LIKE, "use_qkv_bias": True},
+    "stablelm/parallel": {**_LLAMA_LIKE, "use_parallel_residual": True, "qk_layernorm": True},
+    "starcoder2": {**_LLAMA_LIKE, "sliding_window": 32, "use_bias": True},
+    "cohere": _LLAMA_LIKE,
+    "cohere/qk_norm": {**_LLAMA_LIKE, "use_qk_norm": True},
+    "cohere2": {**_WIDE_HEADS, "num_hidden_layers": 4, "sliding_window": 32},
+    "granite": _LLAMA_LIKE,
+    "deepseek_v2": {**_MLA, "topk_method": "group_limited_greedy"},
+    "deepseek_v2/lite": {**_MLA, "q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": _MLA,
+    "gpt_oss": {
+        **_WIDE_HEADS,
+        "num_hidden_layers": 4,
+        "intermediate_size": 80,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 32,
+    },
+    "llama4_text": _LLAMA4_TEXT,
+    "llama4": {"text_config": {"model_type": "llama4_text", **_LLAMA4_TEXT}},
+    "smollm3": {**_LLAMA_LIKE, "num_hidden_layers": 4},
+    "bert": {**_COMMON, "intermediate_size": 176, "pad_token_id": 0},
+    "t5": {
+        "vocab_size": _VOCAB,
+        "d_model": 64,
+        "d_kv": 24,
+        "d_ff": 176,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+    },
+    "t5/gated": {
+        "vocab_size": _VOCAB,
+        "d_model": 64,
+        "d_kv": 24,
+        "d_ff": 176,
+        "num_layers": 3,
+        "num_heads": 4,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def model_type_of(key: str) -> str:
+    """Model type of a key of TINY_CONFIGS: what stands before the slash."""
+    return key.partition("/")[0]
+
+
+def tiny_config(key: str) -> dict[str, Any]:
+    """Return what config.json would hold, model_type included."""
+    return {"model_type": model_type_of(key), **TINY_CONFIGS[key]}
+
+
+def hf_config(config: dict[str, Any]) -> PreTrainedConfig:
+    """Build the transformers config of a config.json dict; of a multimodal model, that of its text part."""
+    from transformers import AutoConfig
+
+    values = copy.deepcopy(config)
+    whole = AutoConfig.for_model(values.pop("model_type"), **values)
+    return whole.get_text_config()
+
+
+def build_on_meta(config: dict[str, Any], attention: str = "eager", dtype: str = "float32") -> PreTrainedModel:
+    """Build the model with its language head, without memory or weights.
+
+    BERT is built as BertForMaskedLM and T5 as T5ForConditionalGeneration, all others as causal language models; of a
+    multimodal config only the text model is built.
+
+    Args:
+        config: A config.json dict with its model_type.
+        attention: Attention implementation, ``eager`` or ``sdpa``.
+        dtype: Element format of the weights by its torch name.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+    resolved = hf_config(config)
+    builders = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM, "mt5": AutoModelForSeq2SeqLM}
+    builder = builders.get(resolved.model_type, AutoModelForCausalLM)
+    with torch.device("meta"):
+        return builder.from_config(resolved, dtype=getattr(torch, dtype), attn_implementation=attention)
+
+
+def count_built_parameters(model: PreTrainedModel) -> int:
+    """Count the parameters of a built model, tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
