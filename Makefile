@@ -1,0 +1,55 @@
+# Needs Python 3.11 or newer, make and a package index; everything else is installed into environments of its own:
+# .venv holds the core alone (as a user has it), .venv-test what the tests compare with.
+
+PYTHON ?= $(shell for python in python3 python python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+CORE := .venv/bin/python
+TEST := .venv-test/bin/python
+
+# The CPU build is small where the index has it; torch goes in first, or transformers may pull a CUDA build.
+TORCH := torch==2.13.0
+TORCH_FALLBACK := torch>=2.4
+
+DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
+
+.PHONY: demo test lint types pytest docs bench clean
+
+# Exit code 1 means that check found something to say, as it should here.
+demo: .venv/installed
+	@echo 'shapewright check $(DEMO)'
+	@.venv/bin/shapewright check $(DEMO) || [ $$? -eq 1 ]
+
+test: lint types pytest
+
+lint: .venv-test/installed
+	$(TEST) -m ruff check .
+	$(TEST) -m ruff format --check .
+
+types: .venv-test/installed
+	$(TEST) -m mypy --strict
+
+pytest: .venv-test/installed | lint types
+	$(TEST) -m pytest
+
+docs: .venv-test/installed
+	$(TEST) scripts/write_notation.py
+
+bench: .venv-test/installed
+	$(TEST) benchmarks/run.py
+
+clean:
+	rm -rf .venv .venv-test build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/installed: pyproject.toml $(shell find src -type f -not -name '*.pyc')
+	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer found; give one with make PYTHON=/path/to/python' >&2; exit 1; }
+	test -x $(CORE) || $(PYTHON) -m venv .venv
+	$(CORE) $(PIP_INSTALL) .
+	@touch $@
+
+.venv-test/installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer found; give one with make PYTHON=/path/to/python' >&2; exit 1; }
+	test -x $(TEST) || $(PYTHON) -m venv .venv-test
+	$(TEST) $(PIP_INSTALL) '$(TORCH)' || $(TEST) $(PIP_INSTALL) '$(TORCH_FALLBACK)'
+	$(TEST) $(PIP_INSTALL) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,139 @@
+"""Who may import whom, what importing costs, and how public names end."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "shapewright"
+
+# Modules import from lower levels only; those of level 0 may use each other.
+LEVELS = {
+    **dict.fromkeys(("units", "errors", "dtypes", "fields"), 0),
+    **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
+    **dict.fromkeys(("lowering", "perf", "memory"), 2),
+    "predict": 3,
+    **dict.fromkeys(("lint", "search"), 4),
+    **dict.fromkeys(("report", "bench"), 5),
+    **dict.fromkeys(("cli", "explorer"), 6),
+    **dict.fromkeys(("__init__", "__main__"), 7),
+}
+HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub"}
+
+UNIT_LESS_END = re.compile(r"(?:^|_)(?:time|size|bandwidth|latency)$|_memory$|flops_efficiency$")
+# Counts that Hugging Face and vendors spell so.
+SPELLED_AS_UPSTREAM = re.compile(r"(?:hidden|intermediate|vocab|batch|window|node|head)_size$")
+
+
+def imported_parts(source: str) -> Iterator[str]:
+    """Name the modules and packages directly under shapewright that a source text imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: relative imports hide the level"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("shapewright."))
+
+
+def upward_imports(part: str, source: str) -> list[str]:
+    """List what a source text of ``part`` imports from its own level or above."""
+    allowed = {other for other, level in LEVELS.items() if level < LEVELS[part] or level == 0} | {part, "__version__"}
+    return sorted(set(imported_parts(source)) - allowed)
+
+
+def part_of(path: Path) -> str:
+    """Module or package directly under shapewright that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def python_files() -> list[Path]:
+    """Return the package's source files."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_downward(path: Path) -> None:
+    """A file imports nothing of its own level or above, except its own package."""
+    assert upward_imports(part_of(path), path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source", "expected"),
+    [
+        ("operations", "from shapewright.config import TransformerConfig", ["config"]),
+        ("perf", "import shapewright.lowering.layer", ["lowering"]),
+        ("operations", "def f():\n    from shapewright import workload", ["workload"]),
+        ("lint", "from shapewright.predict import predict", []),
+    ],
+)
+def test_upward_imports_are_noticed(part: str, source: str, expected: list[str]) -> None:
+    """The check sees every form of import, also inside functions."""
+    assert upward_imports(part, source) == expected
+
+
+def loaded_modules(code: str, watched: set[str]) -> set[str]:
+    """Run code in a new interpreter and return which of the watched top-level modules it loaded."""
+    report = "import sys; print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    program = f"try:\n    {code}\nexcept SystemExit:\n    pass\n{report}\n"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return watched & set(outcome.stderr.split())
+
+
+def test_import_loads_nothing_heavy() -> None:
+    """Importing the package and its command line loads no optional dependency."""
+    assert loaded_modules("import shapewright, shapewright.predict, shapewright.cli", HEAVY) == set()
+
+
+def test_help_loads_no_numpy() -> None:
+    """Printing the help does not wait for NumPy."""
+    help_run = "from shapewright.cli import main; import sys; sys.argv = ['shapewright', '--help']; main()"
+    assert loaded_modules(help_run, HEAVY | {"numpy"}) == set()
+
+
+def test_heavy_imports_are_noticed() -> None:
+    """The check sees a watched module that something else loads in its turn."""
+    assert loaded_modules("import xml.dom.minidom, sys; sys.exit(1)", {"xml", "numpy"}) == {"xml"}
+
+
+def public_names(source: str) -> Iterator[str]:
+    """Name the public functions, arguments and class or module attributes that a source text defines."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args
+            yield node.name
+            yield from (argument.arg for argument in arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
+        elif isinstance(node, ast.ClassDef | ast.Module):
+            for statement in node.body:
+                targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def unit_less_names(source: str) -> list[str]:
+    """List public names that end in a quantity where the unit should stand."""
+    names = {name.lower() for name in public_names(source) if not name.startswith("_")}
+    return sorted(name for name in names if UNIT_LESS_END.search(name) and not SPELLED_AS_UPSTREAM.search(name))
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_names_of_quantities_end_in_their_unit(path: Path) -> None:
+    """No public name ends in a bare time, size, memory, bandwidth or latency."""
+    assert unit_less_names(path.read_text(encoding="utf-8")) == []
+
+
+def test_unit_less_names_are_noticed() -> None:
+    """The check sees functions, arguments, fields and constants, and lets counts and private names be."""
+    source = (
+        "START_LATENCY = 1\n_hidden_time = 2\n"
+        "class Link:\n    bandwidth: float\n    node_size: int\n    peak_memory: float = 0\n"
+        "def step_time(tile_size, *, time_s): ...\n"
+    )
+    assert unit_less_names(source) == ["bandwidth", "peak_memory", "start_latency", "step_time", "tile_size"]
