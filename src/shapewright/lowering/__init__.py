@@ -1,0 +1,12 @@
+"""Lowering: the map from a model, a workload and a layout to the operations that one device runs.
+
+It knows models and no device. Every name is a module path, every size is what is left after slicing, every number of
+repeats is per optimiser step (or per pass in prefill and decode) on one device of the stage that the operation names.
+"""
+
+from shapewright.lowering.checks import validate_layout as validate_layout
+from shapewright.lowering.counts import layers_per_stage as layers_per_stage
+from shapewright.lowering.counts import num_microbatches as num_microbatches
+from shapewright.lowering.flops import count_hardware_flops as count_hardware_flops
+from shapewright.lowering.flops import count_model_flops as count_model_flops
+from shapewright.lowering.model import lower as lower

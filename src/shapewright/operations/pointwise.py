@@ -15,6 +15,7 @@ POINTWISE_KINDS = (
     "activation",
     "residual",
     "rotary",
+    "mask",
     "softmax",
     "dropout",
     "embedding",

@@ -1,0 +1,347 @@
+"""Attention blocks: projections, and the core between them, fused or as two batched GEMMs.
+
+Legend: T tokens of this device, h hidden size, a and a_kv heads of this device, d and d_v head widths.
+
+Multi-head latent attention (MLA) projects through low-rank latents. Training and prefill expand them to full heads; in
+decode the expansion is absorbed into queries and outputs, so that attention reads the cached latents alone.
+Source: arXiv 2405.04434, section 2.1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.lowering.communication import collective, gather_tokens, reduce_tokens, ring_keys_values
+from shapewright.lowering.pointwise import bias, dropout, move, norm, pointwise
+from shapewright.operations import Attention, Gemm
+
+if TYPE_CHECKING:
+    from shapewright.lowering.shard import Shard
+    from shapewright.operations import Operation
+
+
+def weight_gemm(
+    shard: Shard, name: str, repeats: int, *, m: int, n: int, k: int, dtype: str | None = None, stage: str = "every"
+) -> Gemm:
+    """Build the product of activations x[m,k] with a weight W[n,k]."""
+    return Gemm(name=shard.prefix + name, stage=stage, repeats=repeats, dtype=dtype or shard.gemm_dtype, m=m, n=n, k=k)
+
+
+def absorbs_latents(shard: Shard) -> bool:
+    """Whether attention works on MLA's latents themselves."""
+    return shard.config.kv_lora_rank > 0 and shard.workload.phase == "decode"
+
+
+def lower_inputs(shard: Shard, repeats: int) -> list[Operation]:
+    """Queries, keys and values of self-attention, with their norms and positions."""
+    config, tokens = shard.config, shard.num_tokens
+    operations = gather_tokens(shard, "attention", repeats, tokens=tokens)
+    operations += (
+        _lower_latent_projections(shard, repeats) if config.kv_lora_rank else _lower_projections(shard, repeats)
+    )
+    operations += _lower_positions(shard, repeats)
+    if not shard.workload.is_training:
+        operations.append(_write_cache(shard, repeats))
+    return operations
+
+
+def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
+    """Self-attention itself, for the layers with one window."""
+    config = shard.config
+    if absorbs_latents(shard):
+        core_heads = 1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+    else:
+        core_heads = shard.num_kv_heads, config.head_dim, config.v_head_dim
+    kv_heads, head_dim, v_head_dim = core_heads
+    kv_len = shard.kv_len
+    if shard.workload.phase == "decode":
+        # A rolling cache holds no more keys than the window; the context axis splits the rest.
+        kv_len = -(-(min(kv_len, window) if window else kv_len) // shard.layout.context_parallel)
+    if shard.workload.attention == "unfused":
+        return _lower_unfused(
+            shard,
+            "attention",
+            repeats,
+            kv_len=kv_len,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            v_head_dim=v_head_dim,
+        )
+    return _lower_fused(
+        shard,
+        "attention",
+        repeats,
+        kv_len=kv_len,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        window=window if window < kv_len else 0,
+        causal=shard.causal,
+    )
+
+
+def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
+    """What the context axis sends: the ring of keys and values, or in decode the partial outputs."""
+    config = shard.config
+    heads_width = config.head_dim + config.v_head_dim
+    if shard.workload.phase == "decode":
+        message_bytes = 1.0 * shard.num_tokens * shard.num_heads * config.v_head_dim * shard.width_bytes
+        return collective(shard, "attention.all_reduce", "all_reduce", "context", repeats, message_bytes=message_bytes)
+    return ring_keys_values(shard, repeats, elements_per_token=shard.num_kv_heads * heads_width)
+
+
+def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
+    """Inputs of cross attention: queries of the decoder, keys and values of the encoder output."""
+    config, tokens = shard.config, shard.num_tokens
+    source_tokens = shard.batch_size * shard.source_len
+    operations = gather_tokens(shard, "cross_attention", repeats, tokens=tokens)
+    operations.append(
+        weight_gemm(
+            shard,
+            "cross_attention.q",
+            repeats,
+            m=tokens,
+            n=shard.num_heads * config.head_dim,
+            k=config.hidden_size,
+        )
+    )
+    if shard.encodes_source:
+        widths = {"k": shard.num_kv_heads * config.head_dim, "v": shard.num_kv_heads * config.v_head_dim}
+        for letter, width in widths.items():
+            operations.append(
+                weight_gemm(shard, f"cross_attention.{letter}", repeats, m=source_tokens, n=width, k=config.hidden_size)
+            )
+    return operations
+
+
+def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
+    """Cross attention itself: every query sees the whole source."""
+    config = shard.config
+    source_len = shard.source_len * shard.layout.context_parallel
+    if shard.workload.attention == "unfused":
+        return _lower_unfused(
+            shard,
+            "cross_attention",
+            repeats,
+            kv_len=source_len,
+            num_kv_heads=shard.num_kv_heads,
+            head_dim=config.head_dim,
+            v_head_dim=config.v_head_dim,
+        )
+    return _lower_fused(
+        shard,
+        "cross_attention",
+        repeats,
+        kv_len=source_len,
+        num_kv_heads=shard.num_kv_heads,
+        head_dim=config.head_dim,
+        v_head_dim=config.v_head_dim,
+        window=0,
+        causal=False,
+    )
+
+
+def _lower_projections(shard: Shard, repeats: int) -> list[Operation]:
+    """Queries, keys and values: (T x h)(h x a d), (h x a_kv d), (h x a_kv d_v), in one GEMM or three."""
+    config, tokens = shard.config, shard.num_tokens
+    widths = {
+        "q": shard.num_heads * config.head_dim,
+        "k": shard.num_kv_heads * config.head_dim,
+        "v": shard.num_kv_heads * config.v_head_dim,
+    }
+    if config.fused_qkv:
+        widths = {"qkv": sum(widths.values())}
+    return [
+        weight_gemm(shard, f"attention.{letters}", repeats, m=tokens, n=width, k=config.hidden_size)
+        for letters, width in widths.items()
+    ]
+
+
+def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
+    """Queries, keys and values of MLA; the narrow projections are whole on every device of the tensor axis."""
+    config, tokens = shard.config, shard.num_tokens
+    h, q_rank, kv_rank, rope = (
+        config.hidden_size,
+        config.q_lora_rank,
+        config.kv_lora_rank,
+        config.qk_rope_head_dim,
+    )
+    query_width = shard.num_heads * config.head_dim
+    operations: list[Operation] = []
+    if q_rank:
+        operations.append(weight_gemm(shard, "attention.q_a", repeats, m=tokens, n=q_rank, k=h))
+        operations.append(norm(shard, "attention.q_a_norm", repeats, width=q_rank, tokens=tokens))
+        operations.append(weight_gemm(shard, "attention.q_b", repeats, m=tokens, n=query_width, k=q_rank))
+    else:
+        operations.append(weight_gemm(shard, "attention.q", repeats, m=tokens, n=query_width, k=h))
+    operations.append(weight_gemm(shard, "attention.kv_a", repeats, m=tokens, n=kv_rank + rope, k=h))
+    operations.append(norm(shard, "attention.kv_a_norm", repeats, width=kv_rank, tokens=tokens))
+    nope = config.head_dim - rope
+    if absorbs_latents(shard):
+        # One product per head: queries into the latent space, and attended latents out of it.
+        for name, n, k in (("absorb_q", kv_rank, nope), ("absorb_out", config.v_head_dim, kv_rank)):
+            operations.append(
+                Gemm(
+                    name=f"{shard.prefix}attention.{name}",
+                    repeats=repeats,
+                    dtype=shard.gemm_dtype,
+                    m=tokens,
+                    n=n,
+                    k=k,
+                    batch=shard.num_heads,
+                    layout="NN",
+                )
+            )
+    else:
+        # Latents that are cached already are expanded again with the new ones.
+        expanded = tokens + shard.batch_size * shard.workload.context_len // shard.layout.context_parallel
+        width = shard.num_heads * (nope + config.v_head_dim)
+        operations.append(weight_gemm(shard, "attention.kv_b", repeats, m=expanded, n=width, k=kv_rank))
+    return operations
+
+
+def _lower_positions(shard: Shard, repeats: int) -> list[Operation]:
+    """Norms of queries and keys, and rotary positions: each reads and writes queries and keys once."""
+    config, tokens = shard.config, shard.num_tokens
+    operations: list[Operation] = []
+    heads = shard.num_heads + shard.num_kv_heads
+    if config.qk_norm != "none":
+        operations.append(norm(shard, "attention.qk_norm", repeats, width=heads * config.head_dim, tokens=tokens))
+    if config.position_embedding == "rotary":
+        # MLA turns a part of each query head and one key that all heads share.
+        turned = (shard.num_heads + 1) * config.qk_rope_head_dim if config.kv_lora_rank else heads * config.head_dim
+        elements = 1.0 * tokens * turned
+        operations.append(pointwise(shard, "attention.rotary", "rotary", repeats, read=elements, written=elements))
+    return operations
+
+
+def lower_output(shard: Shard, block: str, repeats: int) -> list[Operation]:
+    """Projection after attention, (T x a d_v)(a d_v x h), and the sum over the tensor axis."""
+    config, tokens = shard.config, shard.num_tokens
+    operations: list[Operation] = [
+        weight_gemm(
+            shard,
+            f"{block}.out",
+            repeats,
+            m=tokens,
+            n=config.hidden_size,
+            k=shard.num_heads * config.v_head_dim,
+        )
+    ]
+    if not config.parallel_attention_mlp:
+        operations += reduce_tokens(shard, block, repeats, tokens=tokens)
+    if config.attention_out_bias and shard.layout.tensor_parallel > 1:
+        operations.append(
+            bias(shard, f"{block}.out_bias", repeats, width=config.hidden_size, tokens=shard.num_residual_tokens)
+        )
+    return operations
+
+
+def _write_cache(shard: Shard, repeats: int) -> Operation:
+    """Copy of new keys and values (or latents) into the KV cache."""
+    config = shard.config
+    if config.kv_lora_rank:
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+    else:
+        width = shard.num_kv_heads * (config.head_dim + config.v_head_dim)
+    elements = 1.0 * shard.num_tokens * width
+    return move(shard, "attention.cache_write", repeats, read=elements, written=elements)
+
+
+def _lower_unfused(
+    shard: Shard, block: str, repeats: int, *, kv_len: int, num_kv_heads: int, head_dim: int, v_head_dim: int
+) -> list[Operation]:
+    """Scores (b a, s x d, d x s), mask, softmax, dropout, and attention over value (b a, s x s, s x d_v).
+
+    The scale is folded into the score GEMM. Keys and values are repeated for every query head, as PyTorch does, and the
+    whole square is computed, masked or not. Source: arXiv 2401.14489, table II; sizes as in Megatron-LM's layer.
+    """
+    batch = shard.batch_size * shard.num_heads
+    scores = 1.0 * batch * shard.query_len * kv_len
+    operations: list[Operation] = []
+    if num_kv_heads < shard.num_heads:
+        keys_and_values = 1.0 * shard.batch_size * kv_len * (head_dim + v_head_dim)
+        operations.append(
+            move(
+                shard,
+                f"{block}.repeat_kv",
+                repeats,
+                read=keys_and_values * num_kv_heads,
+                written=keys_and_values * shard.num_heads,
+            )
+        )
+    score = Gemm(
+        name=f"{shard.prefix}{block}.score",
+        repeats=repeats,
+        dtype=shard.dtype,
+        m=shard.query_len,
+        n=kv_len,
+        k=head_dim,
+        batch=batch,
+        layout="NT",
+    )
+    over_value = Gemm(
+        name=f"{shard.prefix}{block}.over_value",
+        repeats=repeats,
+        dtype=shard.dtype,
+        m=shard.query_len,
+        n=v_head_dim,
+        k=kv_len,
+        batch=batch,
+        layout="NN",
+    )
+    operations.append(score)
+    operations.append(pointwise(shard, f"{block}.mask", "mask", repeats, read=scores, written=scores))
+    operations.append(pointwise(shard, f"{block}.softmax", "softmax", repeats, read=scores, written=scores))
+    if shard.workload.is_training and shard.config.attention_dropout > 0.0:
+        operations.append(dropout(shard, f"{block}.dropout", repeats, elements=scores))
+    operations.append(over_value)
+    merged = 1.0 * shard.num_tokens * shard.num_heads * v_head_dim
+    operations.append(move(shard, f"{block}.merge_heads", repeats, read=merged, written=merged))
+    return operations
+
+
+def _lower_fused(
+    shard: Shard,
+    block: str,
+    repeats: int,
+    *,
+    kv_len: int,
+    num_kv_heads: int,
+    head_dim: int,
+    v_head_dim: int,
+    window: int,
+    causal: bool,
+) -> list[Operation]:
+    """One kernel; on a context axis one per ring step.
+
+    Balanced rings give each device an early and a late piece of the sequence: its own keys make one causal square, and
+    each of the other devices' keys half a square (arXiv 2311.09431). Windowed layers are left as one call.
+    """
+    name = f"{shard.prefix}{block}.fused"
+    cached = None if shard.workload.is_training else shard.workload.kv_cache_dtype or shard.gemm_dtype
+    ring_steps = 1 if shard.workload.phase == "decode" else shard.layout.context_parallel
+    own_len = kv_len if window else kv_len // ring_steps
+
+    def call(name: str, repeats: int, keys: int, is_causal: bool) -> Attention:
+        return Attention(
+            name=name,
+            repeats=repeats,
+            dtype=shard.dtype,
+            batch_size=shard.batch_size,
+            query_len=shard.query_len,
+            kv_len=keys,
+            num_heads=shard.num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            v_head_dim=v_head_dim,
+            causal=is_causal,
+            window_size=window,
+            kv_cache_dtype=cached,
+        )
+
+    operations: list[Operation] = [call(name, repeats, own_len, causal)]
+    if ring_steps > 1 and not window:
+        seen = -(-own_len // 2) if causal else own_len
+        operations.append(call(f"{name}.ring", repeats * (ring_steps - 1), seen, False))
+    return operations

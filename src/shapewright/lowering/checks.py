@@ -1,0 +1,121 @@
+"""Whether a layout divides a model: every message gives both numbers and the nearest values that work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.errors import LayoutError, WorkloadError
+
+if TYPE_CHECKING:
+    from shapewright.config.transformer import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+
+def validate_layout(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+    """Check that every slice of the model is whole.
+
+    Layers may split unevenly over pipeline stages and the vocabulary over the tensor axis: the busiest stage and the
+    padded matrix are what is lowered.
+
+    Raises:
+        LayoutError: a degree does not divide what it splits.
+        WorkloadError: the model cannot run this phase.
+    """
+    if config.stack == "encoder" and workload.phase == "decode":
+        raise WorkloadError(
+            "phase='decode' needs a decoder, but this model is an encoder; use --phase prefill or train"
+        )
+    _validate_tensor_axis(config, layout)
+    _validate_pipeline_axis(config, layout)
+    _validate_expert_axis(config, layout)
+    _validate_sequence(workload, layout)
+
+
+def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
+    t = layout.tensor_parallel
+    if t == 1:
+        return
+    _require_divides("tensor_parallel", t, "num_heads", config.num_heads)
+    if not config.kv_lora_rank and config.num_kv_heads % t and t % config.num_kv_heads:
+        allowed = _nearest(
+            t, [d for d in _divisors(config.num_heads) if not (config.num_kv_heads % d and d % config.num_kv_heads)]
+        )
+        raise LayoutError(
+            f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it; try {allowed}"
+        )
+    has_experts, has_dense = _layer_kinds(config)
+    if has_dense:
+        _require_divides("tensor_parallel", t, "intermediate_size", config.intermediate_size)
+    if has_experts:
+        _require_divides("tensor_parallel", t, "moe_intermediate_size", config.moe_intermediate_size)
+    if has_experts and config.shared_expert_intermediate_size:
+        _require_divides(
+            "tensor_parallel", t, "shared_expert_intermediate_size", config.shared_expert_intermediate_size
+        )
+    if t > config.vocab_size:
+        raise LayoutError(f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}; lower it")
+
+
+def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
+    chunks = layout.pipeline_parallel * layout.virtual_pipeline
+    if chunks > config.num_layers:
+        raise LayoutError(
+            f"pipeline_parallel * virtual_pipeline = {layout.pipeline_parallel} * {layout.virtual_pipeline} must not "
+            f"exceed num_layers={config.num_layers}; lower --pipeline-parallel"
+        )
+
+
+def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
+    if layout.expert_parallel == 1:
+        return
+    if not config.num_experts:
+        raise LayoutError(
+            f"expert_parallel={layout.expert_parallel} needs a model with experts, but num_experts=0; "
+            "use expert_parallel=1"
+        )
+    _require_divides("expert_parallel", layout.expert_parallel, "num_experts", config.num_experts)
+
+
+def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
+    cp, t = layout.context_parallel, layout.tensor_parallel
+    splits_tokens = layout.splits_sequence_over_tensor and workload.is_training
+    if workload.phase != "decode" and workload.seq_len % (cp * (t if splits_tokens else 1)):
+        degrees = f"context_parallel * tensor_parallel = {cp} * {t}" if splits_tokens else f"context_parallel={cp}"
+        step = cp * t if splits_tokens else cp
+        below = workload.seq_len // step * step
+        allowed = f"{below} or {below + step}" if below else f"{step}"
+        advice = ", or turn sequence_parallel off" if splits_tokens and workload.seq_len % cp == 0 else ""
+        raise LayoutError(f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}")
+
+
+def _layer_kinds(config: TransformerConfig) -> tuple[bool, bool]:
+    """Whether there are layers with experts, and layers without."""
+    if not config.num_experts:
+        return False, True
+    pattern = config.moe_layers or (True,)
+    has_encoder = config.num_encoder_layers > 0
+    return any(pattern), has_encoder or not all(pattern)
+
+
+def _require_divides(degree_name: str, degree: int, field_name: str, value: int) -> None:
+    if value % degree:
+        raise LayoutError(
+            f"{degree_name}={degree} must divide {field_name}={value}; try {_nearest(degree, _divisors(value))}"
+        )
+
+
+def _divisors(value: int) -> list[int]:
+    small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
+    return sorted({*small, *(value // candidate for candidate in small)})
+
+
+def _nearest(wanted: int, allowed: list[int]) -> str:
+    """The allowed values next below and next above.
+
+    >>> _nearest(6, [1, 2, 4, 8, 16])
+    '4 or 8'
+    """
+    below = [value for value in allowed if value < wanted][-1:]
+    above = [value for value in allowed if value > wanted][:1]
+    return " or ".join(str(value) for value in below + above)

@@ -1,0 +1,155 @@
+"""Collectives of the tensor, context, expert, pipeline and data axes.
+
+Ranks are numbered with the tensor axis innermost, then context, then data (experts are spread over those two), then
+pipeline: an axis whose stride fits in a node keeps that many ranks inside it.
+
+Source: arXiv 1909.08053 section 3 (tensor), 2205.05198 section 4.2.2 (sequence), 2104.04473 section 3 (pipeline),
+1910.02054 section 7 (ZeRO), 2310.01889 (ring of keys and values).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.operations import Collective
+
+if TYPE_CHECKING:
+    from shapewright.layout import ParallelLayout
+    from shapewright.lowering.shard import Shard
+    from shapewright.operations import Operation
+
+
+def ranks_per_node(num_ranks: int, stride: int, node_size: int) -> int:
+    """Ranks of one group that share a node, when neighbours of the group are ``stride`` devices apart.
+
+    >>> ranks_per_node(8, 1, 8), ranks_per_node(4, 4, 8), ranks_per_node(2, 8, 8)
+    (8, 2, 1)
+    """
+    return min(num_ranks, max(1, node_size // stride))
+
+
+def num_ranks_of(layout: ParallelLayout, axis: str) -> int:
+    """Devices of one group along an axis; gradients are reduced over data and context together."""
+    return {
+        "tensor": layout.tensor_parallel,
+        "context": layout.context_parallel,
+        "expert": layout.expert_parallel,
+        "data": layout.data_parallel * layout.context_parallel,
+        "pipeline": layout.pipeline_parallel,
+    }[axis]
+
+
+def stride_of(layout: ParallelLayout, axis: str) -> int:
+    """Devices between neighbours of one group along an axis."""
+    if axis == "tensor":
+        return 1
+    if axis == "pipeline":
+        return layout.tensor_parallel * layout.context_parallel * layout.data_parallel
+    return layout.tensor_parallel
+
+
+def collective(
+    shard: Shard,
+    name: str,
+    op_name: str,
+    axis: str,
+    repeats: int,
+    *,
+    message_bytes: float,
+    num_ranks: int | None = None,
+    stride: int | None = None,
+    stage: str = "every",
+    pass_name: str = "forward",
+    overlaps: bool = False,
+) -> list[Operation]:
+    """Build one collective, or nothing where its group is a single device.
+
+    Args:
+        shard: Sizes of this device.
+        name: Module path without the stack's prefix.
+        op_name: One of COLLECTIVE_OPS.
+        axis: One of AXES.
+        repeats: Executions per step.
+        message_bytes: Size of the whole buffer, as Collective counts it. [byte]
+        num_ranks: Devices that take part, if not all of the axis.
+        stride: Devices between neighbours, if not that of the axis.
+        stage: Pipeline stages that run it.
+        pass_name: One of PASSES.
+        overlaps: Whether computation can hide it.
+    """
+    ranks = num_ranks_of(shard.layout, axis) if num_ranks is None else num_ranks
+    step = stride_of(shard.layout, axis) if stride is None else stride
+    if ranks == 1 or repeats == 0:
+        return []
+    return [
+        Collective(
+            name=shard.prefix + name,
+            pass_name=pass_name,
+            stage=stage,
+            repeats=repeats,
+            dtype=shard.dtype,
+            op_name=op_name,
+            axis=axis,
+            message_bytes=message_bytes,
+            num_ranks=ranks,
+            ranks_per_node=ranks_per_node(ranks, step, shard.node_size),
+            overlaps=overlaps,
+        )
+    ]
+
+
+def gather_tokens(shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every") -> list[Operation]:
+    """Bring the tokens together before a column-parallel GEMM; needed only where the tensor axis splits them."""
+    if not shard.splits_sequence:
+        return []
+    message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
+    return collective(
+        shard, f"{name}.all_gather", "all_gather", "tensor", repeats, message_bytes=message_bytes, stage=stage
+    )
+
+
+def reduce_tokens(shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every") -> list[Operation]:
+    """Add the partial sums of a row-parallel GEMM; where the tensor axis splits tokens, each device keeps its own."""
+    op_name = "reduce_scatter" if shard.splits_sequence else "all_reduce"
+    message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
+    return collective(shard, f"{name}.{op_name}", op_name, "tensor", repeats, message_bytes=message_bytes, stage=stage)
+
+
+def exchange_experts(shard: Shard, name: str, repeats: int, *, rows: int) -> list[Operation]:
+    """Send routed rows to the devices of their experts, or back."""
+    message_bytes = 1.0 * rows * shard.config.hidden_size * shard.width_bytes
+    return collective(shard, f"{name}.alltoall", "alltoall", "expert", repeats, message_bytes=message_bytes)
+
+
+def ring_keys_values(shard: Shard, repeats: int, *, elements_per_token: int) -> list[Operation]:
+    """Pass keys and values around the context axis while attention works on those that are there."""
+    steps = shard.layout.context_parallel - 1
+    message_bytes = 1.0 * shard.num_tokens * elements_per_token * shard.width_bytes
+    return collective(
+        shard,
+        "attention.ring",
+        "send_recv",
+        "context",
+        repeats * steps,
+        message_bytes=message_bytes,
+        overlaps=True,
+    )
+
+
+def send_to_next_stage(shard: Shard) -> list[Operation]:
+    """Hand the residual stream of each micro-batch to the next pipeline stage, once per model chunk.
+
+    Interleaving sends more often and hides it behind other chunks.
+    """
+    layout = shard.layout
+    message_bytes = 1.0 * shard.num_residual_tokens * shard.config.hidden_size * shard.width_bytes
+    return collective(
+        shard,
+        "pipeline",
+        "send_recv",
+        "pipeline",
+        shard.num_passes * layout.virtual_pipeline,
+        message_bytes=message_bytes,
+        num_ranks=min(2, layout.pipeline_parallel),
+        overlaps=layout.virtual_pipeline > 1,
+    )

@@ -1,0 +1,104 @@
+"""How often things run: micro-batches of a step, and layers of the busiest pipeline stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from shapewright.config.transformer import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+
+def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
+    """Passes that one replica accumulates before an optimiser step: B / (b * data_parallel).
+
+    Without a global batch size it is one micro-batch per pipeline stage. In prefill and decode one pass is the step.
+
+    Raises:
+        WorkloadError: the global batch does not split into whole micro-batches.
+
+    Source: arXiv 2104.04473, section 2.2.
+    """
+    if not workload.is_training:
+        return 1
+    if workload.global_batch_size is None:
+        return layout.pipeline_parallel
+    per_round = workload.micro_batch_size * layout.data_parallel
+    if workload.global_batch_size % per_round:
+        below = workload.global_batch_size // per_round * per_round
+        allowed = f"{below} or {below + per_round}" if below else f"{per_round}"
+        raise WorkloadError(
+            f"global_batch_size={workload.global_batch_size} must be a multiple of micro_batch_size * data_parallel = "
+            f"{workload.micro_batch_size} * {layout.data_parallel}; try {allowed}"
+        )
+    return workload.global_batch_size // per_round
+
+
+def layers_per_stage(config: TransformerConfig, layout: ParallelLayout) -> int:
+    """Layers of the busiest pipeline stage, ceil(L / p); of an encoder-decoder, its decoder layers."""
+    return -(-config.num_layers // layout.pipeline_parallel)
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """Layers of one stack on one pipeline stage, by kind.
+
+    Attributes:
+        windows: Layers by attention window; 0 is attention to all positions.
+        num_dense: Layers with an ordinary MLP.
+        num_expert: Layers with experts.
+    """
+
+    windows: tuple[tuple[int, int], ...]
+    num_dense: int
+    num_expert: int
+
+    @property
+    def num_layers(self) -> int:
+        """All layers."""
+        return self.num_dense + self.num_expert
+
+
+def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
+    """Count the (decoder) layers of the busiest stage by kind.
+
+    Stages hold consecutive layers. The busiest one has the most layers, then the most expert layers, then the fewest
+    windowed ones: experts are what makes a layer slow, windows what makes it fast.
+    """
+    size = layers_per_stage(config, layout)
+    stages = [range(first, min(first + size, config.num_layers)) for first in range(0, config.num_layers, size)]
+    return max((_count_stage(config, stage) for stage in _distinct(config, stages)), key=_work)
+
+
+def count_encoder_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
+    """Count the encoder layers of one stage of an encoder-decoder; they have no windows and no experts."""
+    num_layers = -(-config.num_encoder_layers // layout.pipeline_parallel)
+    return LayerCounts(((0, num_layers),), num_layers, 0)
+
+
+def _distinct(config: TransformerConfig, stages: list[range]) -> list[range]:
+    """All stages, or only the first where every layer is alike."""
+    return stages if config.attention_windows or config.moe_layers else stages[:1]
+
+
+def _count_stage(config: TransformerConfig, stage: range) -> LayerCounts:
+    windows = config.attention_windows or (0,)
+    expert_pattern = config.moe_layers or (config.num_experts > 0,)
+    if len(set(windows)) == 1:
+        by_window = {windows[0]: len(stage)}
+    else:
+        by_window = dict(Counter(windows[layer % len(windows)] for layer in stage))
+    if len(set(expert_pattern)) == 1:
+        num_expert = len(stage) * expert_pattern[0]
+    else:
+        num_expert = sum(expert_pattern[layer % len(expert_pattern)] for layer in stage)
+    return LayerCounts(tuple(sorted(by_window.items())), len(stage) - num_expert, num_expert)
+
+
+def _work(counts: LayerCounts) -> tuple[int, int, int]:
+    return counts.num_layers, counts.num_expert, dict(counts.windows).get(0, 0)

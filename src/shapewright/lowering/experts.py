@@ -1,0 +1,92 @@
+"""Mixture-of-experts layers: router, routed experts as grouped GEMMs, shared experts.
+
+Legend: T tokens of this device, h hidden size, k_e experts per token, E experts, f_e inner width of one of them.
+
+Under balanced routing a device of the expert axis keeps its number of rows: it gives away T k_e rows and receives as
+many, which meet E / expert_parallel local experts. Unevenness is left to pricing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.dtypes import get_dtype
+from shapewright.lowering.attention import weight_gemm
+from shapewright.lowering.communication import exchange_experts, gather_tokens, reduce_tokens
+from shapewright.lowering.mlp import lower_mlp_gemms
+from shapewright.lowering.pointwise import activation, move
+from shapewright.operations import GroupedGemm, Pointwise
+
+if TYPE_CHECKING:
+    from shapewright.lowering.shard import Shard
+    from shapewright.operations import Operation
+
+
+def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
+    """The MLP of an expert layer with its collectives."""
+    config, layout, tokens = shard.config, shard.layout, shard.num_tokens
+    h = config.hidden_size
+    rows = tokens * config.num_experts_per_token
+    # Between devices of the expert axis, each device of the tensor axis sends the tokens that are its own.
+    own_rows = shard.num_residual_tokens * config.num_experts_per_token
+    spreads = layout.expert_parallel > 1
+    local_experts = config.num_experts // layout.expert_parallel
+    f = config.moe_intermediate_size // layout.tensor_parallel
+
+    operations: list[Operation] = []
+    if not spreads:
+        operations += gather_tokens(shard, "moe", repeats, tokens=tokens)
+    routed_tokens = shard.num_residual_tokens if spreads else tokens
+    operations.append(
+        weight_gemm(shard, "moe.router", repeats, m=routed_tokens, n=config.num_experts, k=h, dtype=shard.dtype)
+    )
+    operations.append(_choose(shard, repeats, routed_tokens))
+    operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
+    if spreads:
+        operations += exchange_experts(shard, "moe.dispatch", repeats, rows=own_rows)
+        operations += gather_tokens(shard, "moe", repeats, tokens=rows)
+
+    def grouped(role: str, n: int, k: int) -> GroupedGemm:
+        return GroupedGemm(
+            name=f"{shard.prefix}moe.{role}",
+            repeats=repeats,
+            dtype=shard.gemm_dtype,
+            m=rows,
+            n=n,
+            k=k,
+            groups=local_experts,
+        )
+
+    # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.
+    operations.append(grouped("gate_up", 2 * f, h) if config.gated_mlp else grouped("up", f, h))
+    operations.append(activation(shard, "moe.activation", repeats, width=f, tokens=rows, gated=config.gated_mlp))
+    operations.append(grouped("down", h, f))
+    if spreads:
+        operations += reduce_tokens(shard, "moe", repeats, tokens=rows)
+        operations += exchange_experts(shard, "moe.combine", repeats, rows=own_rows)
+    combined = 1.0 * routed_tokens * h
+    operations.append(move(shard, "moe.unpermute", repeats, read=1.0 * own_rows * h, written=combined))
+    if config.shared_expert_intermediate_size:
+        if spreads:
+            operations += gather_tokens(shard, "shared_expert", repeats, tokens=tokens)
+        operations += lower_mlp_gemms(shard, "shared_expert", repeats, config.shared_expert_intermediate_size)
+        if spreads:
+            operations += reduce_tokens(shard, "shared_expert", repeats, tokens=tokens)
+    if not spreads:
+        operations += reduce_tokens(shard, "moe", repeats, tokens=tokens)
+    return operations
+
+
+def _choose(shard: Shard, repeats: int, tokens: int) -> Pointwise:
+    """Softmax and top-k over the router's fp32 scores: both read them, one writes them, one weights and indices."""
+    score_bytes = 1.0 * tokens * shard.config.num_experts * get_dtype("fp32").num_bytes
+    chosen_bytes = 1.0 * tokens * shard.config.num_experts_per_token * 2.0 * get_dtype("fp32").num_bytes
+    return Pointwise(
+        name=f"{shard.prefix}moe.choose",
+        repeats=repeats,
+        dtype=shard.dtype,
+        operation="router",
+        read_bytes=2.0 * score_bytes,
+        written_bytes=score_bytes + chosen_bytes,
+        num_kernels=2,
+    )

@@ -1,0 +1,136 @@
+"""Assembly: embedding, layers, head, then what training adds to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shapewright.lowering.attention import (
+    lower_context_exchange,
+    lower_core,
+    lower_cross_core,
+    lower_cross_inputs,
+    lower_inputs,
+    lower_output,
+)
+from shapewright.lowering.backward import lower_backward
+from shapewright.lowering.checks import validate_layout
+from shapewright.lowering.communication import send_to_next_stage
+from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers
+from shapewright.lowering.embeddings import (
+    lower_embedding,
+    lower_embedding_backward,
+    lower_head,
+    lower_head_backward,
+)
+from shapewright.lowering.experts import lower_experts
+from shapewright.lowering.mlp import lower_mlp
+from shapewright.lowering.pointwise import dropout, norm, residual
+from shapewright.lowering.shard import Shard, make_encoder_shard, make_shard
+from shapewright.lowering.step import (
+    lower_gradient_communication,
+    lower_optimizer,
+    lower_tied_gradients,
+    weight_groups,
+)
+
+if TYPE_CHECKING:
+    from shapewright.config.transformer import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.operations import Operation
+    from shapewright.workload import Workload
+
+
+def lower(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, *, node_size: int = 8
+) -> tuple[Operation, ...]:
+    """List what one device runs in one step, layers alike once.
+
+    Args:
+        config: The model.
+        workload: What is run.
+        layout: How it is spread.
+        node_size: Devices of one node; decides which ranks of a collective share one.
+
+    Returns:
+        Operations in the order of the passes: forward, recompute, backward, step.
+
+    Raises:
+        LayoutError: the layout does not divide the model.
+        WorkloadError: the batch does not divide, or the model cannot run this phase.
+
+    Assumes:
+        One busiest stage stands for all; its operations have stage ``every``, those at the ends of the model ``first``
+        and ``last``. Eight-bit GEMMs are listed without the casts of their operands. Bias gradients are left out.
+    """
+    validate_layout(config, workload, layout)
+    shard = make_shard(config, workload, layout, node_size)
+    counts = count_layers(config, layout)
+    layers, cores = _lower_stack(shard, counts)
+    num_layers = counts.num_layers
+    if shard.encodes_source:
+        encoder_shard, encoder_counts = make_encoder_shard(shard), count_encoder_layers(config, layout)
+        encoder_layers, encoder_cores = _lower_stack(encoder_shard, encoder_counts)
+        layers, cores = encoder_layers + layers, encoder_cores + cores
+        num_layers += encoder_counts.num_layers
+    sends = send_to_next_stage(shard)
+    forward = lower_embedding(shard) + layers + sends + lower_head(shard)
+    if not workload.is_training:
+        return tuple(forward)
+
+    repeated = {"none": [], "selective": cores, "full": layers}[workload.recompute]
+    recompute = [replace(operation, pass_name="recompute") for operation in repeated]
+    backward = lower_head_backward(shard) + lower_backward(layers + sends) + lower_embedding_backward(shard)
+    groups = weight_groups(shard, layers, cores, num_layers)
+    communication = lower_gradient_communication(shard, groups)
+    step = lower_tied_gradients(shard) + lower_optimizer(shard, groups)
+    return tuple(forward + recompute + backward + communication + step)
+
+
+def _lower_stack(shard: Shard, counts: LayerCounts) -> tuple[list[Operation], list[Operation]]:
+    """Forward operations of all layers of one stack on this stage, and those among them that are attention cores."""
+    passes = shard.num_passes
+    repeats = passes * counts.num_layers
+    has_cross_attention = shard.source_len > 0
+
+    core = lower_context_exchange(shard, repeats)
+    for window, num_layers in _effective_windows(shard, counts):
+        core += lower_core(shard, passes * num_layers, window)
+    layers = _lower_residual_stream(shard, repeats, has_cross_attention)
+    layers += lower_inputs(shard, repeats) + core + lower_output(shard, "attention", repeats)
+    if has_cross_attention:
+        cross_core = lower_cross_core(shard, repeats)
+        layers += lower_cross_inputs(shard, repeats) + cross_core + lower_output(shard, "cross_attention", repeats)
+        core += cross_core
+    if counts.num_dense:
+        layers += lower_mlp(shard, passes * counts.num_dense)
+    if counts.num_expert:
+        layers += lower_experts(shard, passes * counts.num_expert)
+    return layers, core
+
+
+def _lower_residual_stream(shard: Shard, repeats: int, has_cross_attention: bool) -> list[Operation]:
+    """Norms, residual additions and dropout, on as many tokens as this device keeps of the residual stream."""
+    config = shard.config
+    num_branches = 3 if has_cross_attention else 2
+    num_norms = config.num_norms_per_layer + (1 if has_cross_attention else 0)
+    tokens = shard.num_residual_tokens
+    operations: list[Operation] = []
+    if num_norms:
+        operations.append(norm(shard, "norm", repeats * num_norms, width=config.hidden_size, tokens=tokens))
+    if shard.workload.is_training and config.hidden_dropout > 0.0:
+        elements = 1.0 * tokens * config.hidden_size
+        operations.append(dropout(shard, "dropout", repeats * num_branches, elements=elements))
+    operations.append(residual(shard, "residual", repeats * num_branches))
+    return operations
+
+
+def _effective_windows(shard: Shard, counts: LayerCounts) -> list[tuple[int, int]]:
+    """Layers by window, where it makes a difference: unfused attention over a new sequence computes whole squares."""
+    computes_squares = shard.workload.attention == "unfused" and shard.workload.phase != "decode"
+    merged: Counter[int] = Counter()
+    for window, num_layers in counts.windows:
+        matters = 0 < window < shard.kv_len and not computes_squares
+        merged[window if matters else 0] += num_layers
+    return sorted(merged.items())

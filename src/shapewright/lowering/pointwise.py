@@ -1,0 +1,92 @@
+"""Operations that only move bytes: norms, activations, residuals, rotary, softmax, dropout.
+
+Each is counted as one kernel that reads its inputs once and writes its outputs once, as PyTorch's own kernels and the
+fused ones of Megatron-LM and vLLM do. Small per-row or per-column vectors (means, weights of a norm) are left out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.operations import Pointwise
+
+if TYPE_CHECKING:
+    from shapewright.lowering.shard import Shard
+
+MASK_BYTES = 1.0
+"""Width of one element of a stored dropout mask, a torch.bool. [byte]"""
+
+
+def pointwise(
+    shard: Shard,
+    name: str,
+    operation: str,
+    repeats: int,
+    *,
+    read: float,
+    written: float,
+    written_bytes: float = 0.0,
+    num_kernels: int = 1,
+    stage: str = "every",
+) -> Pointwise:
+    """Build one memory-bound operation from the activations that it reads and writes.
+
+    Args:
+        shard: Sizes of this device.
+        name: Module path without the stack's prefix.
+        operation: One of POINTWISE_KINDS.
+        repeats: Executions per step.
+        read: Elements read. [element]
+        written: Elements written. [element]
+        written_bytes: Bytes written besides, in another format. [byte]
+        num_kernels: Launches.
+        stage: Pipeline stages that run it.
+    """
+    return Pointwise(
+        name=shard.prefix + name,
+        stage=stage,
+        repeats=repeats,
+        dtype=shard.dtype,
+        operation=operation,
+        read_bytes=read * shard.width_bytes,
+        written_bytes=written * shard.width_bytes + written_bytes,
+        num_kernels=num_kernels,
+    )
+
+
+def norm(shard: Shard, name: str, repeats: int, *, width: int, tokens: int, stage: str = "every") -> Pointwise:
+    """Normalise ``tokens`` rows of ``width`` elements."""
+    elements = 1.0 * tokens * width
+    return pointwise(shard, name, "norm", repeats, read=elements, written=elements, stage=stage)
+
+
+def residual(shard: Shard, name: str, repeats: int) -> Pointwise:
+    """Add a branch to the residual stream."""
+    elements = 1.0 * shard.num_residual_tokens * shard.config.hidden_size
+    return pointwise(shard, name, "residual", repeats, read=2.0 * elements, written=elements)
+
+
+def dropout(shard: Shard, name: str, repeats: int, *, elements: float, stage: str = "every") -> Pointwise:
+    """Drop elements and keep the mask for the backward pass."""
+    mask_bytes = elements * MASK_BYTES
+    return pointwise(
+        shard, name, "dropout", repeats, read=elements, written=elements, written_bytes=mask_bytes, stage=stage
+    )
+
+
+def activation(shard: Shard, name: str, repeats: int, *, width: int, tokens: int, gated: bool) -> Pointwise:
+    """Activate ``tokens`` rows of ``width`` elements; a gate is read besides and multiplied in the same kernel."""
+    elements = 1.0 * tokens * width
+    inputs = 2.0 if gated else 1.0
+    return pointwise(shard, name, "activation", repeats, read=inputs * elements, written=elements)
+
+
+def move(shard: Shard, name: str, repeats: int, *, read: float, written: float) -> Pointwise:
+    """Copy, gather or scatter rows."""
+    return pointwise(shard, name, "permute", repeats, read=read, written=written)
+
+
+def bias(shard: Shard, name: str, repeats: int, *, width: int, tokens: int) -> Pointwise:
+    """Add a bias that no GEMM epilogue can add: after a reduction over the tensor axis."""
+    elements = 1.0 * tokens * width
+    return pointwise(shard, name, "bias", repeats, read=elements, written=elements)

@@ -1,0 +1,131 @@
+"""Shard: the sizes that one device sees in one pass over one stack of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shapewright.dtypes import get_dtype
+from shapewright.lowering.counts import num_microbatches
+
+if TYPE_CHECKING:
+    from shapewright.config.transformer import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Sizes after tensor, context and sequence parallel slicing.
+
+    Attributes:
+        config: The model.
+        workload: What is run.
+        layout: How it is spread.
+        node_size: Devices of one node.
+        prefix: Put before every name, ``encoder.`` for the encoder of an encoder-decoder.
+        causal: Whether a token attends only to tokens before it.
+        num_passes: Micro-batches of one step.
+        batch_size: Sequences of one pass.
+        query_len: New tokens of each sequence on this device.
+        kv_len: Keys of each sequence on all devices of the context axis together, cached ones included.
+        source_len: Encoder tokens of each sequence on this device, for cross attention; 0 without it.
+        encodes_source: Whether keys and values of the encoder output are made in this pass (not in decode).
+        num_heads: Query heads on this device.
+        num_kv_heads: Key-value heads on this device; replicated where there are fewer than devices.
+        gemm_dtype: Element format of the weight GEMMs.
+        dtype: Element format of activations: that of the GEMMs, bf16 where GEMMs run in 8 bits or less.
+        width_bytes: Width of one activation. [byte]
+    """
+
+    config: TransformerConfig
+    workload: Workload
+    layout: ParallelLayout
+    node_size: int
+    prefix: str
+    causal: bool
+    num_passes: int
+    batch_size: int
+    query_len: int
+    kv_len: int
+    source_len: int
+    encodes_source: bool
+    num_heads: int
+    num_kv_heads: int
+    gemm_dtype: str
+    dtype: str
+    width_bytes: float
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one pass that this device multiplies with its slice of the weights."""
+        return self.batch_size * self.query_len
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether norms and residuals see 1/t of the tokens: Megatron's sequence parallelism, a training technique."""
+        return self.layout.splits_sequence_over_tensor and self.workload.is_training
+
+    @property
+    def num_residual_tokens(self) -> int:
+        """Tokens of one pass that norms, residuals and hidden dropout see on this device."""
+        return self.num_tokens // self.layout.tensor_parallel if self.splits_sequence else self.num_tokens
+
+
+def activation_dtype(dtype: str) -> str:
+    """Element format of activations around GEMMs of this format.
+
+    Recipes for 8-bit and narrower GEMMs keep residuals, norms, attention and the logits in bf16.
+
+    >>> activation_dtype("fp16"), activation_dtype("fp8"), activation_dtype("tf32")
+    ('fp16', 'bf16', 'fp32')
+    """
+    if dtype == "tf32":
+        return "fp32"
+    return dtype if get_dtype(dtype).bits >= 16 else "bf16"
+
+
+def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLayout, node_size: int) -> Shard:
+    """Slice the decoder (or the only) stack.
+
+    In decode the context axis splits the KV cache and not the one new token. An encoder-decoder's prefill runs the
+    encoder over the prompt and the decoder over its start token.
+    """
+    has_source = config.stack == "encoder-decoder"
+    is_decode = workload.phase == "decode"
+    starts_decoder = has_source and workload.phase == "prefill"
+    new_tokens = 1 if is_decode or starts_decoder else workload.seq_len // layout.context_parallel
+    dtype = activation_dtype(workload.dtype)
+    t = layout.tensor_parallel
+    return Shard(
+        config=config,
+        workload=workload,
+        layout=layout,
+        node_size=node_size,
+        prefix="",
+        causal=config.stack != "encoder",
+        num_passes=num_microbatches(workload, layout),
+        batch_size=workload.micro_batch_size,
+        query_len=new_tokens,
+        kv_len=workload.context_len + 1 if starts_decoder else workload.kv_len,
+        source_len=workload.seq_len // layout.context_parallel if has_source else 0,
+        encodes_source=has_source and not is_decode,
+        num_heads=config.num_heads // t,
+        num_kv_heads=-(-config.num_kv_heads // t),
+        gemm_dtype=workload.dtype,
+        dtype=dtype,
+        width_bytes=get_dtype(dtype).num_bytes,
+    )
+
+
+def make_encoder_shard(shard: Shard) -> Shard:
+    """Slice the encoder of an encoder-decoder, given its decoder's slice."""
+    return replace(
+        shard,
+        prefix="encoder.",
+        causal=False,
+        query_len=shard.source_len,
+        kv_len=shard.source_len * shard.layout.context_parallel,
+        source_len=0,
+        encodes_source=False,
+    )

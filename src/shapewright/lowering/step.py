@@ -1,0 +1,183 @@
+"""What follows the backward passes: gradient communication over replicas, gradient norm, AdamW.
+
+Weights are counted from the lowered GEMMs, so that every slicing holds here too; norms and biases (below 0.1 % of a
+model's weights) are left out.
+
+Source: arXiv 1910.02054, sections 5 and 7: ZeRO stage 0 moves 2 elements per weight and step (all_reduce), stages 1
+and 2 as many (reduce_scatter, all_gather), stage 3 half as many again (it gathers weights twice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.dtypes import get_dtype
+from shapewright.lowering.communication import collective, num_ranks_of
+from shapewright.lowering.embeddings import vocab_rows
+from shapewright.operations import Gemm, GroupedGemm, Pointwise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shapewright.lowering.shard import Shard
+    from shapewright.operations import Operation
+
+_FP32_BYTES = get_dtype("fp32").num_bytes
+# AdamW in fp32: gradient, weight and two moments are read; weight and moments written.
+_ADAM_READ_BYTES = 4 * _FP32_BYTES
+_ADAM_WRITTEN_BYTES = 3 * _FP32_BYTES
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Weights of this device that share a stage and the devices that hold copies.
+
+    Attributes:
+        name: Module path.
+        stage: Pipeline stages that hold it.
+        num_weights: Weights on this device. [element]
+        num_parts: Pieces that are communicated one by one: layers, or 1.
+        num_replicas: Devices that hold the same weights.
+    """
+
+    name: str
+    stage: str
+    num_weights: int
+    num_parts: int
+    num_replicas: int
+
+
+def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tuple[int, int]:
+    """Elements of the second operands on this device: of ordinary GEMMs, and of grouped ones.
+
+    Args:
+        operations: Forward operations of the layers.
+        num_passes: Micro-batches, which their repeats hold.
+    """
+    dense = routed = 0
+    for operation in operations:
+        if isinstance(operation, GroupedGemm):
+            routed += int(operation.repeats // num_passes * operation.groups * operation.n * operation.k)
+        elif isinstance(operation, Gemm):
+            dense += int(operation.repeats // num_passes * operation.batch * operation.n * operation.k)
+    return dense, routed
+
+
+def weight_groups(
+    shard: Shard, layers: Iterable[Operation], cores: Iterable[Operation], num_layers: int
+) -> list[WeightGroup]:
+    """Group the weights of this device: layers, routed experts, embedding, logits.
+
+    Args:
+        shard: Sizes of this device.
+        layers: Forward operations of all layers.
+        cores: Those of them whose products have no weights.
+        num_layers: Layers on this device.
+    """
+    config, layout = shard.config, shard.layout
+    replicas = num_ranks_of(layout, "data")
+    dense, routed = count_gemm_weights(layers, shard.num_passes)
+    dense -= count_gemm_weights(cores, shard.num_passes)[0]
+    table = vocab_rows(shard) * config.hidden_size
+    groups = [WeightGroup("layers", "every", dense, num_layers, replicas)]
+    if routed:
+        groups.append(WeightGroup("experts", "every", routed, num_layers, replicas // layout.expert_parallel))
+    groups.append(WeightGroup("embedding", "first", table, 1, replicas))
+    if not config.tied_embeddings or layout.pipeline_parallel > 1:
+        groups.append(WeightGroup("logits", "last", table, 1, replicas))
+    return groups
+
+
+def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup]) -> list[Operation]:
+    """Reduction of gradients over replicas, and gathering of sharded weights; layer by layer, behind computation.
+
+    Gradients travel in the format of the activations.
+    """
+    operations: list[Operation] = []
+    for group in groups:
+        for op_name, times, pass_name in _communication_plan(shard):
+            subject = "weights" if op_name == "all_gather" else "gradients"
+            operations += collective(
+                shard,
+                f"{group.name}.{subject}.{op_name}",
+                op_name,
+                "data",
+                times * group.num_parts,
+                message_bytes=group.num_weights / group.num_parts * shard.width_bytes,
+                num_ranks=group.num_replicas,
+                stride=_stride(shard, group),
+                stage=group.stage,
+                pass_name=pass_name,
+                overlaps=True,
+            )
+    return operations
+
+
+def _communication_plan(shard: Shard) -> tuple[tuple[str, int, str], ...]:
+    """Collectives of one piece of the weights: name, times per step, pass.
+
+    Sharded gradients are reduced in every pass, for no device can keep a whole sum of them.
+    """
+    passes = shard.num_passes
+    return (
+        (("all_reduce", 1, "backward"),),
+        (("reduce_scatter", 1, "backward"), ("all_gather", 1, "forward")),
+        (("reduce_scatter", passes, "backward"), ("all_gather", 1, "forward")),
+        (("reduce_scatter", passes, "backward"), ("all_gather", passes, "forward"), ("all_gather", passes, "backward")),
+    )[shard.layout.zero_stage]
+
+
+def lower_tied_gradients(shard: Shard) -> list[Operation]:
+    """Sum of the two gradients of a tied embedding that first and last stage both hold."""
+    if not shard.config.tied_embeddings:
+        return []
+    layout = shard.layout
+    return collective(
+        shard,
+        "embedding.tied_gradients.all_reduce",
+        "all_reduce",
+        "pipeline",
+        1,
+        message_bytes=1.0 * vocab_rows(shard) * shard.config.hidden_size * shard.width_bytes,
+        num_ranks=min(2, layout.pipeline_parallel),
+        stride=layout.num_devices // layout.pipeline_parallel * (layout.pipeline_parallel - 1),
+        stage="last",
+        pass_name="step",
+    )
+
+
+def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup]) -> list[Operation]:
+    """Norm of the gradients (each read once), then AdamW; states are sharded over replicas from ZeRO stage 1 on.
+
+    Mixed precision keeps fp32 gradient, master weight and moments and writes the narrow weight besides:
+    16 bytes read and 14 written per weight in bf16.
+    """
+    operations: list[Operation] = []
+    narrow_bytes = shard.width_bytes if shard.width_bytes < _FP32_BYTES else 0.0
+    for group in groups:
+        shards = group.num_replicas if shard.layout.zero_stage else 1
+        weights = float(-(-group.num_weights // shards))
+        for name, read_bytes, written_bytes in (
+            ("gradient_norm", _FP32_BYTES, 0.0),
+            ("optimizer", _ADAM_READ_BYTES, _ADAM_WRITTEN_BYTES + narrow_bytes),
+        ):
+            operations.append(
+                Pointwise(
+                    name=f"{name}.{group.name}",
+                    pass_name="step",
+                    stage=group.stage,
+                    repeats=1,
+                    dtype="fp32",
+                    operation="optimizer",
+                    read_bytes=weights * read_bytes,
+                    written_bytes=weights * written_bytes,
+                )
+            )
+    return operations
+
+
+def _stride(shard: Shard, group: WeightGroup) -> int:
+    """Devices between copies: copies of an expert are one whole expert group apart."""
+    layout = shard.layout
+    return layout.tensor_parallel * (layout.expert_parallel if group.name == "experts" else 1)
