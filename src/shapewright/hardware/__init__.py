@@ -1,0 +1,9 @@
+"""Devices: what vendors say about their accelerators, one file per SKU, with the source of every number."""
+
+from shapewright.hardware.catalogue import find_aliases as find_aliases
+from shapewright.hardware.catalogue import list_devices as list_devices
+from shapewright.hardware.detect import detect_device as detect_device
+from shapewright.hardware.loader import load_device as load_device
+from shapewright.hardware.loader import read_device_file as read_device_file
+from shapewright.hardware.spec import Device as Device
+from shapewright.hardware.template import device_template as device_template

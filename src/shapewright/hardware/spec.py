@@ -3,9 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from shapewright.errors import UnknownRateError
+
+# Families that share matrix units, kernels and behaviour; calibration records transfer along them. ``other`` is for
+# a device file of one's own.
+ARCHITECTURES = (
+    "volta",
+    "turing",
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "blackwell-ultra",
+    "blackwell-consumer",
+    "cdna2",
+    "cdna3",
+    "cdna4",
+    "xe2",
+    "gaudi2",
+    "gaudi3",
+    "tpu-v3",
+    "tpu-v4",
+    "tpu-v5e",
+    "tpu-v5p",
+    "tpu-v6e",
+    "tpu-v7",
+    "neuroncore-v2",
+    "neuroncore-v3",
+    "wse-2",
+    "wse-3",
+    "tsp-v1",
+    "sn40l",
+    "grayskull",
+    "wormhole",
+    "ipu-mk2",
+    "other",
+)
+
+SCOPES = ("card", "die", "package")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,20 +57,24 @@ class Device:
         dense_flops_per_s: Dense matrix rate by dtype. [flop/s]
         memory_bytes: Capacity. [byte]
         memory_bandwidth_bytes_per_s: Main memory bandwidth. [byte/s]
+        memory_kind: What it is made of, such as ``HBM3``.
         num_sms: Streaming multiprocessors (NVIDIA), compute units (AMD) or matrix cores; None where a tile model has
             no meaning.
         boost_clock_hz: Clock at which dense_flops_per_s is quoted. [Hz]
         tensor_fma_per_sm_per_clock: Dense fp16 fused multiply-adds of one SM in one clock.
         l2_bytes: Last-level cache on the chip. [byte]
-        shared_memory_per_sm_bytes: Largest shared memory of one SM. [byte]
+        shared_memory_per_sm_bytes: Largest shared memory that one thread block of an SM may use. [byte]
         tdp_watts: Board power. [W]
-        node_size: Devices in one node of the reference system.
+        node_size: Devices that the intra-node link (or, without one, the host) joins in the reference system.
         intra_node_link: Name of the link inside a node.
+        link_group_size: Devices that the link joins where it does not reach the whole node, such as a bridged pair.
         intra_node_bandwidth_bytes_per_s: Its bandwidth per device, one direction. [byte/s]
         inter_node_bandwidth_bytes_per_s: Network bandwidth per device, one direction, in the reference system. [byte/s]
         pcie_bandwidth_bytes_per_s: Host link, one direction. [byte/s]
         compute_capability: Vendor's version of the instruction set.
         scope: What the numbers are of: ``card``, ``die``, ``package``.
+        peak_mismatch: Why num_sms x tensor_fma_per_sm_per_clock x 2 x boost_clock_hz misses the fp16 rate by more than
+            1 %; empty where it does not.
         roofline_only: No tiles and waves can be modelled; predictions are bounds and say so.
         aliases: Other names, those that nvidia-smi prints among them.
         provenance: Per number: source id, place, date read, kind.
@@ -48,6 +89,7 @@ class Device:
     dense_flops_per_s: Mapping[str, float]
     memory_bytes: float
     memory_bandwidth_bytes_per_s: float
+    memory_kind: str = ""
     num_sms: int | None = None
     boost_clock_hz: float | None = None
     tensor_fma_per_sm_per_clock: float | None = None
@@ -56,11 +98,13 @@ class Device:
     tdp_watts: float | None = None
     node_size: int = 1
     intra_node_link: str = ""
+    link_group_size: int | None = None
     intra_node_bandwidth_bytes_per_s: float | None = None
     inter_node_bandwidth_bytes_per_s: float | None = None
     pcie_bandwidth_bytes_per_s: float | None = None
     compute_capability: str = ""
     scope: str = "card"
+    peak_mismatch: str = ""
     roofline_only: bool = False
     aliases: tuple[str, ...] = ()
     provenance: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -81,3 +125,20 @@ class Device:
                 f"in a device file of your own"
             )
         return rate
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Every number the file gives, by field name; rates as ``dense_flops_per_s.fp16``."""
+        found: dict[str, float] = {}
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if spec.name == "dense_flops_per_s":
+                found.update({f"{spec.name}.{dtype}": rate for dtype, rate in value.items()})
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found[spec.name] = value
+        return found
+
+    @property
+    def unsourced(self) -> tuple[str, ...]:
+        """Numbers without provenance; none in a file of this package, perhaps all in a file of one's own."""
+        return tuple(name for name in self.numbers if name not in self.provenance)
