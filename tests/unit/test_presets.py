@@ -1,0 +1,134 @@
+"""The presets: well-formed files with a source each, and counts that agree with what was published."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+_PRESETS: dict[str, dict[str, Any]] = {
+    entry.name.removesuffix(".toml"): tomllib.loads(entry.read_text("utf-8"))
+    for entry in files("shapewright.config").joinpath("presets").iterdir()
+    if entry.name.endswith(".toml")
+}
+_NAMES = sorted(_PRESETS)
+
+_REQUIRED_KEYS = {"name", "title", "family", "source", "parameters", "parameters_source", "config"}
+_OPTIONAL_KEYS = {"notes"}
+
+
+def _words(text: str) -> set[str]:
+    return set(text.split())
+
+
+# What the project promises to know: the ends of each family's range.
+_PROMISED = _words(
+    """
+    gpt2 gpt2-xl gpt3-125m gpt3-350m gpt3-760m gpt3-1.3b gpt3-2.7b gpt3-6.7b gpt3-13b gpt3-175b pythia-70m pythia-12b
+    gpt-neox-20b gpt-j-6b gpt-neo-2.7b opt-125m opt-66b bloom-560m bloom-176b mpt-7b mpt-30b falcon-7b falcon-40b
+    llama-7b llama-65b llama-2-70b llama-3-8b llama-3.1-405b llama-3.2-1b llama-4-scout llama-4-maverick mistral-7b
+    mixtral-8x7b mixtral-8x22b qwen1.5-moe-a2.7b qwen2.5-0.5b qwen2.5-72b qwen3-0.6b qwen3-32b qwen3-30b-a3b
+    qwen3-235b-a22b gemma-2b gemma-7b gemma-2-27b gemma-3-1b gemma-3-27b-text phi-2 phi-3-mini phi-4 deepseek-v2
+    deepseek-v2-lite deepseek-v3 olmo-7b olmo-2-13b smollm-135m smollm2-1.7b smollm3-3b stablelm-2-1.6b starcoder2-3b
+    starcoder2-15b command-r granite-3.1-8b gpt-oss-20b gpt-oss-120b bert-base bert-large t5-small t5-11b t5-v1.1-xxl
+    flan-t5-xl
+    """
+)
+
+# Every key is one that config.json files of the hub use; a misspelt key would be ignored in silence by readers.
+_HUB_KEYS = _words(
+    """
+    activation_function alibi apply_residual_connection_post_layernorm attention_bias attention_chunk_size
+    attention_dropout attention_probs_dropout_prob attention_types attn_config attn_logit_softcapping attn_pdrop bias
+    d_ff d_kv d_model decoder_sparse_step do_layer_norm_before dropout dropout_rate emb_pdrop embd_pdrop embed_dropout
+    embedding_dropout enable_bias expansion_ratio feed_forward_proj ffn_dim final_logit_softcapping
+    first_k_dense_replace head_dim hidden_act hidden_activation hidden_dropout hidden_dropout_prob hidden_size
+    initial_context_length interleave_moe_layer_step intermediate_size intermediate_size_mlp is_encoder_decoder
+    kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb logit_scale max_position_embeddings
+    max_seq_len mlp_bias mlp_only_layers model_type moe_intermediate_size moe_layer_freq multi_query n_embd n_group
+    n_head n_heads n_layer n_layers n_positions n_routed_experts n_shared_experts new_decoder_architecture no_bias
+    no_rope_layer_interval norm_epsilon norm_topk_prob norm_type num_attention_heads num_decoder_layers num_experts
+    num_experts_per_tok num_heads num_hidden_layers num_key_value_heads num_kv_heads num_layers num_local_experts
+    num_nextn_predict_layers original_max_position_embeddings parallel_attn partial_rotary_factor q_lora_rank
+    qk_layernorm qk_nope_head_dim qk_rope_head_dim query_pre_attn_scalar relative_attention_num_buckets resid_dropout
+    resid_pdrop residual_dropout rms_norm_eps rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base
+    rotary_pct routed_scaling_factor scoring_func shared_expert_intermediate_size sliding_window
+    sliding_window_pattern tie_word_embeddings topk_group topk_method type_vocab_size use_bias use_parallel_residual
+    use_qk_norm use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
+    """
+)
+
+# The sizes that no model can be without, as the families spell them.
+_WIDTH_KEYS = {"hidden_size", "n_embd", "d_model"}
+_DEPTH_KEYS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
+_HEAD_KEYS = {"num_attention_heads", "n_head", "n_heads", "num_heads"}
+
+_PUBLISHED_COUNT = re.compile(r"published(?:, with it,)? as ([\d.,]+)(?: ([MBT]))?\b")
+_SUFFIXES = {None: 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
+# Names round: the largest gap is StarCoder2 "15 B" with 15.96 billion.
+_ROUNDING = 0.07
+
+
+def test_there_are_enough_presets() -> None:
+    """More than the promised sixty presets are there, among them the ends of every promised family."""
+    assert len(_NAMES) >= 70
+    assert set(_NAMES) >= _PROMISED
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_preset_says_who_it_is_and_where_it_comes_from(name: str) -> None:
+    """Every file carries its own name, a title, a family and a source, and no key beyond the known ones."""
+    preset = _PRESETS[name]
+
+    assert preset["name"] == name == name.lower()
+    assert set(preset) - _OPTIONAL_KEYS == _REQUIRED_KEYS
+    assert all(preset[key].strip() == preset[key] != "" for key in set(preset) - {"parameters", "config"})
+    assert re.search(r"arXiv \d{4}\.\d{5}|config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub", preset["source"])
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_config_is_spelled_as_on_the_hub(name: str) -> None:
+    """A config names its type, its vocabulary and one width, depth and head count, in the hub's words alone."""
+    config = _PRESETS[name]["config"]
+
+    assert {"model_type", "vocab_size"} <= set(config) <= _HUB_KEYS
+    for spellings in (_WIDTH_KEYS, _DEPTH_KEYS, _HEAD_KEYS):
+        assert len(spellings & set(config)) == 1
+
+
+def test_no_model_is_there_twice() -> None:
+    """No two presets share a title or a whole config."""
+    titles = {preset["title"] for preset in _PRESETS.values()}
+    configs = {json.dumps(preset["config"], sort_keys=True) for preset in _PRESETS.values()}
+
+    assert len(titles) == len(_NAMES)
+    assert len(configs) == len(_NAMES)
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_the_count_is_the_published_one(name: str) -> None:
+    """The exact count rounds to the published one, so a wrong size or a forgotten untied embedding shows."""
+    preset = _PRESETS[name]
+    config = preset["config"]
+    found = _PUBLISHED_COUNT.search(preset["parameters_source"])
+    assert found
+    published = float(found[1].replace(",", "")) * _SUFFIXES[found[2]]
+
+    count = preset["parameters"]
+    if config["model_type"] == "t5" and not config["tie_word_embeddings"]:
+        count += config["vocab_size"] * config["d_model"]  # the logit matrix of the checkpoint
+
+    assert count == pytest.approx(published, rel=_ROUNDING)
+
+
+def test_gpt3_13b_is_the_buildable_one() -> None:
+    """Heads of the GPT-3 presets divide the width; 13B has the 5120 that 40 heads of 128 make, not the printed 5140."""
+    gpt3 = {name: preset["config"] for name, preset in _PRESETS.items() if preset["family"] == "gpt3"}
+
+    assert all(config["n_embd"] % config["n_head"] == 0 for config in gpt3.values())
+    assert (gpt3["gpt3-13b"]["n_embd"], gpt3["gpt3-13b"]["n_head"]) == (5120, 40)
+    assert (gpt3["gpt3-2.7b"]["n_embd"], gpt3["gpt3-2.7b"]["n_head"]) == (2560, 32)
