@@ -1,0 +1,10 @@
+"""Memory of one device: weights, gradients, optimiser states, activations tensor by tensor, logits and KV cache."""
+
+from shapewright.memory.activations import SavedTensor as SavedTensor
+from shapewright.memory.activations import list_saved_tensors as list_saved_tensors
+from shapewright.memory.estimate import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
+from shapewright.memory.estimate import MemoryEstimate as MemoryEstimate
+from shapewright.memory.estimate import estimate_memory as estimate_memory
+from shapewright.memory.kv_cache import count_cached_elements as count_cached_elements
+from shapewright.memory.states import MIXED_ADAMW as MIXED_ADAMW
+from shapewright.memory.states import TrainingRecipe as TrainingRecipe

@@ -1,0 +1,253 @@
+"""Memory of one device: what is kept over a step, and what the busiest moment needs on top."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from shapewright.config.parameters import count_parameters
+from shapewright.memory.activations import (
+    SavedTensor,
+    activation_element_bytes,
+    ceil_div,
+    keep_tensors,
+    list_saved_tensors,
+)
+from shapewright.memory.kv_cache import estimate_kv_cache
+from shapewright.memory.states import TrainingRecipe, count_device_parameters, estimate_states
+
+if TYPE_CHECKING:
+    from shapewright.config.parameters import ParameterCounts
+    from shapewright.config.transformer import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+CUDA_CONTEXT_BYTES = 0.9e9
+"""CUDA context and kernels of one process: 0.9 GB with torch 1.13 to 2.1 on A100 with eager loading (about half with
+lazy loading), after stas00/ml-engineering, training/performance. Buffers of NCCL and of the allocator are not in it."""
+
+_LOGIT_BYTES = 4.0  # cross entropy keeps its softmax in fp32 (arXiv 2205.05198 section 4.3); samplers read fp32 logits
+_MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Memory of one device of the busiest pipeline stage.
+
+    Attributes:
+        weights_bytes: Weights that the GEMMs read. [byte]
+        gradients_bytes: Gradients, training only. [byte]
+        optimizer_bytes: Master weights and moments, training only. [byte]
+        activations_bytes: Training: what the layers, the embedding and the final norm keep for the backward pass, of
+            all micro-batches in flight. Inference: the tensors of one layer at work. [byte]
+        logits_bytes: Softmax of the logits in fp32 (training), logits in fp32 (inference). [byte]
+        kv_cache_bytes: Keys and values of all tokens, inference only. [byte]
+        workspace_bytes: What exists for a moment only: recomputed tensors of one layer, the gradient of the logits,
+            weights gathered by ZeRO stage 3. [byte]
+        runtime_bytes: Context of the device's runtime. [byte]
+        stage: The pipeline stage that this is, counted from 0.
+    """
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activations_bytes: float
+    logits_bytes: float
+    kv_cache_bytes: float
+    workspace_bytes: float
+    runtime_bytes: float
+    stage: int = 0
+
+    @cached_property
+    def total_bytes(self) -> float:
+        """Everything together. [byte]"""
+        return float(sum(getattr(self, spec.name) for spec in fields(self) if spec.name.endswith("_bytes")))
+
+
+def estimate_memory(
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    *,
+    recipe: TrainingRecipe | None = None,
+) -> MemoryEstimate:
+    """Estimate the memory of one device of the pipeline stage that needs most.
+
+    Args:
+        config: The model.
+        workload: What is run.
+        layout: How it is spread.
+        recipe: Bytes of states a parameter in training; by default 18 (mixed AdamW) or 16 (fp32 AdamW).
+
+    Assumes: The allocator wastes nothing; 1F1B or interleaved 1F1B schedules; communication buffers and gradients of
+        activations, which reuse freed memory, are left out. Expect some percent on top.
+
+    >>> from shapewright.config.transformer import TransformerConfig
+    >>> from shapewright.layout import ParallelLayout
+    >>> from shapewright.workload import Workload
+    >>> gpt2_xl = TransformerConfig(hidden_size=1600, num_layers=48, num_heads=25, vocab_size=50257)
+    >>> memory = estimate_memory(gpt2_xl, Workload(phase="decode", micro_batch_size=1), ParallelLayout())
+    >>> round(memory.weights_bytes / 1e9, 2)
+    3.27
+    """
+    counts = count_parameters(config)
+    stages = [
+        _estimate_stage(_Stage(config, layout, index), counts, workload, recipe)
+        for index in _stages_to_compare(config, layout)
+    ]
+    return max(stages, key=lambda estimate: estimate.total_bytes)
+
+
+class _Stage:
+    """Layers of one pipeline stage: consecutive ones, as many on each stage but the last."""
+
+    def __init__(self, config: TransformerConfig, layout: ParallelLayout, index: int) -> None:
+        self.config, self.layout, self.index = config, layout, index
+        self.is_first = index == 0
+        self.is_last = index == layout.pipeline_parallel - 1
+        per_stage = ceil_div(config.num_layers, layout.pipeline_parallel)
+        layers = range(index * per_stage, min((index + 1) * per_stage, config.num_layers))
+        if _are_alike(config):
+            self.windows = {config.window_of_layer(0): len(layers)}
+            self.moe_layers = len(layers) if config.is_moe_layer(0) else 0
+        else:
+            self.windows = dict(Counter(config.window_of_layer(layer) for layer in layers))
+            self.moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
+        self.dense_layers = len(layers) - self.moe_layers
+        self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
+
+    def layer_kinds(self) -> Iterable[tuple[bool, bool, int]]:
+        """Whether a kind of layer has experts, whether it has cross-attention, and how many there are."""
+        cross = self.config.has_cross_attention
+        kinds = ((True, cross, self.moe_layers), (False, cross, self.dense_layers), (False, False, self.encoder_layers))
+        return (kind for kind in kinds if kind[2])
+
+
+def _are_alike(config: TransformerConfig) -> bool:
+    return len(config.attention_windows) <= 1 and len(config.moe_layers) <= 1
+
+
+def _stages_to_compare(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
+    """The first stage holds most micro-batches, the last the logits; those between matter where layers differ."""
+    last = min(layout.pipeline_parallel, config.num_layers) - 1
+    return (0, layout.pipeline_parallel - 1) if _are_alike(config) else (*range(last), layout.pipeline_parallel - 1)
+
+
+def _estimate_stage(
+    stage: _Stage, counts: ParameterCounts, workload: Workload, recipe: TrainingRecipe | None
+) -> MemoryEstimate:
+    config, layout = stage.config, stage.layout
+    parameters = count_device_parameters(
+        config,
+        counts,
+        layout,
+        moe_layers=stage.moe_layers,
+        dense_layers=stage.dense_layers,
+        encoder_layers=stage.encoder_layers,
+        is_first=stage.is_first,
+        is_last=stage.is_last,
+    )
+    states = estimate_states(parameters, workload, layout, recipe)
+    logits_bytes = _logits_bytes(stage, workload, _LOGIT_BYTES)
+    if workload.is_training:
+        activations_bytes, recomputed_bytes = _training_activations(stage, workload)
+        logit_gradient_bytes = _logits_bytes(stage, workload, activation_element_bytes(workload.dtype))
+        # The gradient of the logits is gone before the first layer is computed again.
+        workspace_bytes = states.gathered_bytes + max(recomputed_bytes, logit_gradient_bytes)
+    else:
+        activations_bytes, workspace_bytes = _inference_activations(stage, workload), 0.0
+    return MemoryEstimate(
+        weights_bytes=states.weights_bytes,
+        gradients_bytes=states.gradients_bytes,
+        optimizer_bytes=states.optimizer_bytes,
+        activations_bytes=activations_bytes,
+        logits_bytes=logits_bytes,
+        kv_cache_bytes=estimate_kv_cache(config, workload, layout, stage.windows.items()),
+        workspace_bytes=workspace_bytes,
+        runtime_bytes=CUDA_CONTEXT_BYTES,
+        stage=stage.index,
+    )
+
+
+def _training_activations(stage: _Stage, workload: Workload) -> tuple[float, float]:
+    """Bytes kept for the backward pass, and bytes of the layer that is computed again. [byte]"""
+    config, layout = stage.config, stage.layout
+    per_microbatch = recomputed = 0.0
+    for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
+        tensors = list_saved_tensors(
+            config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+        )
+        kept_bytes = _sum_bytes(keep_tensors(tensors, workload.recompute))
+        per_microbatch += num_layers * kept_bytes
+        recomputed = max(recomputed, _sum_bytes(tensors) - kept_bytes)
+    residual_rows = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
+    if layout.sequence_parallel:
+        residual_rows = ceil_div(residual_rows, layout.tensor_parallel)
+    residual_elements = residual_rows * config.hidden_size
+    residual_bytes = activation_element_bytes(workload.dtype) * residual_elements
+    if stage.is_first:
+        per_microbatch += _MASK_BYTES * residual_elements * (config.hidden_dropout > 0)
+        per_microbatch += residual_bytes * config.embedding_norm
+    total = per_microbatch * count_microbatches_in_flight(workload, layout, stage.index)
+    if stage.is_last:
+        # Inputs of the final norm and of the logit matrix; the last stage goes backward at once, so of one micro-batch.
+        total += residual_bytes * (1 + config.has_final_norm)
+    return total, recomputed
+
+
+def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at its busiest moment; fractions are chunks of an interleaved one.
+
+    1F1B: p - i on stage i. Interleaved with v chunks: 2(p - i - 1) + (v - 1)p + 1 chunks of 1/v, which on the first
+    stage is p(1 + (p - 1)/(pv)). Never more than the step has.
+
+    >>> from shapewright.layout import ParallelLayout
+    >>> from shapewright.workload import Workload
+    >>> layout = ParallelLayout(pipeline_parallel=8, virtual_pipeline=3)
+    >>> round(count_microbatches_in_flight(Workload(global_batch_size=64, micro_batch_size=1), layout, 0), 3)
+    10.333
+
+    Source: arXiv 2104.04473, section 2.2; arXiv 2205.05198, section 4.2.
+    """
+    p, v = layout.pipeline_parallel, layout.virtual_pipeline
+    in_step = p
+    if workload.global_batch_size is not None:
+        in_step = ceil_div(workload.global_batch_size, workload.micro_batch_size * layout.data_parallel)
+    if v == 1:
+        return min(p - stage, in_step)
+    return min(2 * (p - stage - 1) + (v - 1) * p + 1, in_step * v) / v
+
+
+def _inference_activations(stage: _Stage, workload: Workload) -> float:
+    """Residual stream before and after a block, and the tensors of the widest block. [byte]"""
+    widest = 0.0
+    for has_experts, has_cross_attention, _ in stage.layer_kinds():
+        blocks: dict[str, float] = {}
+        for tensor in list_saved_tensors(
+            stage.config, workload, stage.layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+        ):
+            block = tensor.name.partition(".")[0]
+            blocks[block] = blocks.get(block, 0.0) + tensor.num_bytes
+        residual_bytes = 2.0 * blocks.pop("layer")
+        widest = max(widest, residual_bytes + max(blocks.values()))
+    return widest
+
+
+def _logits_bytes(stage: _Stage, workload: Workload, element_bytes: float) -> float:
+    """Logits of one micro-batch on the last stage, split over the vocabulary. [byte]
+
+    Training needs those of every token, generation those of the last one.
+    """
+    if not stage.is_last:
+        return 0.0
+    rows = workload.micro_batch_size
+    if workload.is_training:
+        rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
+    return element_bytes * rows * ceil_div(stage.config.vocab_size, stage.layout.tensor_parallel)
+
+
+def _sum_bytes(tensors: Iterable[SavedTensor]) -> float:
+    return sum(tensor.num_bytes for tensor in tensors)
