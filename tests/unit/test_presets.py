@@ -56,7 +56,7 @@ _HUB_KEYS = _words(
     num_nextn_predict_layers original_max_position_embeddings parallel_attn partial_rotary_factor q_lora_rank
     qk_layernorm qk_nope_head_dim qk_rope_head_dim query_pre_attn_scalar relative_attention_num_buckets resid_dropout
     resid_pdrop residual_dropout rms_norm_eps rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base
-    rotary_pct routed_scaling_factor scoring_func shared_expert_intermediate_size sliding_window
+    rotary_pct routed_scaling_factor scoring_func shared_expert_intermediate_size sliding_window swiglu_limit
     sliding_window_pattern tie_word_embeddings topk_group topk_method type_vocab_size use_bias use_parallel_residual
     use_qk_norm use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
     """
