@@ -1,0 +1,72 @@
+"""Change fields of a TransformerConfig and let the fields that were derived from them follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from shapewright.config.transformer import TransformerConfig
+from shapewright.config.validate import shown
+from shapewright.errors import ConfigError, close_names
+
+FIELD_NAMES = tuple(spec.name for spec in fields(TransformerConfig))
+
+
+def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> TransformerConfig:
+    """Return the config with some fields changed.
+
+    Fields that have the value their default would have follow: ``head_dim`` if it is hidden_size // num_heads,
+    ``v_head_dim`` if it is head_dim, ``num_kv_heads`` if it is num_heads, ``intermediate_size`` if it is
+    4 * hidden_size, ``embedding_size`` if it is hidden_size. Patterns over layers are kept; one that does not repeat,
+    such as "the first layers are dense", is cut, or continued with its last value.
+
+    Args:
+        config: What to start from.
+        changes: New values by field name.
+
+    Raises:
+        ConfigError: an unknown field, or values that contradict each other.
+
+    >>> config = TransformerConfig(hidden_size=2560, num_layers=32, num_heads=32, vocab_size=50257)
+    >>> with_changes(config, {"num_heads": 20}).head_dim
+    128
+    """
+    check_field_names(changes)
+    values = {name: getattr(config, name) for name in FIELD_NAMES}
+    is_derived = {
+        "head_dim": not config.is_mla and config.head_dim * config.num_heads == config.hidden_size,
+        "v_head_dim": not config.is_mla and config.v_head_dim == config.head_dim,
+        "num_kv_heads": config.num_kv_heads == config.num_heads,
+        "intermediate_size": config.intermediate_size == 4 * config.hidden_size,
+        "embedding_size": config.embedding_size == config.hidden_size,
+    }
+    for name, derived in is_derived.items():
+        if derived:
+            values[name] = 0
+    values.update(changes)
+    num_layers = values["num_layers"]
+    if isinstance(num_layers, int):
+        for name in ("attention_windows", "moe_layers"):
+            if name not in changes:
+                values[name] = _refit(values[name], config.num_layers, num_layers)
+    return TransformerConfig(**values)
+
+
+def check_field_names(changes: Mapping[str, Any]) -> None:
+    """Refuse names that are no field of TransformerConfig.
+
+    Raises:
+        ConfigError: an unknown field, with close names.
+    """
+    for name in changes:
+        if name not in FIELD_NAMES:
+            hint = close_names(str(name), FIELD_NAMES) or "see the fields of TransformerConfig"
+            raise ConfigError(f"{shown(name)} is no field of a model; {hint}")
+
+
+def _refit(pattern: Sequence[Any], old_num_layers: int, new_num_layers: int) -> tuple[Any, ...]:
+    is_repeating = len(pattern) < old_num_layers
+    if is_repeating or not pattern or not 0 < new_num_layers <= 2**16:
+        return tuple(pattern)
+    return (*pattern[:new_num_layers], *[pattern[-1]] * (new_num_layers - len(pattern)))

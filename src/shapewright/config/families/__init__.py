@@ -1,0 +1,15 @@
+"""Readers of config.json, one table per family of models."""
+
+from __future__ import annotations
+
+from shapewright.config.families import encoders, experts, gpt, llama
+from shapewright.config.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    model_type: family
+    for module in (gpt, llama, experts, encoders)
+    for family in module.FAMILIES
+    for model_type in family.model_types
+}
+
+__all__ = ["FAMILIES", "Family"]

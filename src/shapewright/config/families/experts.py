@@ -1,0 +1,316 @@
+"""Mixture-of-experts families.
+
+Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
+"""
+
+from __future__ import annotations
+
+from shapewright.config.families.family import (
+    Family,
+    Fields,
+    Spellings,
+    window_on_every_layer,
+    windows_from_layer_types,
+)
+from shapewright.config.families.llama import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED
+from shapewright.config.hf_values import HfValues
+from shapewright.config.validate import LARGEST_NUM_LAYERS, shown
+from shapewright.errors import ConfigError
+
+_EXPERTS: Spellings = {
+    "num_experts": ("num_local_experts", "num_experts"),
+    "num_experts_per_token": ("num_experts_per_tok",),
+}
+
+MIXTRAL = Family(
+    model_types=("mixtral",),
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "num_experts_per_tok": 2,
+        "num_local_experts": 8,
+    },
+    spellings={**HEAD_DIM, **_EXPERTS, "moe_intermediate_size": ("intermediate_size",)},
+    facts=RMSNORM_GATED,
+    derive=window_on_every_layer,
+)
+
+
+def _every_nth_has_experts(values: HfValues) -> Fields:
+    """Every ``decoder_sparse_step``-th layer has experts, except those in ``mlp_only_layers``."""
+    step = values.count("decoder_sparse_step")
+    dense = values.list_of("mlp_only_layers") or []
+    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    is_moe = [(index + 1) % step == 0 for index in range(num_layers)]
+    for index in dense:
+        if isinstance(index, bool) or not isinstance(index, int):
+            raise ConfigError(f"mlp_only_layers holds {shown(index)}; each entry must be the number of a layer")
+        if 0 <= index < num_layers:
+            is_moe[index] = False
+    return _moe_layers(values, is_moe)
+
+
+def _moe_layers(values: HfValues, is_moe: list[bool]) -> Fields:
+    if any(is_moe) and values.optional_count("num_local_experts", "num_experts", "n_routed_experts"):
+        return {"moe_layers": tuple(is_moe)}
+    # No layer has experts: a dense model in the spelling of its family.
+    return {
+        "num_experts": 0,
+        "num_experts_per_token": 0,
+        "moe_intermediate_size": 0,
+        "shared_expert_intermediate_size": 0,
+        "shared_expert_gate": False,
+    }
+
+
+def _qwen2_moe_rest(values: HfValues) -> Fields:
+    windows: Fields = {}
+    if values.flag("use_sliding_window"):
+        first_full = values.optional_count("max_window_layers")
+        num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+        # Unlike in Qwen2, the layers below max_window_layers slide, and of those every other one.
+        slides = [index % 2 == 0 and index < first_full for index in range(num_layers)]
+        windows = windows_from_layer_types(
+            values, ["sliding_attention" if sliding else "full_attention" for sliding in slides]
+        )
+    return {**windows, **_every_nth_has_experts(values)}
+
+
+QWEN2_MOE = Family(
+    model_types=("qwen2_moe",),
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "qkv_bias": True,
+    },
+    spellings={
+        **HEAD_DIM,
+        "num_experts": ("num_experts", "num_local_experts"),
+        "num_experts_per_token": ("num_experts_per_tok",),
+        "moe_intermediate_size": ("moe_intermediate_size",),
+        "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
+        "qkv_bias": ("qkv_bias",),
+    },
+    facts={**RMSNORM_GATED, "shared_expert_gate": True},
+    derive=_qwen2_moe_rest,
+)
+
+
+def _qwen3_moe_rest(values: HfValues) -> Fields:
+    windows = window_on_every_layer(values) if values.flag("use_sliding_window") else {}
+    return {**windows, **_every_nth_has_experts(values)}
+
+
+QWEN3_MOE = Family(
+    model_types=("qwen3_moe", "qwen3_vl_moe_text"),
+    defaults={
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+        "sliding_window": 4096,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+        "num_experts": 128,
+    },
+    spellings={
+        **HEAD_DIM,
+        **ATTENTION_BIAS,
+        "num_experts": ("num_experts", "num_local_experts"),
+        "num_experts_per_token": ("num_experts_per_tok",),
+        "moe_intermediate_size": ("moe_intermediate_size",),
+    },
+    facts={**RMSNORM_GATED, "qk_norm": "per-head"},
+    derive=_qwen3_moe_rest,
+)
+
+
+def _deepseek_rest(values: HfValues) -> Fields:
+    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    num_dense = values.optional_count("first_k_dense_replace")
+    num_shared = values.optional_count("n_shared_experts")
+    return {
+        "num_kv_heads": 0,  # MLA keeps none; num_key_value_heads repeats num_attention_heads
+        "head_dim": values.optional_count("qk_nope_head_dim") + values.count("qk_rope_head_dim"),
+        "shared_expert_intermediate_size": num_shared * values.count("moe_intermediate_size"),
+        **_moe_layers(values, [index >= num_dense for index in range(num_layers)]),
+    }
+
+
+_DEEPSEEK_SPELLINGS: Spellings = {
+    **ATTENTION_BIAS,
+    "v_head_dim": ("v_head_dim",),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "num_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "num_experts_per_token": ("num_experts_per_tok",),
+    "moe_intermediate_size": ("moe_intermediate_size",),
+}
+_DEEPSEEK_DEFAULTS = {
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+DEEPSEEK_V2 = Family(
+    model_types=("deepseek_v2",),
+    defaults={
+        **_DEEPSEEK_DEFAULTS,
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+    },
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+)
+
+DEEPSEEK_V3 = Family(
+    model_types=("deepseek_v3", "kimi_k2"),
+    defaults={
+        **_DEEPSEEK_DEFAULTS,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+    },
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+)
+
+
+def _gpt_oss_windows(values: HfValues) -> Fields:
+    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    default = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
+    return windows_from_layer_types(values, default)
+
+
+GPT_OSS = Family(
+    model_types=("gpt_oss",),
+    defaults={
+        "num_hidden_layers": 36,
+        "num_local_experts": 128,
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "head_dim": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "num_experts_per_tok": 4,
+        "attention_bias": True,
+    },
+    spellings={**HEAD_DIM, **ATTENTION_BIAS, **_EXPERTS, "moe_intermediate_size": ("intermediate_size",)},
+    facts={**RMSNORM_GATED, "attention_sinks": True, "router_bias": True, "expert_bias": True},
+    derive=_gpt_oss_windows,
+)
+
+
+def _llama4_rest(values: HfValues) -> Fields:
+    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    moe_indices = values.list_of("moe_layers")
+    if moe_indices is None:
+        step = values.count("interleave_moe_layer_step")
+        is_moe = [index % step == step - 1 for index in range(num_layers)]
+    else:
+        is_moe = [index in moe_indices for index in range(num_layers)]
+    # Layers without rotary positions see everything, the others only their chunk.
+    no_rope = values.list_of("no_rope_layers")
+    if not no_rope:
+        interval = values.count("no_rope_layer_interval")
+        no_rope = [int((index + 1) % interval != 0) for index in range(num_layers)]
+    default = ["chunked_attention" if uses_rope else "full_attention" for uses_rope in no_rope]
+    expert_width = values.count("intermediate_size")
+    return {
+        "intermediate_size": values.count("intermediate_size_mlp"),
+        "moe_intermediate_size": expert_width,
+        "shared_expert_intermediate_size": expert_width,
+        "qk_norm": "l2" if values.flag("use_qk_norm") else "none",
+        **windows_from_layer_types(values, default),
+        **_moe_layers(values, is_moe),
+    }
+
+
+LLAMA4 = Family(
+    model_types=("llama4_text", "llama4"),
+    defaults={
+        "vocab_size": 202048,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 16,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": True,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+    },
+    spellings={
+        **HEAD_DIM,
+        **ATTENTION_BIAS,
+        **_EXPERTS,
+        "intermediate_size": ("intermediate_size_mlp",),
+        "moe_intermediate_size": ("intermediate_size",),
+    },
+    facts=RMSNORM_GATED,
+    derive=_llama4_rest,
+)
+
+FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, LLAMA4)

@@ -1,0 +1,69 @@
+"""Family: how one kind of model spells its shape in config.json, and what its architecture fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapewright.config.hf_values import HfValues
+from shapewright.config.validate import shown
+from shapewright.errors import ConfigError
+
+Fields = dict[str, Any]
+Spellings = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One or more model types that share a reader.
+
+    Attributes:
+        model_types: The values of ``model_type`` that it reads; also ``*_text`` parts of multimodal models.
+        defaults: What transformers assumes for absent keys, by Hugging Face key.
+        spellings: By field of TransformerConfig: the Hugging Face keys that hold it as it is, the usual one first.
+        facts: Fields that the architecture fixes.
+        derive: Reads the fields that no single key holds; its result wins over the others.
+    """
+
+    model_types: tuple[str, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    derive: Callable[[HfValues], Fields] | None = None
+
+
+def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fields:
+    """Turn ``layer_types`` into windows, given the pattern that the family assumes where it is absent.
+
+    Raises:
+        ConfigError: a layer type that no lowering knows, or a window that is missing.
+    """
+    layer_types = values.list_of("layer_types")
+    names = layer_types if layer_types is not None else default
+    if not names:
+        return {}
+    num_layers = values.count("num_hidden_layers")
+    if layer_types is not None and len(names) != num_layers:
+        raise ConfigError(
+            f"layer_types has {len(names)} entries but num_hidden_layers={num_layers}; give one per layer"
+        )
+    sizes = {"full_attention": 0}
+    kind = "sliding"
+    if "sliding_attention" in names:
+        # transformers masks nothing where layers slide but no window is given
+        sizes["sliding_attention"] = values.optional_count("sliding_window")
+    if "chunked_attention" in names:
+        sizes["chunked_attention"] = values.optional_count("attention_chunk_size")
+        kind = "chunked"
+    unknown = next((name for name in names if not isinstance(name, str) or name not in sizes), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"layer_types has {shown(unknown)}; known are full_attention, sliding_attention, chunked_attention"
+        )
+    return {"attention_windows": tuple(sizes[str(name)] for name in names), "attention_window_kind": kind}
+
+
+def window_on_every_layer(values: HfValues) -> Fields:
+    """Read a sliding window that holds for all layers, if there is one."""
+    return {"attention_windows": (values.optional_count("sliding_window"),)}

@@ -1,0 +1,113 @@
+"""Reader of last resort: a model type without a table, read by the names of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shapewright.config.families.family import Family, Fields, Spellings, windows_from_layer_types
+from shapewright.config.hf_values import HfValues
+
+_SPELLINGS: Spellings = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim", "dim", "hidden_dim", "n_embed"),
+    "num_layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "num_decoder_layers",
+        "num_transformer_layers",
+    ),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "vocab_size": ("vocab_size", "n_vocab", "padded_vocab_size"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
+    "head_dim": ("head_dim", "kv_channels", "d_kv", "attention_head_dim"),
+    "v_head_dim": ("v_head_dim",),
+    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff", "inner_dim"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+    "activation": ("hidden_act", "hidden_activation", "activation_function", "activation"),
+    "hidden_dropout": ("hidden_dropout", "resid_pdrop", "dropout", "hidden_dropout_prob"),
+    "attention_dropout": ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
+    "parallel_attention_mlp": ("use_parallel_residual", "parallel_attn"),
+    "qkv_bias": ("attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias", "use_bias", "bias"),
+    "attention_out_bias": ("attention_bias", "use_bias", "bias"),
+    "mlp_bias": ("mlp_bias", "use_bias", "bias"),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "num_token_types": ("type_vocab_size",),
+}
+_GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gelu_pytorch_tanh")
+_RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "layernorm_epsilon_rms")
+_ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "partial_rotary_factor")
+
+
+def unknown_family(part: Mapping[str, object]) -> tuple[Family, str]:
+    """Make a family for a model type without a table.
+
+    Returns:
+        The family, and in words what it assumes beyond the field names.
+    """
+    has_rmsnorm = any(key in part for key in _RMSNORM_KEYS)
+    is_gated = has_rmsnorm or part.get("hidden_act", part.get("hidden_activation")) in _GATED_ACTIVATIONS
+    is_rotary = has_rmsnorm or any(key in part for key in _ROTARY_KEYS)
+    is_alibi = part.get("alibi") is True
+    facts = {
+        "norm": "rmsnorm" if has_rmsnorm else "layernorm",
+        "norm_bias": not has_rmsnorm,
+        "gated_mlp": is_gated,
+        "position_embedding": "rotary" if is_rotary else "alibi" if is_alibi else "learned",
+        "qkv_bias": not has_rmsnorm,
+        "attention_out_bias": not has_rmsnorm,
+        "mlp_bias": not has_rmsnorm,
+    }
+    words = (
+        "RMSNorm" if has_rmsnorm else "LayerNorm",
+        "a gated MLP" if is_gated else "a plain MLP",
+        f"{facts['position_embedding']} positions",
+        "no biases unless named" if has_rmsnorm else "biases",
+    )
+    family = Family(
+        model_types=(),
+        spellings=_SPELLINGS,
+        facts=facts,
+        derive=_rest,
+    )
+    return family, ", ".join(words)
+
+
+def _rest(values: HfValues) -> Fields:
+    read: Fields = {}
+    if values.optional_count("kv_lora_rank"):
+        read["num_kv_heads"] = 0
+        nope = values.optional_count("qk_nope_head_dim")
+        if nope:
+            read["head_dim"] = nope + values.optional_count("qk_rope_head_dim")
+    num_experts = values.optional_count(*_SPELLINGS["num_experts"])
+    if num_experts:
+        if not values.optional_count(*_SPELLINGS["num_experts_per_token"]):
+            read["num_experts_per_token"] = min(2, num_experts)
+        num_shared = values.optional_count("n_shared_experts", "num_shared_experts")
+        width = values.optional_count(*_SPELLINGS["moe_intermediate_size"], *_SPELLINGS["intermediate_size"])
+        if num_shared and not values.optional_count("shared_expert_intermediate_size"):
+            read["shared_expert_intermediate_size"] = num_shared * width
+        num_dense = values.optional_count("first_k_dense_replace")
+        num_layers = values.count(*_SPELLINGS["num_layers"])
+        if num_dense < num_layers <= 2**16:
+            read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
+    else:
+        read |= {"num_experts_per_token": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0}
+    if values.list_of("layer_types") and values.spelled(("num_hidden_layers",)):
+        read |= _known_windows(values)
+    return read
+
+
+def _known_windows(values: HfValues) -> Fields:
+    """Windows, where all layers are attention that we know; other kinds of layers count as full attention."""
+    names = values.list_of("layer_types") or []
+    if all(name in ("full_attention", "sliding_attention", "chunked_attention") for name in names):
+        return windows_from_layer_types(values, None)
+    return {}
