@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from shapewright.config import count_parameters, list_presets, read_model
+
 _PRESETS: dict[str, dict[str, Any]] = {
     entry.name.removesuffix(".toml"): tomllib.loads(entry.read_text("utf-8"))
     for entry in files("shapewright.config").joinpath("presets").iterdir()
@@ -72,6 +74,25 @@ _SUFFIXES = {None: 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
 # Names round: the largest gap is StarCoder2 "15 B" with 15.96 billion.
 _ROUNDING = 0.07
 
+# Parameters that one token uses, as the papers and model cards say it, in billions. Some count the embedding, some do
+# not: arXiv 2401.04088 section 2, Qwen blog of 2024-03-28, arXiv 2407.10671 Table 1, 2505.09388 Table 2, 2405.04434
+# abstract and appendix B, 2412.19437 abstract, Llama 4 model card, 2508.10925 Table 1.
+_PUBLISHED_ACTIVE = {
+    "mixtral-8x7b": 12.9,
+    "mixtral-8x22b": 39,
+    "qwen1.5-moe-a2.7b": 2.7,
+    "qwen2-57b-a14b": 14,
+    "qwen3-30b-a3b": 3.3,
+    "qwen3-235b-a22b": 22,
+    "deepseek-v2": 21,
+    "deepseek-v2-lite": 2.4,
+    "deepseek-v3": 37,
+    "llama-4-scout": 17,
+    "llama-4-maverick": 17,
+    "gpt-oss-20b": 3.61,
+    "gpt-oss-120b": 5.13,
+}
+
 
 def test_there_are_enough_presets() -> None:
     """More than the promised sixty presets are there, among them the ends of every promised family."""
@@ -132,3 +153,27 @@ def test_gpt3_13b_is_the_buildable_one() -> None:
     assert all(config["n_embd"] % config["n_head"] == 0 for config in gpt3.values())
     assert (gpt3["gpt3-13b"]["n_embd"], gpt3["gpt3-13b"]["n_head"]) == (5120, 40)
     assert (gpt3["gpt3-2.7b"]["n_embd"], gpt3["gpt3-2.7b"]["n_head"]) == (2560, 32)
+
+
+def test_the_package_lists_the_files() -> None:
+    """What the package offers as presets is what the folder holds."""
+    assert list(list_presets()) == _NAMES
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_preset_reads_to_exactly_its_count(name: str) -> None:
+    """The reader takes every preset without a remark, and its parameters are those of transformers to the last one."""
+    model = read_model(name)
+
+    assert model.notes == ()
+    assert model.config.name == name
+    assert count_parameters(model.config).total == _PRESETS[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", sorted(_PUBLISHED_ACTIVE))
+def test_active_parameters_are_the_published_ones(name: str) -> None:
+    """The published active count of a mixture of experts lies between ours with and without the embedding."""
+    counts = count_parameters(read_model(name).config)
+    published = _PUBLISHED_ACTIVE[name] * 1e9
+
+    assert 0.975 * (counts.active - counts.token_embedding) < published < 1.025 * counts.active
