@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import sqrt
 from typing import TYPE_CHECKING
+
+from shapewright.config import count_parameters
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import count_hardware_flops, count_model_flops, layers_per_stage, lower, num_microbatches
+from shapewright.lowering.flops import sum_flops
+from shapewright.memory import estimate_memory
+from shapewright.operations import Collective
+from shapewright.perf.pricing import price_operations
+from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
     from shapewright.config import ParameterCounts, TransformerConfig
     from shapewright.hardware import Device
-    from shapewright.layout import ParallelLayout
     from shapewright.memory import MemoryEstimate
     from shapewright.operations import Operation
     from shapewright.perf.price import Price
     from shapewright.workload import Workload
+
+# Share of the backward pass's computation that gradient communication can hide behind: the first bucket waits for the
+# last layer's gradients and the last bucket for nothing. Assumed; buckets of 25 to 40 MB leave about this much.
+_OVERLAP_SHARE = 0.9
+# Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
+# each shape errs on its own.
+_ERROR_CORRELATION = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,72 @@ class PricedOperation:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """Times of a step, added up from its operations. [s]"""
+
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    bubble_s: float
+    layer_forward_s: float
+
+
+def add_up(priced: Iterable[PricedOperation], config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> StepTimes:
+    """Add the operations of the busiest stage, the pipeline's bubble and the once-per-step work.
+
+    With m micro-batches, p stages and v chunks each, the busiest stage works m passes and waits (p - 1) / v passes of
+    an average stage; so prefill and decode (m = 1) take all p stages one after the other.
+
+    Source: arXiv 2104.04473, section 2.2.
+    """
+    spread_alone, spread_together = [0.0, 0.0], [0.0, 0.0]
+    layer_forward_s = 0.0
+    sums = dict.fromkeys(("every", "first", "last", "step"), 0.0)
+    for entry in priced:
+        operation, price, total_s = entry.operation, entry.price, entry.total_time_s
+        sums["step" if operation.pass_name == "step" else operation.stage] += total_s
+        if total_s > 0.0:
+            for side, end in enumerate((price.low_s, price.high_s)):
+                width = total_s * abs(float(end) / float(price.time_s) - 1.0)
+                spread_alone[side] += width**2
+                spread_together[side] += width
+        if operation.pass_name == "forward" and operation.stage == "every":
+            layer_forward_s += total_s
+    passes = num_microbatches(workload, layout)
+    ends_s = max(sums["first"], sums["last"]) if layout.pipeline_parallel > 1 else sums["first"] + sums["last"]
+    busiest_s = sums["every"] + ends_s
+    bubble_s = (layout.pipeline_parallel - 1) / layout.virtual_pipeline * sums["every"] / passes
+    step_s = busiest_s + bubble_s + sums["step"]
+    scale = step_s / max(sum(sums.values()), 1e-30)
+    below, above = (
+        scale * sqrt((1.0 - _ERROR_CORRELATION) * alone + _ERROR_CORRELATION * together**2)
+        for alone, together in zip(spread_alone, spread_together, strict=True)
+    )
+    return StepTimes(
+        step_s=step_s,
+        step_low_s=max(step_s - below, 0.0),
+        step_high_s=step_s + above,
+        bubble_s=bubble_s,
+        layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
+    )
+
+
+def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
+    """Give overlapping collectives the share of their time that the backward pass cannot hide."""
+    hideable = [entry for entry in priced if isinstance(entry.operation, Collective) and entry.operation.overlaps]
+    if not hideable:
+        return priced
+    cover_s = _OVERLAP_SHARE * sum(
+        entry.total_time_s
+        for entry in priced
+        if entry.operation.pass_name == "backward" and not isinstance(entry.operation, Collective)
+    )
+    wanted_s = sum(entry.total_time_s for entry in hideable)
+    exposed = max(0.0, 1.0 - cover_s / wanted_s) if wanted_s > 0.0 else 1.0
+    return [replace(entry, exposed_fraction=exposed) if entry in hideable else entry for entry in priced]
+
+
+@dataclass(frozen=True)
 class Prediction:
     """One step of one model on one device, with everything that went into it.
 
@@ -50,6 +133,7 @@ class Prediction:
         step_time_s: Time of one step. [s]
         step_time_low_s: Lower end of its 90 % interval. [s]
         step_time_high_s: Upper end of its 90 % interval. [s]
+        bubble_time_s: Part of it in which the busiest stage of a pipeline waits. [s]
         layer_forward_time_s: Forward time of one average layer. [s]
         tokens_per_step: New tokens that one step processes, over all devices.
         tokens_per_s_per_device: Tokens per second and device.
@@ -71,6 +155,7 @@ class Prediction:
     step_time_s: float
     step_time_low_s: float
     step_time_high_s: float
+    bubble_time_s: float
     layer_forward_time_s: float
     tokens_per_step: int
     tokens_per_s_per_device: float
@@ -90,5 +175,105 @@ def predict(
     layout: ParallelLayout | None = None,
     uncalibrated: bool = False,
 ) -> Prediction:
-    """Predict the time, throughput and memory of one step."""
-    raise NotImplementedError
+    """Predict the time, throughput and memory of one step.
+
+    Args:
+        config: The model.
+        device: What it runs on.
+        workload: What is run.
+        layout: How it is spread; one device if left out.
+        uncalibrated: Price as if nobody had measured this device.
+
+    Returns:
+        The prediction, with every operation and its price.
+
+    Raises:
+        LayoutError: the layout does not divide the model.
+        WorkloadError: the batch does not divide, or the device has no kernel for this attention.
+        UnknownRateError: the device has no rate for the dtype, or no link that the layout needs.
+
+    Assumes: stages of a pipeline run the 1F1B schedule (interleaved with virtual_pipeline); no data loading, no
+    stragglers, no host that falls behind the device.
+    """
+    layout = layout or ParallelLayout()
+    operations = lower(config, workload, layout, node_size=device.node_size)
+    prices = price_operations(operations, device, uncalibrated=uncalibrated)
+    priced = _hide_communication([PricedOperation(operation, price) for operation, price in zip(operations, prices, strict=True)])
+    times = add_up(priced, config, workload, layout)
+    tokens = _count_tokens(workload, layout)
+    model_flops, hardware_flops = _count_flops(config, workload, layout, operations)
+    peak = device.peak_flops_per_s(workload.dtype)
+    per_device_s = times.step_s * layout.num_devices
+    memory = estimate_memory(config, workload, layout)
+    return Prediction(
+        config=config,
+        device=device,
+        workload=workload,
+        layout=layout,
+        operations=tuple(priced),
+        parameters=count_parameters(config),
+        memory=memory,
+        step_time_s=times.step_s,
+        step_time_low_s=times.step_low_s,
+        step_time_high_s=times.step_high_s,
+        bubble_time_s=times.bubble_s,
+        layer_forward_time_s=times.layer_forward_s,
+        tokens_per_step=tokens,
+        tokens_per_s_per_device=tokens / per_device_s,
+        model_flops_per_s=model_flops / per_device_s,
+        hardware_flops_per_s=hardware_flops / per_device_s,
+        mfu=model_flops / per_device_s / peak,
+        hfu=hardware_flops / per_device_s / peak,
+        calibration=_label_calibration(priced),
+        warnings=_warn(config, device, workload, priced, memory),
+    )
+
+
+def _count_tokens(workload: Workload, layout: ParallelLayout) -> int:
+    """New tokens of one step over all replicas; the context axis shares sequences and adds none."""
+    sequences = workload.micro_batch_size * num_microbatches(workload, layout) * layout.data_parallel
+    return sequences * workload.query_len
+
+
+def _count_flops(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, operations: tuple[Operation, ...]
+) -> tuple[float, float]:
+    """Model and hardware FLOPs of the whole job; on one device the lowered operations are already the whole job."""
+    if layout.num_devices > 1 or workload.recompute != "none":
+        return count_model_flops(config, workload, layout), count_hardware_flops(config, workload, layout)
+    flops = sum_flops(operations, ("forward", "backward"))
+    return flops, flops
+
+
+def _label_calibration(priced: list[PricedOperation]) -> dict[str, str]:
+    """Which record priced each kind of operation."""
+    labels: dict[str, str] = {}
+    for entry in priced:
+        labels.setdefault(entry.operation.kind, entry.price.calibration)
+    return labels
+
+
+def _warn(
+    config: TransformerConfig,
+    device: Device,
+    workload: Workload,
+    priced: list[PricedOperation],
+    memory: MemoryEstimate,
+) -> tuple[str, ...]:
+    """What the reader must know beside the numbers, one line each."""
+    warnings = []
+    if memory.total_bytes > device.memory_bytes:
+        warnings.append(
+            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on {device.name}; "
+            f"lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, --pipeline-parallel or "
+            f"--zero-stage"
+        )
+    if workload.kv_len > config.max_position_embeddings:
+        warnings.append(
+            f"{workload.kv_len} positions are more than the {config.max_position_embeddings} that the model is made for "
+            f"(max_position_embeddings)"
+        )
+    for kind, label in _label_calibration(priced).items():
+        if label.startswith("uncalibrated"):
+            warnings.append(f"{kind} times on {device.name} are {label}; the interval is wider for it")
+    return tuple(warnings)

@@ -1,0 +1,41 @@
+"""Alignment: the largest power of two of bytes that every row of an operand starts at.
+
+Matrix units are fed by wide loads (16 bytes a thread on NVIDIA from Volta on, whole 128-byte lines by Hopper's bulk
+copies). A row length that is no multiple of the width forces a kernel with narrower loads. Which row length counts
+is a matter of memory layout: only contiguous dimensions do (operations.gemm.contiguous_dims).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.operations.base import Count
+
+# Beyond a whole cache line nothing is gained. [byte] Source: 128-byte lines of every NVIDIA GPU since Fermi.
+LARGEST_ALIGNMENT_BYTES = 128
+ALIGNMENT_CLASSES_BYTES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def alignment_bytes(dim: Count, element_bits: int) -> NDArray[np.int64]:
+    """Largest power of two, at most 128, that divides the bytes of ``dim`` elements.
+
+    >>> [int(alignment_bytes(width, 16)) for width in (4096, 4097, 50257, 80, 10922)]
+    [128, 2, 2, 32, 4]
+    """
+    row_bits = np.asarray(dim, dtype=np.int64) * element_bits
+    lowest_bit = row_bits & -row_bits
+    return np.minimum(np.maximum(lowest_bit // 8, 1), LARGEST_ALIGNMENT_BYTES)
+
+
+def alignment_class(align_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Index into ALIGNMENT_CLASSES_BYTES.
+
+    >>> alignment_class(np.array([1, 16, 128])).tolist()
+    [0, 4, 7]
+    """
+    return np.log2(align_bytes).astype(np.int64)

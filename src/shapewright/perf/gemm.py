@@ -1,0 +1,245 @@
+"""Price of a GEMM: the fastest kernel of the menu (perf.kernels), its reason and its interval.
+
+Scalars and arrays take the same road: one shape is an array of one. Shapes are priced in blocks that fit a core's
+cache, all kernels of the menu side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.dtypes import get_dtype
+from shapewright.errors import CalibrationError
+from shapewright.operations.gemm import Gemm, GroupedGemm
+from shapewright.perf.kernels import DeviceRates, GemmParameters, alignment_factor, estimate_kernels, rates_of, read_parameters
+from shapewright.perf.price import GemmPrice
+from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
+from shapewright.perf.tiling import tile_efficiency, wave_efficiency
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
+
+    Array = NDArray[np.float64]
+
+# Shapes priced together: 2048 shapes x 100 kernels of float64 are 1.6 MB, which stays in a core's cache.
+ROWS_PER_BLOCK = 2048
+
+# Whose fractions a dtype borrows in a record that lacks it, nearest first.
+DTYPE_KIN = {
+    "bf16": ("fp16",),
+    "fp16": ("bf16",),
+    "tf32": ("bf16", "fp16"),
+    "fp32": ("bf16", "fp16"),
+    "fp8": ("bf16", "fp16"),
+    "int8": ("fp8", "bf16", "fp16"),
+    "fp4": ("fp8", "bf16", "fp16"),
+}
+# fp16 and bf16 run at one rate through the same kernels on every device that has both.
+_SAME_KERNELS = {frozenset({"fp16", "bf16"})}
+# Widening of the logarithmic interval for a dtype that borrows another's fractions. Judgement, as TRANSFER_WIDENING is.
+_DTYPE_WIDENING = 1.6
+
+ROOFLINE_LABEL = "uncalibrated (roofline bound)"
+
+
+def price_gemm(operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False) -> GemmPrice:
+    """Price one GEMM, or arrays of them.
+
+    Args:
+        operation: The product; its dims are ints, or arrays of one shape.
+        device: The device.
+        record: A record of kind ``gemm``.
+        hot_cache: Operands may lie in the last-level cache from a previous run, as in a benchmark.
+
+    Returns:
+        The price; floats for int dims, arrays for array dims.
+
+    Raises:
+        UnknownRateError: the device has no rate for the dtype.
+    """
+    dims = np.broadcast_arrays(*(np.asarray(dim, dtype=float) for dim in (operation.m, operation.n, operation.k, operation.batch)))
+    shape = dims[0].shape
+    m, n, k, batch = (dim.reshape(-1) for dim in dims)
+    price = _price_flat(m, n, k, batch, operation.layout, operation.dtype, device, record, hot_cache)
+    convert = (lambda value: float(value[0])) if shape == () else (lambda value: value.reshape(shape))
+    return replace(price, **{name: convert(getattr(price, name)) for name in _ARRAY_FIELDS})
+
+
+def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationRecord) -> list[GemmPrice]:
+    """Price many scalar GEMMs at once: those of one layout and dtype share one evaluation."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, operation in enumerate(operations):
+        groups.setdefault((operation.layout, operation.dtype), []).append(index)
+    prices: list[GemmPrice | None] = [None] * len(operations)
+    for (layout, dtype), indices in groups.items():
+        m, n, k, batch = (np.array([float(getattr(operations[i], name)) for i in indices]) for name in ("m", "n", "k", "batch"))
+        flat = _price_flat(m, n, k, batch, layout, dtype, device, record, False)
+        columns = {name: getattr(flat, name).tolist() for name in _ARRAY_FIELDS}
+        for position, index in enumerate(indices):
+            prices[index] = replace(flat, **{name: column[position] for name, column in columns.items()})
+    return [price for price in prices if price is not None]
+
+
+def as_gemm(operation: GroupedGemm) -> Gemm:
+    """The batch of equal products that stands for an even split of rows over experts.
+
+    With fewer rows than experts only the expected number of distinct experts, g (1 - (1 - 1/g)^rows), is read.
+
+    Assumes: rows spread evenly; a skewed router is slower by up to its busiest expert's share.
+    """
+    rows = operation.k if operation.layout == "TN" else operation.m
+    groups = np.asarray(operation.groups, dtype=float)
+    active = np.maximum(1, np.round(groups * -np.expm1(np.asarray(rows, dtype=float) * np.log1p(-1.0 / np.maximum(groups, 1.0 + 1e-9)))))
+    share = np.ceil(np.asarray(rows, dtype=float) / active)
+    count: Any = (lambda value: int(value)) if np.ndim(share) == 0 else (lambda value: value.astype(np.int64))
+    m, k = (operation.m, count(share)) if operation.layout == "TN" else (count(share), operation.k)
+    return Gemm(
+        name=operation.name,
+        pass_name=operation.pass_name,
+        stage=operation.stage,
+        repeats=operation.repeats,
+        dtype=operation.dtype,
+        m=m,
+        n=operation.n,
+        k=k,
+        batch=count(active),
+        layout=operation.layout,
+    )
+
+
+_ARRAY_FIELDS = (
+    "time_s",
+    "low_s",
+    "high_s",
+    "compute_s",
+    "memory_s",
+    "start_s",
+    "roofline_s",
+    "tile_m",
+    "tile_n",
+    "split_k",
+    "num_tiles",
+    "num_waves",
+    "tile_efficiency",
+    "wave_efficiency",
+    "alignment_bytes",
+    "alignment_factor",
+)
+
+
+def _price_flat(  # noqa: PLR0917
+    m: Array, n: Array, k: Array, batch: Array, layout: str, dtype: str, device: Device, record: CalibrationRecord, hot_cache: bool
+) -> GemmPrice:
+    """Price 1-d arrays of shapes, block by block."""
+    flops, num_bytes = 2.0 * m * n * k * batch, (m * k + k * n + m * n) * batch * get_dtype(dtype).num_bytes
+    floor_s = np.asarray(roofline_s(flops, num_bytes, device, dtype))
+    if device.roofline_only or device.num_sms is None:
+        return _roofline_price(flops, num_bytes, floor_s, device, dtype)
+    parameters, source_dtype = _section(record.id, record, dtype)
+    rates = rates_of(device, dtype)
+    if hot_cache:
+        rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
+    blocks = [
+        _price_block(m[i : i + ROWS_PER_BLOCK], n[i : i + ROWS_PER_BLOCK], k[i : i + ROWS_PER_BLOCK], batch[i : i + ROWS_PER_BLOCK], layout, dtype, parameters, rates)
+        for i in range(0, len(m), ROWS_PER_BLOCK)
+    ]
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    time_s = np.maximum(columns.pop("time_s"), floor_s)
+    same = source_dtype == dtype or frozenset({source_dtype, dtype}) in _SAME_KERNELS
+    widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
+    low, high = interval_factors(record.interval[source_dtype], time_s, widening)
+    label = record.label if same else f"{record.label}, fractions of {source_dtype}"
+    return GemmPrice(
+        time_s=time_s,
+        low_s=np.maximum(time_s * low, floor_s),
+        high_s=time_s * high,
+        start_s=np.full_like(time_s, parameters.start_s),
+        roofline_s=floor_s,
+        calibration=label,
+        **columns,
+    )
+
+
+def _price_block(  # noqa: PLR0917
+    m: Array, n: Array, k: Array, batch: Array, layout: str, dtype: str, parameters: GemmParameters, rates: DeviceRates
+) -> dict[str, Array]:
+    """Choose the fastest kernel for each shape of a block."""
+    factor, align = alignment_factor(m, n, k, layout, get_dtype(dtype).bits, parameters)
+    times = estimate_kernels(m[:, None], n[:, None], k[:, None], batch[:, None], factor[:, None], parameters, rates)
+    best = np.argmin(times.total_s, axis=1)
+    rows = np.arange(len(m))
+    tile_m, tile_n, num_tiles = parameters.tile_m[best], parameters.tile_n[best], times.num_tiles[rows, best]
+    return {
+        "time_s": times.total_s[rows, best],
+        "compute_s": times.compute_s[rows, best],
+        "memory_s": times.memory_s[rows, best],
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "split_k": parameters.split_k[best],
+        "num_tiles": num_tiles,
+        "num_waves": times.num_waves[rows, best],
+        "tile_efficiency": np.asarray(tile_efficiency(m, n, tile_m, tile_n)),  # type: ignore[arg-type]
+        "wave_efficiency": np.asarray(wave_efficiency(num_tiles, rates.num_sms)),  # type: ignore[arg-type]
+        "alignment_bytes": align,
+        "alignment_factor": factor,
+    }
+
+
+def _roofline_price(flops: Array, num_bytes: Array, floor_s: Array, device: Device, dtype: str) -> GemmPrice:
+    """Bound for a device whose tiles are not modelled; the label says that it is one."""
+    one, zero = np.ones_like(floor_s), np.zeros_like(floor_s)
+    return GemmPrice(
+        time_s=floor_s,
+        low_s=floor_s,
+        high_s=floor_s * ROOFLINE_HIGH_FACTOR,
+        compute_s=flops / device.peak_flops_per_s(dtype),
+        memory_s=num_bytes / device.memory_bandwidth_bytes_per_s,
+        start_s=zero,
+        roofline_s=floor_s,
+        calibration=ROOFLINE_LABEL,
+        tile_m=zero,
+        tile_n=zero,
+        split_k=one,
+        num_tiles=zero,
+        num_waves=zero,
+        tile_efficiency=one,
+        wave_efficiency=one,
+        alignment_bytes=zero,
+        alignment_factor=one,
+    )
+
+
+def interval_factors(interval: Any, time_s: Array, widening: float) -> tuple[Array, Array]:
+    """Ends of the 90 % interval as factors on a predicted time, by regime of that time.
+
+    Args:
+        interval: ``edges_s`` between regimes, and per regime ``low`` and ``high``, quantiles of measured / predicted.
+        time_s: Predicted times. [s]
+        widening: Factor on their logarithms, 1 or more, for borrowed records.
+    """
+    regime = np.searchsorted(interval["edges_s"], time_s)
+    return np.asarray(interval["low"])[regime] ** widening, np.asarray(interval["high"])[regime] ** widening
+
+
+_SECTIONS: dict[tuple[str, str], tuple[GemmParameters, str]] = {}
+
+
+def _section(record_id: str, record: CalibrationRecord, dtype: str) -> tuple[GemmParameters, str]:
+    """Parameters for a dtype, its own or its nearest kin's, unfolded once per record."""
+    key = (record_id, dtype)
+    if key not in _SECTIONS:
+        sections = record.parameters["dtypes"]
+        for name in (dtype, *DTYPE_KIN[dtype]):
+            if name in sections:
+                _SECTIONS[key] = (read_parameters(sections[name]), name)
+                break
+        else:
+            raise CalibrationError(f"record {record_id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; it has {', '.join(sections)}")
+    return _SECTIONS[key]
