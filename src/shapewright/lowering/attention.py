@@ -9,7 +9,8 @@ Source: arXiv 2405.04434, section 2.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.communication import collective, gather_tokens, reduce_tokens, ring_keys_values
 from shapewright.lowering.pointwise import bias, dropout, move, norm, pointwise
@@ -18,6 +19,15 @@ from shapewright.operations import Attention, Gemm
 if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
+
+
+class _Heads(NamedTuple):
+    """Key-value heads of one attention call and the widths of a head."""
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    values_in_keys: bool = False
 
 
 def weight_gemm(
@@ -49,35 +59,19 @@ def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
     """Self-attention itself, for the layers with one window."""
     config = shard.config
     if absorbs_latents(shard):
-        core_heads = 1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank
+        heads = _Heads(1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank, values_in_keys=True)
     else:
-        core_heads = shard.num_kv_heads, config.head_dim, config.v_head_dim
-    kv_heads, head_dim, v_head_dim = core_heads
+        heads = _Heads(shard.num_kv_heads, config.head_dim, config.v_head_dim)
     kv_len = shard.kv_len
     if shard.workload.phase == "decode":
-        # A rolling cache holds no more keys than the window; the context axis splits the rest.
-        kv_len = -(-(min(kv_len, window) if window else kv_len) // shard.layout.context_parallel)
+        # The one query's window is all that it reads: what is left of its chunk, or a rolling cache. The context axis
+        # splits the rest.
+        is_chunked = config.attention_window_kind == "chunked"
+        seen = (kv_len - 1) % window + 1 if window and is_chunked else min(kv_len, window) if window else kv_len
+        kv_len, window = -(-seen // shard.layout.context_parallel), 0
     if shard.workload.attention == "unfused":
-        return _lower_unfused(
-            shard,
-            "attention",
-            repeats,
-            kv_len=kv_len,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            v_head_dim=v_head_dim,
-        )
-    return _lower_fused(
-        shard,
-        "attention",
-        repeats,
-        kv_len=kv_len,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        v_head_dim=v_head_dim,
-        window=window if window < kv_len else 0,
-        causal=shard.causal,
-    )
+        return _lower_unfused(shard, "attention", repeats, heads, kv_len=kv_len)
+    return _lower_fused(shard, "attention", repeats, heads, kv_len=kv_len, window=window, causal=shard.causal)
 
 
 def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
@@ -116,29 +110,11 @@ def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
 
 def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
     """Cross attention itself: every query sees the whole source."""
-    config = shard.config
+    heads = _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
     source_len = shard.source_len * shard.layout.context_parallel
     if shard.workload.attention == "unfused":
-        return _lower_unfused(
-            shard,
-            "cross_attention",
-            repeats,
-            kv_len=source_len,
-            num_kv_heads=shard.num_kv_heads,
-            head_dim=config.head_dim,
-            v_head_dim=config.v_head_dim,
-        )
-    return _lower_fused(
-        shard,
-        "cross_attention",
-        repeats,
-        kv_len=source_len,
-        num_kv_heads=shard.num_kv_heads,
-        head_dim=config.head_dim,
-        v_head_dim=config.v_head_dim,
-        window=0,
-        causal=False,
-    )
+        return _lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
+    return _lower_fused(shard, "cross_attention", repeats, heads, kv_len=source_len, window=0, causal=False)
 
 
 def _lower_projections(shard: Shard, repeats: int) -> list[Operation]:
@@ -248,9 +224,7 @@ def _write_cache(shard: Shard, repeats: int) -> Operation:
     return move(shard, "attention.cache_write", repeats, read=elements, written=elements)
 
 
-def _lower_unfused(
-    shard: Shard, block: str, repeats: int, *, kv_len: int, num_kv_heads: int, head_dim: int, v_head_dim: int
-) -> list[Operation]:
+def _lower_unfused(shard: Shard, block: str, repeats: int, heads: _Heads, *, kv_len: int) -> list[Operation]:
     """Scores (b a, s x d, d x s), mask, softmax, dropout, and attention over value (b a, s x s, s x d_v).
 
     The scale is folded into the score GEMM. Keys and values are repeated for every query head, as PyTorch does, and the
@@ -259,14 +233,14 @@ def _lower_unfused(
     batch = shard.batch_size * shard.num_heads
     scores = 1.0 * batch * shard.query_len * kv_len
     operations: list[Operation] = []
-    if num_kv_heads < shard.num_heads:
-        keys_and_values = 1.0 * shard.batch_size * kv_len * (head_dim + v_head_dim)
+    if heads.num_kv_heads < shard.num_heads:
+        keys_and_values = 1.0 * shard.batch_size * kv_len * (heads.head_dim + heads.v_head_dim)
         operations.append(
             move(
                 shard,
                 f"{block}.repeat_kv",
                 repeats,
-                read=keys_and_values * num_kv_heads,
+                read=keys_and_values * heads.num_kv_heads,
                 written=keys_and_values * shard.num_heads,
             )
         )
@@ -276,7 +250,7 @@ def _lower_unfused(
         dtype=shard.dtype,
         m=shard.query_len,
         n=kv_len,
-        k=head_dim,
+        k=heads.head_dim,
         batch=batch,
         layout="NT",
     )
@@ -285,63 +259,78 @@ def _lower_unfused(
         repeats=repeats,
         dtype=shard.dtype,
         m=shard.query_len,
-        n=v_head_dim,
+        n=heads.v_head_dim,
         k=kv_len,
         batch=batch,
         layout="NN",
     )
     operations.append(score)
-    operations.append(pointwise(shard, f"{block}.mask", "mask", repeats, read=scores, written=scores))
+    if shard.query_len > 1:  # a single query may see everything that is there
+        operations.append(pointwise(shard, f"{block}.mask", "mask", repeats, read=scores, written=scores))
     operations.append(pointwise(shard, f"{block}.softmax", "softmax", repeats, read=scores, written=scores))
     if shard.workload.is_training and shard.config.attention_dropout > 0.0:
         operations.append(dropout(shard, f"{block}.dropout", repeats, elements=scores))
     operations.append(over_value)
-    merged = 1.0 * shard.num_tokens * shard.num_heads * v_head_dim
+    merged = 1.0 * shard.num_tokens * shard.num_heads * heads.v_head_dim
     operations.append(move(shard, f"{block}.merge_heads", repeats, read=merged, written=merged))
     return operations
 
 
 def _lower_fused(
-    shard: Shard,
-    block: str,
-    repeats: int,
-    *,
-    kv_len: int,
-    num_kv_heads: int,
-    head_dim: int,
-    v_head_dim: int,
-    window: int,
-    causal: bool,
+    shard: Shard, block: str, repeats: int, heads: _Heads, *, kv_len: int, window: int, causal: bool
 ) -> list[Operation]:
     """One kernel; on a context axis one per ring step.
 
     Balanced rings give each device an early and a late piece of the sequence: its own keys make one causal square, and
-    each of the other devices' keys half a square (arXiv 2311.09431). Windowed layers are left as one call.
+    each of the other devices' keys half a square (arXiv 2311.09431). Windowed layers are left as one call, and chunked
+    ones become shorter sequences.
     """
-    name = f"{shard.prefix}{block}.fused"
-    cached = None if shard.workload.is_training else shard.workload.kv_cache_dtype or shard.gemm_dtype
+    if window and shard.config.attention_window_kind == "chunked":
+        return _lower_chunks(shard, block, repeats, heads, chunk_len=window)
+    whole = _call(shard, f"{block}.fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
     ring_steps = 1 if shard.workload.phase == "decode" else shard.layout.context_parallel
-    own_len = kv_len if window else kv_len // ring_steps
+    if window:
+        return [replace(whole, window_size=window)]
+    if ring_steps == 1:
+        return [whole]
+    own_len = kv_len // ring_steps
+    ring = replace(
+        whole,
+        name=f"{whole.name}.ring",
+        repeats=repeats * (ring_steps - 1),
+        kv_len=-(-own_len // 2) if causal else own_len,
+        causal=False,
+    )
+    return [replace(whole, kv_len=own_len), ring]
 
-    def call(name: str, repeats: int, keys: int, is_causal: bool) -> Attention:
-        return Attention(
-            name=name,
-            repeats=repeats,
-            dtype=shard.dtype,
-            batch_size=shard.batch_size,
-            query_len=shard.query_len,
-            kv_len=keys,
-            num_heads=shard.num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            v_head_dim=v_head_dim,
-            causal=is_causal,
-            window_size=window,
-            kv_cache_dtype=cached,
-        )
 
-    operations: list[Operation] = [call(name, repeats, own_len, causal)]
-    if ring_steps > 1 and not window:
-        seen = -(-own_len // 2) if causal else own_len
-        operations.append(call(f"{name}.ring", repeats * (ring_steps - 1), seen, False))
+def _lower_chunks(shard: Shard, block: str, repeats: int, heads: _Heads, *, chunk_len: int) -> list[Operation]:
+    """Attention inside fixed chunks of the sequence: whole chunks as more sequences, then what is left over."""
+    num_chunks, rest = divmod(shard.query_len, chunk_len)
+    operations: list[Operation] = []
+    for name, count, length in (("fused", num_chunks, chunk_len), ("fused.rest", int(rest > 0), rest)):
+        if count:
+            call = _call(shard, f"{block}.{name}", repeats, heads, query_len=length, kv_len=length, causal=True)
+            operations.append(replace(call, batch_size=shard.batch_size * count))
     return operations
+
+
+def _call(
+    shard: Shard, name: str, repeats: int, heads: _Heads, *, query_len: int, kv_len: int, causal: bool
+) -> Attention:
+    is_cached = not shard.workload.is_training
+    return Attention(
+        name=shard.prefix + name,
+        repeats=repeats,
+        dtype=shard.dtype,
+        batch_size=shard.batch_size,
+        query_len=query_len,
+        kv_len=kv_len,
+        num_heads=shard.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        v_head_dim=heads.v_head_dim,
+        causal=causal,
+        kv_cache_dtype=shard.workload.kv_cache_dtype or shard.gemm_dtype if is_cached else None,
+        values_in_keys=heads.values_in_keys,
+    )

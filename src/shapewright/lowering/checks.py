@@ -44,8 +44,9 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
         raise LayoutError(
             f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it; try {allowed}"
         )
-    has_experts, has_dense = _layer_kinds(config)
-    if has_dense:
+    kinds = {group.is_moe for group in (*config.layer_groups(), *config.encoder_layer_groups())}
+    has_experts = True in kinds
+    if False in kinds:
         _require_divides("tensor_parallel", t, "intermediate_size", config.intermediate_size)
     if has_experts:
         _require_divides("tensor_parallel", t, "moe_intermediate_size", config.moe_intermediate_size)
@@ -87,15 +88,6 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         allowed = f"{below} or {below + step}" if below else f"{step}"
         advice = ", or turn sequence_parallel off" if splits_tokens and workload.seq_len % cp == 0 else ""
         raise LayoutError(f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}")
-
-
-def _layer_kinds(config: TransformerConfig) -> tuple[bool, bool]:
-    """Whether there are layers with experts, and layers without."""
-    if not config.num_experts:
-        return False, True
-    pattern = config.moe_layers or (True,)
-    has_encoder = config.num_encoder_layers > 0
-    return any(pattern), has_encoder or not all(pattern)
 
 
 def _require_divides(degree_name: str, degree: int, field_name: str, value: int) -> None:

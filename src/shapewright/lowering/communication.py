@@ -98,13 +98,22 @@ def collective(
     ]
 
 
-def gather_tokens(shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every") -> list[Operation]:
+def gather_tokens(
+    shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every", overlaps: bool = False
+) -> list[Operation]:
     """Bring the tokens together before a column-parallel GEMM; needed only where the tensor axis splits them."""
     if not shard.splits_sequence:
         return []
     message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
     return collective(
-        shard, f"{name}.all_gather", "all_gather", "tensor", repeats, message_bytes=message_bytes, stage=stage
+        shard,
+        f"{name}.all_gather",
+        "all_gather",
+        "tensor",
+        repeats,
+        message_bytes=message_bytes,
+        stage=stage,
+        overlaps=overlaps,
     )
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from shapewright.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shapewright.config.transformer import TransformerConfig
     from shapewright.layout import ParallelLayout
     from shapewright.workload import Workload
@@ -54,7 +56,7 @@ class LayerCounts:
         num_expert: Layers with experts.
     """
 
-    windows: tuple[tuple[int, int], ...]
+    windows: Mapping[int, int]
     num_dense: int
     num_expert: int
 
@@ -71,34 +73,23 @@ def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCoun
     windowed ones: experts are what makes a layer slow, windows what makes it fast.
     """
     size = layers_per_stage(config, layout)
+    groups = config.layer_groups()
+    if len(groups) == 1:
+        return LayerCounts({groups[0].window: size}, 0 if groups[0].is_moe else size, size if groups[0].is_moe else 0)
     stages = [range(first, min(first + size, config.num_layers)) for first in range(0, config.num_layers, size)]
-    return max((_count_stage(config, stage) for stage in _distinct(config, stages)), key=_work)
+    return max((_count_stage(config, stage) for stage in stages), key=_work)
 
 
 def count_encoder_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
     """Count the encoder layers of one stage of an encoder-decoder; they have no windows and no experts."""
     num_layers = -(-config.num_encoder_layers // layout.pipeline_parallel)
-    return LayerCounts(((0, num_layers),), num_layers, 0)
-
-
-def _distinct(config: TransformerConfig, stages: list[range]) -> list[range]:
-    """All stages, or only the first where every layer is alike."""
-    return stages if config.attention_windows or config.moe_layers else stages[:1]
+    return LayerCounts({0: num_layers}, num_layers, 0)
 
 
 def _count_stage(config: TransformerConfig, stage: range) -> LayerCounts:
-    windows = config.attention_windows or (0,)
-    expert_pattern = config.moe_layers or (config.num_experts > 0,)
-    if len(set(windows)) == 1:
-        by_window = {windows[0]: len(stage)}
-    else:
-        by_window = dict(Counter(windows[layer % len(windows)] for layer in stage))
-    if len(set(expert_pattern)) == 1:
-        num_expert = len(stage) * expert_pattern[0]
-    else:
-        num_expert = sum(expert_pattern[layer % len(expert_pattern)] for layer in stage)
-    return LayerCounts(tuple(sorted(by_window.items())), len(stage) - num_expert, num_expert)
+    num_expert = sum(config.is_moe_layer(layer) for layer in stage)
+    return LayerCounts(Counter(config.window_of_layer(layer) for layer in stage), len(stage) - num_expert, num_expert)
 
 
 def _work(counts: LayerCounts) -> tuple[int, int, int]:
-    return counts.num_layers, counts.num_expert, dict(counts.windows).get(0, 0)
+    return counts.num_layers, counts.num_expert, counts.windows.get(0, 0)

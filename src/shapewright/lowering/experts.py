@@ -70,6 +70,10 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
         if spreads:
             operations += gather_tokens(shard, "shared_expert", repeats, tokens=tokens)
         operations += lower_mlp_gemms(shard, "shared_expert", repeats, config.shared_expert_intermediate_size)
+        if config.shared_expert_gate:
+            operations.append(
+                weight_gemm(shard, "shared_expert.token_gate", repeats, m=tokens, n=1, k=h, dtype=shard.dtype)
+            )
         if spreads:
             operations += reduce_tokens(shard, "shared_expert", repeats, tokens=tokens)
     if not spreads:

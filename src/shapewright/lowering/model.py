@@ -18,13 +18,9 @@ from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.communication import send_to_next_stage
 from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers
-from shapewright.lowering.embeddings import (
-    lower_embedding,
-    lower_embedding_backward,
-    lower_head,
-    lower_head_backward,
-)
+from shapewright.lowering.embedding import lower_embedding, lower_embedding_backward
 from shapewright.lowering.experts import lower_experts
+from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
 from shapewright.lowering.mlp import lower_mlp
 from shapewright.lowering.pointwise import dropout, norm, residual
 from shapewright.lowering.shard import Shard, make_encoder_shard, make_shard
@@ -69,19 +65,23 @@ def lower(
     counts = count_layers(config, layout)
     layers, cores = _lower_stack(shard, counts)
     num_layers = counts.num_layers
+    inputs, input_gradients, source_norm = lower_embedding(shard), lower_embedding_backward(shard), []
     if shard.encodes_source:
         encoder_shard, encoder_counts = make_encoder_shard(shard), count_encoder_layers(config, layout)
         encoder_layers, encoder_cores = _lower_stack(encoder_shard, encoder_counts)
         layers, cores = encoder_layers + layers, encoder_cores + cores
         num_layers += encoder_counts.num_layers
-    sends = send_to_next_stage(shard)
-    forward = lower_embedding(shard) + layers + sends + lower_head(shard)
+        inputs = lower_embedding(encoder_shard) + inputs
+        input_gradients += lower_embedding_backward(encoder_shard)
+        source_norm = lower_final_norm(encoder_shard, encoder_shard.num_residual_tokens)
+    body = layers + source_norm + send_to_next_stage(shard)
+    forward = inputs + body + lower_head(shard)
     if not workload.is_training:
         return tuple(forward)
 
     repeated = {"none": [], "selective": cores, "full": layers}[workload.recompute]
     recompute = [replace(operation, pass_name="recompute") for operation in repeated]
-    backward = lower_head_backward(shard) + lower_backward(layers + sends) + lower_embedding_backward(shard)
+    backward = lower_head_backward(shard) + lower_backward(body) + input_gradients
     groups = weight_groups(shard, layers, cores, num_layers)
     communication = lower_gradient_communication(shard, groups)
     step = lower_tied_gradients(shard) + lower_optimizer(shard, groups)
@@ -130,7 +130,7 @@ def _effective_windows(shard: Shard, counts: LayerCounts) -> list[tuple[int, int
     """Layers by window, where it makes a difference: unfused attention over a new sequence computes whole squares."""
     computes_squares = shard.workload.attention == "unfused" and shard.workload.phase != "decode"
     merged: Counter[int] = Counter()
-    for window, num_layers in counts.windows:
+    for window, num_layers in counts.windows.items():
         matters = 0 < window < shard.kv_len and not computes_squares
         merged[window if matters else 0] += num_layers
     return sorted(merged.items())

@@ -74,11 +74,13 @@ def dropout(shard: Shard, name: str, repeats: int, *, elements: float, stage: st
     )
 
 
-def activation(shard: Shard, name: str, repeats: int, *, width: int, tokens: int, gated: bool) -> Pointwise:
+def activation(
+    shard: Shard, name: str, repeats: int, *, width: int, tokens: int, gated: bool, stage: str = "every"
+) -> Pointwise:
     """Activate ``tokens`` rows of ``width`` elements; a gate is read besides and multiplied in the same kernel."""
     elements = 1.0 * tokens * width
     inputs = 2.0 if gated else 1.0
-    return pointwise(shard, name, "activation", repeats, read=inputs * elements, written=elements)
+    return pointwise(shard, name, "activation", repeats, read=inputs * elements, written=elements, stage=stage)
 
 
 def move(shard: Shard, name: str, repeats: int, *, read: float, written: float) -> Pointwise:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
 from shapewright.lowering.communication import collective, num_ranks_of
-from shapewright.lowering.embeddings import vocab_rows
+from shapewright.lowering.embedding import vocab_rows
 from shapewright.operations import Gemm, GroupedGemm, Pointwise
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def weight_groups(
     replicas = num_ranks_of(layout, "data")
     dense, routed = count_gemm_weights(layers, shard.num_passes)
     dense -= count_gemm_weights(cores, shard.num_passes)[0]
-    table = vocab_rows(shard) * config.hidden_size
+    table = vocab_rows(shard) * config.embedding_size
     groups = [WeightGroup("layers", "every", dense, num_layers, replicas)]
     if routed:
         groups.append(WeightGroup("experts", "every", routed, num_layers, replicas // layout.expert_parallel))
@@ -139,7 +139,7 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
         "all_reduce",
         "pipeline",
         1,
-        message_bytes=1.0 * vocab_rows(shard) * shard.config.hidden_size * shard.width_bytes,
+        message_bytes=1.0 * vocab_rows(shard) * shard.config.embedding_size * shard.width_bytes,
         num_ranks=min(2, layout.pipeline_parallel),
         stride=layout.num_devices // layout.pipeline_parallel * (layout.pipeline_parallel - 1),
         stage="last",

@@ -31,6 +31,8 @@ class Attention(OperationBase):
         window_size: Most recent positions that a query sees; 0 means all.
         is_backward: Whether this is the gradient (dQ, dK, dV; scores recomputed).
         kv_cache_dtype: Element format of keys and values in memory; None means ``dtype``.
+        values_in_keys: Whether values are the first v_head_dim elements of the keys and need no reading of their own
+            (attention on MLA's latents).
     """
 
     batch_size: Count
@@ -44,6 +46,7 @@ class Attention(OperationBase):
     window_size: Count = 0
     is_backward: bool = False
     kv_cache_dtype: str | None = None
+    values_in_keys: bool = False
 
     kind = "attention"
 
@@ -99,6 +102,7 @@ class Attention(OperationBase):
 
         # A window's keys beyond every query's reach are never read.
         reach = np.where(np.asarray(self.window_size) > 0, np.minimum(self.kv_len, self.window_size + self.query_len), self.kv_len)
-        keys_and_values = 1.0 * self.batch_size * reach * self.num_kv_heads * (self.head_dim + self.v_head_dim) * kv_width
+        kv_head_width = self.head_dim + (0 if self.values_in_keys else self.v_head_dim)
+        keys_and_values = 1.0 * self.batch_size * reach * self.num_kv_heads * kv_head_width * kv_width
         total = (2.0 if self.is_backward else 1.0) * (q_and_o + keys_and_values)
         return float(total) if np.ndim(total) == 0 else total
