@@ -37,7 +37,7 @@ _PROMISED = _words(
     qwen3-235b-a22b gemma-2b gemma-7b gemma-2-27b gemma-3-1b gemma-3-27b-text phi-2 phi-3-mini phi-4 deepseek-v2
     deepseek-v2-lite deepseek-v3 olmo-7b olmo-2-13b smollm-135m smollm2-1.7b smollm3-3b stablelm-2-1.6b starcoder2-3b
     starcoder2-15b command-r granite-3.1-8b gpt-oss-20b gpt-oss-120b bert-base bert-large t5-small t5-11b t5-v1.1-xxl
-    flan-t5-xl
+    flan-t5-xl llm-foundry-mpt-7b megatron-gpt-1.7b megatron-gpt-1t
     """
 )
 
@@ -68,6 +68,9 @@ _HUB_KEYS = _words(
 _WIDTH_KEYS = {"hidden_size", "n_embd", "d_model"}
 _DEPTH_KEYS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
 _HEAD_KEYS = {"num_attention_heads", "n_head", "n_heads", "num_heads"}
+
+# A paper, a file of the hub, or a file in a repository.
+_SOURCE = re.compile(r"arXiv \d{4}\.\d{5}|config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub|github\.com/\w+/\S+,")
 
 _PUBLISHED_COUNT = re.compile(r"published(?:, with it,)? as ([\d.,]+)(?: ([MBT]))?\b")
 _SUFFIXES = {None: 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -108,7 +111,7 @@ def test_a_preset_says_who_it_is_and_where_it_comes_from(name: str) -> None:
     assert preset["name"] == name == name.lower()
     assert set(preset) - _OPTIONAL_KEYS == _REQUIRED_KEYS
     assert all(preset[key].strip() == preset[key] != "" for key in set(preset) - {"parameters", "config"})
-    assert re.search(r"arXiv \d{4}\.\d{5}|config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub", preset["source"])
+    assert _SOURCE.search(preset["source"])
 
 
 @pytest.mark.parametrize("name", _NAMES)
