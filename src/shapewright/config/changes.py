@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from shapewright.config.transformer import TransformerConfig
-from shapewright.config.validate import shown
+from shapewright.config.validate import LARGEST_NUM_LAYERS, shown
 from shapewright.errors import ConfigError, close_names
 
 FIELD_NAMES = tuple(spec.name for spec in fields(TransformerConfig))
@@ -18,7 +18,8 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
 
     Fields that have the value their default would have follow: ``head_dim`` if it is hidden_size // num_heads,
     ``v_head_dim`` if it is head_dim, ``num_kv_heads`` if it is num_heads, ``intermediate_size`` if it is
-    4 * hidden_size, ``embedding_size`` if it is hidden_size. Patterns over layers are kept; one that does not repeat,
+    4 * hidden_size, ``embedding_size`` if it is hidden_size, ``moe_intermediate_size`` if it is intermediate_size (and
+    the other way round where no layer has a dense MLP). Patterns over layers are kept; one that does not repeat,
     such as "the first layers are dense", is cut, or continued with its last value.
 
     Args:
@@ -40,11 +41,17 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
         "num_kv_heads": config.num_kv_heads == config.num_heads,
         "intermediate_size": config.intermediate_size == 4 * config.hidden_size,
         "embedding_size": config.embedding_size == config.hidden_size,
+        "moe_intermediate_size": config.is_moe and config.moe_intermediate_size == config.intermediate_size,
     }
     for name, derived in is_derived.items():
         if derived:
             values[name] = 0
     values.update(changes)
+    if is_derived["moe_intermediate_size"] and all(group.is_moe for group in config.layer_groups()):
+        # One width under two names: it has to be the same, or no config.json could say it.
+        widths = [changes[name] for name in ("intermediate_size", "moe_intermediate_size") if name in changes]
+        if len(widths) == 1:
+            values["intermediate_size"] = values["moe_intermediate_size"] = widths[0]
     num_layers = values["num_layers"]
     if isinstance(num_layers, int):
         for name in ("attention_windows", "moe_layers"):
@@ -67,6 +74,6 @@ def check_field_names(changes: Mapping[str, Any]) -> None:
 
 def _refit(pattern: Sequence[Any], old_num_layers: int, new_num_layers: int) -> tuple[Any, ...]:
     is_repeating = len(pattern) < old_num_layers
-    if is_repeating or not pattern or not 0 < new_num_layers <= 2**16:
+    if is_repeating or not pattern or not 0 < new_num_layers <= LARGEST_NUM_LAYERS:
         return tuple(pattern)
     return (*pattern[:new_num_layers], *[pattern[-1]] * (new_num_layers - len(pattern)))

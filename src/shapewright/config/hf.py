@@ -92,6 +92,8 @@ def read_hf(values: Mapping[str, object], name: str = "") -> HfReading:
     for field in _REQUIRED:
         read.setdefault(field, 0)
         read[field] = read[field] or hf_values.count(*spellings_of(family)[field])
+    if family.remark is not None:
+        notes += family.remark(hf_values)
     notes += _notes_on_defaults(hf_values, family)
     if model_type != NATIVE_MODEL_TYPE:
         read["model_type"] = model_type

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shapewright.config.validate import checked_count, checked_flag, checked_fraction, checked_text, shown
+from shapewright.config.validate import (
+    LARGEST_NUM_LAYERS,
+    checked_count,
+    checked_flag,
+    checked_fraction,
+    checked_text,
+    shown,
+)
 from shapewright.errors import ConfigError
 
 
@@ -61,6 +68,14 @@ class HfValues:
         """
         value = self.raw(*keys)
         return 0 if value is None else checked_count(self._name(keys), value)
+
+    def num_layers(self, *keys: str) -> int:
+        """Return a number of layers, small enough to walk them one by one.
+
+        Raises:
+            ConfigError: as for ``count``, or too many.
+        """
+        return checked_count(self._name(keys), self.count(*keys), smallest=1, largest=LARGEST_NUM_LAYERS)
 
     def flag(self, *keys: str) -> bool:
         """Return a truth value; absent without a default, or null, is false.

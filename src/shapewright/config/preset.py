@@ -11,6 +11,9 @@ from shapewright.errors import ConfigError, UnknownModelError, close_names
 
 _FOLDER = Path(__file__).parent / "presets"
 
+# TOML has no null; in preset files a 0 under these keys stands for it.
+_NULL_IF_ZERO = ("q_lora_rank",)
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -19,6 +22,7 @@ class Preset:
     Attributes:
         name: What to call it on the command line.
         title: Name to print.
+        family: Presets of one family belong together in a list.
         source: Where its config was published.
         config: Its config.json object.
         notes: What to know of it.
@@ -27,6 +31,7 @@ class Preset:
 
     name: str
     title: str
+    family: str
     source: str
     config: dict[str, Any]
     notes: str = ""
@@ -56,8 +61,11 @@ def load_preset(name: str) -> Preset:
         return Preset(
             name=content["name"],
             title=content["title"],
+            family=content.get("family", ""),
             source=content["source"],
-            config=content["config"],
+            config={
+                key: None if key in _NULL_IF_ZERO and value == 0 else value for key, value in content["config"].items()
+            },
             notes=content.get("notes", ""),
             num_parameters=content.get("parameters"),
         )

@@ -112,7 +112,14 @@ def _find(source: str) -> tuple[dict[str, Any], str, str]:
 def _notes_on_followers(
     before: TransformerConfig, after: TransformerConfig, overrides: Mapping[str, object]
 ) -> tuple[str, ...]:
-    followers = ("head_dim", "v_head_dim", "num_kv_heads", "intermediate_size", "embedding_size")
+    followers = (
+        "head_dim",
+        "v_head_dim",
+        "num_kv_heads",
+        "intermediate_size",
+        "embedding_size",
+        "moe_intermediate_size",
+    )
     moved = [
         f"{name}={getattr(after, name)}"
         for name in followers

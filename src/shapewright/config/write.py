@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +11,7 @@ from shapewright.config.changes import with_changes
 from shapewright.config.hf import NATIVE_MODEL_TYPE, read_hf, spellings_of
 from shapewright.config.read import Model
 from shapewright.config.transformer import TransformerConfig
+from shapewright.config.validate import shortest_period
 from shapewright.errors import ConfigError
 
 _PROVENANCE = ("name", "model_type")
@@ -38,29 +39,33 @@ def write_back(model: Model, new_config: TransformerConfig) -> dict[str, Any]:
     if "num_layers" in changed:
         _refit_layer_lists(part, original.config, new_config)
     spellings = spellings_of(original.family)
-    # First the keys that are there. What is still different then, such as a head_dim that used to follow from the
-    # other sizes and no longer does, is spelled out.
+    # First the keys that are there with a value. What is still different then, such as a head_dim that used to follow
+    # from the other sizes and no longer does, is spelled out.
+    problem: ConfigError | None = None
     for only_present in (True, False):
         for name in changed:
-            keys = spellings.get(name, ())
-            key = next((each for each in keys if each in part), None if only_present else keys[0] if keys else None)
-            if key is not None:
+            key = _key_to_write(part, spellings.get(name, ()), only_present)
+            if key:
                 part[key] = _as_json(getattr(new_config, name))
-        still = _differing_after(written, new_config)
-        if not still:
+        try:
+            changed = _differing(read_hf(written).config, new_config)
+        except ConfigError as error:  # between the two passes the object may contradict itself
+            problem = error
+            continue
+        problem = None
+        if not changed:
             return written
-        changed = still
+    reason = f" ({problem})" if problem else ""
     raise ConfigError(
-        f"a config.json of model_type {original.config.model_type!r} cannot express {', '.join(sorted(changed))} "
-        f"together with the other changes; change fewer fields"
+        f"a config.json of model_type {original.config.model_type!r} cannot express {', '.join(changed)} together with "
+        f"the other values{reason}; change other fields, or fewer"
     )
 
 
-def _differing_after(written: Mapping[str, Any], new_config: TransformerConfig) -> list[str]:
-    try:
-        return _differing(read_hf(written).config, new_config)
-    except ConfigError:  # between two writes the object may contradict itself
-        return [spec.name for spec in fields(TransformerConfig) if spec.name not in _PROVENANCE]
+def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], only_present: bool) -> str:
+    """Key that takes a changed value: the spelling in use, else the family's first; empty for none."""
+    used = next((key for key in keys if part.get(key) is not None), "")
+    return used or ("" if only_present or not keys else keys[0])
 
 
 def _differing(one: TransformerConfig, other: TransformerConfig) -> list[str]:
@@ -100,8 +105,6 @@ def _refit_layer_lists(part: dict[str, Any], old: TransformerConfig, new: Transf
 
 
 def _continued(entries: list[Any], length: int) -> list[Any]:
-    from shapewright.config.validate import shortest_period
-
     period = shortest_period(entries)
     if len(period) < len(entries):
         return [period[index % len(period)] for index in range(length)]

@@ -59,6 +59,12 @@ def _t5_rest(values: HfValues) -> Fields:
     }
 
 
+def _t5_remarks(values: HfValues) -> list[str]:
+    if values.raw("tie_word_embeddings") is False:
+        return ["checkpoints hold a logit matrix of their own; it is counted as tied, as transformers 5 builds it"]
+    return []
+
+
 T5 = Family(
     model_types=("t5",),
     defaults={
@@ -88,6 +94,7 @@ T5 = Family(
     },
     facts={"stack": "encoder-decoder", "norm": "rmsnorm", "position_embedding": "relative"},
     derive=_t5_rest,
+    remark=_t5_remarks,
 )
 
 MT5 = replace(

@@ -14,7 +14,7 @@ from shapewright.config.families.family import (
 )
 from shapewright.config.families.llama import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED
 from shapewright.config.hf_values import HfValues
-from shapewright.config.validate import LARGEST_NUM_LAYERS, shown
+from shapewright.config.validate import shown
 from shapewright.errors import ConfigError
 
 _EXPERTS: Spellings = {
@@ -47,7 +47,7 @@ def _every_nth_has_experts(values: HfValues) -> Fields:
     """Every ``decoder_sparse_step``-th layer has experts, except those in ``mlp_only_layers``."""
     step = values.count("decoder_sparse_step")
     dense = values.list_of("mlp_only_layers") or []
-    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    num_layers = values.num_layers("num_hidden_layers")
     is_moe = [(index + 1) % step == 0 for index in range(num_layers)]
     for index in dense:
         if isinstance(index, bool) or not isinstance(index, int):
@@ -74,7 +74,7 @@ def _qwen2_moe_rest(values: HfValues) -> Fields:
     windows: Fields = {}
     if values.flag("use_sliding_window"):
         first_full = values.optional_count("max_window_layers")
-        num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+        num_layers = values.num_layers("num_hidden_layers")
         # Unlike in Qwen2, the layers below max_window_layers slide, and of those every other one.
         slides = [index % 2 == 0 and index < first_full for index in range(num_layers)]
         windows = windows_from_layer_types(
@@ -153,7 +153,7 @@ QWEN3_MOE = Family(
 
 
 def _deepseek_rest(values: HfValues) -> Fields:
-    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    num_layers = values.num_layers("num_hidden_layers")
     num_dense = values.optional_count("first_k_dense_replace")
     num_shared = values.optional_count("n_shared_experts")
     return {
@@ -204,6 +204,12 @@ DEEPSEEK_V2 = Family(
     derive=_deepseek_rest,
 )
 
+
+def _deepseek_v3_remarks(values: HfValues) -> list[str]:
+    num_left_out = values.optional_count("num_nextn_predict_layers")
+    return [f"{num_left_out} multi-token-prediction layer(s) left out, as in transformers"] if num_left_out else []
+
+
 DEEPSEEK_V3 = Family(
     model_types=("deepseek_v3", "kimi_k2"),
     defaults={
@@ -223,11 +229,12 @@ DEEPSEEK_V3 = Family(
     spellings=_DEEPSEEK_SPELLINGS,
     facts=RMSNORM_GATED,
     derive=_deepseek_rest,
+    remark=_deepseek_v3_remarks,
 )
 
 
 def _gpt_oss_windows(values: HfValues) -> Fields:
-    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    num_layers = values.num_layers("num_hidden_layers")
     default = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
     return windows_from_layer_types(values, default)
 
@@ -257,7 +264,7 @@ GPT_OSS = Family(
 
 
 def _llama4_rest(values: HfValues) -> Fields:
-    num_layers = min(values.count("num_hidden_layers"), LARGEST_NUM_LAYERS)
+    num_layers = values.num_layers("num_hidden_layers")
     moe_indices = values.list_of("moe_layers")
     if moe_indices is None:
         step = values.count("interleave_moe_layer_step")

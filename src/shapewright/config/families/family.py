@@ -24,6 +24,7 @@ class Family:
         spellings: By field of TransformerConfig: the Hugging Face keys that hold it as it is, the usual one first.
         facts: Fields that the architecture fixes.
         derive: Reads the fields that no single key holds; its result wins over the others.
+        remark: Says what of a config is left out or taken otherwise than a reader might expect.
     """
 
     model_types: tuple[str, ...]
@@ -31,6 +32,7 @@ class Family:
     spellings: Spellings = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     derive: Callable[[HfValues], Fields] | None = None
+    remark: Callable[[HfValues], list[str]] | None = None
 
 
 def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fields:
@@ -43,7 +45,7 @@ def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fie
     names = layer_types if layer_types is not None else default
     if not names:
         return {}
-    num_layers = values.count("num_hidden_layers")
+    num_layers = values.num_layers("num_hidden_layers")
     if layer_types is not None and len(names) != num_layers:
         raise ConfigError(
             f"layer_types has {len(names)} entries but num_hidden_layers={num_layers}; give one per layer"

@@ -69,10 +69,14 @@ GPTJ = Family(
 def _gpt_neo_windows(values: HfValues) -> Fields:
     """``attention_types`` is a list of [pattern, repeats]; local layers have a window."""
     names: list[object] = []
-    num_layers = values.count("num_layers", "num_hidden_layers")
+    num_layers = values.num_layers("num_layers", "num_hidden_layers")
     for item in values.list_of("attention_types") or []:
         pattern, repeats = item if isinstance(item, list) and len(item) == 2 else (None, None)
-        if not isinstance(pattern, list) or not isinstance(repeats, int) or not 0 <= repeats <= num_layers:
+        if (
+            not isinstance(pattern, list)
+            or not isinstance(repeats, int)
+            or not 0 <= repeats * len(pattern) <= num_layers
+        ):
             raise ConfigError(f"attention_types holds {shown(item)}; each entry must be [list of layer kinds, repeats]")
         names += pattern * repeats
     if len(names) != num_layers or any(name not in ("global", "local") for name in names):

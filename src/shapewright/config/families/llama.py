@@ -59,8 +59,8 @@ def qwen_windows(values: HfValues) -> Fields:
     if not values.flag("use_sliding_window"):
         return {}
     first = values.optional_count("max_window_layers")
-    num_layers = values.count("num_hidden_layers")
-    default = ["sliding_attention" if index >= first else "full_attention" for index in range(min(num_layers, 2**16))]
+    num_layers = values.num_layers("num_hidden_layers")
+    default = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
     return windows_from_layer_types(values, default)
 
 
@@ -146,7 +146,7 @@ GEMMA3 = Family(
 
 
 def _every_nth_is_full(values: HfValues, period: int) -> list[str]:
-    num_layers = min(values.count("num_hidden_layers"), 2**16)
+    num_layers = values.num_layers("num_hidden_layers")
     return ["full_attention" if index % period == period - 1 else "sliding_attention" for index in range(num_layers)]
 
 

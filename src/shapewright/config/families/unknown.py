@@ -95,8 +95,8 @@ def _rest(values: HfValues) -> Fields:
         if num_shared and not values.optional_count("shared_expert_intermediate_size"):
             read["shared_expert_intermediate_size"] = num_shared * width
         num_dense = values.optional_count("first_k_dense_replace")
-        num_layers = values.count(*_SPELLINGS["num_layers"])
-        if num_dense < num_layers <= 2**16:
+        num_layers = values.num_layers(*_SPELLINGS["num_layers"])
+        if num_dense < num_layers:
             read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
     else:
         read |= {"num_experts_per_token": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0}
