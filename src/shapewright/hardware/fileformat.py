@@ -49,8 +49,8 @@ WORD_KEYS = (
 TABLE_KEYS = ("dense_flops_per_s", "provenance", "sources")
 KEYS = (*WORD_KEYS, *AMOUNT_KEYS, *COUNT_KEYS, "roofline_only", "aliases", *TABLE_KEYS)
 
-# Where a number comes from. ``secondary`` is somebody's published table that repeats the vendor's; ``recalled`` was
-# written from memory of the source named, which was not opened again.
+# Where a number comes from. ``datasheet`` is any specification of the vendor's own, ``secondary`` somebody's published
+# table that repeats the vendor's; ``recalled`` was written from memory of the source named, which was not opened again.
 PROVENANCE_KINDS = ("datasheet", "whitepaper", "measured", "derived", "secondary", "recalled")
 PROVENANCE_KEYS = ("source", "place", "read", "kind")
 SOURCE_REQUIRED_KEYS = ("title", "publisher")
@@ -129,7 +129,8 @@ def _read_word(value: object, key: str, where: str) -> str:
 def _read_count(value: object, key: str, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_COUNT:
         raise DeviceError(
-            f"{where}: {key}={_shown(value)} must be a whole number from 1 to {LARGEST_COUNT}; leave the key out if unknown"
+            f"{where}: {key}={_shown(value)} must be a whole number from 1 to {LARGEST_COUNT}; "
+            "leave the key out if it is unknown"
         )
     return value
 
@@ -141,8 +142,8 @@ def _read_amount(value: object, key: str, where: str) -> float:
     if not smallest <= value <= LARGEST_AMOUNT or value == 0 or math.isnan(value):
         hint = f"units are SI base units ({example}), and " if example else ""
         raise DeviceError(
-            f"{where}: {key}={_shown(value)} must be a positive number from {smallest:g} to {LARGEST_AMOUNT:g}; {hint}an "
-            f"unknown number is left out"
+            f"{where}: {key}={_shown(value)} must be a positive number from {smallest:g} to {LARGEST_AMOUNT:g}; "
+            f"{hint}an unknown number is left out"
         )
     return float(value)
 
@@ -242,7 +243,7 @@ def _check_provenance(device: Device, where: str, complete: bool) -> None:
             )
         if entry["source"] not in device.sources:
             raise DeviceError(
-                f"{where}: provenance.{number} names the source {_shown(entry['source'])}, which [sources] does not have"
+                f"{where}: provenance.{number} names the source {_shown(entry['source'])}, which [sources] lacks"
             )
     for source in device.sources:
         if all(entry["source"] != source for entry in device.provenance.values()):

@@ -15,7 +15,9 @@ from shapewright.hardware.spec import Device
 # A device file of this package has 4 to 8 kB; far above that it is something else.
 LARGEST_FILE_BYTES = 256 * 1024
 
-_TEMPLATE_HINT = "`shapewright devices` lists all names, and `shapewright devices template > my.toml` starts a file for another device"
+_TEMPLATE_HINT = (
+    "`shapewright devices` lists all names, `shapewright devices template > my.toml` starts a file for another device"
+)
 
 
 def load_device(name_or_path: str) -> Device:

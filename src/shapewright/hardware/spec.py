@@ -112,7 +112,7 @@ class Device:
     notes: str = ""
 
     def peak_flops_per_s(self, dtype: str) -> float:
-        """Dense matrix rate of an element format. [flop/s]
+        """Return the dense matrix rate of an element format [flop/s].
 
         Raises:
             UnknownRateError: the sheet gives no rate for it.

@@ -25,6 +25,7 @@ tensor_fma_per_sm_per_clock = 1024     # dense fp16 fused multiply-adds of one S
 # tdp_watts = 400
 # node_size = 8
 # intra_node_link = "NVLink 3"
+# link_group_size = 2                  # only where the link joins fewer than node_size, such as bridged pairs
 # intra_node_bandwidth_bytes_per_s = 300e9  # per device, one direction
 # inter_node_bandwidth_bytes_per_s = 25e9   # per device, one direction: 200 Gb/s
 # pcie_bandwidth_bytes_per_s = 32e9         # one direction
