@@ -97,10 +97,12 @@ def list_saved_tensors(
         tensors += _expert_tensors(shape)
         if config.shared_expert_intermediate_size:
             tensors += _mlp_tensors(shape, "shared_expert", shape.tokens, config.shared_expert_intermediate_size)
+        if config.shared_expert_gate:
+            tensors.append(shape.residual("shared_expert.output"))
     else:
         tensors += _mlp_tensors(shape, "mlp", shape.tokens, config.intermediate_size)
     if shape.hidden_dropout:
-        tensors.append(shape.residual("mlp.dropout_mask", _MASK_BYTES))
+        tensors.append(shape.residual("mlp.output_dropout_mask", _MASK_BYTES))
     return tuple(tensors)
 
 
@@ -174,17 +176,19 @@ def _residual_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
 
 
 def _attention_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
-    config, workload = shape.config, shape.workload
+    config = shape.config
     query_columns = shape.num_heads * shape.head_dim
-    is_unfused = workload.attention == "unfused"
+    is_unfused = shape.workload.attention == "unfused"
+    yield shape.inner(f"{block}.queries", query_columns)
     # Two batched GEMMs need keys and values repeated for every query head; fused kernels read the shared ones.
     kv_heads = shape.num_heads if is_unfused else shape.num_kv_heads
-    yield shape.inner(f"{block}.queries", query_columns)
+    yield shape.inner(f"{block}.keys", kv_heads * shape.head_dim)
     if config.is_mla:
         yield from _latent_tensors(shape, block)
-    else:
-        yield shape.inner(f"{block}.keys", kv_heads * shape.head_dim)
-        yield shape.inner(f"{block}.values", kv_heads * shape.v_head_dim)
+    values_columns = kv_heads * shape.v_head_dim
+    if not is_unfused:
+        values_columns += _columns_beside_values(shape)
+    yield shape.inner(f"{block}.values", values_columns)
     if config.qk_norm != "none":
         yield shape.inner(f"{block}.queries_before_norm", query_columns)
         yield shape.inner(f"{block}.keys_before_norm", shape.num_kv_heads * shape.head_dim)
@@ -195,11 +199,22 @@ def _attention_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
         yield shape.residual(f"{block}.output_dropout_mask", _MASK_BYTES)
 
 
-def _latent_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
-    """Multi-head latent attention: compressed queries and keys are kept before and after their norms, whole per rank.
+def _columns_beside_values(shape: _LayerShape) -> int:
+    """Columns that stay alive because values are a slice of a wider GEMM output, beside rotated copies of the rest.
 
-    Values are a slice of the up-projection's output, which therefore stays alive with the keys in it.
+    Flash attention reads the slice in place; batched GEMMs copy it first.
     """
+    config = shape.config
+    if config.is_mla:
+        return shape.num_heads * (shape.head_dim - config.qk_rope_head_dim)
+    makes_copies = config.position_embedding == "rotary" and config.qk_norm == "none"
+    if config.fused_qkv and makes_copies:
+        return (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    return 0
+
+
+def _latent_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
+    """Multi-head latent attention: compressed queries and keys are kept before and after their norms, whole per rank."""
     config = shape.config
     if config.q_lora_rank:
         yield shape.residual(f"{block}.q_latent_before_norm", columns=config.q_lora_rank)
@@ -207,9 +222,6 @@ def _latent_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
     latent_columns = config.kv_lora_rank + config.qk_rope_head_dim
     yield shape.residual(f"{block}.kv_latent_before_norm", columns=latent_columns)
     yield shape.residual(f"{block}.kv_latent", columns=config.kv_lora_rank)
-    key_part = shape.head_dim - config.qk_rope_head_dim
-    yield shape.inner(f"{block}.keys", shape.num_heads * shape.head_dim)
-    yield shape.inner(f"{block}.kv_up_output", shape.num_heads * (key_part + shape.v_head_dim))
 
 
 def _score_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:

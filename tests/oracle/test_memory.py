@@ -1,0 +1,132 @@
+"""Activation memory against the tensors that autograd saves, and the KV cache against a real one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hf_models import hf_config, tiny_config
+
+from shapewright.config.hf import read_hf
+from shapewright.layout import ParallelLayout
+from shapewright.memory import count_cached_elements, list_saved_tensors
+from shapewright.memory.kv_cache import estimate_kv_cache
+from shapewright.workload import Workload
+
+torch = pytest.importorskip("torch", reason="needs the trace extra", exc_type=ImportError)
+transformers = pytest.importorskip("transformers", reason="needs the trace extra", exc_type=ImportError)
+
+pytestmark = pytest.mark.oracle
+
+BATCH_SIZE, SEQ_LEN = 4, 64
+DROPOUT = {"resid_pdrop": 0.1, "attn_pdrop": 0.1}
+NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
+# A chain of pointwise operations keeps what one kernel would not; the fused spelling is what training uses.
+FUSED_GELU = {"activation_function": "gelu_pytorch_tanh"}
+
+# Model, attention, layer, changes. Eager attention where the model's own code copies around the fused kernel.
+CASES = [
+    ("llama", "sdpa", 0, {}),
+    ("llama", "eager", 0, {}),
+    ("gpt2", "sdpa", 0, {**FUSED_GELU, **NO_DROPOUT}),
+    ("gpt2", "eager", 0, {**FUSED_GELU, **NO_DROPOUT}),
+    ("gpt2", "eager", 0, {**FUSED_GELU, **DROPOUT}),
+    ("opt", "sdpa", 0, {"dropout": 0.0}),
+    ("phi3", "eager", 0, {"sliding_window": None}),
+    ("cohere", "sdpa", 0, {}),
+    ("granite", "sdpa", 0, {}),
+    ("bloom", "eager", 0, {}),
+    ("mpt", "eager", 0, {}),
+    ("gptj", "eager", 0, FUSED_GELU),
+    ("qwen3_moe", "sdpa", 1, {}),
+    ("starcoder2", "sdpa", 0, {"hidden_act": "gelu_pytorch_tanh", "residual_dropout": 0.0, "sliding_window": None}),
+    ("deepseek_v2/lite", "eager", 0, {}),
+    ("gpt_neox", "eager", 0, {}),
+    ("phi", "eager", 0, {"hidden_act": "gelu_pytorch_tanh"}),
+    ("qwen3", "sdpa", 0, {}),
+    ("gemma3_text", "eager", 0, {}),
+    ("olmo2", "eager", 0, {}),
+    ("mixtral", "sdpa", 0, {}),
+    ("qwen2_moe", "sdpa", 1, {}),
+    ("deepseek_v3", "eager", 0, {}),
+    ("deepseek_v3", "eager", 1, {}),
+]
+
+
+def measure_saved_bytes(config: dict[str, Any], attention: str, layer_index: int) -> int:
+    """Bytes of the storages that one layer's forward pass keeps for its backward pass, parameters left out."""
+    model = transformers.AutoModelForCausalLM.from_config(hf_config(config), attn_implementation=attention)
+    for parent in list(model.modules()):
+        for child_name, child in list(parent.named_children()):
+            # The models' own norms are chains of operations, and torch's RMSNorm is one on the CPU; training uses one
+            # kernel, as torch's LayerNorm is everywhere.
+            if type(child).__name__.endswith("Norm") and not isinstance(child, torch.nn.LayerNorm):
+                setattr(parent, child_name, torch.nn.LayerNorm(child.weight.shape, bias=False))
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))[layer_index]
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Any] = {}
+    is_inside = False
+
+    def enter(*_: object) -> None:
+        nonlocal is_inside
+        is_inside = True
+
+    def leave(*_: object) -> None:
+        nonlocal is_inside
+        is_inside = False
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if is_inside and storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = tensor
+        return tensor
+
+    layer.register_forward_pre_hook(enter)
+    layer.register_forward_hook(leave)
+    model.train()
+    tokens = torch.randint(2, 300, (BATCH_SIZE, SEQ_LEN))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=tokens, use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("key", "attention", "layer_index", "changes"), CASES)
+def test_layer_keeps_what_autograd_saves(
+    key: str, attention: str, layer_index: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listed tensors hold within 5 % the bytes that a layer of the real model saves."""
+
+    def dropout(states: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        # What accelerators run, with a mask of one byte; on the CPU the mask is as wide as the states.
+        del inplace
+        return torch.native_dropout(states, p, True)[0] if training and p else states
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+    raw = {**tiny_config(key), **changes}
+    measured = measure_saved_bytes(raw, attention, layer_index)
+    config = read_hf(raw).config
+    workload = Workload(
+        micro_batch_size=BATCH_SIZE,
+        seq_len=SEQ_LEN,
+        dtype="fp32",
+        attention="flash" if attention == "sdpa" else "unfused",
+    )
+    tensors = list_saved_tensors(config, workload, ParallelLayout(), has_experts=config.is_moe_layer(layer_index))
+    assert sum(tensor.num_bytes for tensor in tensors) == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", ["llama", "gpt2", "qwen3", "mixtral", "falcon"])
+def test_kv_cache_is_as_large_as_a_real_one(key: str) -> None:
+    """Bytes of the cache after a prefill equal those of the model's own cache."""
+    raw = tiny_config(key)
+    model = transformers.AutoModelForCausalLM.from_config(hf_config(raw)).eval()
+    with torch.no_grad():
+        cache = model(input_ids=torch.randint(2, 300, (BATCH_SIZE, SEQ_LEN)), use_cache=True).past_key_values
+    measured = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    config = read_hf(raw).config
+    workload = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="fp32")
+    windows = [(group.window, group.num_layers) for group in config.layer_groups()]
+    assert estimate_kv_cache(config, workload, ParallelLayout(), windows) == measured
+    assert count_cached_elements(config) * 4 * BATCH_SIZE * SEQ_LEN * config.num_layers == measured
