@@ -1,3 +1,51 @@
-"""Shapewright: which transformer shape fits your hardware, what a bad one costs, and what to use instead."""
+"""Shapewright: which transformer shape fits your hardware, what a bad one costs, and what to use instead.
+
+>>> import shapewright
+>>> prediction = shapewright.predict("gpt3-2.7b", device="a100-sxm-40gb", workload={"attention": "unfused"})
+>>> 0.3 < prediction.mfu < 0.5
+True
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shapewright.api import check as check
+    from shapewright.api import predict as predict
+    from shapewright.config import TransformerConfig as TransformerConfig
+    from shapewright.errors import ShapewrightError as ShapewrightError
+    from shapewright.hardware import Device as Device
+    from shapewright.layout import ParallelLayout as ParallelLayout
+    from shapewright.workload import Workload as Workload
+
+_HOMES = {
+    "Device": "shapewright.hardware",
+    "ParallelLayout": "shapewright.layout",
+    "ShapewrightError": "shapewright.errors",
+    "TransformerConfig": "shapewright.config",
+    "Workload": "shapewright.workload",
+    "check": "shapewright.api",
+    "predict": "shapewright.api",
+}
+
+__all__ = [  # noqa: RUF022 - types first, then verbs
+    "Device",
+    "ParallelLayout",
+    "ShapewrightError",
+    "TransformerConfig",
+    "Workload",
+    "check",
+    "predict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names when they are first used: start-up stays short."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shapewright' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

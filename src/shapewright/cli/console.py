@@ -1,0 +1,50 @@
+"""Where output goes: a Rich console that colours terminals only, JSON written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.errors import ShapewrightError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Width for pipes and files, where there is no terminal to ask: the operations table needs this much.
+_PIPE_WIDTH = 160
+
+
+def make_console() -> Console:
+    """Return a console on standard output; NO_COLOR and pipes turn colour off."""
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if is_terminal else int(os.environ.get("COLUMNS") or _PIPE_WIDTH)
+    return Console(width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def write_json_file(path: str, value: dict[str, Any]) -> None:
+    """Write a JSON file whole or not at all.
+
+    Raises:
+        ShapewrightError: the file cannot be written.
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ShapewrightError(f"cannot write {path}: {error.strerror}; give a path in a folder that you can write to") from error

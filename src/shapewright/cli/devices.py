@@ -1,0 +1,48 @@
+"""shapewright devices: what is known of each accelerator."""
+
+from __future__ import annotations
+
+import click
+
+from shapewright.cli.console import make_console, print_json
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> int | None:
+    """List devices; 'devices show NAME' shows one with the source of every number, 'devices template' a file to fill in."""
+    if ctx.invoked_subcommand is not None:
+        return None
+    from shapewright.report.devices import devices_table, devices_to_json
+
+    if as_json:
+        print_json(devices_to_json())
+    else:
+        make_console().print(devices_table())
+    return 0
+
+
+@command.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def show(name: str, as_json: bool) -> int:
+    """Show one device: every number with its source."""
+    from shapewright.hardware import load_device
+    from shapewright.report.devices import device_to_json, print_device
+
+    device = load_device(name)
+    if as_json:
+        print_json(device_to_json(device))
+    else:
+        print_device(device, make_console())
+    return 0
+
+
+@command.command("template")
+def template() -> int:
+    """Print a device file to fill in; use it with --device ./my-device.toml."""
+    from shapewright.hardware import device_template
+
+    click.echo(device_template())
+    return 0

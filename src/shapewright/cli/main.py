@@ -1,0 +1,88 @@
+"""Entry point: commands by name, loaded when used; one line for every error a user can cause."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from shapewright import __version__
+from shapewright.errors import ShapewrightError
+
+EXIT_FINE, EXIT_FINDINGS, EXIT_USAGE = 0, 1, 2
+
+# Command -> (module, one-line help). Modules load when their command runs, so that --help stays quick.
+_COMMANDS = {
+    "predict": ("shapewright.cli.predict", "Predict step time, throughput and memory, operation by operation."),
+    "check": ("shapewright.cli.check", "Lint a model's shape against a device, with what each flaw costs."),
+    "devices": ("shapewright.cli.devices", "List devices, or show one with its sources."),
+    "models": ("shapewright.cli.models", "List model presets."),
+    "rule": ("shapewright.cli.rule", "Print a rule's page."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands, in the order of use."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _ = _COMMANDS[cmd_name]
+        command = import_module(module).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+_EPILOG = """\b
+Examples:
+  shapewright check gpt3-2.7b --device a100-sxm-40gb
+  shapewright predict llama-3-8b --device h100-sxm-80gb --tp 2 --dtype fp8
+  shapewright predict ./config.json --device my-gpu.toml --phase decode --context-len 8192
+  shapewright check --hidden-size 4096 --num-layers 32 --num-heads 32 --vocab-size 50257 --device mi300x
+  shapewright devices show h200-sxm-141gb
+"""
+
+
+@click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="shapewright")
+def cli() -> None:
+    """Which transformer shape fits your hardware, what a bad one costs, and what to use instead."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 fine, 1 findings, 2 usage or bad input."""
+    try:
+        code = cli.main(args=arguments, prog_name="shapewright", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(EXIT_USAGE)
+    except click.ClickException as error:
+        _fail(" ".join(error.format_message().split()))
+    except ShapewrightError as error:
+        _fail(str(error))
+    except BrokenPipeError:
+        # The reader of our output went away (shapewright ... | head): nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FINE)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else EXIT_FINE)
+
+
+def _fail(message: str) -> None:
+    click.echo(f"shapewright: {message}", err=True)
+    sys.exit(EXIT_USAGE)

@@ -1,0 +1,123 @@
+"""Options made from field metadata, so that a flag, its help and its field are written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shapewright.config.transformer import TransformerConfig
+from shapewright.fields import noted_fields
+from shapewright.layout import ParallelLayout
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.question import Question
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SHORT_FLAGS = {
+    "tensor_parallel": "--tp",
+    "pipeline_parallel": "--pp",
+    "data_parallel": "--dp",
+    "context_parallel": "--cp",
+    "expert_parallel": "--ep",
+}
+_GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
+
+
+class IntegerList(click.ParamType[Any]):
+    """Comma-separated whole numbers, such as ``4096,0``."""
+
+    name = "int,int,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the text into a tuple."""
+        try:
+            return tuple(int(part) for part in value.split(",")) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 4096,0", param, ctx)
+
+
+class FlagList(click.ParamType[Any]):
+    """Comma-separated truths, such as ``false,true``."""
+
+    name = "bool,bool,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the text into a tuple."""
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip().lower() for part in value.split(",")]
+        if any(part not in words for part in parts):
+            self.fail(f"{value!r} is not a list of true and false such as false,true", param, ctx)
+        return tuple(words[part] for part in parts)
+
+
+_TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "tuple[int, ...]": IntegerList(),
+    "tuple[bool, ...]": FlagList(),
+}
+
+
+def question_options(command: Command) -> Command:
+    """Add CONFIG, --device and every field of model, workload and layout to a command."""
+    for group, cls in reversed(_GROUPS):
+        for spec, note in reversed(noted_fields(cls)):
+            word = str(spec.type).removesuffix(" | None")
+            flag = "--" + spec.name.replace("_", "-")
+            symbol = f" [{note.symbol}]" if note.symbol else ""
+            shown = f" (default: {spec.default})" if group == "layout" else ""
+            keywords: dict[str, Any] = {"default": None, "help": f"{note.help}{symbol}{shown}"}
+            if word == "bool":
+                names = [f"{flag}/--no-{flag[2:]}"]
+            else:
+                names = [flag] + ([_SHORT_FLAGS[spec.name]] if spec.name in _SHORT_FLAGS else [])
+                keywords["type"] = click.Choice(note.choices) if note.choices and "dtype" not in spec.name else _TYPES[word]
+            # A name of its own for the parameter: model and workload may not collide, now or later.
+            option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=group, **keywords)
+            command = option(command)
+    command = click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")(command)
+    command = click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")(command)
+    return click.argument("config", required=False)(command)
+
+
+class GroupedOption(click.Option):
+    """An option that knows under which heading of the help it stands."""
+
+    def __init__(self, *args: Any, group: str, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write plain options first, then each group."""
+        rows: dict[str, list[tuple[str, str]]] = {"": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                rows.setdefault(getattr(parameter, "group", ""), []).append(record)
+        titles = {"": "Options", "workload": "Workload", "layout": "Layout", "model": "Model (alone, or on top of CONFIG)"}
+        for group, entries in rows.items():
+            with formatter.section(titles[group]):
+                formatter.write_dl(entries)
+
+
+def ask_from_options(config: str | None, device: str, given: dict[str, Any]) -> Question:
+    """Build the question from what the command line gave."""
+    from shapewright.question import ask
+
+    groups: dict[str, dict[str, Any]] = {group: {} for group, _ in _GROUPS}
+    for key, value in given.items():
+        group, _, field_name = key.partition("__")
+        if value is not None:
+            groups[group][field_name] = value
+    return ask(config, device, overrides=groups["model"], workload=groups["workload"], layout=groups["layout"])

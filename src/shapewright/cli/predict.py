@@ -1,0 +1,53 @@
+"""shapewright predict: the price of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.cli.console import make_console, print_json
+from shapewright.cli.options import GroupedCommand, ask_from_options, question_options
+
+_EPILOG = """\b
+Examples:
+  shapewright predict gpt3-2.7b --device a100-sxm-40gb --attention unfused
+  shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --context-len 8192 --micro-batch-size 32
+  shapewright predict ./config.json --device h100-sxm-80gb --tp 8 --pp 4 --dp 16 --global-batch-size 1024
+  shapewright predict llama-3-8b --hidden-size 4097 --device h200-sxm-141gb --json
+  shapewright predict gpt2 --device a100-sxm-80gb --explain logits
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv")
+@click.option("--all", "show_all", is_flag=True, help="list every operation")
+def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, explain: str | None, show_all: bool, **given: Any) -> int:
+    """Predict step time, throughput, MFU and memory of CONFIG on a device.
+
+    CONFIG is a preset (see 'shapewright models'), a Hugging Face config.json or model folder, a hub id
+    (organisation/name), or nothing if the model flags say it all.
+    """
+    question = ask_from_options(config, device, given)
+    prediction = question.predict(uncalibrated=uncalibrated)
+    if explain:
+        from shapewright.report.explain import explain_operation
+
+        facts = explain_operation(prediction, explain)
+        if as_json:
+            print_json(facts)
+        else:
+            from shapewright.report.explain import print_explanation
+
+            print_explanation(facts, make_console())
+    elif as_json:
+        from shapewright.report.prediction_json import prediction_to_json
+
+        print_json({**prediction_to_json(prediction), "source": question.model.source, "notes": list(question.model.notes)})
+    else:
+        from shapewright.report.prediction_text import print_prediction
+
+        print_prediction(prediction, make_console(), notes=question.model.notes, top=None if show_all else 20)
+    return 0

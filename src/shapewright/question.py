@@ -1,0 +1,100 @@
+"""Question: a model, a device, a workload and a layout, completed with defaults that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from shapewright.config import Model, TransformerConfig, read_model
+from shapewright.errors import WorkloadError
+from shapewright.hardware import Device, load_device
+from shapewright.layout import ParallelLayout
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.predict import Prediction
+
+# Longest sequence taken by default; models made for less get their own maximum. It is the paper's length.
+_DEFAULT_SEQ_LEN = 2048
+_DEFAULT_MICRO_BATCH_SIZE: Mapping[str, int] = {"train": 4, "prefill": 1, "decode": 8}
+# Fused attention needs the asynchronous copies and register files of later generations (FlashAttention-2's README).
+_ARCHITECTURES_WITHOUT_FUSED_ATTENTION = ("volta", "turing")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the model: everything a prediction needs, nothing left open."""
+
+    model: Model
+    device: Device
+    workload: Workload
+    layout: ParallelLayout
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The shape that is asked about."""
+        return self.model.config
+
+    def predict(self, *, uncalibrated: bool = False) -> Prediction:
+        """Predict the step."""
+        from shapewright.predict import predict
+
+        return predict(
+            self.config, device=self.device, workload=self.workload, layout=self.layout, uncalibrated=uncalibrated
+        )
+
+
+def ask(
+    source: str | PathLike[str] | Model | TransformerConfig | None,
+    device: str | PathLike[str] | Device,
+    *,
+    overrides: Mapping[str, object] | None = None,
+    workload: Mapping[str, Any] | Workload | None = None,
+    layout: Mapping[str, Any] | ParallelLayout | None = None,
+) -> Question:
+    """Complete a question.
+
+    Args:
+        source: Preset, path, hub id, a Model or TransformerConfig, or None for a model of overrides alone.
+        device: Name, alias, path of a device file, or a Device.
+        overrides: TransformerConfig fields to change.
+        workload: A Workload, or some of its fields; the rest gets defaults that fit model and device: bf16 where the
+            device has it and else fp16, fused attention where the device has kernels for it, at most 2048 tokens.
+        layout: A ParallelLayout, or some of its fields.
+
+    Raises:
+        ShapewrightError: whatever is wrong with any of them.
+    """
+    if isinstance(source, TransformerConfig):
+        model = Model(config=source, raw=None, source="TransformerConfig")
+    else:
+        model = source if isinstance(source, Model) else read_model(source, overrides)
+    found = device if isinstance(device, Device) else load_device(str(device))
+    if not isinstance(workload, Workload):
+        workload = complete_workload(model.config, found, workload or {})
+    if not isinstance(layout, ParallelLayout):
+        layout = ParallelLayout(**(layout or {}))
+    return Question(model=model, device=found, workload=workload, layout=layout)
+
+
+def complete_workload(config: TransformerConfig, device: Device, given: Mapping[str, Any]) -> Workload:
+    """Fill in the fields of a workload that were not given.
+
+    Raises:
+        WorkloadError: a field makes no sense.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    if config.stack == "encoder" and fields.get("phase") == "decode":
+        raise WorkloadError(f"{config.name or 'this model'} is an encoder and does not decode; use --phase prefill or train")
+    phase = fields.setdefault("phase", "train")
+    fields.setdefault("micro_batch_size", _DEFAULT_MICRO_BATCH_SIZE.get(phase, 1))
+    longest = min(_DEFAULT_SEQ_LEN, config.max_position_embeddings)
+    fields.setdefault("seq_len", longest)
+    if phase == "decode":
+        fields.setdefault("context_len", max(longest - 1, 0))
+    fields.setdefault("dtype", "bf16" if "bf16" in device.dense_flops_per_s or "fp16" not in device.dense_flops_per_s else "fp16")
+    fused = device.architecture not in _ARCHITECTURES_WITHOUT_FUSED_ATTENTION
+    fields.setdefault("attention", "flash" if fused else "unfused")
+    return Workload(**fields)

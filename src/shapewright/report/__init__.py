@@ -1,0 +1,1 @@
+"""Tables and JSON from results; no arithmetic beyond shares and units."""

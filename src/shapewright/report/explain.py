@@ -1,0 +1,103 @@
+"""Why an operation takes the time it is predicted to take: formula, inputs, source, record."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shapewright.errors import WorkloadError, close_names
+from shapewright.operations.gemm import contiguous_dims
+from shapewright.perf.calibration import load_record
+from shapewright.perf.price import GemmPrice
+from shapewright.report.prediction_json import SCHEMA_VERSION, operation_to_json
+from shapewright.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.predict import Prediction, PricedOperation
+
+_FORMULAS = {
+    "gemm": "time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",
+    "grouped_gemm": "a batch of equal GEMMs, one for each expert that gets rows; priced as a gemm",
+    "attention": "time = start + [(waves of query or key tiles)^p + (traffic / bandwidth)^p]^(1/p)",
+    "pointwise": "time = kernels x start + bytes / achieved bandwidth",
+    "collective": "time = latency + ring bytes / bus bandwidth, inside a node and between nodes",
+}
+_MODULES = {
+    "gemm": "shapewright.perf.kernels",
+    "grouped_gemm": "shapewright.perf.kernels",
+    "attention": "shapewright.perf.attention",
+    "pointwise": "shapewright.perf.pointwise",
+    "collective": "shapewright.perf.collectives",
+}
+_RECORD_KINDS = {"gemm": "gemm", "grouped_gemm": "gemm", "attention": "attention", "pointwise": "pointwise", "collective": "collectives"}
+
+
+def explain_operation(prediction: Prediction, name: str) -> dict[str, Any]:
+    """Collect everything behind the operations whose name begins with ``name``.
+
+    Raises:
+        WorkloadError: no operation has this name.
+    """
+    chosen = [entry for entry in prediction.operations if entry.operation.name == name]
+    chosen = chosen or [entry for entry in prediction.operations if entry.operation.name.startswith(name)]
+    if not chosen:
+        known = list(dict.fromkeys(entry.operation.name for entry in prediction.operations))
+        hint = close_names(name, known) or "it has " + ", ".join(known[:8])
+        raise WorkloadError(f"no operation {name!r} in this step; {hint}")
+    return {"schema_version": SCHEMA_VERSION, "operations": [_explain(prediction, entry) for entry in chosen]}
+
+
+def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
+    kind, price, device = entry.operation.kind, entry.price, prediction.device
+    facts = operation_to_json(entry)
+    facts["formula"], facts["module"] = _FORMULAS[kind], _MODULES[kind]
+    facts["terms"] = {
+        "start_s": float(price.start_s),
+        "compute_s": float(price.compute_s),
+        "memory_s": float(price.memory_s),
+        "roofline_s": float(price.roofline_s),
+    }
+    facts["device"] = {
+        "name": device.name,
+        "peak_flops_per_s": device.dense_flops_per_s.get(entry.operation.dtype),
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "num_sms": device.num_sms,
+    }
+    if isinstance(price, GemmPrice):
+        letters = contiguous_dims(facts["layout"])
+        facts["contiguous_dims"] = dict(zip("ABC", letters, strict=True))
+        facts["alignment_factor"] = float(price.alignment_factor)
+    record = load_record(_RECORD_KINDS[kind], device, uncalibrated=price.calibration.startswith("uncalibrated"))
+    facts["record"] = {"id": record.id, "transfer": record.transfer, "provenance": record.provenance}
+    facts["inputs"] = asdict(entry.operation)
+    return facts
+
+
+def print_explanation(facts: dict[str, Any], console: Console) -> None:
+    """Print explanations for a person."""
+    from rich.table import Table
+
+    for entry in facts["operations"]:
+        console.print(f"{entry['name']} ({entry['pass']}): {entry['shape']}, {entry['dtype']}", style="bold")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        rows = {
+            "predicted": f"{format_seconds(entry['time_s'])}, 90 % between {format_seconds(entry['time_low_s'])} and {format_seconds(entry['time_high_s'])}",
+            "formula": entry["formula"],
+            **{name.removesuffix("_s"): format_seconds(value) for name, value in entry["terms"].items()},
+            "bound by": entry["bound_by"],
+        }
+        if entry["tile"]:
+            contiguous = ", ".join(f"{matrix} along {dim}" for matrix, dim in entry["contiguous_dims"].items())
+            rows["tile"] = f"{entry['tile'][0]} x {entry['tile'][1]}, split of k {entry['split_k']}, {entry['tile_efficiency']:.1%} of it is output"
+            rows["waves"] = f"{entry['num_tiles']} tiles in {entry['num_waves']} waves of {entry['device']['num_sms']}, {entry['wave_efficiency']:.1%} full"
+            rows["alignment"] = f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
+        rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
+        rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
+        rows["code"] = entry["module"]
+        table.add_column(style="dim")
+        table.add_column(overflow="fold")
+        for name, text in rows.items():
+            table.add_row(name, text)
+        console.print(table)
