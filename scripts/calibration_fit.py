@@ -1,0 +1,160 @@
+"""What the calibration scripts share: splits by whole shapes, log-scale fits, intervals and the record file.
+
+Not a script itself. Needs the ``fit`` extra.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+RECORDS = Path(__file__).resolve().parent.parent / "src" / "shapewright" / "perf" / "data"
+NUM_FOLDS = 5
+HELD_OUT_FOLD = 0
+# A regime of the interval needs this many residuals; fewer are joined with the next.
+_FEWEST_RESIDUALS = 40
+_DECADES_S = (1e-5, 1e-4, 1e-3, 1e-2)
+COVERAGE = 0.90
+
+
+def fold_of(*key: object) -> int:
+    """Fold of a whole shape, the same on every machine.
+
+    >>> fold_of(32, 8, 128) == fold_of(32, 8, 128), 0 <= fold_of("x") < NUM_FOLDS
+    (True, True)
+    """
+    return zlib.crc32("/".join(map(str, key)).encode()) % NUM_FOLDS
+
+
+def folds_of(*columns: Sequence[object]) -> NDArray[np.int64]:
+    """Fold of each row, from the columns that name its shape."""
+    known: dict[tuple[object, ...], int] = {}
+    return np.array([known.setdefault(key, fold_of(*key)) for key in zip(*columns, strict=True)])
+
+
+def fit_logs(
+    predict: Callable[[dict[str, float]], Array],
+    measured: Array,
+    start: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]],
+    *,
+    most_evaluations: int = 60,
+) -> tuple[dict[str, float], float]:
+    """Fit positive parameters to the logarithm of measured times, robustly.
+
+    Args:
+        predict: Times from parameters. [s]
+        measured: Measured times. [s]
+        start: First guess of every parameter.
+        bounds: Range of every parameter.
+        most_evaluations: Limit on evaluations (Jacobians not counted).
+
+    Returns:
+        The parameters and the cost.
+    """
+    from scipy.optimize import least_squares
+
+    names = list(bounds)
+    low, high = (np.log([bounds[name][side] for name in names]) for side in (0, 1))
+    first = np.clip(np.log([start[name] for name in names]), low + 1e-6, high - 1e-6)
+
+    def unfold(vector: Array) -> dict[str, float]:
+        return {name: float(np.exp(value)) for name, value in zip(names, vector, strict=True)}
+
+    result = least_squares(
+        lambda vector: np.log(predict(unfold(vector)) / measured),
+        first,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=0.1,
+        max_nfev=most_evaluations,
+        diff_step=1e-3,
+    )
+    return unfold(result.x), float(result.cost)
+
+
+def error_summary(predicted: Array, measured: Array) -> dict[str, float]:
+    """Errors of a prediction, as fractions of the measurement."""
+    ratio = predicted / measured
+    absolute = np.abs(ratio - 1.0)
+    return {
+        "rows": len(measured),
+        "mean_absolute_error": _round(absolute.mean()),
+        "median_absolute_error": _round(np.median(absolute)),
+        "p90_absolute_error": _round(np.quantile(absolute, 0.9)),
+        "median_bias": _round(np.median(ratio) - 1.0),
+    }
+
+
+def interval_of(predicted: Array, measured: Array) -> dict[str, list[float]]:
+    """Quantiles of measured / predicted by decade of predicted time, for a 90 % interval.
+
+    Args:
+        predicted: Times of rows that the fit has not seen. [s]
+        measured: Their measurements. [s]
+    """
+    ratio = measured / predicted
+    edges: list[float] = []
+    low: list[float] = []
+    high: list[float] = []
+    begin = 0.0
+    tail = (1.0 - COVERAGE) / 2.0
+    for edge in (*_DECADES_S, np.inf):
+        inside = (predicted > begin) & (predicted <= edge)
+        rest = predicted > edge
+        if inside.sum() < _FEWEST_RESIDUALS and edge != np.inf:
+            continue
+        if edge == np.inf or rest.sum() < _FEWEST_RESIDUALS:
+            inside = predicted > begin
+        # Finite-sample correction of split conformal prediction: the (n + 1) quantile.
+        count = int(inside.sum())
+        share = min(1.0, (1.0 - tail) * (count + 1) / count)
+        low.append(_round(min(np.quantile(ratio[inside], 1.0 - share), 1.0)))
+        high.append(_round(max(np.quantile(ratio[inside], share), 1.0)))
+        if edge == np.inf or rest.sum() < _FEWEST_RESIDUALS:
+            break
+        edges.append(edge)
+        begin = edge
+    return {"edges_s": edges, "low": low, "high": high}
+
+
+def coverage_of(interval: Mapping[str, list[float]], predicted: Array, measured: Array) -> float:
+    """Share of measurements inside the interval."""
+    regime = np.searchsorted(interval["edges_s"], predicted)
+    low, high = (np.asarray(interval[end])[regime] for end in ("low", "high"))
+    return _round(np.mean((measured >= predicted * low) & (measured <= predicted * high)))
+
+
+def write_record(kind: str, name: str, record: Mapping[str, Any]) -> Path:
+    """Write one calibration record; the date of the fit is part of its id."""
+    today = datetime.now(UTC).date().isoformat()
+    content = {"id": f"{kind}/{name}/{today}", "kind": kind, **record}
+    content["provenance"] = {"date": today, **record["provenance"]}
+    path = RECORDS / kind / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(tidy(content), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def tidy(value: Any) -> Any:
+    """Plain Python values with four significant digits, which is more than any fit here knows."""
+    if isinstance(value, Mapping):
+        return {str(key): tidy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [tidy(item) for item in value]
+    if isinstance(value, (np.floating, float)):
+        return _round(value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _round(value: Any) -> float:
+    return float(f"{float(value):.4g}")

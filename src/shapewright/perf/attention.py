@@ -1,0 +1,221 @@
+"""Price of fused attention: which kernel runs, its time (perf.attention_kernels) and its interval.
+
+One new token per sequence runs the decode kernel, and so do a few against a longer cache, as long as the query rows of
+one key-value head fit a tile. All else, and every backward pass, runs the prefill kernel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.dtypes import get_dtype
+from shapewright.errors import CalibrationError, WorkloadError
+from shapewright.perf.attention_kernels import (
+    AttentionRates,
+    AttentionShape,
+    DecodeParameters,
+    KernelTime,
+    PrefillParameters,
+    estimate_decode,
+    estimate_prefill,
+    read_parameters,
+)
+from shapewright.perf.gemm import interval_factors
+from shapewright.perf.price import Price
+from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.operations import Attention
+    from shapewright.perf.calibration import CalibrationRecord
+
+    Array = NDArray[np.float64]
+
+# FlashAttention needs Ampere's asynchronous copies and bf16; no library fuses attention well before it.
+# Source: arXiv 2307.08691 and the flash-attn package's list of GPUs.
+_UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
+# Makers whose chips run tiles on multiprocessors with an exponential unit each; others get their roofline.
+_TILE_VENDORS = ("NVIDIA", "AMD")
+# Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
+_ASSUMED_WIDENING = 1.6
+# Clock where the sheet gives none: only overheads of some microseconds depend on it. [Hz]
+_ASSUMED_CLOCK_HZ = 1.6e9
+
+_ROOFLINE_LABEL = "uncalibrated (roofline bound)"
+
+
+def price_attention(operation: Attention, device: Device, record: CalibrationRecord) -> Price:
+    """Price fused attention.
+
+    Args:
+        operation: The call; its sizes are ints, or arrays of one shape.
+        device: The device.
+        record: A record of kind ``attention``.
+
+    Returns:
+        The price; floats for int sizes, arrays for arrays. compute_s of decode is the chain of key tiles.
+
+    Raises:
+        WorkloadError: no fused attention exists for the device.
+        UnknownRateError: the device has no rate for the dtype.
+    """
+    if device.architecture in _UNFUSED_ARCHITECTURES:
+        raise WorkloadError(
+            f"attention='flash' has no kernel for {device.name} ({device.architecture}), it needs ampere or newer; "
+            f"use --attention unfused"
+        )
+    dtype = _arithmetic_dtype(operation.dtype, device)
+    floor_s = np.asarray(roofline_s(operation.executed_flops, operation.num_bytes, device, dtype), dtype=float)
+    if device.roofline_only or device.num_sms is None or device.vendor not in _TILE_VENDORS:
+        return _bound(operation, floor_s, device, dtype)
+
+    kv_dtype = operation.kv_cache_dtype or operation.dtype
+    section, is_own = _choose_section(dtype, get_dtype(kv_dtype).bits, record)
+    prefill, decode = _read_section(record.id, section, record)
+    shape = _shape_of(operation, kv_dtype)
+    rates = AttentionRates(
+        flops_per_s=device.peak_flops_per_s(dtype),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=float(device.num_sms),
+        clock_hz=device.boost_clock_hz or _ASSUMED_CLOCK_HZ,
+        l2_bytes=device.l2_bytes or 0.0,
+    )
+    is_decode = _runs_decode_kernel(operation, shape, decode)
+    times = _estimate(operation, shape, rates, prefill, decode, is_decode)
+    time_s = np.maximum(times.total_s, floor_s)
+    widening = record.interval_widening * (1.0 if is_own and not operation.is_backward else _ASSUMED_WIDENING)
+    low, high = _interval(record, section, is_decode, time_s, widening)
+    return Price(
+        time_s=_plain(time_s),
+        low_s=_plain(np.maximum(time_s * low, floor_s)),
+        high_s=_plain(time_s * high),
+        compute_s=_plain(times.compute_s),
+        memory_s=_plain(times.memory_s),
+        start_s=_plain(times.start_s),
+        roofline_s=_plain(floor_s),
+        calibration=record.label if is_own else f"{record.label}, fractions of {section}",
+    )
+
+
+def _estimate(  # noqa: PLR0917
+    operation: Attention,
+    shape: AttentionShape,
+    rates: AttentionRates,
+    prefill: PrefillParameters,
+    decode: DecodeParameters,
+    is_decode: Array,
+) -> KernelTime:
+    """Run the formula of each kernel only where some call needs it."""
+    copies = operation.writes_cache
+    if is_decode.all():
+        return estimate_decode(shape, rates, decode, writes_cache=copies)
+    wide = estimate_prefill(shape, rates, prefill, writes_cache=copies, is_backward=operation.is_backward)
+    if not is_decode.any():
+        return wide
+    narrow = estimate_decode(shape, rates, decode, writes_cache=copies)
+    return KernelTime(
+        total_s=np.where(is_decode, narrow.total_s, wide.total_s),
+        compute_s=np.where(is_decode, narrow.compute_s, wide.compute_s),
+        memory_s=np.where(is_decode, narrow.memory_s, wide.memory_s),
+        start_s=np.where(is_decode, narrow.start_s, wide.start_s),
+    )
+
+
+def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: DecodeParameters) -> Array:
+    """Where the library takes its decode kernel."""
+    if operation.is_backward:
+        return np.zeros(shape.query_len.shape, dtype=bool)
+    rows = shape.query_len * shape.num_heads / shape.num_kv_heads
+    few = (rows <= decode.query_tile) & (shape.kv_len > shape.query_len)
+    return np.asarray((shape.query_len == 1.0) | few)
+
+
+def _arithmetic_dtype(dtype: str, device: Device) -> str:
+    """Element format of the products: int8 and fp4 models keep their attention in 16 bits."""
+    if dtype in ("int8", "fp4"):
+        return "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
+    return dtype
+
+
+def _choose_section(dtype: str, kv_bits: int, record: CalibrationRecord) -> tuple[str, bool]:
+    """Section of the record for an element format of the products and of the cache, and whether it is its own."""
+    wanted = "fp8" if dtype == "fp8" else "16bit" if kv_bits >= 16 else "16bit_kv8"
+    sections = record.parameters["sections"]
+    for name in (wanted, "16bit_kv8", "16bit"):
+        if name in sections:
+            return name, name == wanted and dtype not in ("fp32", "tf32") and kv_bits >= 8
+    raise CalibrationError(
+        f"attention record {record.id} has no section {wanted!r} nor '16bit'; run scripts/calibrate_attention.py"
+    )
+
+
+def _read_section(record_id: str, section: str, record: CalibrationRecord) -> tuple[PrefillParameters, DecodeParameters]:
+    """Constants of both kernels, unfolded once per record."""
+    key = (record_id, section)
+    if key not in _SECTIONS:
+        raw = record.parameters["sections"][section]
+        _SECTIONS[key] = (
+            read_parameters(PrefillParameters, raw["prefill"], record_id),
+            read_parameters(DecodeParameters, raw["decode"], record_id),
+        )
+    return _SECTIONS[key]
+
+
+_SECTIONS: dict[tuple[str, str], tuple[PrefillParameters, DecodeParameters]] = {}
+
+
+def _interval(
+    record: CalibrationRecord, section: str, is_decode: Array, time_s: Array, widening: float
+) -> tuple[Array, Array]:
+    """Factors of the interval, by kernel and regime of time."""
+    prefill = interval_factors(record.interval[f"{section}/prefill"], time_s, widening)
+    decode = interval_factors(record.interval[f"{section}/decode"], time_s, widening)
+    return np.where(is_decode, decode[0], prefill[0]), np.where(is_decode, decode[1], prefill[1])
+
+
+def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
+    """Sizes as float arrays of one shape."""
+    sizes = (
+        operation.batch_size,
+        operation.query_len,
+        operation.kv_len,
+        operation.num_heads,
+        operation.num_kv_heads,
+        operation.head_dim,
+        operation.v_head_dim,
+        operation.window_size,
+    )
+    arrays = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in sizes))
+    names = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
+    columns: dict[str, Any] = dict(zip(names, arrays, strict=True))
+    return AttentionShape(
+        causal=operation.causal,
+        element_bytes=get_dtype(operation.dtype).num_bytes,
+        kv_element_bytes=get_dtype(kv_dtype).num_bytes,
+        **columns,
+    )
+
+
+def _bound(operation: Attention, floor_s: Array, device: Device, dtype: str) -> Price:
+    """Roofline of a device whose kernels are not modelled; the label says that it is one."""
+    compute_s = np.asarray(operation.executed_flops / device.peak_flops_per_s(dtype))
+    memory_s = np.asarray(operation.num_bytes / device.memory_bandwidth_bytes_per_s)
+    return Price(
+        time_s=_plain(floor_s),
+        low_s=_plain(floor_s),
+        high_s=_plain(floor_s * ROOFLINE_HIGH_FACTOR),
+        compute_s=_plain(compute_s),
+        memory_s=_plain(memory_s),
+        start_s=_plain(np.zeros_like(floor_s)),
+        roofline_s=_plain(floor_s),
+        calibration=_ROOFLINE_LABEL,
+    )
+
+
+def _plain(value: Array) -> Any:
+    """A float for a scalar, the array itself otherwise."""
+    return float(value) if np.ndim(value) == 0 else value
