@@ -214,7 +214,7 @@ def _columns_beside_values(shape: _LayerShape) -> int:
 
 
 def _latent_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
-    """Multi-head latent attention: compressed queries and keys are kept before and after their norms, whole per rank."""
+    """Multi-head latent attention: compressed queries and keys before and after their norms, whole on every rank."""
     config = shape.config
     if config.q_lora_rank:
         yield shape.residual(f"{block}.q_latent_before_norm", columns=config.q_lora_rank)

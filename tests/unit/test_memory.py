@@ -1,0 +1,342 @@
+"""Memory against the tables of the papers, Megatron-LM's own calculator, and hand-worked numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from shapewright.config import TransformerConfig
+from shapewright.layout import ParallelLayout
+from shapewright.memory import (
+    CUDA_CONTEXT_BYTES,
+    MemoryEstimate,
+    TrainingRecipe,
+    count_cached_elements,
+    estimate_memory,
+    list_saved_tensors,
+)
+from shapewright.memory.activations import keep_tensors
+from shapewright.memory.estimate import count_microbatches_in_flight
+from shapewright.memory.states import MIXED_ADAMW_NARROW_GRADIENTS, DeviceParameters, estimate_states
+from shapewright.units import GIB, MIB
+from shapewright.workload import Workload
+
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+
+
+def megatron(num_layers: int, hidden_size: int, num_heads: int) -> TransformerConfig:
+    """Return a GPT as arXiv 2205.05198 and Megatron's calculator count it: tied, positions and biases left out."""
+    return TransformerConfig(
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        vocab_size=51200,
+        tied_embeddings=True,
+        norm_bias=True,
+        **DROPOUT,
+    )
+
+
+# Model, pipeline stages, chunks per stage, micro-batch: arXiv 2205.05198, Table 3.
+MODELS = {
+    "22B": (megatron(48, 6144, 64), 1, 1, 4),
+    "175B": (megatron(96, 12288, 96), 8, 3, 1),
+    "530B": (megatron(105, 20480, 128), 35, 3, 1),
+    "1T": (megatron(128, 25600, 160), 64, 1, 1),
+}
+LLAMA_3_8B = TransformerConfig(
+    hidden_size=4096,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    intermediate_size=14336,
+    vocab_size=128256,
+    norm="rmsnorm",
+    gated_mlp=True,
+    activation="silu",
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "no_split", "tensor", "sequence", "selective", "both", "full"),
+    [
+        ("22B", 6.5938, 1.2344, 0.8242, 0.6094, 0.1992, 0.0938),
+        ("175B", 2.6719, 0.5391, 0.3340, 0.3047, 0.0996, 0.0469),
+        ("530B", 3.8281, 0.8203, 0.4785, 0.5078, 0.1660, 0.0781),
+        ("1T", 4.7852, 1.0254, 0.5981, 0.6348, 0.2075, 0.0977),
+    ],
+)
+def test_layer_keeps_what_table_2_says(
+    model: str, no_split: float, tensor: float, sequence: float, selective: float, both: float, full: float
+) -> None:
+    """Per layer, in GiB, the six schemes of arXiv 2205.05198 Table 2 at t = 8, s = 2048."""
+    config, _, _, batch = MODELS[model]
+
+    def kept_gib(degree: int, sequence_parallel: bool, recompute: str) -> float:
+        workload = Workload(micro_batch_size=batch, seq_len=2048, attention="unfused", recompute=recompute)
+        layout = ParallelLayout(tensor_parallel=degree, sequence_parallel=sequence_parallel)
+        kept = keep_tensors(list_saved_tensors(config, workload, layout), recompute)
+        return sum(saved.num_bytes for saved in kept) / GIB
+
+    assert kept_gib(1, False, "none") == pytest.approx(no_split, abs=5e-5)
+    assert kept_gib(8, False, "none") == pytest.approx(tensor, abs=5e-5)
+    assert kept_gib(8, True, "none") == pytest.approx(sequence, abs=5e-5)
+    assert kept_gib(8, False, "selective") == pytest.approx(selective, abs=5e-5)
+    assert kept_gib(8, True, "selective") == pytest.approx(both, abs=5e-5)
+    assert kept_gib(8, False, "full") == pytest.approx(full, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "states_mib", "activations_mib"),
+    [
+        ("22B", 47351.46, 10022.01),
+        ("175B", 48016.18, 12679.02),
+        ("530B", 34654.24, 23861.76),
+        ("1T", 36566.03, 27600.12),
+    ],
+)
+def test_first_stage_agrees_with_megatrons_calculator(model: str, states_mib: float, activations_mib: float) -> None:
+    """Weights with optimiser, and activations with logits, equal what NVIDIA/Megatron-LM at d98e8a6 prints.
+
+    It also counts 8 bytes a token for the token ids, which is the difference of at most 0.2 MiB.
+    """
+    config, stages, chunks, batch = MODELS[model]
+    workload = Workload(
+        micro_batch_size=batch,
+        seq_len=2048,
+        attention="unfused",
+        recompute="selective",
+        global_batch_size=4 * stages * batch,
+    )
+    layout = ParallelLayout(tensor_parallel=8, pipeline_parallel=stages, virtual_pipeline=chunks)
+    memory = estimate_memory(config, workload, layout)
+    assert memory.stage == 0
+    states_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert states_bytes / MIB == pytest.approx(states_mib, abs=0.1)
+    assert (memory.activations_bytes + memory.logits_bytes) / MIB == pytest.approx(activations_mib, abs=0.2)
+
+
+def test_distributed_optimizer_agrees_with_megatrons_calculator() -> None:
+    """Llama-3-8B over 8 replicas with sharded optimiser states: 6 + 12/8 bytes a parameter, 57,436.90 MiB."""
+    workload = Workload(micro_batch_size=1, seq_len=8192, global_batch_size=8)
+    memory = estimate_memory(LLAMA_3_8B, workload, ParallelLayout(data_parallel=8, zero_stage=1))
+    states_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert states_bytes == 8_030_261_248 * 7.5
+    assert states_bytes / MIB == pytest.approx(57436.90, abs=0.01)
+
+
+@pytest.mark.parametrize(("zero_stage", "expected_gb"), [(0, 120.0), (1, 31.40625), (2, 16.640625), (3, 1.875)])
+def test_zero_stages_shard_what_figure_1_says(zero_stage: int, expected_gb: float) -> None:
+    """7.5 B parameters on 64 replicas: 120, 31.4, 16.6 and 1.9 GB (arXiv 1910.02054, Figure 1)."""
+    layout = ParallelLayout(data_parallel=64, zero_stage=zero_stage)
+    parameters = DeviceParameters(dense=7.5e9, experts=0.0, largest_layer=2e8)
+    states = estimate_states(parameters, Workload(), layout, MIXED_ADAMW_NARROW_GRADIENTS)
+    total_bytes = states.weights_bytes + states.gradients_bytes + states.optimizer_bytes
+    assert total_bytes / 1e9 == pytest.approx(expected_gb, rel=1e-12)
+
+
+def test_zero_3_gathers_two_layers_and_one_gradient() -> None:
+    """Per parameter of the largest layer: 2 layers * 2 bytes of weights + 2 bytes of gradients = 6 bytes."""
+    layout = ParallelLayout(data_parallel=64, zero_stage=3)
+    parameters = DeviceParameters(dense=7.5e9, experts=0.0, largest_layer=2e8)
+    states = estimate_states(parameters, Workload(), layout, MIXED_ADAMW_NARROW_GRADIENTS)
+    assert states.gathered_bytes == 6 * 2e8
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_parameter"), [("bf16", 18), ("fp16", 18), ("fp8", 18), ("fp32", 16)])
+def test_usual_recipe_follows_the_dtype(dtype: str, bytes_per_parameter: int) -> None:
+    """Mixed AdamW keeps 18 bytes a parameter, fp32 AdamW 16 (Megatron-LM's table)."""
+    memory = estimate_memory(LLAMA_3_8B, Workload(dtype=dtype), ParallelLayout())
+    states_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    assert states_bytes == bytes_per_parameter * 8_030_261_248
+
+
+def test_own_recipe_is_used() -> None:
+    """SGD with momentum in bf16 keeps 2 + 2 + 2 bytes a parameter if told so."""
+    recipe = TrainingRecipe(weight_bytes=2, gradient_bytes=2, optimizer_bytes=2)
+    memory = estimate_memory(LLAMA_3_8B, Workload(), ParallelLayout(), recipe=recipe)
+    assert memory.optimizer_bytes == 2 * 8_030_261_248
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2.0), ("fp8", 1.0), ("fp4", 0.5), ("fp32", 4.0)])
+def test_inference_keeps_weights_in_the_dtype(dtype: str, width: float) -> None:
+    """No gradients and no optimiser, weights at the width of the dtype."""
+    memory = estimate_memory(LLAMA_3_8B, Workload(phase="decode", dtype=dtype), ParallelLayout())
+    assert (memory.gradients_bytes, memory.optimizer_bytes, memory.workspace_bytes) == (0, 0, 0)
+    assert memory.weights_bytes == width * 8_030_261_248
+
+
+def test_kv_cache_of_llama_3() -> None:
+    """2 * 2 bytes * 32 layers * 8 heads * 128 = 131,072 bytes a token; 8192 tokens are 1 GiB."""
+    workload = Workload(phase="decode", micro_batch_size=1, context_len=8191)
+    memory = estimate_memory(LLAMA_3_8B, workload, ParallelLayout())
+    assert memory.kv_cache_bytes == 131_072 * 8192 == GIB
+    half = dataclasses.replace(workload, kv_cache_dtype="fp8")
+    assert estimate_memory(LLAMA_3_8B, half, ParallelLayout()).kv_cache_bytes == GIB / 2
+
+
+def test_kv_heads_fewer_than_ranks_are_copied() -> None:
+    """8 key-value heads over 16 ranks: every rank keeps one, in the cache and in the weights.
+
+    Weights: 8 heads more of K and V: 8 * 2 * 128 * 4096 * 32 layers = 268,435,456 parameters over all 16 ranks.
+    """
+    workload = Workload(phase="decode", micro_batch_size=1, context_len=8191)
+    split_8, split_16 = (estimate_memory(LLAMA_3_8B, workload, ParallelLayout(tensor_parallel=t)) for t in (8, 16))
+    assert split_8.kv_cache_bytes == split_16.kv_cache_bytes == GIB / 8
+    norms = (2 * 32 + 1) * 4096
+    assert split_16.weights_bytes == 2 * ((8_030_261_248 - norms + 268_435_456) / 16 + norms)
+
+
+def test_kv_cache_of_mla_is_the_latent() -> None:
+    """DeepSeek-V3 keeps 512 + 64 elements a token and layer, whole on every tensor rank (arXiv 2405.04434)."""
+    config = TransformerConfig(
+        hidden_size=7168,
+        num_layers=61,
+        num_heads=128,
+        head_dim=192,
+        v_head_dim=128,
+        vocab_size=129280,
+        kv_lora_rank=512,
+        q_lora_rank=1536,
+        qk_rope_head_dim=64,
+    )
+    assert count_cached_elements(config) == count_cached_elements(config, tensor_parallel=8) == 576
+    workload = Workload(phase="decode", micro_batch_size=1, context_len=0)
+    # 576 elements * 2 bytes * 61 layers = 70,272 bytes a token
+    assert estimate_memory(config, workload, ParallelLayout()).kv_cache_bytes == 70_272
+
+
+def test_windowed_layers_keep_their_window() -> None:
+    """Of 4 layers, 3 keep 128 tokens and 1 keeps all 1001: 2 heads * 2 * 16 * 2 bytes * (3 * 128 + 1001)."""
+    config = TransformerConfig(
+        hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, vocab_size=100, attention_windows=(128, 128, 128, 0)
+    )
+    workload = Workload(phase="decode", micro_batch_size=1, context_len=1000)
+    assert estimate_memory(config, workload, ParallelLayout()).kv_cache_bytes == 128 * (3 * 128 + 1001)
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "stage", "batch", "expected"),
+    [
+        (1, 1, 0, None, 1),
+        (4, 1, 0, None, 4),  # 1F1B: the first stage starts all four before the first comes back
+        (4, 1, 3, None, 1),
+        (4, 1, 0, 2, 2),  # never more than the step has
+        (8, 3, 0, 64, 31 / 3),  # p (1 + (p - 1) / (p v)) = 8 * (1 + 7/24) = 10.333
+        (64, 1, 0, 64, 64),
+    ],
+)
+def test_microbatches_in_flight(stages: int, chunks: int, stage: int, batch: int | None, expected: float) -> None:
+    """1F1B and interleaved schedules hold what arXiv 2104.04473 and 2205.05198 say."""
+    workload = Workload(micro_batch_size=1, global_batch_size=batch)
+    layout = ParallelLayout(pipeline_parallel=stages, virtual_pipeline=chunks)
+    assert count_microbatches_in_flight(workload, layout, stage) == pytest.approx(expected)
+
+
+def test_logits_of_a_long_sequence() -> None:
+    """Llama-3-8B at 32,768 tokens: 4 bytes * 32768 * 128256 = 15.66 GiB (stas00/ml-engineering)."""
+    memory = estimate_memory(LLAMA_3_8B, Workload(micro_batch_size=1, seq_len=32768), ParallelLayout())
+    assert memory.logits_bytes / GIB == pytest.approx(15.66, abs=0.005)
+
+
+def test_full_recompute_keeps_inputs_and_works_on_one_layer() -> None:
+    """Llama-3-8B, 32,768 tokens: checkpoints 8 GiB (one hidden state of 0.25 GiB a layer) and one layer at work."""
+    whole = Workload(micro_batch_size=1, seq_len=32768)
+    full = dataclasses.replace(whole, recompute="full")
+    checkpointed = estimate_memory(LLAMA_3_8B, full, ParallelLayout())
+    # 32 layers' inputs of 0.25 GiB, the final norm's input and output
+    assert checkpointed.activations_bytes / GIB == 32 * 0.25 + 2 * 0.25
+    layer = sum(tensor.num_bytes for tensor in list_saved_tensors(LLAMA_3_8B, whole, ParallelLayout()))
+    logit_gradient = 2 * 32768 * 128256
+    assert checkpointed.workspace_bytes == max(layer - 0.25 * GIB, logit_gradient)
+    assert checkpointed.total_bytes < estimate_memory(LLAMA_3_8B, whole, ParallelLayout()).total_bytes
+
+
+def test_swiglu_layer_by_hand() -> None:
+    """Llama-3-8B, one token, flash: 4h + (q, k, v, o) + 4f = 16384 + 10240 + 57344 elements of 2 bytes."""
+    tensors = list_saved_tensors(LLAMA_3_8B, Workload(micro_batch_size=1, seq_len=1), ParallelLayout())
+    # residual stream: layer input, attention input, second norm's input, MLP input = 4 * 4096 = 16384
+    # attention: q 4096, k 1024, v 1024, o 4096 = 10240; MLP: gate, silu(gate), up, product = 4 * 14336 = 57344
+    assert sum(tensor.num_bytes for tensor in tensors) == 2 * (16384 + 10240 + 57344)
+
+
+def test_relu_needs_only_its_output() -> None:
+    """ReLU's gradient follows from its output, so one tensor of width f less is kept than with GELU."""
+    gelu = TransformerConfig(hidden_size=64, num_layers=1, num_heads=4, vocab_size=100)
+    relu = dataclasses.replace(gelu, activation="relu")
+    workload, layout = Workload(micro_batch_size=1, seq_len=8), ParallelLayout()
+    kept = [sum(tensor.num_bytes for tensor in list_saved_tensors(config, workload, layout)) for config in (gelu, relu)]
+    assert kept[0] - kept[1] == 2 * 8 * 256
+
+
+def test_experts_are_split_and_tokens_are_copied() -> None:
+    """8 experts over 4 ranks leave 2 a rank; a token sent to 2 experts is kept twice."""
+    config = TransformerConfig(
+        hidden_size=64,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=128,
+        num_experts=8,
+        num_experts_per_token=2,
+        moe_intermediate_size=96,
+        gated_mlp=True,
+        activation="silu",
+        tied_embeddings=True,
+    )
+    layout = ParallelLayout(data_parallel=4, expert_parallel=4)
+    workload = Workload(micro_batch_size=1, seq_len=16)
+    alone, spread = (estimate_memory(config, workload, chosen) for chosen in (ParallelLayout(), layout))
+    # 6 of 8 experts elsewhere: 2 layers * 6 experts * 3 matrices * 64 * 96 parameters of 2 bytes
+    assert alone.weights_bytes - spread.weights_bytes == 2 * 2 * 6 * 3 * 64 * 96
+    tensors = {tensor.name: tensor for tensor in list_saved_tensors(config, workload, layout, has_experts=True)}
+    assert (tensors["expert.input"].rows, tensors["expert.input"].columns) == (32, 64)
+    assert (tensors["expert.down_input"].rows, tensors["expert.down_input"].columns) == (32, 96)
+
+
+def test_context_parallel_splits_tokens() -> None:
+    """Four context ranks keep a quarter of every activation with flash attention."""
+    workload = Workload(micro_batch_size=1, seq_len=4096)
+    whole = estimate_memory(LLAMA_3_8B, workload, ParallelLayout())
+    quarter = estimate_memory(LLAMA_3_8B, workload, ParallelLayout(context_parallel=4))
+    assert quarter.activations_bytes == whole.activations_bytes / 4
+    assert quarter.logits_bytes == whole.logits_bytes / 4
+
+
+def test_tied_embedding_is_copied_to_the_last_stage() -> None:
+    """With two stages the last holds its own copy of a tied embedding, as it would of a separate matrix."""
+    tied = dataclasses.replace(LLAMA_3_8B, tied_embeddings=True)
+    # A micro-batch of one token: activations are small and the last stage, with the final norm, is the larger.
+    workload, layout = Workload(micro_batch_size=1, seq_len=1), ParallelLayout(pipeline_parallel=2)
+    memories = [estimate_memory(config, workload, layout) for config in (tied, LLAMA_3_8B)]
+    assert memories[0].weights_bytes == memories[1].weights_bytes
+
+
+def test_busiest_stage_may_be_any() -> None:
+    """Where only some layers have experts, the stage that holds those is found."""
+    config = TransformerConfig(
+        hidden_size=64,
+        num_layers=6,
+        num_heads=4,
+        vocab_size=100,
+        num_experts=64,
+        num_experts_per_token=1,
+        moe_layers=(False, False, True, True, False, False),
+    )
+    memory = estimate_memory(config, Workload(micro_batch_size=1, seq_len=8), ParallelLayout(pipeline_parallel=3))
+    assert memory.stage == 1
+
+
+def test_total_is_the_sum_of_its_parts() -> None:
+    """Each part counts once, the runtime's context among them."""
+    memory = MemoryEstimate(
+        weights_bytes=1,
+        gradients_bytes=10,
+        optimizer_bytes=100,
+        activations_bytes=1e3,
+        logits_bytes=1e4,
+        kv_cache_bytes=1e5,
+        workspace_bytes=1e6,
+        runtime_bytes=CUDA_CONTEXT_BYTES,
+    )
+    assert memory.total_bytes == 1_111_111 + CUDA_CONTEXT_BYTES
