@@ -33,7 +33,7 @@ def lower_head(shard: Shard) -> list[Operation]:
     """Final norm, logits (T x e)(e x v), and the loss in training; prefill and decode need each last token's logits."""
     config, repeats = shard.config, shard.num_passes
     if shard.workload.is_training:
-        operations = _lower_before_logits(shard, shard.num_tokens)
+        operations = _lower_before_logits(shard)
         operations += gather_tokens(shard, "logits", repeats, tokens=shard.num_tokens, stage="last")
         operations += [_logits(shard, shard.num_tokens), _cross_entropy(shard)]
         return operations + collective(
@@ -49,7 +49,7 @@ def lower_head(shard: Shard) -> list[Operation]:
     rows = shard.num_tokens if config.stack == "encoder" else shard.batch_size
     logit_bytes = 1.0 * rows * vocab_rows(shard) * shard.layout.tensor_parallel * shard.width_bytes
     return [
-        *_lower_before_logits(shard, rows),
+        *_lower_before_logits(shard),
         _logits(shard, rows),
         *collective(
             shard, "logits.all_gather", "all_gather", "tensor", repeats, message_bytes=logit_bytes, stage="last"
@@ -78,7 +78,7 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
         dgrad,
         wgrad,
         *(replace(operation, pass_name="backward") for operation in reduced + gathered),
-        *lower_backward(_lower_before_logits(shard, tokens)),
+        *lower_backward(_lower_before_logits(shard)),
     ]
 
 
@@ -90,10 +90,10 @@ def lower_final_norm(shard: Shard, tokens: int) -> list[Operation]:
     return [norm(shard, "final_norm", shard.num_passes, width=config.hidden_size, tokens=tokens, stage="last")]
 
 
-def _lower_before_logits(shard: Shard, rows: int) -> list[Operation]:
-    """Final norm of all tokens; BERT's square transform; projection to a narrower embedding."""
+def _lower_before_logits(shard: Shard) -> list[Operation]:
+    """Final norm, BERT's square transform, projection to a narrower embedding: of all tokens, as models compute it."""
     config, repeats, h = shard.config, shard.num_passes, shard.config.hidden_size
-    own_rows = shard.num_residual_tokens if shard.workload.is_training else rows
+    own_rows = shard.num_residual_tokens
     operations = lower_final_norm(shard, shard.num_residual_tokens)
     if config.head_transform:
         operations += [

@@ -1,0 +1,130 @@
+"""Every GEMM of a Hugging Face model, forward and backward, as PyTorch dispatches it on the meta device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("torch", reason="comparing GEMMs with PyTorch needs the trace extra (torch)")
+pytest.importorskip("transformers", reason="comparing GEMMs with PyTorch needs the trace extra (transformers)")
+
+from hf_models import TINY_CONFIGS, build_on_meta, model_type_of, tiny_config
+from traced_products import Product, Trace, trace_decode, trace_prefill, trace_training, turn, without_layout
+
+from shapewright.config.hf import read_hf
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import count_model_flops, lower
+from shapewright.operations import Gemm, GroupedGemm
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
+
+pytestmark = pytest.mark.oracle
+
+# Unequal to each other, to every width of the tiny models and to every window.
+BATCH_SIZE, SEQ_LEN, CONTEXT_LEN = 3, 40, 44
+
+# transformers runs every expert of Llama 4 on every token; real kernels, and our lowering, route.
+_RUNS_ALL_EXPERTS = {"llama4", "llama4_text"}
+TRAINED = sorted(key for key in TINY_CONFIGS if model_type_of(key) not in _RUNS_ALL_EXPERTS)
+
+# Layouts are compared where the weights are those of torch.nn.Linear (GPT-2 and its kin store W[in,out]) and where the
+# model multiplies with the keys as they lie (others copy them transposed first).
+WITH_LAYOUTS = [
+    key
+    for key in TRAINED
+    if model_type_of(key)
+    in {
+        "bloom", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "granite",
+        "llama", "mistral", "mixtral", "olmo", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe",
+        "smollm3", "stablelm", "starcoder2",
+    }
+]  # fmt: skip
+
+# Not decoded here: latent attention, whose expansion is lowered as absorbed into queries and outputs (transformers
+# expands); BERT, which does not decode; T5, whose decoder needs its encoder output beside the cache; GPT-Neo, which
+# does not cut its cache to the window.
+_NOT_DECODED = {"deepseek_v2", "deepseek_v3", "bert", "t5", "gpt_neo"}
+DECODED = [key for key in TRAINED if model_type_of(key) not in _NOT_DECODED]
+
+_traces: dict[str, Trace] = {}
+
+
+def traced(key: str) -> Trace:
+    """Trace a model once for all tests of this file."""
+    if key not in _traces:
+        model = build_on_meta(tiny_config(key), dtype="bfloat16")
+        _traces[key] = trace_training(model, BATCH_SIZE, SEQ_LEN)
+    return _traces[key]
+
+
+def training_workload() -> Workload:
+    """The step that is traced: unfused attention, whose products are separate."""
+    return Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused")
+
+
+def lowered_products(config: TransformerConfig, workload: Workload, *passes: str) -> Counter[Product]:
+    """Count our GEMMs in the form of the trace."""
+    products: Counter[Product] = Counter()
+    for operation in lower(config, workload, ParallelLayout()):
+        if operation.pass_name not in passes or not isinstance(operation, Gemm | GroupedGemm):
+            continue
+        batch, groups = (1, operation.groups) if isinstance(operation, GroupedGemm) else (operation.batch, 1)
+        product = turn(batch, operation.m, operation.n, operation.k, groups=groups, layout=operation.layout)
+        products[product] += operation.repeats
+    return products
+
+
+@pytest.mark.parametrize("key", TRAINED)
+def test_every_gemm_of_a_training_step_is_lowered_and_no_other(key: str) -> None:
+    """Forward, and forward with backward: the same products (batch, m, n, k, groups), each as often as in PyTorch."""
+    config, trace = read_hf(tiny_config(key)).config, traced(key)
+    workload = training_workload()
+    assert without_layout(lowered_products(config, workload, "forward")) == without_layout(trace.forward)
+    assert without_layout(lowered_products(config, workload, "forward", "backward")) == without_layout(trace.whole)
+
+
+@pytest.mark.parametrize("key", TRAINED)
+def test_flops_equal_those_that_pytorch_counts(key: str) -> None:
+    """Model FLOPs of a step are FlopCounterMode's, to the last one, and backward is twice forward."""
+    config, trace = read_hf(tiny_config(key)).config, traced(key)
+    assert count_model_flops(config, training_workload()) == trace.whole_flops
+    assert trace.whole_flops == 3 * trace.forward_flops
+
+
+@pytest.mark.parametrize("key", WITH_LAYOUTS)
+def test_operands_lie_in_memory_as_pytorch_has_them(key: str) -> None:
+    """NT forward, NN for dgrad, TN for wgrad, and those of attention: told by the strides of what is multiplied."""
+    config, trace = read_hf(tiny_config(key)).config, traced(key)
+    assert lowered_products(config, training_workload(), "forward", "backward") == trace.whole
+
+
+@pytest.mark.parametrize("key", DECODED)
+def test_every_gemm_of_prefill_and_decode_is_lowered(key: str) -> None:
+    """A prompt with its last token's logits, then one token against a cache that is longer than the windows."""
+    config, model = read_hf(tiny_config(key)).config, build_on_meta(tiny_config(key), dtype="bfloat16")
+    prefill = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused")
+    decode = Workload(phase="decode", micro_batch_size=BATCH_SIZE, context_len=CONTEXT_LEN, attention="unfused")
+    traced_prefill, _ = trace_prefill(model, BATCH_SIZE, SEQ_LEN)
+    assert without_layout(lowered_products(config, prefill, "forward")) == without_layout(traced_prefill)
+    traced_decode = trace_decode(model, BATCH_SIZE, CONTEXT_LEN)
+    assert without_layout(lowered_products(config, decode, "forward")) == without_layout(traced_decode)
+
+
+def test_llama_4_differs_in_its_experts_alone() -> None:
+    """What transformers computes with every expert, we route: all other products are the same."""
+    key = "llama4_text"
+    lowered = without_layout(lowered_products(read_hf(tiny_config(key)).config, training_workload(), "forward"))
+    recorded = without_layout(traced(key).forward)
+    num_experts = tiny_config(key)["num_local_experts"]
+    assert {product.groups for product in lowered - recorded} == {num_experts}
+    assert {product.batch for product in recorded - lowered} == {num_experts}
+
+
+def test_at_least_twelve_model_types_are_compared() -> None:
+    """The families that the comparison covers do not shrink unseen."""
+    assert len({model_type_of(key) for key in TRAINED}) >= 25
+    assert len({model_type_of(key) for key in WITH_LAYOUTS}) >= 12
