@@ -142,7 +142,7 @@ def _read_spelled(values: HfValues, family: Family) -> Fields:
             continue  # absent or null: the family's fact, or the field's own default
         kind = _FIELD_KINDS[field]
         if kind == "int":
-            read[field] = values.optional_count(*keys)
+            read[field] = values.count(*keys) if field in _REQUIRED else values.optional_count(*keys)
         elif kind == "bool":
             read[field] = values.flag(*keys)
         elif kind == "float":

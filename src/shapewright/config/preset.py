@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from shapewright.config.validate import shown
 from shapewright.errors import ConfigError, UnknownModelError, close_names
 
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _FOLDER = Path(__file__).parent / "presets"
 
 # TOML has no null; in preset files a 0 under these keys stands for it.
@@ -76,8 +78,8 @@ def load_preset(name: str) -> Preset:
 
 def is_preset(name: str) -> bool:
     """Whether there is a preset of this name; upper case does not matter."""
-    plain = name.casefold()
-    return plain.replace("-", "").replace(".", "").replace("_", "").isalnum() and (_FOLDER / f"{plain}.toml").is_file()
+    # Checked as a plain word first: a name from outside must not lead out of the folder.
+    return _PLAIN_NAME.fullmatch(name) is not None and (_FOLDER / f"{name.casefold()}.toml").is_file()
 
 
 def _hint(name: str) -> str:

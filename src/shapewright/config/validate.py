@@ -175,8 +175,12 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
     if values["num_experts"]:
         values["moe_intermediate_size"] = values["moe_intermediate_size"] or values["intermediate_size"]
     for name, plain in (("attention_windows", (0,)), ("moe_layers", (True,))):
-        period = shortest_period(values[name][: values["num_layers"]])
-        values[name] = () if period == plain else period
+        pattern = values[name][: values["num_layers"]]
+        period = shortest_period(pattern)
+        # A pattern shorter than the stack repeats as a whole: (4, 0, 4) goes on with 4, (4, 0) would not.
+        if len(pattern) == values["num_layers"] or not pattern or len(pattern) % len(period) == 0:
+            pattern = period
+        values[name] = () if pattern == plain else pattern
 
 
 def _check_together(values: dict[str, Any]) -> None:

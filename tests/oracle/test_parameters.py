@@ -1,0 +1,104 @@
+"""Parameter counts equal those of the models that transformers builds on the meta device, exactly."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the trace extra: PyTorch")
+pytest.importorskip("transformers", reason="needs the trace extra: transformers")
+
+from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, model_type_of, tiny_config
+
+from shapewright.config import count_parameters, list_presets, load_preset
+from shapewright.config.hf import read_hf
+
+pytestmark = pytest.mark.oracle
+
+MODEL_TYPES = sorted({model_type_of(key) for key in TINY_CONFIGS})
+
+# First match wins. Names are those of the state dicts that transformers 5.23 builds.
+COMPONENTS = (
+    ("router", r"(\.gate|\.router|mlp\.gate)\.(weight|bias)$"),
+    ("shared_experts", r"shared_expert"),
+    ("experts", r"\.experts\."),
+    ("head", r"^lm_head|^cls\."),
+    ("embedding", r"^shared|wte|wpe|embed|project_(in|out)|relative_attention_bias"),
+    ("cross_attention", r"EncDecAttention"),
+    ("attention", r"attn\.|attention\.|SelfAttention"),
+    ("final_norms", r"(model\.norm|decoder\.final_layer_norm|encoder\.final_layer_norm|ln_f)\.(weight|bias)$"),
+    ("norms", r"norm|\.ln_\d"),
+    ("mlp", r"mlp|DenseReluDense|\.fc\d|feed_forward|intermediate\.dense|output\.dense"),
+)
+
+
+@pytest.mark.parametrize("key", TINY_CONFIGS)
+def test_tiny_models(key: str) -> None:
+    """Every family and variant, in sizes that differ from each other, has transformers' count."""
+    config = tiny_config(key)
+    assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_presets(name: str) -> None:
+    """Every preset has transformers' count."""
+    config = load_preset(name).config
+    assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_defaults(model_type: str) -> None:
+    """A config that says nothing but its type is read as transformers' config class reads it."""
+    from transformers import AutoConfig
+
+    # DeepSeek-V2 has no default for the experts per token, and no model runs without.
+    given: dict[str, Any] = {"num_experts_per_tok": 6} if model_type == "deepseek_v2" else {}
+    filled = AutoConfig.for_model(model_type, **given).to_dict()
+    implicit = read_hf({"model_type": model_type, **given}).config
+    explicit = read_hf(filled).config
+    assert replace(implicit, model_type="") == replace(explicit, model_type="")
+
+
+@pytest.mark.parametrize("model_type", [each for each in MODEL_TYPES if each != "bloom"])
+def test_default_sized_models(model_type: str) -> None:
+    """The real-sized model that a family's defaults describe has transformers' count."""
+    config = {"model_type": model_type, "num_experts_per_tok": 4}
+    assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "gpt2",
+        "opt/projected",
+        "llama/biased",
+        "mixtral",
+        "qwen2_moe",
+        "qwen3_moe",
+        "gemma3_text",
+        "olmo2",
+        "deepseek_v2/lite",
+        "deepseek_v3",
+        "gpt_oss",
+        "llama4_text",
+        "t5",
+    ],
+)
+def test_components(key: str) -> None:
+    """The breakdown by component is that of the modules, not only their sum."""
+    config = tiny_config(key)
+    sums = dict.fromkeys((name for name, _ in COMPONENTS), 0)
+    for name, parameter in build_on_meta(config).named_parameters():
+        component = next(component for component, pattern in COMPONENTS if re.search(pattern, name))
+        sums[component] += parameter.numel()
+    assert count_parameters(read_hf(config).config).by_component == sums
+
+
+def test_two_alike_configs_differ() -> None:
+    """The comparison can fail: a bias more is noticed."""
+    config = tiny_config("llama")
+    biased = read_hf({**config, "mlp_bias": True}).config
+    assert count_parameters(biased).total != count_built_parameters(build_on_meta(config))

@@ -1,0 +1,159 @@
+"""Reading config.json objects: text parts, unknown types, notes, values that make no sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shapewright.config.hf import read_hf
+from shapewright.errors import ConfigError
+
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+
+
+def test_text_part_of_a_multimodal_config() -> None:
+    """The language model of a multimodal config is read, and a note says that the rest is not."""
+    reading = read_hf(
+        {"model_type": "llava", "vision_config": {"hidden_size": 999}, "text_config": {"model_type": "llama", **TINY}}
+    )
+    assert (reading.config.hidden_size, reading.config.model_type) == (64, "llama")
+    assert "only the text part (text_config) is modelled" in reading.notes
+
+
+def test_text_part_within_a_part() -> None:
+    """Parts within parts are followed (thinker_config.text_config), and a type can be implied by the parent's name."""
+    reading = read_hf({"model_type": "gemma3", "thinker_config": {"model_type": "gemma3", "text_config": TINY}})
+    assert reading.text_path == ("thinker_config", "text_config")
+    assert reading.config.model_type == "gemma3_text"
+    assert reading.config.qk_norm == "per-head"
+
+
+def test_tying_is_inherited_by_the_text_part() -> None:
+    """tie_word_embeddings beside the parts holds for the text part unless that says otherwise."""
+    part = {"model_type": "llama", **TINY}
+    assert read_hf({"tie_word_embeddings": True, "text_config": part}).config.tied_embeddings
+    assert not read_hf(
+        {"tie_word_embeddings": True, "text_config": {**part, "tie_word_embeddings": False}}
+    ).config.tied_embeddings
+
+
+def test_unknown_type_is_read_by_field_names() -> None:
+    """An unknown model_type is read by the names of its fields, and a note says so and what was assumed."""
+    reading = read_hf(
+        {
+            "model_type": "brandnew",
+            "n_embd": 96,
+            "n_layers": 3,
+            "n_heads": 6,
+            "vocab_size": 100,
+            "num_kv_heads": 2,
+            "rms_norm_eps": 1e-5,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+        }
+    )
+    config = reading.config
+    assert (config.hidden_size, config.num_layers, config.num_heads, config.num_kv_heads) == (96, 3, 6, 2)
+    assert (config.num_experts, config.moe_layers) == (8, (False, True, True))
+    assert config.norm == "rmsnorm"
+    assert config.gated_mlp
+    (note,) = reading.notes
+    assert "'brandnew' is not known" in note
+    assert "assuming RMSNorm, a gated MLP, rotary positions" in note
+
+
+def test_no_type_at_all() -> None:
+    """Without model_type the field names are read as well."""
+    reading = read_hf({**TINY, "activation_function": "gelu_new"})
+    assert (reading.config.norm, reading.config.position_embedding) == ("layernorm", "learned")
+    assert "no model_type" in reading.notes[0]
+
+
+def test_unknown_type_without_a_size() -> None:
+    """A size that no default can stand in for is an error that names the spellings."""
+    with pytest.raises(ConfigError, match=r"hidden_size or n_embd or d_model .* is missing"):
+        read_hf({"model_type": "brandnew", "num_hidden_layers": 2})
+
+
+def test_assumed_sizes_are_noted() -> None:
+    """Sizes that the config leaves to transformers' defaults are named."""
+    (note,) = read_hf({"model_type": "mistral", **TINY, "num_attention_heads": 8}).notes
+    assert "transformers assumes for mistral" in note
+    assert "num_key_value_heads=8, intermediate_size=14336" in note
+    assert "hidden_size" not in note.partition(":")[2]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": None}, ["hidden_size is null"]),
+        ({"hidden_size": "4096"}, ["hidden_size='4096'", "whole number"]),
+        ({"num_attention_heads": 0}, ["num_attention_heads=0"]),
+        ({"num_attention_heads": -4}, ["num_attention_heads=-4"]),
+        ({"num_attention_heads": [4, 4]}, ["num_attention_heads=[4, 4]"]),
+        ({"num_hidden_layers": 10**18}, ["num_hidden_layers=1000000000000000000"]),
+        ({"attention_bias": "false"}, ["attention_bias='false'", "true or false"]),
+        ({"attention_dropout": "0.1"}, ["attention_dropout='0.1'"]),
+        ({"hidden_act": 7}, ["hidden_act=7", "text"]),
+        ({"model_type": 7}, ["model_type=7"]),
+        ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]}, ["1 entries"]),
+        ({"model_type": "olmo3", "layer_types": ["mamba", "mamba"]}, ["'mamba'", "known are full_attention"]),
+        ({"model_type": "olmo3", "layer_types": "full"}, ["layer_types='full'", "list"]),
+        ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**12]]}, ["attention_types"]),
+        (
+            {"model_type": "gpt_neo", "num_layers": 3, "attention_types": [[["global"], 2]]},
+            ["2 layers", "num_layers=3"],
+        ),
+        ({"model_type": "mpt", "attn_config": 3}, ["attn_config=3", "object"]),
+        ({"model_type": "mpt", "attn_config": {"attn_type": "ring"}}, ["attn_type='ring'", "multihead_attention"]),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": ["1"]}, ["mlp_only_layers holds '1'"]),
+    ],
+)
+def test_values_that_make_no_sense(values: dict[str, Any], words: list[str]) -> None:
+    """One line names the key as the config spells it, the value, and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        read_hf({"model_type": "llama", **TINY, **values})
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mistral", "sliding_window": 32}, (32,)),
+        ({"model_type": "mistral"}, (4096,)),
+        ({"model_type": "qwen2", "sliding_window": 32}, ()),
+        ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}, (0, 32)),
+        ({"model_type": "gemma2", "sliding_window": 32}, (32, 0)),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"]}, (0, 128)),
+    ],
+)
+def test_windows(values: dict[str, Any], windows: tuple[int, ...]) -> None:
+    """Each family's way to say which layers slide is understood, an explicit null included."""
+    assert read_hf({**TINY, "num_key_value_heads": 2, **values}).config.attention_windows == windows
+
+
+def test_falcon_variants() -> None:
+    """Falcon's switches decide heads and normalisations (checked against transformers in the oracle tests)."""
+    multi_query = read_hf({"model_type": "falcon", **TINY}).config
+    assert (multi_query.num_kv_heads, multi_query.num_norms_per_layer) == (1, 1)
+    new = read_hf({"model_type": "falcon", **TINY, "new_decoder_architecture": True, "num_kv_heads": 2}).config
+    assert (new.num_kv_heads, new.num_norms_per_layer, new.parallel_attention_mlp) == (2, 2, True)
+
+
+def test_parts_left_out_are_noted() -> None:
+    """Multi-token prediction layers, and T5's separate logit matrix, are named where they are left out."""
+    (deepseek,) = (
+        note
+        for note in read_hf({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}).notes
+        if "multi-token" in note
+    )
+    assert deepseek.startswith("1 ")
+    assert any("logit matrix" in note for note in read_hf({"model_type": "t5", "tie_word_embeddings": False}).notes)
+    assert not any("logit matrix" in note for note in read_hf({"model_type": "t5"}).notes)
