@@ -24,7 +24,15 @@ from scipy.optimize import least_squares
 
 from shapewright.hardware import Device, load_device
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES
-from shapewright.perf.kernels import ROLES, DeviceRates, GemmParameters, alignment_factor, estimate_kernels, rates_of, read_parameters
+from shapewright.perf.kernels import (
+    ROLES,
+    DeviceRates,
+    GemmParameters,
+    alignment_factor,
+    estimate_kernels,
+    rates_of,
+    read_parameters,
+)
 
 Array = NDArray[np.float64]
 
@@ -40,7 +48,22 @@ INTERVAL_EDGES_S = (5e-6, 2e-5, 1e-4, 1e-3)
 
 # Output tiles that vendors' libraries ship, both orientations. Source: kernel names in profiler traces of cuBLAS
 # (ampere_..._128x256_..., nvjet_..._256x128), CUTLASS's profiler lists, rocBLAS's Tensile file names (MT128x128).
-COMMON_TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (128, 32), (32, 128), (16, 64), (16, 128))  # noqa: E501
+COMMON_TILES = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (256, 64),
+    (64, 256),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+    (64, 32),
+    (32, 64),
+    (128, 32),
+    (32, 128),
+    (16, 64),
+    (16, 128),
+)
 TILES = {
     "volta": COMMON_TILES,
     "ampere": COMMON_TILES,
@@ -115,7 +138,11 @@ Entries = tuple[tuple[str, float, str], ...]  # name, start, "log" or "logit"
 
 def alignment_entries(starts: tuple[float, ...]) -> Entries:
     """Free alignment factors, from 2 to 64 bytes; 128 bytes is full speed by definition."""
-    return tuple((f"{role}:{width}", start, "logit") for role in ROLES for width, start in zip((2, 4, 8, 16, 32, 64), starts, strict=True))
+    return tuple(
+        (f"{role}:{width}", start, "logit")
+        for role in ROLES
+        for width, start in zip((2, 4, 8, 16, 32, 64), starts, strict=True)
+    )
 
 
 # Starting points of the alignment factors: NVIDIA's narrow-load kernels lose a third to two thirds; the one AMD chip
@@ -137,7 +164,10 @@ def untransform(x: Array, entries: Sequence[tuple[str, float, str]]) -> dict[str
 
 def factor_table(values: dict[str, float]) -> dict[str, dict[str, float]]:
     """Alignment factors by role and bytes; a class that is not free is 1, one byte is taken as two."""
-    return {role: {str(width): values.get(f"{role}:{max(width, 2)}", 1.0) for width in ALIGNMENT_CLASSES_BYTES} for role in ROLES}
+    return {
+        role: {str(width): values.get(f"{role}:{max(width, 2)}", 1.0) for width in ALIGNMENT_CLASSES_BYTES}
+        for role in ROLES
+    }
 
 
 class Form:
@@ -191,9 +221,10 @@ class Form:
         }
 
 
-def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str, overhead_s: float = 0.0) -> Array:
+def predict_rows(
+    rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str, overhead_s: float = 0.0
+) -> Array:
     """Price measured rows with a section. [s]"""
-
     parameters: GemmParameters = read_parameters(section)
     out = []
     for start in range(0, len(rows), 4096):
@@ -212,7 +243,9 @@ def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.
     return marked[~marked.held_out], marked[marked.held_out]
 
 
-def fit(rows: pd.DataFrame, form: Form, rates: DeviceRates, layout: str, factors: dict[str, dict[str, float]] | None) -> Array:
+def fit(
+    rows: pd.DataFrame, form: Form, rates: DeviceRates, layout: str, factors: dict[str, dict[str, float]] | None
+) -> Array:
     """Least squares of log(predicted / measured), outliers damped, pulled weakly to the start."""
     sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
     target, prior = np.log(sample.latency_s.to_numpy()), form.start()
@@ -253,7 +286,6 @@ def interval(predicted: Array, measured: Array) -> dict[str, list[float]]:
 
 def device_rates(device: Device, dtype: str, *, hot: bool) -> DeviceRates:
     """The numbers of the sheet that a fit needs."""
-
     rates = rates_of(device, dtype)
     return replace(rates, l2_bytes=device.l2_bytes or 0.0) if hot else rates
 
@@ -267,7 +299,9 @@ def round_section(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[str, Any]) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+def fit_alignment_table(
+    folder: Path, gpu: str, device: Device, section: dict[str, Any]
+) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
     """Alignment factors from the paper's odd sizes, the kernels of `section` held fixed.
 
     Free besides the factors: the collector's fixed cost per call and one factor on all rates (older library).
@@ -280,10 +314,15 @@ def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[st
 
     def predicted(x: Array, chosen: pd.DataFrame) -> Array:
         v = untransform(x, entries)
-        return predict_rows(chosen, {**section, "alignment_factor": factor_table(v)}, rates, "NN") * v["scale"] + v["overhead_s"]
+        return (
+            predict_rows(chosen, {**section, "alignment_factor": factor_table(v)}, rates, "NN") * v["scale"]
+            + v["overhead_s"]
+        )
 
     def residuals(x: Array) -> Array:
-        return np.concatenate([np.log(predicted(x, train) / train.latency_s.to_numpy()), PRIOR_WEIGHT * FIT_SCALE * (x - start)])
+        return np.concatenate(
+            [np.log(predicted(x, train) / train.latency_s.to_numpy()), PRIOR_WEIGHT * FIT_SCALE * (x - start)]
+        )
 
     x = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=100, diff_step=1e-3).x
     v = untransform(x, entries)
@@ -308,22 +347,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen:
         device = load_device(name)
         sections: dict[str, Any] = {}
-        provenance: dict[str, Any] = {"command": "python scripts/calibrate_gemm.py --data DIR --device " + name, "date": today, "split": "a fifth of whole (n, k) shapes held out", "sections": {}}
+        provenance: dict[str, Any] = {
+            "command": "python scripts/calibrate_gemm.py --data DIR --device " + name,
+            "date": today,
+            "split": "a fifth of whole (n, k) shapes held out",
+            "sections": {},
+        }
         intervals: dict[str, Any] = {}
         borrowed = ALIGNMENT_FROM.get(device.architecture)
         for source in (s for s in SOURCES if s.device == name):
             own_table = source.table == "paper_gemm.csv"
             factors = None if own_table else (_stored_table(borrowed) if borrowed else factor_table({}))
-            entries = alignment_entries(ALIGNMENT_STARTS.get(device.architecture, NVIDIA_ALIGNMENT_STARTS)) if own_table else ()
+            entries = (
+                alignment_entries(ALIGNMENT_STARTS.get(device.architecture, NVIDIA_ALIGNMENT_STARTS))
+                if own_table
+                else ()
+            )
             form = Form(TILES[device.architecture], hot=source.hot_cache, alignment=entries, overhead=own_table)
             rates = device_rates(device, source.dtype, hot=source.hot_cache)
             train, held = split_by_shape(source.rows(given.data))
             x = fit(train, form, rates, source.layout, factors)
             section, overhead = form.section(x, factors), form.values(x).get("overhead_s", 0.0)
             predicted = predict_rows(held, section, rates, source.layout, overhead)
-            report: dict[str, Any] = {"source": source.table, "rows_fitted": min(len(train), FIT_ROWS), "collector_overhead_s": overhead, "held_out": judge(predicted, held.latency_s.to_numpy())}
+            report: dict[str, Any] = {
+                "source": source.table,
+                "rows_fitted": min(len(train), FIT_ROWS),
+                "collector_overhead_s": overhead,
+                "held_out": judge(predicted, held.latency_s.to_numpy()),
+            }
             if name in ALIGNMENT_SOURCES and source.dtype == "bf16":
-                section["alignment_factor"], report["alignment"] = fit_alignment_table(given.data, ALIGNMENT_SOURCES[name], device, section)
+                section["alignment_factor"], report["alignment"] = fit_alignment_table(
+                    given.data, ALIGNMENT_SOURCES[name], device, section
+                )
             elif not own_table:
                 report["alignment"] = {"borrowed_from": borrowed}
             sections[source.dtype], intervals[source.dtype] = section, interval(predicted, held.latency_s.to_numpy())

@@ -27,7 +27,15 @@ class FieldNote:
     choices: tuple[str, ...] = ()
 
 
-def note(help_text: str, *, default: Any = None, required: bool = False, symbol: str = "", unit: str = "", choices: tuple[str, ...] = ()) -> Any:  # noqa: E501
+def note(
+    help_text: str,
+    *,
+    default: Any = None,
+    required: bool = False,
+    symbol: str = "",
+    unit: str = "",
+    choices: tuple[str, ...] = (),
+) -> Any:
     """Declare a dataclass field together with its note."""
     metadata = {"note": FieldNote(help_text, symbol, unit, choices)}
     return field(metadata=metadata) if required else field(default=default, metadata=metadata)

@@ -27,7 +27,9 @@ class ParallelLayout:
     context_parallel: int = note("devices that share each sequence", default=1)
     expert_parallel: int = note("devices that share the experts of one layer", default=1)
     sequence_parallel: bool = note("split norms and residuals over the tensor axis too", default=True)
-    zero_stage: int = note("sharding over replicas: 0 none, 1 optimiser states, 2 gradients too, 3 weights too", default=0)
+    zero_stage: int = note(
+        "sharding over replicas: 0 none, 1 optimiser states, 2 gradients too, 3 weights too", default=0
+    )
     virtual_pipeline: int = note("model chunks per pipeline stage (interleaved schedule)", default=1)
 
     def __post_init__(self) -> None:

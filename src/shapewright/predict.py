@@ -63,7 +63,9 @@ class StepTimes:
     layer_forward_s: float
 
 
-def add_up(priced: Iterable[PricedOperation], config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> StepTimes:
+def add_up(
+    priced: Iterable[PricedOperation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> StepTimes:
     """Add the operations of the busiest stage, the pipeline's bubble and the once-per-step work.
 
     With m micro-batches, p stages and v chunks each, the busiest stage works m passes and waits (p - 1) / v passes of
@@ -198,7 +200,9 @@ def predict(
     layout = layout or ParallelLayout()
     operations = lower(config, workload, layout, node_size=device.node_size)
     prices = price_operations(operations, device, uncalibrated=uncalibrated)
-    priced = _hide_communication([PricedOperation(operation, price) for operation, price in zip(operations, prices, strict=True)])
+    priced = _hide_communication(
+        [PricedOperation(operation, price) for operation, price in zip(operations, prices, strict=True)]
+    )
     times = add_up(priced, config, workload, layout)
     tokens = _count_tokens(workload, layout)
     model_flops, hardware_flops = _count_flops(config, workload, layout, operations)
@@ -264,14 +268,14 @@ def _warn(
     warnings = []
     if memory.total_bytes > device.memory_bytes:
         warnings.append(
-            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on {device.name}; "
-            f"lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, --pipeline-parallel or "
-            f"--zero-stage"
+            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on "
+            f"{device.name}; lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, "
+            f"--pipeline-parallel or --zero-stage"
         )
     if workload.kv_len > config.max_position_embeddings:
         warnings.append(
-            f"{workload.kv_len} positions are more than the {config.max_position_embeddings} that the model is made for "
-            f"(max_position_embeddings)"
+            f"{workload.kv_len} positions are more than the max_position_embeddings={config.max_position_embeddings} "
+            f"that the model is made for"
         )
     for kind, label in _label_calibration(priced).items():
         if label.startswith("uncalibrated"):

@@ -87,14 +87,18 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     """
     fields = {name: value for name, value in given.items() if value is not None}
     if config.stack == "encoder" and fields.get("phase") == "decode":
-        raise WorkloadError(f"{config.name or 'this model'} is an encoder and does not decode; use --phase prefill or train")
+        raise WorkloadError(
+            f"{config.name or 'this model'} is an encoder and does not decode; use --phase prefill or train"
+        )
     phase = fields.setdefault("phase", "train")
     fields.setdefault("micro_batch_size", _DEFAULT_MICRO_BATCH_SIZE.get(phase, 1))
     longest = min(_DEFAULT_SEQ_LEN, config.max_position_embeddings)
     fields.setdefault("seq_len", longest)
     if phase == "decode":
         fields.setdefault("context_len", max(longest - 1, 0))
-    fields.setdefault("dtype", "bf16" if "bf16" in device.dense_flops_per_s or "fp16" not in device.dense_flops_per_s else "fp16")
+    fields.setdefault(
+        "dtype", "bf16" if "bf16" in device.dense_flops_per_s or "fp16" not in device.dense_flops_per_s else "fp16"
+    )
     fused = device.architecture not in _ARCHITECTURES_WITHOUT_FUSED_ATTENTION
     fields.setdefault("attention", "flash" if fused else "unfused")
     return Workload(**fields)

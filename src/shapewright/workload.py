@@ -23,14 +23,25 @@ class Workload:
         WorkloadError: a count is not a positive integer, or a word is not among its choices.
     """
 
-    phase: str = note("train: forward, backward and optimiser; prefill: forward over prompts; decode: one token per sequence", default="train", choices=PHASES)  # noqa: E501
+    phase: str = note(
+        "train: forward, backward and optimiser; prefill: forward over prompts; decode: one token per sequence",
+        default="train",
+        choices=PHASES,
+    )
     micro_batch_size: int = note("sequences that one pass runs together", default=4, symbol="b")
     seq_len: int = note("tokens per sequence in training, prompt tokens in prefill", default=2048, symbol="s")
     context_len: int = note("tokens already in the KV cache (decode: before the new token)", default=0, symbol="c")
-    global_batch_size: int | None = note("sequences per optimiser step over all replicas; default: one micro-batch per replica and pipeline stage", symbol="B")  # noqa: E501
+    global_batch_size: int | None = note(
+        "sequences per optimiser step over all replicas; default: one micro-batch per replica and pipeline stage",
+        symbol="B",
+    )
     dtype: str = note("element format of the GEMMs", default="bf16", choices=DTYPE_NAMES)
     kv_cache_dtype: str | None = note("element format of the KV cache; default: that of the GEMMs", choices=DTYPE_NAMES)
-    attention: str = note("flash: fused, scores never reach memory; unfused: two batched GEMMs with softmax between", default="flash", choices=ATTENTION_KINDS)  # noqa: E501
+    attention: str = note(
+        "flash: fused, scores never reach memory; unfused: two batched GEMMs with softmax between",
+        default="flash",
+        choices=ATTENTION_KINDS,
+    )
     recompute: str = note("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
 
     def __post_init__(self) -> None:
@@ -41,13 +52,17 @@ class Workload:
                     object.__setattr__(self, spec.name, get_dtype(value).name)
             elif field_note.choices:
                 if value not in field_note.choices:
-                    raise WorkloadError(f"{spec.name}={value!r} is not known; choose one of {', '.join(field_note.choices)}")
+                    raise WorkloadError(
+                        f"{spec.name}={value!r} is not known; choose one of {', '.join(field_note.choices)}"
+                    )
             elif value is not None:
                 smallest = 0 if spec.name == "context_len" else 1
                 if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _LARGEST_COUNT:
                     raise WorkloadError(f"{spec.name}={value!r} must be a whole number from {smallest} to 2**40")
         if self.phase != "train" and self.recompute != "none":
-            raise WorkloadError(f"recompute={self.recompute!r} has no meaning in {self.phase}; leave it out or use --phase train")
+            raise WorkloadError(
+                f"recompute={self.recompute!r} has no meaning in {self.phase}; leave it out or use --phase train"
+            )
 
     @property
     def is_training(self) -> bool:

@@ -21,10 +21,28 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
-@click.option("--format", "form", type=click.Choice(("text", "json", "sarif")), default="text", show_default=True, help="form of the report")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json", "sarif")),
+    default="text",
+    show_default=True,
+    help="form of the report",
+)
 @click.option("--json", "as_json", is_flag=True, help="same as --format json")
-@click.option("--fail-on", type=click.Choice(("info", "warning", "error", "never")), default="warning", show_default=True, help="least severity that makes the exit code 1")
-@click.option("--ignore", multiple=True, metavar="CODE", help="leave out a rule, by code, name or family; may be given again, or comma-separated")
+@click.option(
+    "--fail-on",
+    type=click.Choice(("info", "warning", "error", "never")),
+    default="warning",
+    show_default=True,
+    help="least severity that makes the exit code 1",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CODE",
+    help="leave out a rule, by code, name or family; may be given again, or comma-separated",
+)
 @click.option("--fix", is_flag=True, help="apply the exact suggestions; needs -o")
 @click.option("-o", "--output", metavar="FILE", help="where --fix writes the config, in the form it was read")
 def command(
@@ -72,8 +90,12 @@ def command(
         from shapewright.config import write_back
 
         if question.model.raw is None:
-            raise ConfigError("a model described by flags alone has no form to write back; start from a config.json or a preset")
+            raise ConfigError(
+                "a model described by flags alone has no form to write back; start from a config.json or a preset"
+            )
         fixed = fix_config(question.config, report)
         write_json_file(output, write_back(question.model, fixed))
-        click.echo(f"wrote {output}" + ("" if fixed != question.config else " (no exact suggestion to apply)"), err=True)
+        click.echo(
+            f"wrote {output}" + ("" if fixed != question.config else " (no exact suggestion to apply)"), err=True
+        )
     return exit_code(report, fail_on)

@@ -25,8 +25,14 @@ def make_console() -> Console:
     from rich.console import Console
 
     is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if is_terminal else int(os.environ.get("COLUMNS") or _PIPE_WIDTH)
-    return Console(width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False)
+    width = (
+        shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
+        if is_terminal
+        else int(os.environ.get("COLUMNS") or _PIPE_WIDTH)
+    )
+    return Console(
+        width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False
+    )
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -47,4 +53,6 @@ def write_json_file(path: str, value: dict[str, Any]) -> None:
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise ShapewrightError(f"cannot write {path}: {error.strerror}; give a path in a folder that you can write to") from error
+        raise ShapewrightError(
+            f"cannot write {path}: {error.strerror}; give a path in a folder that you can write to"
+        ) from error

@@ -11,7 +11,7 @@ from shapewright.cli.console import make_console, print_json
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int | None:
-    """List devices; 'devices show NAME' shows one with the source of every number, 'devices template' a file to fill in."""
+    """List devices; 'devices show NAME' shows one with its sources, 'devices template' a file to fill in."""
     if ctx.invoked_subcommand is not None:
         return None
     from shapewright.report.devices import devices_table, devices_to_json

@@ -7,7 +7,9 @@ import click
 from shapewright.cli.console import make_console, print_json
 
 
-@click.command(epilog="\b\nExamples:\n  shapewright models\n  shapewright models llama\n  shapewright models --json qwen3")
+@click.command(
+    epilog="\b\nExamples:\n  shapewright models\n  shapewright models llama\n  shapewright models --json qwen3"
+)
 @click.argument("pattern", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(pattern: str | None, as_json: bool) -> int:

@@ -78,12 +78,18 @@ def question_options(command: Command) -> Command:
                 names = [f"{flag}/--no-{flag[2:]}"]
             else:
                 names = [flag] + ([_SHORT_FLAGS[spec.name]] if spec.name in _SHORT_FLAGS else [])
-                keywords["type"] = click.Choice(note.choices) if note.choices and "dtype" not in spec.name else _TYPES[word]
+                keywords["type"] = (
+                    click.Choice(note.choices) if note.choices and "dtype" not in spec.name else _TYPES[word]
+                )
             # A name of its own for the parameter: model and workload may not collide, now or later.
             option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=group, **keywords)
             command = option(command)
-    command = click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")(command)
-    command = click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")(command)
+    command = click.option(
+        "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
+    )(command)
+    command = click.option(
+        "--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone"
+    )(command)
     return click.argument("config", required=False)(command)
 
 
@@ -105,7 +111,12 @@ class GroupedCommand(click.Command):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 rows.setdefault(getattr(parameter, "group", ""), []).append(record)
-        titles = {"": "Options", "workload": "Workload", "layout": "Layout", "model": "Model (alone, or on top of CONFIG)"}
+        titles = {
+            "": "Options",
+            "workload": "Workload",
+            "layout": "Layout",
+            "model": "Model (alone, or on top of CONFIG)",
+        }
         for group, entries in rows.items():
             with formatter.section(titles[group]):
                 formatter.write_dl(entries)

@@ -22,9 +22,19 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-@click.option("--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv")
+@click.option(
+    "--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv"
+)
 @click.option("--all", "show_all", is_flag=True, help="list every operation")
-def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, explain: str | None, show_all: bool, **given: Any) -> int:
+def command(
+    config: str | None,
+    device: str,
+    uncalibrated: bool,
+    as_json: bool,
+    explain: str | None,
+    show_all: bool,
+    **given: Any,
+) -> int:
     """Predict step time, throughput, MFU and memory of CONFIG on a device.
 
     CONFIG is a preset (see 'shapewright models'), a Hugging Face config.json or model folder, a hub id
@@ -45,7 +55,9 @@ def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, 
     elif as_json:
         from shapewright.report.prediction_json import prediction_to_json
 
-        print_json({**prediction_to_json(prediction), "source": question.model.source, "notes": list(question.model.notes)})
+        print_json(
+            {**prediction_to_json(prediction), "source": question.model.source, "notes": list(question.model.notes)}
+        )
     else:
         from shapewright.report.prediction_text import print_prediction
 

@@ -101,7 +101,9 @@ class Attention(OperationBase):
         import numpy as np
 
         # A window's keys beyond every query's reach are never read.
-        reach = np.where(np.asarray(self.window_size) > 0, np.minimum(self.kv_len, self.window_size + self.query_len), self.kv_len)
+        reach = np.where(
+            np.asarray(self.window_size) > 0, np.minimum(self.kv_len, self.window_size + self.query_len), self.kv_len
+        )
         kv_head_width = self.head_dim + (0 if self.values_in_keys else self.v_head_dim)
         keys_and_values = 1.0 * self.batch_size * reach * self.num_kv_heads * kv_head_width * kv_width
         total = (2.0 if self.is_backward else 1.0) * (q_and_o + keys_and_values)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Count = int | NDArray[np.int64]
-    Numeric = float | NDArray[np.float64]
+    Numeric = float | NDArray[np.floating[Any]]
 
 PASSES = ("forward", "recompute", "backward", "step")
 STAGES = ("every", "first", "last")

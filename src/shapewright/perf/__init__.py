@@ -1,0 +1,1 @@
+"""Pricing: from operations and a device to seconds, with the reason. It knows no models."""

@@ -14,14 +14,14 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.operations.base import Count
+    from shapewright.operations.base import Count, Numeric
 
 # Beyond a whole cache line nothing is gained. [byte] Source: 128-byte lines of every NVIDIA GPU since Fermi.
 LARGEST_ALIGNMENT_BYTES = 128
 ALIGNMENT_CLASSES_BYTES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def alignment_bytes(dim: Count, element_bits: int) -> NDArray[np.int64]:
+def alignment_bytes(dim: Count | Numeric, element_bits: int) -> NDArray[np.int64]:
     """Largest power of two, at most 128, that divides the bytes of ``dim`` elements.
 
     >>> [int(alignment_bytes(width, 16)) for width in (4096, 4097, 50257, 80, 10922)]

@@ -15,7 +15,14 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm, GroupedGemm
-from shapewright.perf.kernels import DeviceRates, GemmParameters, alignment_factor, estimate_kernels, rates_of, read_parameters
+from shapewright.perf.kernels import (
+    DeviceRates,
+    GemmParameters,
+    alignment_factor,
+    estimate_kernels,
+    rates_of,
+    read_parameters,
+)
 from shapewright.perf.price import GemmPrice
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 from shapewright.perf.tiling import tile_efficiency, wave_efficiency
@@ -64,12 +71,16 @@ def price_gemm(operation: Gemm, device: Device, record: CalibrationRecord, *, ho
     Raises:
         UnknownRateError: the device has no rate for the dtype.
     """
-    dims = np.broadcast_arrays(*(np.asarray(dim, dtype=float) for dim in (operation.m, operation.n, operation.k, operation.batch)))
+    dims = np.broadcast_arrays(
+        *(np.asarray(dim, dtype=float) for dim in (operation.m, operation.n, operation.k, operation.batch))
+    )
     shape = dims[0].shape
     m, n, k, batch = (dim.reshape(-1) for dim in dims)
     price = _price_flat(m, n, k, batch, operation.layout, operation.dtype, device, record, hot_cache)
-    convert = (lambda value: float(value[0])) if shape == () else (lambda value: value.reshape(shape))
-    return replace(price, **{name: convert(getattr(price, name)) for name in _ARRAY_FIELDS})
+    columns: dict[str, Any] = {name: getattr(price, name) for name in _ARRAY_FIELDS}
+    return replace(
+        price, **{name: float(column[0]) if shape == () else column.reshape(shape) for name, column in columns.items()}
+    )
 
 
 def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationRecord) -> list[GemmPrice]:
@@ -79,9 +90,11 @@ def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationR
         groups.setdefault((operation.layout, operation.dtype), []).append(index)
     prices: list[GemmPrice | None] = [None] * len(operations)
     for (layout, dtype), indices in groups.items():
-        m, n, k, batch = (np.array([float(getattr(operations[i], name)) for i in indices]) for name in ("m", "n", "k", "batch"))
+        m, n, k, batch = (
+            np.array([float(getattr(operations[i], name)) for i in indices]) for name in ("m", "n", "k", "batch")
+        )
         flat = _price_flat(m, n, k, batch, layout, dtype, device, record, False)
-        columns = {name: getattr(flat, name).tolist() for name in _ARRAY_FIELDS}
+        columns: dict[str, Any] = {name: getattr(flat, name).tolist() for name in _ARRAY_FIELDS}
         for position, index in enumerate(indices):
             prices[index] = replace(flat, **{name: column[position] for name, column in columns.items()})
     return [price for price in prices if price is not None]
@@ -96,7 +109,9 @@ def as_gemm(operation: GroupedGemm) -> Gemm:
     """
     rows = operation.k if operation.layout == "TN" else operation.m
     groups = np.asarray(operation.groups, dtype=float)
-    active = np.maximum(1, np.round(groups * -np.expm1(np.asarray(rows, dtype=float) * np.log1p(-1.0 / np.maximum(groups, 1.0 + 1e-9)))))
+    active = np.maximum(
+        1, np.round(groups * -np.expm1(np.asarray(rows, dtype=float) * np.log1p(-1.0 / np.maximum(groups, 1.0 + 1e-9))))
+    )
     share = np.ceil(np.asarray(rows, dtype=float) / active)
     count: Any = (lambda value: int(value)) if np.ndim(share) == 0 else (lambda value: value.astype(np.int64))
     m, k = (operation.m, count(share)) if operation.layout == "TN" else (count(share), operation.k)
@@ -134,8 +149,16 @@ _ARRAY_FIELDS = (
 )
 
 
-def _price_flat(  # noqa: PLR0917
-    m: Array, n: Array, k: Array, batch: Array, layout: str, dtype: str, device: Device, record: CalibrationRecord, hot_cache: bool
+def _price_flat(
+    m: Array,
+    n: Array,
+    k: Array,
+    batch: Array,
+    layout: str,
+    dtype: str,
+    device: Device,
+    record: CalibrationRecord,
+    hot_cache: bool,
 ) -> GemmPrice:
     """Price 1-d arrays of shapes, block by block."""
     flops, num_bytes = 2.0 * m * n * k * batch, (m * k + k * n + m * n) * batch * get_dtype(dtype).num_bytes
@@ -147,7 +170,16 @@ def _price_flat(  # noqa: PLR0917
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
     blocks = [
-        _price_block(m[i : i + ROWS_PER_BLOCK], n[i : i + ROWS_PER_BLOCK], k[i : i + ROWS_PER_BLOCK], batch[i : i + ROWS_PER_BLOCK], layout, dtype, parameters, rates)
+        _price_block(
+            m[i : i + ROWS_PER_BLOCK],
+            n[i : i + ROWS_PER_BLOCK],
+            k[i : i + ROWS_PER_BLOCK],
+            batch[i : i + ROWS_PER_BLOCK],
+            layout,
+            dtype,
+            parameters,
+            rates,
+        )
         for i in range(0, len(m), ROWS_PER_BLOCK)
     ]
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
@@ -167,7 +199,7 @@ def _price_flat(  # noqa: PLR0917
     )
 
 
-def _price_block(  # noqa: PLR0917
+def _price_block(
     m: Array, n: Array, k: Array, batch: Array, layout: str, dtype: str, parameters: GemmParameters, rates: DeviceRates
 ) -> dict[str, Array]:
     """Choose the fastest kernel for each shape of a block."""
@@ -241,5 +273,8 @@ def _section(record_id: str, record: CalibrationRecord, dtype: str) -> tuple[Gem
                 _SECTIONS[key] = (read_parameters(sections[name]), name)
                 break
         else:
-            raise CalibrationError(f"record {record_id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; it has {', '.join(sections)}")
+            raise CalibrationError(
+                f"record {record_id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
+                f"it has {', '.join(sections)}"
+            )
     return _SECTIONS[key]

@@ -98,7 +98,9 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
     """
     try:
         kernels = [(tile, split) for tile in raw["tiles"] for split in raw["splits"]]
-        column = {name: np.array([tile[name] for tile, _ in kernels], dtype=float) for name in ("m", "n", "rate", "fill_k")}
+        column = {
+            name: np.array([tile[name] for tile, _ in kernels], dtype=float) for name in ("m", "n", "rate", "fill_k")
+        }
         factors = raw["alignment_factor"]
         return GemmParameters(
             tile_m=column["m"],
@@ -106,7 +108,9 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
             split_k=np.array([split for _, split in kernels], dtype=float),
             tile_rate_fraction=column["rate"],
             fill_k=column["fill_k"],
-            alignment_factor=np.array([[factors[role][str(width)] for width in ALIGNMENT_CLASSES_BYTES] for role in ROLES]),
+            alignment_factor=np.array(
+                [[factors[role][str(width)] for width in ALIGNMENT_CLASSES_BYTES] for role in ROLES]
+            ),
             **{name: float(raw[name]) for name in _SCALARS},
         )
     except (KeyError, TypeError) as error:
@@ -159,7 +163,7 @@ class KernelTimes:
     num_waves: Array
 
 
-def estimate_kernels(  # noqa: PLR0917
+def estimate_kernels(
     m: Array, n: Array, k: Array, batch: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
 ) -> KernelTimes:
     """Time every kernel of the menu on a block of shapes.
@@ -186,7 +190,12 @@ def estimate_kernels(  # noqa: PLR0917
     sustained = 1.0 - p.power_drop_fraction * flops / (flops + p.power_half_flops)
     macs_per_s = rates.flops_per_s_per_sm / 2.0 * p.tile_rate_fraction * align_factor * sustained
     tile_s = (k_part + p.fill_k) * p.tile_m * p.tile_n / macs_per_s
-    feed_s = (np.minimum(p.tile_m, m) + np.minimum(p.tile_n, n)) * k_part * rates.element_bytes / (p.feed_ratio * rates.bandwidth_bytes_per_s / rates.num_sms)
+    feed_s = (
+        (np.minimum(p.tile_m, m) + np.minimum(p.tile_n, n))
+        * k_part
+        * rates.element_bytes
+        / (p.feed_ratio * rates.bandwidth_bytes_per_s / rates.num_sms)
+    )
     compute_s = num_waves * np.maximum(tile_s, feed_s)
 
     traffic_bytes = batch * (m * k + k * n + m * n) * rates.element_bytes
@@ -197,12 +206,18 @@ def estimate_kernels(  # noqa: PLR0917
         traffic_bytes = traffic_bytes * (1.0 - resident * (1.0 - 1.0 / p.hot_cache_speedup))
     memory_s = (traffic_bytes + split_bytes) / bandwidth
     worst = np.maximum(compute_s, memory_s)
-    joined = worst * ((compute_s / worst) ** p.overlap_power + (memory_s / worst) ** p.overlap_power) ** (1.0 / p.overlap_power)
+    joined = worst * ((compute_s / worst) ** p.overlap_power + (memory_s / worst) ** p.overlap_power) ** (
+        1.0 / p.overlap_power
+    )
     total_s = p.start_s + joined + np.where(p.split_k > 1, p.split_start_s, 0.0)
-    return KernelTimes(total_s=total_s, compute_s=compute_s, memory_s=memory_s, num_tiles=num_tiles, num_waves=full_waves)
+    return KernelTimes(
+        total_s=total_s, compute_s=compute_s, memory_s=memory_s, num_tiles=num_tiles, num_waves=full_waves
+    )
 
 
-def alignment_factor(m: Array, n: Array, k: Array, layout: str, element_bits: int, parameters: GemmParameters) -> tuple[Array, Array]:
+def alignment_factor(
+    m: Array, n: Array, k: Array, layout: str, element_bits: int, parameters: GemmParameters
+) -> tuple[Array, Array]:
     """Rate factor that the contiguous dimensions allow, and the smallest alignment among them.
 
     Args:
@@ -220,7 +235,10 @@ def alignment_factor(m: Array, n: Array, k: Array, layout: str, element_bits: in
     factor, smallest = np.ones(m.shape), np.full(m.shape, float(ALIGNMENT_CLASSES_BYTES[-1]))
     for letter in set(contiguous_dims(layout)):
         align = alignment_bytes(dims[letter], element_bits)
-        factor = np.minimum(factor, parameters.alignment_factor[ROLES.index("contracted" if letter == "k" else "free"), alignment_class(align)])
+        factor = np.minimum(
+            factor,
+            parameters.alignment_factor[ROLES.index("contracted" if letter == "k" else "free"), alignment_class(align)],
+        )
         smallest = np.minimum(smallest, align)
     return factor, smallest
 

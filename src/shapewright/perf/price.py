@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Numeric = float | NDArray[np.float64]
+    Numeric = float | NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from shapewright.perf.price import Price
 
 
-def price_operations(
-    operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False
-) -> list[Price]:
+def price_operations(operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False) -> list[Price]:
     """Price scalar operations, in their order; all GEMMs are evaluated together.
 
     Args:
@@ -44,9 +42,15 @@ def price_operations(
         prices.update(zip(products, price_gemms(list(products.values()), device, record), strict=True))
     for index, operation in enumerate(operations):
         if isinstance(operation, Attention):
-            prices[index] = price_attention(operation, device, load_record("attention", device, uncalibrated=uncalibrated))
+            prices[index] = price_attention(
+                operation, device, load_record("attention", device, uncalibrated=uncalibrated)
+            )
         elif isinstance(operation, Pointwise):
-            prices[index] = price_pointwise(operation, device, load_record("pointwise", device, uncalibrated=uncalibrated))
+            prices[index] = price_pointwise(
+                operation, device, load_record("pointwise", device, uncalibrated=uncalibrated)
+            )
         elif isinstance(operation, Collective):
-            prices[index] = price_collective(operation, device, load_record("collectives", device, uncalibrated=uncalibrated))
+            prices[index] = price_collective(
+                operation, device, load_record("collectives", device, uncalibrated=uncalibrated)
+            )
     return [prices[index] for index in range(len(operations))]

@@ -80,7 +80,10 @@ def print_device(device: Device, console: Console) -> None:
     """Every number of a device, in base units, with its source."""
     from rich.table import Table
 
-    console.print(f"{device.title} ({device.name}), {device.vendor} {device.architecture}, numbers per {device.scope}", style="bold")
+    console.print(
+        f"{device.title} ({device.name}), {device.vendor} {device.architecture}, numbers per {device.scope}",
+        style="bold",
+    )
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("number", "value", "kind", "source"):
         table.add_column(name, overflow="fold")
@@ -88,7 +91,9 @@ def print_device(device: Device, console: Console) -> None:
         origin = device.provenance.get(key, {})
         source = device.sources.get(origin.get("source", ""), {})
         place = ", ".join(part for part in (source.get("title", ""), origin.get("place", "")) if part)
-        table.add_row(key, f"{value:g}" if isinstance(value, int | float) else str(value), origin.get("kind", ""), place)
+        table.add_row(
+            key, f"{value:g}" if isinstance(value, int | float) else str(value), origin.get("kind", ""), place
+        )
     console.print(table)
     console.print(f"measured: {calibration_words(device)}")
     if device.aliases:

@@ -31,7 +31,13 @@ _MODULES = {
     "pointwise": "shapewright.perf.pointwise",
     "collective": "shapewright.perf.collectives",
 }
-_RECORD_KINDS = {"gemm": "gemm", "grouped_gemm": "gemm", "attention": "attention", "pointwise": "pointwise", "collective": "collectives"}
+_RECORD_KINDS = {
+    "gemm": "gemm",
+    "grouped_gemm": "gemm",
+    "attention": "attention",
+    "pointwise": "pointwise",
+    "collective": "collectives",
+}
 
 
 def explain_operation(prediction: Prediction, name: str) -> dict[str, Any]:
@@ -82,17 +88,26 @@ def print_explanation(facts: dict[str, Any], console: Console) -> None:
     for entry in facts["operations"]:
         console.print(f"{entry['name']} ({entry['pass']}): {entry['shape']}, {entry['dtype']}", style="bold")
         table = Table(box=None, pad_edge=False, show_header=False)
+        middle, low, high = (format_seconds(entry[key]) for key in ("time_s", "time_low_s", "time_high_s"))
         rows = {
-            "predicted": f"{format_seconds(entry['time_s'])}, 90 % between {format_seconds(entry['time_low_s'])} and {format_seconds(entry['time_high_s'])}",
+            "predicted": f"{middle}, 90 % between {low} and {high}",
             "formula": entry["formula"],
             **{name.removesuffix("_s"): format_seconds(value) for name, value in entry["terms"].items()},
             "bound by": entry["bound_by"],
         }
         if entry["tile"]:
             contiguous = ", ".join(f"{matrix} along {dim}" for matrix, dim in entry["contiguous_dims"].items())
-            rows["tile"] = f"{entry['tile'][0]} x {entry['tile'][1]}, split of k {entry['split_k']}, {entry['tile_efficiency']:.1%} of it is output"
-            rows["waves"] = f"{entry['num_tiles']} tiles in {entry['num_waves']} waves of {entry['device']['num_sms']}, {entry['wave_efficiency']:.1%} full"
-            rows["alignment"] = f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
+            rows["tile"] = (
+                f"{entry['tile'][0]} x {entry['tile'][1]}, split of k {entry['split_k']}, "
+                f"{entry['tile_efficiency']:.1%} of it is output"
+            )
+            rows["waves"] = (
+                f"{entry['num_tiles']} tiles in {entry['num_waves']} waves of {entry['device']['num_sms']}, "
+                f"{entry['wave_efficiency']:.1%} full"
+            )
+            rows["alignment"] = (
+                f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
+            )
         rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
         rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
         rows["code"] = entry["module"]

@@ -38,10 +38,26 @@ def models_table(pattern: str | None) -> Table:
         table.add_column(name, justify="right")
     for name in select_presets(pattern):
         config = read_model(name).config
-        counts = [config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size, config.vocab_size]
+        counts = [
+            config.num_layers,
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.intermediate_size,
+            config.vocab_size,
+        ]
         experts = f"{config.num_experts}/{config.num_experts_per_token}" if config.num_experts else ""
         total = format_count(count_parameters(config).total)
-        table.add_row(name, load_preset(name).title, config.model_type, total, *map(str, counts), experts, str(config.max_position_embeddings))
+        table.add_row(
+            name,
+            load_preset(name).title,
+            config.model_type,
+            total,
+            *map(str, counts),
+            experts,
+            str(config.max_position_embeddings),
+        )
     return table
 
 
@@ -50,5 +66,13 @@ def models_to_json(pattern: str | None) -> dict[str, Any]:
     entries = []
     for name in select_presets(pattern):
         preset, config = load_preset(name), read_model(name).config
-        entries.append({"name": name, "title": preset.title, "source": preset.source, "parameters": count_parameters(config).total, "config": asdict(config)})
+        entries.append(
+            {
+                "name": name,
+                "title": preset.title,
+                "source": preset.source,
+                "parameters": count_parameters(config).total,
+                "config": asdict(config),
+            }
+        )
     return {"schema_version": SCHEMA_VERSION, "models": entries}

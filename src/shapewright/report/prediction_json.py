@@ -61,7 +61,11 @@ def operation_to_json(entry: PricedOperation) -> dict[str, Any]:
         "m": getattr(operation, "m", None),
         "n": getattr(operation, "n", None),
         "k": getattr(operation, "k", None),
-        "batch": operation.batch if isinstance(operation, Gemm) else operation.groups if isinstance(operation, GroupedGemm) else None,
+        "batch": operation.batch
+        if isinstance(operation, Gemm)
+        else operation.groups
+        if isinstance(operation, GroupedGemm)
+        else None,
         "dtype": operation.dtype,
         "layout": getattr(operation, "layout", None),
         "shape": _shape_words(entry),
@@ -100,8 +104,14 @@ def _shape_words(entry: PricedOperation) -> str:
     if isinstance(operation, GroupedGemm):
         return f"{operation.m} x {operation.n} x {operation.k} over {operation.groups}"
     if isinstance(operation, Attention):
-        heads = f"{operation.num_heads}/{operation.num_kv_heads}" if operation.num_heads != operation.num_kv_heads else f"{operation.num_heads}"
-        return f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads} heads of {operation.head_dim}"
+        heads = (
+            f"{operation.num_heads}/{operation.num_kv_heads}"
+            if operation.num_heads != operation.num_kv_heads
+            else f"{operation.num_heads}"
+        )
+        return (
+            f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads} heads of {operation.head_dim}"
+        )
     if isinstance(operation, Collective):
         return f"{operation.op_name} over {operation.num_ranks} ({operation.axis})"
     return operation.operation

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction, PricedOperation
 
 
-def print_prediction(prediction: Prediction, console: Console, *, notes: tuple[str, ...] = (), top: int | None = 20) -> None:
+def print_prediction(
+    prediction: Prediction, console: Console, *, notes: tuple[str, ...] = (), top: int | None = 20
+) -> None:
     """Print a whole prediction.
 
     Args:
@@ -47,9 +49,11 @@ def describe(prediction: Prediction) -> str:
     spread = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one device"
     name = config.name or config.model_type or "model"
     recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
+    size = format_count(prediction.parameters.total)
     return (
-        f"{name} ({format_count(prediction.parameters.total)} parameters) on {prediction.device.title}: {workload.phase}, "
-        f"b={workload.micro_batch_size} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; {spread}"
+        f"{name} ({size} parameters) on {prediction.device.title}: {workload.phase}, "
+        f"b={workload.micro_batch_size} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; "
+        f"{spread}"
     )
 
 
@@ -61,8 +65,11 @@ def verdict_table(prediction: Prediction) -> Table:
     workload = prediction.workload
     step = {"train": "step", "prefill": "time to first token", "decode": "time per token"}[workload.phase]
     capacity, used = prediction.device.memory_bytes, prediction.memory.total_bytes
+    middle, low, high = map(
+        format_seconds, (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
+    )
     cells = {
-        step: f"{format_seconds(prediction.step_time_s)} ({format_seconds(prediction.step_time_low_s)} to {format_seconds(prediction.step_time_high_s)})",
+        step: f"{middle} ({low} to {high})",
         "tokens/s/device": f"{prediction.tokens_per_s_per_device:,.0f}",
         "model rate": format_rate(prediction.model_flops_per_s),
         "MFU": format_percent(prediction.mfu),
@@ -84,7 +91,19 @@ def operations_table(prediction: Prediction, *, top: int | None = None) -> Table
     table.add_column("operation", overflow="fold")
     table.add_column("pass")
     table.add_column("m x n x k")
-    for name in ("runs", "time", "share", "TFLOP/s", "peak", "tile", "tiles full", "waves", "waves full", "align", "bound by"):
+    for name in (
+        "runs",
+        "time",
+        "share",
+        "TFLOP/s",
+        "peak",
+        "tile",
+        "tiles full",
+        "waves",
+        "waves full",
+        "align",
+        "bound by",
+    ):
         table.add_column(name, justify="right")
     ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)[:top]
     peak = prediction.device.peak_flops_per_s(prediction.workload.dtype)
@@ -105,7 +124,9 @@ def _row(entry: PricedOperation, step_s: float, peak: float) -> list[str]:
         format_percent(entry.total_time_s / step_s) if step_s else "",
         f"{rate / 1e12:.0f}" if rate else "",
         format_percent(rate / peak) if rate else "",
-        f"{facts['tile'][0]}x{facts['tile'][1]}" + (f"/{facts['split_k']}" if facts["split_k"] > 1 else "") if facts["tile"] else "",
+        f"{facts['tile'][0]}x{facts['tile'][1]}" + (f"/{facts['split_k']}" if facts["split_k"] > 1 else "")
+        if facts["tile"]
+        else "",
         format_percent(facts["tile_efficiency"]) if facts["tile"] else "",
         str(facts["num_waves"]) if facts["tile"] else "",
         format_percent(facts["wave_efficiency"]) if facts["tile"] else "",
