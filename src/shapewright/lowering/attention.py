@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.communication import collective, gather_tokens, reduce_tokens, ring_keys_values
-from shapewright.lowering.pointwise import bias, dropout, move, norm, pointwise
+from shapewright.lowering.pointwise import bias, bias_gradients, dropout, move, norm, pointwise
 from shapewright.operations import Attention, Gemm
 
 if TYPE_CHECKING:
@@ -82,6 +82,14 @@ def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
         message_bytes = 1.0 * shard.num_tokens * shard.num_heads * config.v_head_dim * shard.width_bytes
         return collective(shard, "attention.all_reduce", "all_reduce", "context", repeats, message_bytes=message_bytes)
     return ring_keys_values(shard, repeats, elements_per_token=shard.num_kv_heads * heads_width)
+
+
+def lower_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
+    """Sums over the tokens that make the gradients of self-attention's biases."""
+    config = shard.config
+    inner = shard.num_heads * config.head_dim + shard.num_kv_heads * (config.head_dim + config.v_head_dim)
+    widths = [inner] * config.qkv_bias + [config.hidden_size] * config.attention_out_bias
+    return bias_gradients(shard, "attention", repeats, widths=widths, tokens=shard.num_tokens)
 
 
 def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
@@ -230,10 +238,12 @@ def _lower_unfused(shard: Shard, block: str, repeats: int, heads: _Heads, *, kv_
     The scale is folded into the score GEMM. Keys and values are repeated for every query head, as PyTorch does, and the
     whole square is computed, masked or not. Source: arXiv 2401.14489, table II; sizes as in Megatron-LM's layer.
     """
-    batch = shard.batch_size * shard.num_heads
-    scores = 1.0 * batch * shard.query_len * kv_len
+    # Where all heads share one key head and its values lie in it, heads are just more rows: nothing is repeated.
+    rows_per_batch = shard.query_len * (shard.num_heads if heads.values_in_keys else 1)
+    batch = shard.batch_size * (1 if heads.values_in_keys else shard.num_heads)
+    scores = 1.0 * batch * rows_per_batch * kv_len
     operations: list[Operation] = []
-    if heads.num_kv_heads < shard.num_heads:
+    if heads.num_kv_heads < shard.num_heads and not heads.values_in_keys:
         keys_and_values = 1.0 * shard.batch_size * kv_len * (heads.head_dim + heads.v_head_dim)
         operations.append(
             move(
@@ -244,33 +254,26 @@ def _lower_unfused(shard: Shard, block: str, repeats: int, heads: _Heads, *, kv_
                 written=keys_and_values * shard.num_heads,
             )
         )
-    score = Gemm(
-        name=f"{shard.prefix}{block}.score",
-        repeats=repeats,
-        dtype=shard.dtype,
-        m=shard.query_len,
-        n=kv_len,
-        k=heads.head_dim,
-        batch=batch,
-        layout="NT",
-    )
-    over_value = Gemm(
-        name=f"{shard.prefix}{block}.over_value",
-        repeats=repeats,
-        dtype=shard.dtype,
-        m=shard.query_len,
-        n=heads.v_head_dim,
-        k=kv_len,
-        batch=batch,
-        layout="NN",
-    )
-    operations.append(score)
+
+    def product(role: str, n: int, k: int, layout: str) -> Gemm:
+        return Gemm(
+            name=f"{shard.prefix}{block}.{role}",
+            repeats=repeats,
+            dtype=shard.dtype,
+            m=rows_per_batch,
+            n=n,
+            k=k,
+            batch=batch,
+            layout=layout,
+        )
+
+    operations.append(product("score", kv_len, heads.head_dim, "NT"))
     if shard.query_len > 1:  # a single query may see everything that is there
         operations.append(pointwise(shard, f"{block}.mask", "mask", repeats, read=scores, written=scores))
     operations.append(pointwise(shard, f"{block}.softmax", "softmax", repeats, read=scores, written=scores))
     if shard.workload.is_training and shard.config.attention_dropout > 0.0:
         operations.append(dropout(shard, f"{block}.dropout", repeats, elements=scores))
-    operations.append(over_value)
+    operations.append(product("over_value", heads.v_head_dim, kv_len, "NN"))
     merged = 1.0 * shard.num_tokens * shard.num_heads * heads.v_head_dim
     operations.append(move(shard, f"{block}.merge_heads", repeats, read=merged, written=merged))
     return operations
@@ -293,12 +296,12 @@ def _lower_fused(
         return [replace(whole, window_size=window)]
     if ring_steps == 1:
         return [whole]
-    own_len = kv_len // ring_steps
+    own_len, own_context = kv_len // ring_steps, shard.workload.context_len // ring_steps
     ring = replace(
         whole,
         name=f"{whole.name}.ring",
         repeats=repeats * (ring_steps - 1),
-        kv_len=-(-own_len // 2) if causal else own_len,
+        kv_len=own_context - (own_context - own_len) // 2 if causal else own_len,
         causal=False,
     )
     return [replace(whole, kv_len=own_len), ring]

@@ -31,6 +31,9 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     own_rows = shard.num_residual_tokens * config.num_experts_per_token
     spreads = layout.expert_parallel > 1
     local_experts = config.num_experts // layout.expert_parallel
+    if not shard.workload.is_training:
+        # Few tokens reach few experts, and the others' weights are not read.
+        local_experts = min(local_experts, rows)
     f = config.moe_intermediate_size // layout.tensor_parallel
 
     operations: list[Operation] = []

@@ -7,11 +7,13 @@ square, recomputation not counted. Hardware FLOPs add the recomputation.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shapewright.layout import ParallelLayout
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower
+from shapewright.operations.base import PASSES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +45,8 @@ def count_model_flops(config: TransformerConfig, workload: Workload, layout: Par
 
     Source: arXiv 2205.05198, eq. 7.
     """
-    return _count(config, workload, layout, ("forward", "backward"))
+    flops = _count_by_pass(config, workload, layout)
+    return flops["forward"] + flops["backward"]
 
 
 def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE) -> float:
@@ -58,9 +61,9 @@ def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: 
 
     Source: arXiv 2104.04473, eq. 3 (full); arXiv 2205.05198, eq. 9 (selective).
     """
-    recomputed = _count(config, workload, layout, ("recompute",))
+    flops = _count_by_pass(config, workload, layout)
     factor = _SELECTIVE_PASSES_BY_CONVENTION if workload.recompute == "selective" else 1.0
-    return count_model_flops(config, workload, layout) + factor * recomputed
+    return flops["forward"] + flops["backward"] + factor * flops["recompute"]
 
 
 def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float:
@@ -68,8 +71,14 @@ def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float
     return float(sum(operation.flops * operation.repeats for operation in operations if operation.pass_name in passes))
 
 
-def _count(config: TransformerConfig, workload: Workload, layout: ParallelLayout, passes: tuple[str, ...]) -> float:
-    """Lower one micro-batch on one device and multiply by the micro-batches of all replicas."""
+def _count_by_pass(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> dict[str, float]:
+    """FLOPs of one micro-batch on one device, times the micro-batches of all replicas."""
     one_pass = replace(workload, global_batch_size=workload.micro_batch_size)
     num_passes = num_microbatches(workload, layout) * layout.data_parallel
-    return num_passes * sum_flops(lower(config, one_pass, _SINGLE), passes)
+    return {pass_name: num_passes * flops for pass_name, flops in _flops_of_one_pass(config, one_pass)}
+
+
+@lru_cache(maxsize=64)
+def _flops_of_one_pass(config: TransformerConfig, workload: Workload) -> tuple[tuple[str, float], ...]:
+    operations = lower(config, workload, _SINGLE)
+    return tuple((pass_name, sum_flops(operations, (pass_name,))) for pass_name in PASSES)

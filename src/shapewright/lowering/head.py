@@ -82,9 +82,9 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
     ]
 
 
-def lower_final_norm(shard: Shard, tokens: int) -> list[Operation]:
+def lower_final_norm(shard: Shard) -> list[Operation]:
     """Normalise what leaves the last layer of a stack."""
-    config = shard.config
+    config, tokens = shard.config, shard.num_residual_tokens
     if not config.has_final_norm:
         return []
     return [norm(shard, "final_norm", shard.num_passes, width=config.hidden_size, tokens=tokens, stage="last")]
@@ -94,7 +94,7 @@ def _lower_before_logits(shard: Shard) -> list[Operation]:
     """Final norm, BERT's square transform, projection to a narrower embedding: of all tokens, as models compute it."""
     config, repeats, h = shard.config, shard.num_passes, shard.config.hidden_size
     own_rows = shard.num_residual_tokens
-    operations = lower_final_norm(shard, shard.num_residual_tokens)
+    operations = lower_final_norm(shard)
     if config.head_transform:
         operations += [
             weight_gemm(shard, "logits.transform", repeats, m=own_rows, n=h, k=h, stage="last"),

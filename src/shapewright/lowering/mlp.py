@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.lowering.attention import weight_gemm
 from shapewright.lowering.communication import gather_tokens, reduce_tokens
-from shapewright.lowering.pointwise import activation, bias
+from shapewright.lowering.pointwise import activation, bias, bias_gradients
 
 if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
@@ -32,6 +32,16 @@ def lower_mlp(shard: Shard, repeats: int) -> list[Operation]:
             bias(shard, "mlp.down_bias", repeats, width=config.hidden_size, tokens=shard.num_residual_tokens)
         )
     return operations
+
+
+def lower_mlp_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
+    """Sums over the tokens that make the gradients of a dense MLP's biases."""
+    config = shard.config
+    if not config.mlp_bias:
+        return []
+    f = config.intermediate_size // shard.layout.tensor_parallel
+    widths = [f * (2 if config.gated_mlp else 1), config.hidden_size]
+    return bias_gradients(shard, "mlp", repeats, widths=widths, tokens=shard.num_tokens)
 
 
 def lower_mlp_gemms(shard: Shard, block: str, repeats: int, inner_width: int) -> list[Operation]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.attention import (
+    lower_bias_gradients,
     lower_context_exchange,
     lower_core,
     lower_cross_core,
@@ -17,13 +18,13 @@ from shapewright.lowering.attention import (
 from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.communication import send_to_next_stage
-from shapewright.lowering.counts import LayerCounts, count_encoder_layers, count_layers
+from shapewright.lowering.counts import count_encoder_layers, count_layers
 from shapewright.lowering.embedding import lower_embedding, lower_embedding_backward
 from shapewright.lowering.experts import lower_experts
 from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
-from shapewright.lowering.mlp import lower_mlp
+from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
 from shapewright.lowering.pointwise import dropout, norm, residual
-from shapewright.lowering.shard import Shard, make_encoder_shard, make_shard
+from shapewright.lowering.shard import make_encoder_shard, make_shard
 from shapewright.lowering.step import (
     lower_gradient_communication,
     lower_optimizer,
@@ -34,6 +35,8 @@ from shapewright.lowering.step import (
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig
     from shapewright.layout import ParallelLayout
+    from shapewright.lowering.counts import LayerCounts
+    from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
     from shapewright.workload import Workload
 
@@ -58,56 +61,68 @@ def lower(
 
     Assumes:
         One busiest stage stands for all; its operations have stage ``every``, those at the ends of the model ``first``
-        and ``last``. Eight-bit GEMMs are listed without the casts of their operands. Bias gradients are left out.
+        and ``last``. Eight-bit GEMMs are listed without the casts of their operands.
     """
     validate_layout(config, workload, layout)
     shard = make_shard(config, workload, layout, node_size)
-    counts = count_layers(config, layout)
-    layers, cores = _lower_stack(shard, counts)
-    num_layers = counts.num_layers
-    inputs, input_gradients, source_norm = lower_embedding(shard), lower_embedding_backward(shard), []
+    stacks = [_lower_stack(shard, count_layers(config, layout))]
     if shard.encodes_source:
-        encoder_shard, encoder_counts = make_encoder_shard(shard), count_encoder_layers(config, layout)
-        encoder_layers, encoder_cores = _lower_stack(encoder_shard, encoder_counts)
-        layers, cores = encoder_layers + layers, encoder_cores + cores
-        num_layers += encoder_counts.num_layers
-        inputs = lower_embedding(encoder_shard) + inputs
-        input_gradients += lower_embedding_backward(encoder_shard)
-        source_norm = lower_final_norm(encoder_shard, encoder_shard.num_residual_tokens)
-    body = layers + source_norm + send_to_next_stage(shard)
+        stacks.insert(0, _lower_stack(make_encoder_shard(shard), count_encoder_layers(config, layout)))
+    inputs = [operation for stack in stacks for operation in lower_embedding(stack.shard)]
+    layers = [operation for stack in stacks for operation in stack.layers]
+    encoder_norms = [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)]
+    body = layers + encoder_norms + send_to_next_stage(shard)
     forward = inputs + body + lower_head(shard)
     if not workload.is_training:
         return tuple(forward)
 
+    cores = [operation for stack in stacks for operation in stack.cores]
     repeated = {"none": [], "selective": cores, "full": layers}[workload.recompute]
     recompute = [replace(operation, pass_name="recompute") for operation in repeated]
-    backward = lower_head_backward(shard) + lower_backward(body) + input_gradients
-    groups = weight_groups(shard, layers, cores, num_layers)
+    backward = lower_head_backward(shard) + lower_backward(body)
+    for stack in reversed(stacks):
+        backward += _lower_bias_gradients(stack) + lower_embedding_backward(stack.shard)
+    groups = weight_groups(shard, layers, cores, sum(stack.counts.num_layers for stack in stacks))
     communication = lower_gradient_communication(shard, groups)
     step = lower_tied_gradients(shard) + lower_optimizer(shard, groups)
     return tuple(forward + recompute + backward + communication + step)
 
 
-def _lower_stack(shard: Shard, counts: LayerCounts) -> tuple[list[Operation], list[Operation]]:
-    """Forward operations of all layers of one stack on this stage, and those among them that are attention cores."""
+class _Stack(NamedTuple):
+    """Forward operations of the layers of one stack on this stage; ``cores`` are those of attention without weights."""
+
+    shard: Shard
+    counts: LayerCounts
+    layers: list[Operation]
+    cores: list[Operation]
+
+
+def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     passes = shard.num_passes
     repeats = passes * counts.num_layers
     has_cross_attention = shard.source_len > 0
 
-    core = lower_context_exchange(shard, repeats)
+    cores = lower_context_exchange(shard, repeats)
     for window, num_layers in _effective_windows(shard, counts):
-        core += lower_core(shard, passes * num_layers, window)
+        cores += lower_core(shard, passes * num_layers, window)
     layers = _lower_residual_stream(shard, repeats, has_cross_attention)
-    layers += lower_inputs(shard, repeats) + core + lower_output(shard, "attention", repeats)
+    layers += lower_inputs(shard, repeats) + cores + lower_output(shard, "attention", repeats)
     if has_cross_attention:
-        cross_core = lower_cross_core(shard, repeats)
-        layers += lower_cross_inputs(shard, repeats) + cross_core + lower_output(shard, "cross_attention", repeats)
-        core += cross_core
+        cross_cores = lower_cross_core(shard, repeats)
+        layers += lower_cross_inputs(shard, repeats) + cross_cores + lower_output(shard, "cross_attention", repeats)
+        cores += cross_cores
     if counts.num_dense:
         layers += lower_mlp(shard, passes * counts.num_dense)
     if counts.num_expert:
         layers += lower_experts(shard, passes * counts.num_expert)
-    return layers, core
+    return _Stack(shard, counts, layers, cores)
+
+
+def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
+    """Gradients of the biases of all layers of a stack; nothing runs for them in the forward pass."""
+    shard, counts = stack.shard, stack.counts
+    attention = lower_bias_gradients(shard, shard.num_passes * counts.num_layers)
+    return attention + lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense)
 
 
 def _lower_residual_stream(shard: Shard, repeats: int, has_cross_attention: bool) -> list[Operation]:

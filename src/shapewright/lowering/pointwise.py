@@ -6,12 +6,14 @@ fused ones of Megatron-LM and vLLM do. Small per-row or per-column vectors (mean
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.operations import Pointwise
 
 if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
+    from shapewright.operations import Operation
 
 MASK_BYTES = 1.0
 """Width of one element of a stored dropout mask, a torch.bool. [byte]"""
@@ -92,3 +94,14 @@ def bias(shard: Shard, name: str, repeats: int, *, width: int, tokens: int) -> P
     """Add a bias that no GEMM epilogue can add: after a reduction over the tensor axis."""
     elements = 1.0 * tokens * width
     return pointwise(shard, name, "bias", repeats, read=elements, written=elements)
+
+
+def bias_gradients(shard: Shard, block: str, repeats: int, *, widths: list[int], tokens: int) -> list[Operation]:
+    """Sum the gradient of each biased product over its tokens, one kernel each."""
+    if not widths:
+        return []
+    elements = 1.0 * tokens * sum(widths)
+    sums = pointwise(
+        shard, f"{block}.bias_gradient", "bias", repeats, read=elements, written=0.0, num_kernels=len(widths)
+    )
+    return [replace(sums, pass_name="backward")]
