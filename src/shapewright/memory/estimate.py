@@ -239,12 +239,12 @@ def _inference_activations(stage: _Stage, workload: Workload) -> float:
 def _logits_bytes(stage: _Stage, workload: Workload, element_bytes: float) -> float:
     """Logits of one micro-batch on the last stage, split over the vocabulary. [byte]
 
-    Training needs those of every token, generation those of the last one.
+    Training and encoders need those of every token, generation those of the last one.
     """
     if not stage.is_last:
         return 0.0
     rows = workload.micro_batch_size
-    if workload.is_training:
+    if workload.is_training or stage.config.stack == "encoder":
         rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
     return element_bytes * rows * ceil_div(stage.config.vocab_size, stage.layout.tensor_parallel)
 
