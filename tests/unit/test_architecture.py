@@ -27,8 +27,10 @@ LEVELS = {
 HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub"}
 
 UNIT_LESS_END = re.compile(r"(?:^|_)(?:time|size|bandwidth|latency)$|_memory$|flops_efficiency$")
-# Counts that Hugging Face and vendors spell so.
-SPELLED_AS_UPSTREAM = re.compile(r"(?:hidden|intermediate|vocab|batch|window|node|head)_size$")
+# Counts that Hugging Face and vendors spell so, and the one function that estimates more than a number.
+SPELLED_AS_UPSTREAM = re.compile(
+    r"(?:hidden|intermediate|embedding|vocab|batch|window|node|link_group)_size$|^estimate_memory$"
+)
 
 
 def imported_parts(source: str) -> Iterator[str]:
