@@ -81,6 +81,7 @@ PREFILL_START = {
     "bandwidth_fraction": 0.8,
     "query_passes": 1.0,
     "cache_write_passes": 1.0,
+    "cache_write_token_cycles": 50.0,
     "overlap_power": 2.0,
     "l2_reach_fraction": 1.0,
     "l2_speedup": 2.0,
@@ -95,6 +96,7 @@ PREFILL_BOUNDS = {
     "bandwidth_fraction": (0.3, 0.98),
     "query_passes": (0.5, 3.0),
     "cache_write_passes": (0.01, 2.5),
+    "cache_write_token_cycles": (0.1, 5000.0),
     "overlap_power": (1.0, 12.0),
     "l2_reach_fraction": (0.1, 5.0),
     "l2_speedup": (1.0, 8.0),
@@ -118,7 +120,6 @@ DECODE_START = {
     "combine_s": 2e-6,
     "l2_reach_fraction": 0.8,
     "l2_speedup": 1.5,
-    "wide_head_factor": 1.2,
 }
 DECODE_BOUNDS = {
     "start_s": (2.5e-6, 2e-5),
@@ -138,7 +139,6 @@ DECODE_BOUNDS = {
     "combine_s": (1e-8, 2e-5),
     "l2_reach_fraction": (0.1, 3.0),
     "l2_speedup": (1.0, 8.0),
-    "wide_head_factor": (0.5, 6.0),
 }
 # Structure is chosen on the rows of the fit: FlashAttention 2 and 3 and trtllm differ in it.
 PREFILL_CHOICES = [
@@ -166,7 +166,7 @@ def read_rows(data: Path, phase: str, device_name: str, section: str) -> pd.Data
     if phase == "prefill":
         rows = rows[rows.query_len > 1].assign(kv_len=lambda frame: frame.query_len)
     else:
-        rows = rows.assign(kv_len=lambda frame: frame.context_len + 1)
+        rows = rows.assign(kv_len=lambda frame: frame.context_len)
     return rows.reset_index(drop=True)
 
 
@@ -254,11 +254,19 @@ class Kernel:
         return min(self.choices, key=lambda choice: self.fit(rows, choice, 15)[1])
 
 
-def calibrate_kernel(data: Path, device: Device, table_name: str, section: str, phase: str) -> dict[str, Any] | None:
-    """Fit one kernel on one device; None where the tables hold no rows of it."""
-    rows = read_rows(data, phase, table_name, section)
-    if rows.empty:
-        return None
+def kernels_of_widths(rows: pd.DataFrame) -> dict[int, str]:
+    """Head widths that the library serves with another kernel than most, and the name of that kernel.
+
+    Names within one family (the prefill and decode kernels of flashinfer, say) are one kernel here.
+    """
+    family = rows.kernel.map(lambda name: "triton" if "triton" in name else "fa4" if name.endswith("fa4") else "main")
+    by_width = family.groupby(rows.head_dim).agg(lambda names: names.mode().iloc[0])
+    usual = by_width[rows.head_dim.mode().iloc[0]]
+    return {int(width): str(name) for width, name in by_width.items() if name != usual}
+
+
+def calibrate_kernel(device: Device, section: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+    """Fit one kernel on one device."""
     folds = folds_of(rows.num_heads, rows.num_kv_heads, rows.head_dim)
     seen, held = rows[folds != HELD_OUT_FOLD], rows[folds == HELD_OUT_FOLD]
     kernel = Kernel(phase, device, section, sorted(int(width) for width in seen.head_dim.unique()))
@@ -280,7 +288,12 @@ def calibrate_kernel(data: Path, device: Device, table_name: str, section: str, 
         predicted, measured = kernel.predict(shape_of(part, section), parameters), part.latency_s.to_numpy()
         return error_summary(predicted, measured) | {"interval_coverage": coverage_of(interval, predicted, measured)}
 
-    report = {"libraries": sorted(rows.library.unique()), "fit": judge(seen), "held_out": judge(held)}
+    report = {
+        "libraries": sorted(rows.library.unique()),
+        "kernels": sorted(rows.kernel.unique()),
+        "fit": judge(seen),
+        "held_out": judge(held) if len(held) else None,
+    }
     print(f"{device.name:16s} {section:10s} {phase:8s} {report['fit']} held out {report['held_out']}", flush=True)
     return {"parameters": parameters, "interval": interval, "report": report}
 
@@ -297,15 +310,20 @@ def main() -> None:
         intervals: dict[str, Any] = {}
         reports: dict[str, Any] = {}
         for section in SECTIONS:
-            kernels = {
-                phase: calibrate_kernel(arguments.data, device, DEVICES[name], section, phase)
-                for phase in ("prefill", "decode")
-            }
-            if all(kernels.values()):
-                sections[section] = {phase: kernel["parameters"] for phase, kernel in kernels.items() if kernel}
-                for phase, kernel in kernels.items():
-                    intervals[f"{section}/{phase}"] = kernel["interval"] if kernel else None
-                    reports[f"{section}/{phase}"] = kernel["report"] if kernel else None
+            tables = {phase: read_rows(arguments.data, phase, DEVICES[name], section) for phase in ("prefill", "decode")}
+            if any(table.empty for table in tables.values()):
+                continue
+            others = kernels_of_widths(tables["prefill"])
+            kernels: dict[str, Any] = {}
+            for kernel in ("main", *sorted(set(others.values()))):
+                kernels[kernel] = {}
+                for phase, table in tables.items():
+                    rows = table[table.head_dim.map(lambda width: others.get(width, "main")) == kernel]
+                    result = calibrate_kernel(device, section, phase, rows.reset_index(drop=True))
+                    kernels[kernel][phase] = result["parameters"]
+                    intervals[f"{section}/{kernel}/{phase}"] = result["interval"]
+                    reports[f"{section}/{kernel}/{phase}"] = result["report"]
+            sections[section] = {"kernels": kernels, "kernel_of_head_dim": {str(width): kernel for width, kernel in others.items()}}
         record = {
             "devices": [name, *SAME_CHIP.get(name, [])],
             "architecture": device.architecture,

@@ -6,6 +6,8 @@ one key-value head fit a tile. All else, and every backward pass, runs the prefi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,6 @@ from shapewright.perf.attention_kernels import (
     AttentionRates,
     AttentionShape,
     DecodeParameters,
-    KernelTime,
     PrefillParameters,
     estimate_decode,
     estimate_prefill,
@@ -42,6 +43,8 @@ _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 _TILE_VENDORS = ("NVIDIA", "AMD")
 # Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
 _ASSUMED_WIDENING = 1.6
+# Widest head of the FlashAttention kernels; wider ones run another kernel of the library. [element]
+_WIDEST_FLASH_HEAD = 256
 # Clock where the sheet gives none: only overheads of some microseconds depend on it. [Hz]
 _ASSUMED_CLOCK_HZ = 1.6e9
 
@@ -75,7 +78,6 @@ def price_attention(operation: Attention, device: Device, record: CalibrationRec
 
     kv_dtype = operation.kv_cache_dtype or operation.dtype
     section, is_own = _choose_section(dtype, get_dtype(kv_dtype).bits, record)
-    prefill, decode = _read_section(record.id, section, record)
     shape = _shape_of(operation, kv_dtype)
     rates = AttentionRates(
         flops_per_s=device.peak_flops_per_s(dtype),
@@ -84,45 +86,70 @@ def price_attention(operation: Attention, device: Device, record: CalibrationRec
         clock_hz=device.boost_clock_hz or _ASSUMED_CLOCK_HZ,
         l2_bytes=device.l2_bytes or 0.0,
     )
-    is_decode = _runs_decode_kernel(operation, shape, decode)
-    times = _estimate(operation, shape, rates, prefill, decode, is_decode)
-    time_s = np.maximum(times.total_s, floor_s)
+    kernel_names = _kernels_of(shape, record.parameters["sections"][section])
+    columns: dict[str, Array] = {}
+    for name in np.unique(kernel_names):
+        here = kernel_names == name
+        fresh = _estimate(operation, shape, rates, _Kernel(record, section, str(name)))
+        columns = {key: np.where(here, value, columns.get(key, value)) for key, value in fresh.items()}
+    time_s = np.maximum(columns["total_s"], floor_s)
     widening = record.interval_widening * (1.0 if is_own and not operation.is_backward else _ASSUMED_WIDENING)
-    low, high = _interval(record, section, is_decode, time_s, widening)
     return Price(
         time_s=_plain(time_s),
-        low_s=_plain(np.maximum(time_s * low, floor_s)),
-        high_s=_plain(time_s * high),
-        compute_s=_plain(times.compute_s),
-        memory_s=_plain(times.memory_s),
-        start_s=_plain(times.start_s),
+        low_s=_plain(np.maximum(time_s * columns["low"] ** widening, floor_s)),
+        high_s=_plain(time_s * columns["high"] ** widening),
+        compute_s=_plain(columns["compute_s"]),
+        memory_s=_plain(columns["memory_s"]),
+        start_s=_plain(columns["start_s"]),
         roofline_s=_plain(floor_s),
         calibration=record.label if is_own else f"{record.label}, fractions of {section}",
     )
 
 
-def _estimate(  # noqa: PLR0917
-    operation: Attention,
-    shape: AttentionShape,
-    rates: AttentionRates,
-    prefill: PrefillParameters,
-    decode: DecodeParameters,
-    is_decode: Array,
-) -> KernelTime:
-    """Run the formula of each kernel only where some call needs it."""
+@dataclass(frozen=True)
+class _Kernel:
+    """Which kernel of a record: its section (element formats) and its name in that section."""
+
+    record: CalibrationRecord
+    section: str
+    name: str
+
+
+def _estimate(operation: Attention, shape: AttentionShape, rates: AttentionRates, kernel: _Kernel) -> dict[str, Array]:
+    """Times and interval factors of one kernel; each formula runs only where some call needs it."""
+    prefill, decode = _read_kernel(kernel)
+    is_decode = _runs_decode_kernel(operation, shape, decode)
     copies = operation.writes_cache
-    if is_decode.all():
-        return estimate_decode(shape, rates, decode, writes_cache=copies)
-    wide = estimate_prefill(shape, rates, prefill, writes_cache=copies, is_backward=operation.is_backward)
-    if not is_decode.any():
-        return wide
-    narrow = estimate_decode(shape, rates, decode, writes_cache=copies)
-    return KernelTime(
-        total_s=np.where(is_decode, narrow.total_s, wide.total_s),
-        compute_s=np.where(is_decode, narrow.compute_s, wide.compute_s),
-        memory_s=np.where(is_decode, narrow.memory_s, wide.memory_s),
-        start_s=np.where(is_decode, narrow.start_s, wide.start_s),
-    )
+    columns: dict[str, Array] = {}
+    for phase, needed in (("prefill", ~is_decode), ("decode", is_decode)):
+        if not needed.any():
+            continue
+        if phase == "prefill":
+            times = estimate_prefill(shape, rates, prefill, writes_cache=copies, is_backward=operation.is_backward)
+        else:
+            times = estimate_decode(shape, rates, decode, writes_cache=copies)
+        interval = kernel.record.interval[f"{kernel.section}/{kernel.name}/{phase}"]
+        low, high = interval_factors(interval, times.total_s, 1.0)
+        fresh = {
+            "total_s": times.total_s,
+            "compute_s": times.compute_s,
+            "memory_s": times.memory_s,
+            "start_s": times.start_s,
+            "low": low,
+            "high": high,
+        }
+        columns = {key: np.where(needed, value, columns.get(key, value)) for key, value in fresh.items()}
+    return columns
+
+
+def _kernels_of(shape: AttentionShape, section: Mapping[str, Any]) -> NDArray[np.str_]:
+    """Name of the kernel that each call's head width takes; latent heads (d != d_v) take the main one."""
+    names = np.full(shape.head_dim.shape, "main", dtype=object)
+    listed = {int(width): str(name) for width, name in section["kernel_of_head_dim"].items()}
+    for width, name in listed.items():
+        beyond = shape.head_dim > _WIDEST_FLASH_HEAD if width > _WIDEST_FLASH_HEAD else shape.head_dim == width
+        names = np.where(beyond & (shape.head_dim == shape.v_head_dim), name, names)
+    return names.astype(np.str_)
 
 
 def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: DecodeParameters) -> Array:
@@ -153,28 +180,19 @@ def _choose_section(dtype: str, kv_bits: int, record: CalibrationRecord) -> tupl
     )
 
 
-def _read_section(record_id: str, section: str, record: CalibrationRecord) -> tuple[PrefillParameters, DecodeParameters]:
-    """Constants of both kernels, unfolded once per record."""
-    key = (record_id, section)
-    if key not in _SECTIONS:
-        raw = record.parameters["sections"][section]
-        _SECTIONS[key] = (
-            read_parameters(PrefillParameters, raw["prefill"], record_id),
-            read_parameters(DecodeParameters, raw["decode"], record_id),
+def _read_kernel(kernel: _Kernel) -> tuple[PrefillParameters, DecodeParameters]:
+    """Constants of a kernel in both phases, unfolded once."""
+    key = (kernel.record.id, kernel.section, kernel.name)
+    if key not in _KERNELS:
+        raw = kernel.record.parameters["sections"][kernel.section]["kernels"][kernel.name]
+        _KERNELS[key] = (
+            read_parameters(PrefillParameters, raw["prefill"], kernel.record.id),
+            read_parameters(DecodeParameters, raw["decode"], kernel.record.id),
         )
-    return _SECTIONS[key]
+    return _KERNELS[key]
 
 
-_SECTIONS: dict[tuple[str, str], tuple[PrefillParameters, DecodeParameters]] = {}
-
-
-def _interval(
-    record: CalibrationRecord, section: str, is_decode: Array, time_s: Array, widening: float
-) -> tuple[Array, Array]:
-    """Factors of the interval, by kernel and regime of time."""
-    prefill = interval_factors(record.interval[f"{section}/prefill"], time_s, widening)
-    decode = interval_factors(record.interval[f"{section}/decode"], time_s, widening)
-    return np.where(is_decode, decode[0], prefill[0]), np.where(is_decode, decode[1], prefill[1])
+_KERNELS: dict[tuple[str, str, str], tuple[PrefillParameters, DecodeParameters]] = {}
 
 
 def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:

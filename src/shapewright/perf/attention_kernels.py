@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 POWER_HALF_S = 1e-3
 # How sharp the edge of the last-level cache is; 8 falls from 1 to 0 between 0.75 and 1.35 of its reach.
 _CACHE_EDGE_POWER = 8.0
-# Widest head that FlashAttention's decode kernels were written for; wider ones use other, slower kernels. [element]
-_WIDEST_NARROW_HEAD = 256.0
 # Rounding in floating division must not open another tile.
 _CEIL_SLACK = 1e-9
 
@@ -122,6 +120,7 @@ class PrefillParameters:
         bandwidth_fraction: Achieved share of memory bandwidth.
         query_passes: Traffic of queries and outputs, in units of one read and one write.
         cache_write_passes: Cost of the copy into the cache, in units of its one read and one write.
+        cache_write_token_cycles: Cost of each token of that copy, which runs one block per token.
         cache_write_start_s: Part of start_s that belongs to that copy. [s]
         overlap_power: The exponent p.
         l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
@@ -143,6 +142,7 @@ class PrefillParameters:
     bandwidth_fraction: float
     query_passes: float
     cache_write_passes: float
+    cache_write_token_cycles: float
     cache_write_start_s: float
     overlap_power: float
     l2_reach_fraction: float
@@ -178,7 +178,6 @@ class DecodeParameters:
         combine_s: Combination of the splits. [s]
         l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
         l2_speedup: How much faster such traffic is.
-        wide_head_factor: Slow-down of the chain for heads wider than 256.
         cache_write_start_s: Part of start_s that belongs to writing the new token into the cache. [s]
     """
 
@@ -204,7 +203,6 @@ class DecodeParameters:
     combine_s: float
     l2_reach_fraction: float
     l2_speedup: float
-    wide_head_factor: float
     cache_write_start_s: float
 
 
@@ -269,13 +267,18 @@ def estimate_prefill(
     cache_speedup = _cache_speedup(shape.q_and_out_bytes + read_kv_bytes + copied_bytes, rates, p)
     seconds_per_byte = cache_speedup / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
     memory_s = moved_bytes * seconds_per_byte
-    copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte if writes_cache else 0.0
+    new_tokens = shape.batch_size * np.minimum(shape.query_len, shape.kv_len)
+    copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte
+    copy_s = copy_s + new_tokens * p.cache_write_token_cycles / (rates.clock_hz * rates.num_sms)
+    copy_s = copy_s if writes_cache else np.zeros_like(copy_s)
     start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
     total_s = start_s + _join(compute_s, memory_s, p.overlap_power) + copy_s
     return KernelTime(total_s=total_s, compute_s=compute_s, memory_s=memory_s + copy_s, start_s=start_s)
 
 
-def _tiles_s(shape: AttentionShape, head_dim: Array, packed: Array, rates: AttentionRates, p: PrefillParameters) -> Array:
+def _tiles_s(
+    shape: AttentionShape, head_dim: Array, packed: Array, rates: AttentionRates, p: PrefillParameters
+) -> Array:
     """Time that the tiles take, when ``packed`` query heads share one."""
     step = p.query_tile / packed  # query positions of one tile
     num_steps = np.ceil(shape.query_len / step - _CEIL_SLACK)
@@ -339,8 +342,7 @@ def estimate_decode(
     key_tile_s = key_tile_s + p.row_work * tile_flops / sm_flops_per_s
     block_s = (p.block_cycles + p.block_head_cycles * mean_dim / 128.0) / rates.clock_hz
     waves = _soften(np.maximum(blocks * splits / rates.num_sms, 1.0), p.wave_tail_fraction)
-    slow_down = np.where(mean_dim > _WIDEST_NARROW_HEAD, p.wide_head_factor, 1.0)
-    chain_s = waves * (block_s + num_key_tiles / splits * key_tile_s) * slow_down
+    chain_s = waves * (block_s + num_key_tiles / splits * key_tile_s)
 
     read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
     partial_rows = shape.batch_size * shape.num_heads * shape.query_len * np.where(splits > 1.0, splits, 0.0)
