@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
+    from shapewright.operations.base import Count
     from shapewright.perf.calibration import CalibrationRecord
 
     Array = NDArray[np.float64]
@@ -108,13 +109,9 @@ def as_gemm(operation: GroupedGemm) -> Gemm:
     Assumes: rows spread evenly; a skewed router is slower by up to its busiest expert's share.
     """
     rows = operation.k if operation.layout == "TN" else operation.m
-    groups = np.asarray(operation.groups, dtype=float)
-    active = np.maximum(
-        1, np.round(groups * -np.expm1(np.asarray(rows, dtype=float) * np.log1p(-1.0 / np.maximum(groups, 1.0 + 1e-9))))
-    )
-    share = np.ceil(np.asarray(rows, dtype=float) / active)
-    count: Any = (lambda value: int(value)) if np.ndim(share) == 0 else (lambda value: value.astype(np.int64))
-    m, k = (operation.m, count(share)) if operation.layout == "TN" else (count(share), operation.k)
+    active = _as_count(_expected_groups(operation.groups, rows))
+    share = -(-rows // active)
+    m, k = (operation.m, share) if operation.layout == "TN" else (share, operation.k)
     return Gemm(
         name=operation.name,
         pass_name=operation.pass_name,
@@ -124,9 +121,21 @@ def as_gemm(operation: GroupedGemm) -> Gemm:
         m=m,
         n=operation.n,
         k=k,
-        batch=count(active),
+        batch=active,
         layout=operation.layout,
     )
+
+
+def _expected_groups(groups: Count, rows: Count) -> Array:
+    """Expected number of distinct groups that get a row when each row picks one evenly; at least 1."""
+    total = np.maximum(np.asarray(groups, dtype=float), 1.0)
+    missed = np.where(total > 1.0, (1.0 - 1.0 / total) ** np.asarray(rows, dtype=float), 0.0)
+    return np.maximum(np.round(total * (1.0 - missed)), 1.0)
+
+
+def _as_count(value: Array) -> Count:
+    """Whole numbers from floats that are whole: an int, or an integer array."""
+    return int(value) if value.ndim == 0 else value.astype(np.int64)
 
 
 _ARRAY_FIELDS = (
@@ -169,6 +178,7 @@ def _price_flat(
     rates = rates_of(device, dtype)
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
+        floor_s = flops / device.peak_flops_per_s(dtype)  # the memory's bandwidth is no floor for what the cache holds
     blocks = [
         _price_block(
             m[i : i + ROWS_PER_BLOCK],

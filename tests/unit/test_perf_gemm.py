@@ -1,0 +1,174 @@
+"""GEMM prices: the paper's cliffs, alignment classes, records and their transfer, by hand where it can be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shapewright.errors import CalibrationError, UnknownRateError
+from shapewright.hardware import load_device
+from shapewright.operations import Gemm, GroupedGemm
+from shapewright.perf.alignment import alignment_bytes
+from shapewright.perf.calibration import load_record
+from shapewright.perf.gemm import as_gemm, price_gemm, price_gemms
+from shapewright.perf.price import GemmPrice
+from shapewright.perf.tiling import count_tiles, count_waves, tile_efficiency, wave_efficiency
+
+
+def price(
+    device_name: str, m: int, n: int, k: int, *, dtype: str = "fp16", layout: str = "NN", batch: int = 1
+) -> GemmPrice:
+    """Price one product on a named device."""
+    device = load_device(device_name)
+    operation = Gemm(name="x", m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+    return price_gemm(operation, device, load_record("gemm", device))
+
+
+def tflops(device_name: str, m: int, n: int, k: int, *, dtype: str = "fp16") -> float:
+    """Predicted rate in the unit of the paper's figures."""
+    return 2.0 * m * n * k / float(price(device_name, m, n, k, dtype=dtype).time_s) / 1e12
+
+
+@pytest.mark.parametrize(
+    ("n", "measured_before", "measured_after"), [(1536, 217.6, 180.1), (3072, 235.0, 201.3), (4608, 239.2, 220.0)]
+)
+def test_throughput_falls_after_full_waves(n: int, measured_before: float, measured_after: float) -> None:
+    """At m=2304, k=4096 on A100, n=1536, 3072, 4608 fill 1, 2, 3 waves of 108 tiles; 64 columns more open another.
+
+    Measured: paper_gemm.csv, sweep mm_ksweep_high (EleutherAI/cookbook @27dff48, arXiv 2401.14489 Fig. 5).
+    """
+    before, after = tflops("a100-sxm-40gb", 2304, n, 4096), tflops("a100-sxm-40gb", 2304, n + 64, 4096)
+
+    assert after < 0.95 * before
+    assert after / before == pytest.approx(measured_after / measured_before, rel=0.15)
+    full = price("a100-sxm-40gb", 2304, n, 4096)
+    assert full.num_waves == n // 1536
+    assert full.wave_efficiency == 1.0
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "measured"),
+    [(51137, 74), (51138, 138), (51140, 140), (51144, 226), (51152, 245), (51168, 237), (51200, 256)],
+)
+def test_logit_gemm_by_power_of_two_in_vocabulary(vocab_size: int, measured: float) -> None:
+    """The logit product of the paper, contracted over v, runs as fast as the largest power of two in v allows.
+
+    Measured: means by power of two of paper_gemm.csv, sweep vocab_v_sweep, A100 (arXiv 2401.14489).
+    """
+    assert tflops("a100-sxm-40gb", 8192, 14336, vocab_size) == pytest.approx(measured, rel=0.08)
+
+
+def test_swiglu_width_off_by_22_costs_half_on_h100() -> None:
+    """d_ff = 10922 = 8h/3 is 4-byte aligned, 10944 is 64-aligned: 273 against 398 TFLOP/s, a factor of 1.46.
+
+    Source: stas00/ml-engineering, training/performance (SwiGLU search on H100, h = 4096, micro-batch 4).
+    """
+    ratio = tflops("h100-sxm-80gb", 8192, 10944, 4096, dtype="bf16") / tflops(
+        "h100-sxm-80gb", 8192, 10922, 4096, dtype="bf16"
+    )
+
+    assert ratio == pytest.approx(398 / 273, rel=0.12)
+
+
+def test_alignment_follows_contiguous_dimensions_only() -> None:
+    """For y = x W^T tokens may be odd, widths may not; the gradient of W sees the same two widths."""
+    aligned = price("a100-sxm-80gb", 8192, 4096, 4096, layout="NT")
+    odd_tokens = price("a100-sxm-80gb", 8191, 4096, 4096, layout="NT")
+    odd_input = price("a100-sxm-80gb", 8192, 4096, 4097, layout="NT")
+    odd_gradient = price("a100-sxm-80gb", 4096, 4097, 8192, layout="TN")
+
+    assert odd_tokens.alignment_factor == aligned.alignment_factor == 1.0
+    assert odd_input.alignment_bytes == odd_gradient.alignment_bytes == 2
+    assert odd_input.time_s > 2.0 * aligned.time_s
+
+
+def test_alignment_counts_bytes_not_elements() -> None:
+    """Eight fp16 elements are 16 bytes, eight fp8 elements 8, eight fp4 elements 4."""
+    assert [int(alignment_bytes(8, bits)) for bits in (16, 8, 4)] == [16, 8, 4]
+    assert int(alignment_bytes(3, 4)) == 1
+
+
+def test_tiles_and_waves_by_hand() -> None:
+    """2304 x 1600 in 128 x 256 is 18 x 7 = 126 tiles, two waves of 108, 58 % full; 1600 of 1792 columns used."""
+    tiles = count_tiles(2304, 1600, 128, 256)
+
+    assert tiles == 126
+    assert count_waves(tiles, 108) == 2
+    assert wave_efficiency(tiles, 108) == pytest.approx(126 / 216)
+    assert tile_efficiency(2304, 1600, 128, 256) == pytest.approx(1600 / 1792)
+
+
+def test_uncalibrated_device_borrows_and_says_so() -> None:
+    """An H100 PCIe takes a Hopper sibling's record, names it, and has a wider interval."""
+    own, borrowed = price("h100-sxm-80gb", 8192, 8192, 8192), price("h100-pcie-80gb", 8192, 8192, 8192)
+
+    assert own.calibration.startswith("gemm/h100-sxm-80gb")
+    assert borrowed.calibration.startswith("uncalibrated (borrows gemm/h")
+    assert borrowed.high_s / borrowed.time_s > own.high_s / own.time_s
+
+
+def test_uncalibrated_flag_leaves_the_own_record_aside() -> None:
+    """Asked to forget the H100, its record is not the one used."""
+    device = load_device("h100-sxm-80gb")
+
+    assert load_record("gemm", device).transfer == "exact"
+    assert load_record("gemm", device, uncalibrated=True).device != device.name
+
+
+def test_roofline_only_device_is_a_bound_and_says_so() -> None:
+    """A wafer has no tiles to model: the price is the roofline, labelled."""
+    found = price("graphcore-bow", 4096, 4096, 4096)
+
+    assert found.time_s == found.roofline_s
+    assert "roofline" in found.calibration
+
+
+def test_missing_rate_is_an_error_not_a_guess() -> None:
+    """A V100 has no bf16 rate."""
+    with pytest.raises(UnknownRateError, match="v100-sxm2-16gb has no bf16 rate"):
+        price("v100-sxm2-16gb", 128, 128, 128, dtype="bf16")
+
+
+def test_unknown_record_kind_is_an_error() -> None:
+    """A kind that does not exist is named with those that do."""
+    with pytest.raises(CalibrationError, match="choose one of gemm"):
+        load_record("gem", load_device("l40s"))
+
+
+def test_many_at_once_equal_one_by_one() -> None:
+    """Grouping by layout and dtype changes no price and keeps the order."""
+    device = load_device("a100-sxm-80gb")
+    record = load_record("gemm", device)
+    operations = [
+        Gemm(name=str(index), m=97 * index, n=4096 - index, k=1024 + 8 * index, layout=layout, dtype=dtype)
+        for index, (layout, dtype) in enumerate(
+            [("NT", "bf16"), ("NN", "fp16"), ("TN", "bf16"), ("NT", "fp16"), ("NT", "bf16")], start=1
+        )
+    ]
+
+    together = price_gemms(operations, device, record)
+
+    assert together == [price_gemm(operation, device, record) for operation in operations]
+
+
+def test_few_tokens_read_few_experts() -> None:
+    """Two rows over 64 experts reach two of them; many rows reach all and split evenly."""
+    few = as_gemm(GroupedGemm(name="moe.up", m=2, n=1024, k=512, groups=64))
+    many = as_gemm(GroupedGemm(name="moe.up", m=64_000, n=1024, k=512, groups=64))
+    gradient = as_gemm(GroupedGemm(name="moe.up.wgrad", m=1024, n=512, k=64_000, groups=64, layout="TN"))
+
+    assert (few.batch, few.m) == (2, 1)
+    assert (many.batch, many.m) == (64, 1000)
+    assert (gradient.batch, gradient.k) == (64, 1000)
+
+
+def test_array_dims_give_array_prices() -> None:
+    """Arrays of shapes come back in their shape, equal to one call each."""
+    device = load_device("h200-sxm-141gb")
+    record = load_record("gemm", device)
+    widths = np.array([[4096, 4097], [10922, 11008]])
+
+    found = price_gemm(Gemm(name="x", m=512, n=widths, k=4096), device, record)
+
+    assert np.shape(found.time_s) == (2, 2)
+    assert found.time_s[1, 0] == price_gemm(Gemm(name="x", m=512, n=10922, k=4096), device, record).time_s  # type: ignore[index]
