@@ -1,0 +1,178 @@
+"""Fit the pointwise record of the A100 from a measured table and from published medians.
+
+    python scripts/calibrate_pointwise.py --data DIR
+
+DIR holds pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of three models,
+measured by microsoft/vidur (2024 software). The kinds that it lacks come from the layer logs of arXiv 2401.14489 (eager
+PyTorch on A100 40 GB) or are assumptions; the record names each source. Held-out errors are those of leaving one whole
+model out; the record itself is fitted on all three. Needs the ``fit`` extra; some seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from calibration_fit import Array, coverage_of, error_summary, fit_logs, interval_of, write_record
+
+from shapewright.hardware import load_device
+from shapewright.perf.pointwise import _CACHE_EDGE_POWER
+
+SOURCE = "microsoft/vidur @7d47513, MIT"
+ELEMENT_BYTES = 2.0
+KIND_OF = {
+    "input_layernorm": "norm",
+    "attn_rope": "rotary",
+    "mlp_act": "activation",
+    "add": "residual",
+    "emb": "embedding",
+}
+
+# Medians of one layer's operations, h = 3072, a = 24, b = 4, s = 2048, fp16, A100 40 GB (1.555 TB/s), forward.
+# Source: layer logs of arXiv 2401.14489 (EleutherAI/cookbook @27dff48, jahatef/TransformerSizing).
+PAPER_BANDWIDTH_BYTES_PER_S = 1.555e12
+PAPER_SCORES = 4.0 * 24 * 2048 * 2048
+PAPER_SOFTMAX_S = 2.651e-3
+# Two measurements of dropout over b s h elements: h = 3072 (median) and h = 24576 (single shot).
+PAPER_DROPOUT = ((4.0 * 2048 * 3072, 0.390e-3), (4.0 * 2048 * 24576, 2.75e-3))
+# fp16 in, fp16 out, one byte of mask.
+DROPOUT_BYTES_PER_ELEMENT = 5.0
+
+
+def bytes_of(rows: pd.DataFrame) -> tuple[Array, Array]:
+    """Bytes read and written by each row, as the lowering counts them. [byte]"""
+    tokens, hidden = rows.num_tokens.to_numpy(float), rows.hidden_size.to_numpy(float)
+    shards = rows.tensor_parallel.to_numpy(float)
+    inner = rows.intermediate_size.to_numpy(float) / shards
+    heads = (rows.num_heads + rows.num_kv_heads).to_numpy(float) / shards
+    head_dim = hidden / rows.num_heads.to_numpy(float)
+    written = np.select(
+        [rows.operation == "attn_rope", rows.operation == "mlp_act"],
+        [tokens * heads * head_dim, tokens * inner],
+        tokens * hidden,
+    )
+    inputs = np.where(rows.operation == "add", 2.0, np.where((rows.operation == "mlp_act") & rows.gated, 2.0, 1.0))
+    return inputs * written * ELEMENT_BYTES, written * ELEMENT_BYTES
+
+
+def kinds_of(rows: pd.DataFrame) -> Any:
+    """Kind of each row in the record; gated activations are one of their own."""
+    kinds = rows.operation.map(KIND_OF)
+    return np.where((rows.operation == "mlp_act") & rows.gated, "gated_activation", kinds)
+
+
+def predict(free: dict[str, float], rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> Array:
+    """Time of each row. [s]"""
+    kinds = kinds_of(rows)
+    num_bytes = sum(bytes_of(rows))
+    start = np.select([kinds == kind for kind in set(kinds)], [free[f"start_{kind}"] for kind in set(kinds)])
+    fraction = np.select([kinds == kind for kind in set(kinds)], [free[f"fraction_{kind}"] for kind in set(kinds)])
+    resident = 1.0 / (1.0 + (num_bytes / (l2_bytes * free["l2_reach_fraction"])) ** _CACHE_EDGE_POWER)
+    traffic_s = num_bytes / (bandwidth * fraction) * (1.0 - resident * (1.0 - 1.0 / free["l2_speedup"]))
+    return np.maximum(start + traffic_s, num_bytes / bandwidth)
+
+
+def fit(rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> dict[str, float]:
+    """Start and fraction of every kind, and the cache."""
+    kinds = sorted(set(kinds_of(rows)))
+    bounds = {"l2_reach_fraction": (0.2, 2.0), "l2_speedup": (1.0, 4.0)}
+    bounds |= {f"start_{kind}": (1e-6, 2e-5) for kind in kinds} | {f"fraction_{kind}": (0.05, 0.98) for kind in kinds}
+    start = {"l2_reach_fraction": 0.8, "l2_speedup": 1.3}
+    start |= {f"start_{kind}": 3e-6 for kind in kinds} | {f"fraction_{kind}": 0.5 for kind in kinds}
+    sample = rows.sample(min(6000, len(rows)), random_state=1)
+    measured = sample.latency_s.to_numpy()
+    return fit_logs(lambda free: predict(free, sample, bandwidth, l2_bytes), measured, start, bounds)[0]
+
+
+def other_kinds(fitted: dict[str, float]) -> dict[str, dict[str, Any]]:
+    """Kinds that the table lacks, each with its source."""
+    streaming, start_s = fitted["fraction_residual"], fitted["start_residual"]
+    # Mask and softmax each read and write every score once.
+    score_bytes = 2.0 * 2.0 * PAPER_SCORES * ELEMENT_BYTES
+    softmax = score_bytes / PAPER_BANDWIDTH_BYTES_PER_S / PAPER_SOFTMAX_S
+    dropout = [
+        elements * DROPOUT_BYTES_PER_ELEMENT / PAPER_BANDWIDTH_BYTES_PER_S / time_s for elements, time_s in PAPER_DROPOUT
+    ]
+    paper = "arXiv 2401.14489 layer logs"
+    assumed = "assumption: streams as a residual addition does"
+    table = {
+        "softmax": (softmax, f"{paper}: mask and softmax together, 2.651 ms at h=3072, a=24"),
+        "mask": (softmax, f"{paper}: mask and softmax together, 2.651 ms at h=3072, a=24"),
+        "dropout": (float(np.sqrt(np.prod(dropout))), f"{paper}: 0.390 ms at h=3072 and 2.75 ms at h=24576"),
+        "cross_entropy": (softmax, "assumption: passes of a softmax"),
+        "permute": (0.55, "attention_prefill.parquet: the copy of keys and values into the cache, fitted there"),
+        "bias": (streaming, assumed),
+        "optimizer": (streaming, assumed),
+        "router": (fitted["fraction_norm"], "assumption: row-wise as a norm"),
+        "other": (fitted["fraction_norm"], "assumption: row-wise as a norm"),
+    }
+    return {
+        kind: {"bandwidth_fraction": fraction, "start_s": start_s, "source": source}
+        for kind, (fraction, source) in table.items()
+    }
+
+
+def main() -> None:
+    """Fit and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the measured table")
+    rows = pd.read_parquet(parser.parse_args().data / "pointwise.parquet").reset_index(drop=True)
+    device = load_device("a100-sxm-80gb")
+    bandwidth, l2_bytes = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
+    measured = rows.latency_s.to_numpy()
+
+    unseen = np.full(len(rows), np.nan)
+    reports: dict[str, Any] = {}
+    for model in sorted(rows.model.unique()):
+        inside = (rows.model == model).to_numpy().copy()
+        # A kind that only this model has cannot be left out.
+        inside &= np.isin(kinds_of(rows), list(set(kinds_of(rows[~inside]))))
+        unseen[inside] = predict(fit(rows[~inside], bandwidth, l2_bytes), rows[inside], bandwidth, l2_bytes)
+        reports[f"held out {model}"] = error_summary(unseen[inside], measured[inside])
+    known = ~np.isnan(unseen)
+    interval = interval_of(unseen[known], measured[known])
+    fitted = fit(rows, bandwidth, l2_bytes)
+    predicted = predict(fitted, rows, bandwidth, l2_bytes)
+    for operation in sorted(rows.operation.unique()):
+        here = (rows.operation == operation).to_numpy()
+        reports[f"fit {operation}"] = error_summary(predicted[here], measured[here])
+    reports["fit"] = error_summary(predicted, measured) | {
+        "interval_coverage": coverage_of(interval, predicted, measured)
+    }
+    kinds = {
+        name.removeprefix("fraction_"): {
+            "bandwidth_fraction": value,
+            "start_s": fitted[name.replace("fraction_", "start_")],
+            "source": SOURCE,
+        }
+        for name, value in fitted.items()
+        if name.startswith("fraction_")
+    }
+    record = {
+        "devices": ["a100-sxm-80gb", "a100-sxm-40gb"],
+        "architecture": device.architecture,
+        "parameters": {
+            "kinds": kinds | other_kinds(fitted),
+            "l2_reach_fraction": fitted["l2_reach_fraction"],
+            "l2_speedup": fitted["l2_speedup"],
+        },
+        "interval": interval,
+        "provenance": {
+            "source": SOURCE,
+            "files": ["pointwise.parquet"],
+            "rows": len(rows),
+            "split": "each of the three models held out whole in turn; parameters fitted on all of them",
+            "command": "python scripts/calibrate_pointwise.py --data DIR",
+            "reports": reports,
+        },
+    }
+    for name, report in reports.items():
+        print(name, report)
+    print(write_record("pointwise", "a100-sxm", record))
+
+
+if __name__ == "__main__":
+    main()
