@@ -13,6 +13,7 @@ one line and exits with 2.
     +-- LayoutError           a parallel layout that does not divide the model
     +-- CalibrationError      a calibration record is missing or malformed
     +-- MissingExtraError     an optional dependency is not installed
+    +-- UnknownRuleError      no lint rule has this code or name
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ class CalibrationError(ShapewrightError):
 
 class MissingExtraError(ShapewrightError):
     """An optional dependency is not installed."""
+
+
+class UnknownRuleError(ShapewrightError):
+    """No lint rule has this code or name."""
 
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -1,0 +1,63 @@
+"""The shape that the examples on rule pages start from, and whether a rule fires on a change of it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from shapewright.config.transformer import TransformerConfig
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.lint.judge import judge
+from shapewright.lint.registry import get_rule
+from shapewright.lint.what_if import WhatIf
+from shapewright.workload import Workload
+
+# GPT-3 2.7B in its good shape: 20 heads of 128, vocabulary padded.
+_BASE: dict[str, Any] = {
+    "hidden_size": 2560,
+    "num_layers": 32,
+    "num_heads": 20,
+    "vocab_size": 50304,
+    "max_position_embeddings": 2048,
+    "position_embedding": "learned",
+}
+_DTYPE, _DEVICE = "fp16", "a100-sxm-40gb"
+_WORKLOAD_NAMES = frozenset(Workload.__dataclass_fields__)
+_LAYOUT_NAMES = frozenset(ParallelLayout.__dataclass_fields__)
+
+
+def fires(code: str, *, device: str = _DEVICE, **changes: Any) -> bool:
+    """Whether a rule has a finding on GPT-3 2.7B (20 heads, vocabulary of 50304) with some fields changed.
+
+    Args:
+        code: Code or name of the rule.
+        device: Name of the device.
+        **changes: Fields of TransformerConfig, Workload and ParallelLayout.
+    """
+    return bool(messages(code, device=device, **changes))
+
+
+def messages(code: str, *, device: str = _DEVICE, **changes: Any) -> list[str]:
+    """Messages of a rule's findings, as ``fires`` sets them up."""
+    rule, case = get_rule(code), example_case(device=device, **changes)
+    findings = [judge(rule, violation, case) for violation in rule.check(case)]
+    return [finding.message for finding in findings if finding is not None]
+
+
+def example_case(*, device: str = _DEVICE, **changes: Any) -> WhatIf:
+    """GPT-3 2.7B with some fields changed, on a device."""
+    layout_changes = {name: value for name, value in changes.items() if name in _LAYOUT_NAMES}
+    workload_changes = {name: value for name, value in changes.items() if name in _WORKLOAD_NAMES}
+    config_changes = {name: value for name, value in changes.items() if name not in _LAYOUT_NAMES | _WORKLOAD_NAMES}
+    return WhatIf(
+        TransformerConfig(**{**_BASE, **config_changes}),
+        _load(device),
+        Workload(**{"dtype": _DTYPE, **workload_changes}),
+        ParallelLayout(**layout_changes),
+    )
+
+
+@cache
+def _load(name: str) -> Any:
+    return load_device(name)

@@ -1,0 +1,78 @@
+"""Whether attention kernels like a head width, and which other widths there are; shared by the two rules on heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.lint.needs import FUSED_ALIGNMENT_BYTES, FUSED_HEAD_DIMS, full_width_multiple
+from shapewright.lint.reshape import head_dims_near, with_head_dim
+from shapewright.lint.rule import Repair
+
+if TYPE_CHECKING:
+    from shapewright.lint.what_if import WhatIf
+
+_ATTENTION_BITS = 16  # attention stays 16 bits wide around GEMMs of 8 and less
+
+
+@dataclass(frozen=True)
+class HeadDimProblem:
+    """Why a head width is awkward.
+
+    Attributes:
+        text: Reads on after ``head_dim=80 ``.
+        wanted: What would be right.
+    """
+
+    text: str
+    wanted: str
+
+
+def head_dim_problem(case: WhatIf, head_dim: int = 0) -> HeadDimProblem | None:
+    """Say why a head width does not suit the kernels in use; None where it does.
+
+    Args:
+        case: The model and its setting.
+        head_dim: The width to judge; 0 for the model's own.
+    """
+    head_dim = head_dim or case.config.head_dim
+    if case.config.is_mla:
+        return None
+    if case.workload.attention == "unfused":
+        multiple = full_width_multiple(case.device, _attention_dtype(case))
+        if head_dim % multiple == 0:
+            return None
+        return HeadDimProblem(
+            text=f"is not a multiple of {multiple} (unfused, {case.setting})", wanted=f"a multiple of {multiple}"
+        )
+    wanted = "one of " + ", ".join(map(str, FUSED_HEAD_DIMS))
+    multiple = FUSED_ALIGNMENT_BYTES * 8 // _ATTENTION_BITS
+    if head_dim % multiple:
+        return HeadDimProblem(text=f"is not a multiple of {multiple}, so fused attention pads it", wanted=wanted)
+    if head_dim in FUSED_HEAD_DIMS:
+        return None
+    larger = next((width for width in FUSED_HEAD_DIMS if width > head_dim), None)
+    if larger is None:
+        return HeadDimProblem(text=f"is above {FUSED_HEAD_DIMS[-1]}, which fused kernels stop at", wanted=wanted)
+    return HeadDimProblem(text=f"runs in the fused kernel for {larger}, padded", wanted=wanted)
+
+
+def reheading_repairs(case: WhatIf, *, larger_only: bool, smallest: int = 0) -> tuple[Repair, ...]:
+    """The same width cut into heads of every usual width that the kernels like."""
+    repairs = []
+    for head_dim in head_dims_near(case.config):
+        if (
+            head_dim < smallest
+            or (larger_only and head_dim <= case.config.head_dim)
+            or head_dim_problem(case, head_dim)
+        ):
+            continue
+        changes = with_head_dim(case.config, head_dim)
+        if changes and changes["num_heads"] % case.layout.tensor_parallel == 0:
+            title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
+            repairs.append(Repair(kind="retrain", title=title, changes=changes))
+    return tuple(repairs)
+
+
+def _attention_dtype(case: WhatIf) -> str:
+    return case.workload.dtype if case.workload.dtype in ("fp32", "tf32", "fp16", "bf16") else "bf16"

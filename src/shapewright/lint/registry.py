@@ -1,0 +1,68 @@
+"""All rules, by an explicit list of their modules."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from shapewright.errors import UnknownRuleError, close_names
+from shapewright.lint.rule import FAMILIES, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@cache
+def list_rules() -> tuple[Rule, ...]:
+    """Every rule, in the order of their codes."""
+    from shapewright.lint.rules import MODULES
+
+    return tuple(sorted((module.RULE for module in MODULES), key=lambda rule: rule.code))
+
+
+def get_rule(code_or_name: str) -> Rule:
+    """Find a rule by its code or its name.
+
+    Raises:
+        UnknownRuleError: no rule has it.
+    """
+    wanted = code_or_name.strip().casefold()
+    for rule in list_rules():
+        if wanted in (rule.code.casefold(), rule.name):
+            return rule
+    known = [word for rule in list_rules() for word in (rule.code, rule.name)]
+    hint = close_names(code_or_name, known) or _all_codes()
+    raise UnknownRuleError(f"unknown rule {code_or_name!r}; {hint}")
+
+
+def rule_page(code_or_name: str) -> str:
+    """A rule's documentation as a Markdown page.
+
+    Raises:
+        UnknownRuleError: no rule has this code or name.
+    """
+    rule = get_rule(code_or_name)
+    fields = ", ".join(f"`{path}`" for path in rule.reads)
+    about = f"Family: {rule.family}. Since version {rule.since}. Reads {fields}."
+    summary, _, body = rule.page.partition("\n")
+    return f"# {rule.code} {rule.name}\n\n{summary}\n\n{about}\n\n{body.strip()}\n"
+
+
+def select_rules(patterns: Iterable[str]) -> frozenset[str]:
+    """Codes that a list of codes, names or families (``TC``) stands for.
+
+    Raises:
+        UnknownRuleError: one of them fits no rule.
+    """
+    selected: set[str] = set()
+    for pattern in patterns:
+        family = pattern.strip().upper()
+        if family in FAMILIES:
+            selected |= {rule.code for rule in list_rules() if rule.code.startswith(family)}
+        else:
+            selected.add(get_rule(pattern).code)
+    return frozenset(selected)
+
+
+def _all_codes() -> str:
+    return "choose one of " + ", ".join(rule.code for rule in list_rules())

@@ -1,0 +1,72 @@
+"""The tensor axis cannot hand every device the same number of heads.
+
+## What it does
+
+Fires when `tensor_parallel` does not divide `num_heads`, or neither divides `num_kv_heads` nor is a multiple of it.
+
+## Why it is slow
+
+Each device computes whole heads. Where they do not divide, frameworks refuse to start; padding the heads instead would
+compute ceil(a/t) t of them: 64 heads over 6 devices cost as much as 66. On Summit, whose nodes have 6 GPUs, that rules
+out most published shapes (arXiv 2401.14489, section on 6-GPU nodes).
+
+## Example
+
+>>> from shapewright.lint.example import fires
+>>> fires("PL101", num_heads=20, tensor_parallel=8)
+True
+
+## Use instead
+
+>>> fires("PL101", num_heads=20, tensor_parallel=4)
+False
+
+## Fix safety
+
+`runtime` for another degree; `retrain` for another number of heads.
+
+## When it does not matter
+
+It always does: the step cannot run.
+
+## References
+
+- arXiv 1909.08053, section 3; arXiv 2401.14489, rule 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.lint.batches import fitting_degrees
+from shapewright.lint.heads import reheading_repairs
+from shapewright.lint.rule import Rule, Violation
+
+if TYPE_CHECKING:
+    from shapewright.lint.what_if import WhatIf
+
+
+def check(case: WhatIf) -> Iterator[Violation]:
+    """Look for heads that do not divide."""
+    t, config = case.layout.tensor_parallel, case.config
+    for name in ("num_heads",) if config.is_mla else ("num_heads", "num_kv_heads"):
+        count = getattr(config, name)
+        if count % t and not (name == "num_kv_heads" and t % count == 0):
+            yield Violation(
+                field=f"config.{name}",
+                actual=count,
+                wanted=f"a multiple of tensor_parallel={t}",
+                problem=f"does not split over tensor_parallel={t}",
+                repairs=(*fitting_degrees(case), *reheading_repairs(case, larger_only=False)),
+                severity="error",
+            )
+
+
+RULE = Rule(
+    code="PL101",
+    name="heads-split-unevenly",
+    since="0.1.0",
+    reads=("config.num_heads", "config.num_kv_heads", "layout.tensor_parallel"),
+    check=check,
+)

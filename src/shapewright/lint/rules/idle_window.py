@@ -1,0 +1,69 @@
+"""The attention window is at least as long as the sequence, so that it never cuts anything.
+
+## What it does
+
+Fires when layers have an attention window that is no shorter than the sequence.
+
+## Why it is slow
+
+It is not slower than it would be without a window, but no faster either: who chose this model for its window gets
+full attention. Mistral 7B with its window of 4096 costs the same at 4096 tokens as a model without one; at 32768 the
+window leaves 4096 of on average 16384 keys. (Arithmetic.)
+
+## Example
+
+>>> from shapewright.lint.example import fires
+>>> fires("CF102", attention_windows=(4096,), seq_len=2048)
+True
+
+## Use instead
+
+>>> fires("CF102", attention_windows=(1024,), seq_len=2048)
+False
+
+## Fix safety
+
+None is needed; measure with the sequence length that you will run.
+
+## When it does not matter
+
+When short sequences are what you run.
+
+## References
+
+- arXiv 2310.06825 (Mistral 7B), section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.lint.rule import Rule, Violation
+
+if TYPE_CHECKING:
+    from shapewright.lint.what_if import WhatIf
+
+
+def check(case: WhatIf) -> Iterator[Violation]:
+    """Compare windows with the sequence."""
+    windows = [window for window in case.config.attention_windows if window]
+    length = case.workload.kv_len
+    if not windows or min(windows) < length:
+        return
+    yield Violation(
+        field="config.attention_windows",
+        actual=min(windows),
+        wanted=f"below the {length} tokens of a sequence",
+        problem=f"is not shorter than the sequence of {length} tokens, so that it never acts",
+        severity="info",
+    )
+
+
+RULE = Rule(
+    code="CF102",
+    name="idle-window",
+    since="0.1.0",
+    reads=("config.attention_windows", "workload.seq_len", "workload.context_len"),
+    check=check,
+)

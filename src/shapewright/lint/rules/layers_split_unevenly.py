@@ -1,0 +1,97 @@
+"""Layers do not divide by the pipeline stages, so that all stages wait for the fullest one.
+
+## What it does
+
+Fires when `num_layers` is not a multiple of `pipeline_parallel` (times `virtual_pipeline`).
+
+## Why it is slow
+
+The pipeline runs at the pace of the stage with most layers: 32 layers on 6 stages take as long as 36, so an eighth of
+the devices' time is lost. (Arithmetic; arXiv 2401.14489 gives it as a rule.)
+
+## Example
+
+>>> from shapewright.lint.example import fires
+>>> fires("PL106", num_layers=32, pipeline_parallel=6)
+True
+
+## Use instead
+
+>>> fires("PL106", num_layers=32, pipeline_parallel=4)
+False
+
+## Fix safety
+
+`runtime` for other stages, `retrain` for another depth.
+
+## When it does not matter
+
+Where the first or the last stage has a layer less on purpose, to make up for the embedding or the logits.
+
+## References
+
+- arXiv 2401.14489, section on pipeline parallelism; arXiv 2104.04473, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shapewright.lint.batches import global_batch_of
+from shapewright.lint.needs import divisors, neighbours
+from shapewright.lint.reshape import can_change_depth
+from shapewright.lint.rule import Repair, Rule, Violation
+
+if TYPE_CHECKING:
+    from shapewright.lint.what_if import WhatIf
+
+
+def check(case: WhatIf) -> Iterator[Violation]:
+    """Look for layers that do not divide by the stages."""
+    layout, num_layers = case.layout, case.config.num_layers
+    chunks = layout.pipeline_parallel * layout.virtual_pipeline
+    if num_layers % chunks == 0:
+        return
+    yield Violation(
+        field="config.num_layers",
+        actual=num_layers,
+        wanted=f"a multiple of {chunks}",
+        problem=f"is not a multiple of {chunks} pipeline stages, so the fullest holds {-(-num_layers // chunks)}",
+        repairs=(*_stages(case), *_depths(case, chunks)),
+    )
+
+
+def _stages(case: WhatIf) -> Iterator[Repair]:
+    """Stages that divide the layers, on the same devices, replicas taking up the difference."""
+    layout = case.layout
+    devices = layout.pipeline_parallel * layout.data_parallel
+    global_batch_size = global_batch_of(case)
+    for stages in divisors(case.config.num_layers):
+        if stages == layout.pipeline_parallel or devices % stages or stages == 1 < layout.virtual_pipeline:
+            continue
+        if case.config.num_layers % (stages * layout.virtual_pipeline):
+            continue
+        changes: dict[str, Any] = {"pipeline_parallel": stages}
+        title = f"use pipeline_parallel={stages}"
+        if devices // stages != layout.data_parallel:
+            changes["data_parallel"] = devices // stages
+            title += f" with data_parallel={devices // stages}"
+        at_equal = {"global_batch_size": global_batch_size} if case.workload.is_training else {}
+        yield Repair(kind="runtime", title=title, changes=changes, at_equal=at_equal)
+
+
+def _depths(case: WhatIf, chunks: int) -> Iterator[Repair]:
+    if not can_change_depth(case.config):
+        return
+    for num_layers in neighbours(case.config.num_layers, chunks):
+        yield Repair(kind="retrain", title=f"use num_layers={num_layers}", changes={"num_layers": num_layers})
+
+
+RULE = Rule(
+    code="PL106",
+    name="layers-split-unevenly",
+    since="0.1.0",
+    reads=("config.num_layers", "layout.pipeline_parallel", "layout.virtual_pipeline"),
+    check=check,
+)

@@ -1,0 +1,123 @@
+"""A dimension is aligned as a whole, but its share on each device of the tensor axis is not.
+
+## What it does
+
+Fires when h/t (the heads of one device together), f/t or an expert's f/t is not a multiple of a full-width load though
+the whole is, or is not a whole number at all. The vocabulary, whose share can be padded, is the business of
+`vocab-not-aligned`.
+
+## Why it is slow
+
+What a GEMM sees is the share. A width of 11008 is 172 times 64, but over 8 devices it is 1376, which is 21.5 times 64.
+On an A100 a GEMM of 27648 x n x 4096 ran at 227.2 TFLOP/s with n = 256, 206.7 with n = 320, and 116.6 with n = 258
+(sweep of arXiv 2401.14489).
+
+## Example
+
+>>> from shapewright.lint.example import fires
+>>> fires("PL104", intermediate_size=9280, tensor_parallel=4)
+True
+
+## Use instead
+
+>>> fires("PL104", intermediate_size=9216, tensor_parallel=4)
+False
+
+## Fix safety
+
+`retrain` for another width, `runtime` for another degree.
+
+## When it does not matter
+
+From 16 bytes on little is left to gain on Hopper. In decode, GEMMs wait for their weights.
+
+## References
+
+- arXiv 2401.14489, rule 3 ("h/t should be divisible by a power of two").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.lint.batches import fitting_degrees, smaller_degrees
+from shapewright.lint.heads import reheading_repairs
+from shapewright.lint.mlp import mlp_width_fields, width_repairs
+from shapewright.lint.needs import full_width_multiple
+from shapewright.lint.rule import Rule, Violation
+
+if TYPE_CHECKING:
+    from shapewright.lint.what_if import WhatIf
+
+
+def check(case: WhatIf) -> Iterator[Violation]:
+    """Look for shares that are not whole, or aligned only before they are split."""
+    t = case.layout.tensor_parallel
+    if t == 1:
+        return
+    multiple = full_width_multiple(case.device, case.workload.dtype)
+    for name in mlp_width_fields(case.config):
+        width = getattr(case.config, name)
+        if width % t:
+            yield Violation(
+                field=f"config.{name}",
+                actual=width,
+                wanted=f"a multiple of tensor_parallel={t}",
+                problem=f"does not split over tensor_parallel={t}",
+                repairs=(*fitting_degrees(case), *width_repairs(case, name)),
+                severity="error",
+            )
+        elif width % multiple == 0 and width // t % multiple:
+            yield Violation(
+                field=f"config.{name}",
+                actual=width,
+                wanted=f"a multiple of {multiple * t}",
+                problem=f"over tensor_parallel={t} is {width // t}, not a multiple of {multiple} ({case.setting})",
+                repairs=(
+                    *width_repairs(case, name),
+                    *smaller_degrees(case, largest=_aligned_degree(width, t, multiple)),
+                ),
+            )
+    heads_width = case.config.num_heads * case.config.head_dim
+    if (
+        not case.config.is_mla
+        and case.config.num_heads % t == 0
+        and heads_width % multiple == 0
+        and heads_width // t % multiple
+    ):
+        yield Violation(
+            field="config.num_heads",
+            actual=case.config.num_heads,
+            wanted=f"heads of one device together a multiple of {multiple}",
+            problem=(
+                f"over tensor_parallel={t} gives heads of {heads_width // t} together, not a multiple of {multiple} "
+                f"({case.setting})"
+            ),
+            repairs=(
+                *reheading_repairs(case, larger_only=False),
+                *smaller_degrees(case, largest=_aligned_degree(heads_width, t, multiple)),
+            ),
+        )
+
+
+def _aligned_degree(width: int, degree: int, multiple: int) -> int:
+    """The largest smaller degree, halving, at which the share is aligned."""
+    while degree > 1 and (width % degree or width // degree % multiple):
+        degree //= 2
+    return degree
+
+
+RULE = Rule(
+    code="PL104",
+    name="shard-not-aligned",
+    since="0.1.0",
+    reads=(
+        "config.num_heads",
+        "config.head_dim",
+        "config.intermediate_size",
+        "config.moe_intermediate_size",
+        "layout.tensor_parallel",
+    ),
+    check=check,
+)
