@@ -33,6 +33,8 @@ class Attention(OperationBase):
         kv_cache_dtype: Element format of keys and values in memory; None means ``dtype``.
         values_in_keys: Whether values are the first v_head_dim elements of the keys and need no reading of their own
             (attention on MLA's latents).
+        writes_cache: Whether copying the new keys and values into the cache belongs to the call, as serving libraries
+            time it; otherwise that copy is an operation of its own, or there is no cache.
     """
 
     batch_size: Count
@@ -47,6 +49,7 @@ class Attention(OperationBase):
     is_backward: bool = False
     kv_cache_dtype: str | None = None
     values_in_keys: bool = False
+    writes_cache: bool = False
 
     kind = "attention"
 
