@@ -1,0 +1,225 @@
+"""Measure how long shapewright itself takes: start-up of the command line, and one prediction in a warm process.
+
+    python benchmarks/run.py [--repeats 15] [--json FILE]
+
+Every number is the median of the repeats, with the fastest and the slowest beside it. Commands run as a user runs
+them, each in a process of its own, after one run that is not counted; a bare interpreter and one that imports NumPy
+stand beside them, since nothing here can be faster. The prediction stands beside the least that any predictor must
+do, the rooflines of a layer's twelve GEMMs in plain Python, and beside llm-analysis where that is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+PRESET = "llama-3-70b"  # 80 layers
+DEVICE = "h100-sxm-80gb"
+FLOOR = "rooflines of 12 GEMMs in plain Python"
+CHECK = ["check", "gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
+
+# One evaluation by other tools, measured 2026-11-21 on a machine of two cores like the one of the records here.
+# Quoted, not run here: calculon is no package, and its evaluation covers a whole system of 512 devices.
+QUOTED_S = {
+    "llm-analysis d841e40: OPT-6.7B training step, no tiles": 0.258e-3,
+    "llm-analysis d841e40: OPT-6.7B prefill and decode, no tiles": 0.234e-3,
+    "calculon caa4b11: GPT-3 175B on 512 devices": 13.4e-3,
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one thing, over its repeats.
+
+    Attributes:
+        name: What was measured.
+        median_s: Median. [s]
+        fastest_s: Fastest repeat. [s]
+        slowest_s: Slowest repeat. [s]
+        repeats: How many there were.
+        limit_s: What the project promises; None where it promises nothing. [s]
+    """
+
+    name: str
+    median_s: float
+    fastest_s: float
+    slowest_s: float
+    repeats: int
+    limit_s: float | None = None
+
+
+def main() -> int:
+    """Measure, print, and write a record if asked. The exit code is 1 if a promise is broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="runs of each command, and batches of calls")
+    parser.add_argument("--json", type=Path, help="write the record to this file")
+    arguments = parser.parse_args()
+    timings = [
+        *measure_commands(arguments.repeats),
+        *measure_predictions(arguments.repeats),
+        *measure_llm_analysis(arguments.repeats),
+        _time(FLOOR, roofline_of_a_layer, arguments.repeats, calls=1000),
+    ]
+    print(render(timings))
+    if arguments.json:
+        record = {
+            "machine": describe_machine(),
+            "timings": [asdict(timing) for timing in timings],
+            "quoted_s": QUOTED_S,
+        }
+        arguments.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return int(any(timing.limit_s is not None and timing.median_s > timing.limit_s for timing in timings))
+
+
+def measure_commands(repeats: int) -> list[Timing]:
+    """Time commands in processes of their own."""
+    # What the installed script does, without the search for it.
+    command = [sys.executable, "-c", "import sys; from shapewright.cli import main; sys.exit(main())"]
+    cases: list[tuple[str, list[str], float | None]] = [
+        ("python -c pass", [sys.executable, "-c", "pass"], None),
+        ("python -c 'import numpy'", [sys.executable, "-c", "import numpy"], None),
+        ("shapewright --help", [*command, "--help"], 0.3),
+        (f"shapewright {' '.join(CHECK)}", [*command, *CHECK], 0.6),
+    ]
+    return [_time(name, partial(_run, arguments), repeats, limit_s=limit_s) for name, arguments, limit_s in cases]
+
+
+def _run(command: list[str]) -> None:
+    # Exit code 1 is a check with findings.
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    if outcome.returncode not in (0, 1) or "Traceback" in outcome.stderr:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{outcome.stderr}")
+
+
+def measure_predictions(repeats: int) -> list[Timing]:
+    """Time one prediction of an 80-layer model in this process."""
+    from shapewright.config import read_model
+    from shapewright.hardware import load_device
+    from shapewright.layout import ParallelLayout
+    from shapewright.predict import predict
+    from shapewright.workload import Workload
+
+    config, device = read_model(PRESET).config, load_device(DEVICE)
+    cluster = ParallelLayout(tensor_parallel=8, pipeline_parallel=4, data_parallel=8)
+    node = ParallelLayout(tensor_parallel=8)
+    alone = ParallelLayout()
+    cases = {
+        "training step, 1 device": (Workload(micro_batch_size=1, seq_len=4096), alone),
+        "training step, 256 devices": (Workload(micro_batch_size=1, seq_len=8192, global_batch_size=512), cluster),
+        "prefill, 8 devices": (Workload(phase="prefill", micro_batch_size=1, seq_len=8192), node),
+        "decode, 8 devices": (Workload(phase="decode", micro_batch_size=32, context_len=8192), node),
+    }
+    return [
+        _time(
+            f"predict {PRESET} on {DEVICE}: {name}",
+            partial(predict, config, device=device, workload=workload, layout=layout),
+            repeats,
+            calls=20,
+            limit_s=2e-3,
+        )
+        for name, (workload, layout) in cases.items()
+    ]
+
+
+def measure_llm_analysis(repeats: int) -> list[Timing]:
+    """Time one evaluation by llm-analysis, if it can be imported (pip install llm-analysis)."""
+    if importlib.util.find_spec("llm_analysis") is None:
+        return []
+    from llm_analysis.analysis import LLMAnalysis
+    from llm_analysis.config import (
+        ParallelismConfig,
+        get_dtype_config_by_name,
+        get_gpu_config_by_name,
+        get_model_config_by_name,
+    )
+
+    logging.disable(logging.CRITICAL)
+    analysis = LLMAnalysis(
+        get_model_config_by_name("facebook_opt-6.7b"),
+        get_gpu_config_by_name("a100-sxm-80gb"),
+        get_dtype_config_by_name("w16a16e16"),
+        ParallelismConfig(tp_size=1, pp_size=1),
+    )
+    evaluate = partial(analysis.inference, batch_size_per_gpu=1, seq_len=512)
+    return [_time("llm-analysis: OPT-6.7B prefill and decode, no tiles", evaluate, repeats, calls=20)]
+
+
+def roofline_of_a_layer() -> float:
+    """Least time of the four GEMMs of a GPT layer, forward and both gradients, on an A100 in fp16. [s]"""
+    peak_flops_per_s, bandwidth_bytes_per_s = 312e12, 1.555e12
+    tokens, hidden, inner = 8192, 2560, 10240
+    total_s = 0.0
+    for n, k in ((3 * hidden, hidden), (hidden, hidden), (inner, hidden), (hidden, inner)):
+        for rows, columns, inner_dim in ((tokens, n, k), (tokens, k, n), (n, k, tokens)):
+            compute_s = 2.0 * rows * columns * inner_dim / peak_flops_per_s
+            memory_s = 2.0 * (rows * inner_dim + inner_dim * columns + rows * columns) / bandwidth_bytes_per_s
+            total_s += max(compute_s, memory_s)
+    return total_s
+
+
+def _time(
+    name: str, call: Callable[[], object], repeats: int, *, calls: int = 1, limit_s: float | None = None
+) -> Timing:
+    """Time a call: one uncounted, then ``repeats`` batches of ``calls``."""
+    call()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        seconds.append((time.perf_counter() - start) / calls)
+    return Timing(name, statistics.median(seconds), min(seconds), max(seconds), repeats, limit_s)
+
+
+def render(timings: list[Timing]) -> str:
+    """Return a Markdown table of the timings, the predictions as multiples of the plain rooflines."""
+    floor_s = next(timing.median_s for timing in timings if timing.name == FLOOR)
+    lines = ["| what | median | fastest | slowest | promise | times 12 rooflines |", "|---|---|---|---|---|---|"]
+    for timing in timings:
+        promise = "" if timing.limit_s is None else f"{_milliseconds(timing.limit_s)}"
+        ratio = f"{timing.median_s / floor_s:.3g}" if timing.name.startswith(("predict", "llm", FLOOR)) else ""
+        numbers = [_milliseconds(value) for value in (timing.median_s, timing.fastest_s, timing.slowest_s)]
+        lines.append("| " + " | ".join([timing.name, *numbers, promise, ratio]) + " |")
+    for name, quoted_s in QUOTED_S.items():
+        lines.append(f"| {name} (quoted, not run here) | {_milliseconds(quoted_s)} | | | | {quoted_s / floor_s:.3g} |")
+    return "\n".join(lines)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def describe_machine() -> dict[str, object]:
+    """Name what the numbers depend on."""
+    model = ""
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.exists():
+        names = [line for line in cpu_info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        model = names[0].partition(": ")[2] if names else ""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": model or platform.processor(),
+        "num_cpus": os.cpu_count(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": {name: metadata.version(name) for name in ("numpy", "click", "rich")},
+        "command": " ".join(["python", "benchmarks/run.py", *sys.argv[1:]]),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
