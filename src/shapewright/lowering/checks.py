@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, WorkloadError
@@ -36,26 +37,36 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
     t = layout.tensor_parallel
     if t == 1:
         return
-    _require_divides("tensor_parallel", t, "num_heads", config.num_heads)
-    if not config.kv_lora_rank and config.num_kv_heads % t and t % config.num_kv_heads:
-        allowed = _nearest(
-            t, [d for d in _divisors(config.num_heads) if not (config.num_kv_heads % d and d % config.num_kv_heads)]
-        )
+    split = _widths_over_tensor_axis(config)
+    allowed = [degree for degree in _divisors(gcd(*split.values())) if _shares_kv_heads(config, degree)]
+    for field_name, value in split.items():
+        if value % t:
+            raise LayoutError(f"tensor_parallel={t} must divide {field_name}={value}; try {_nearest(t, allowed)}")
+    if not _shares_kv_heads(config, t):
         raise LayoutError(
-            f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it; try {allowed}"
-        )
-    kinds = {group.is_moe for group in (*config.layer_groups(), *config.encoder_layer_groups())}
-    has_experts = True in kinds
-    if False in kinds:
-        _require_divides("tensor_parallel", t, "intermediate_size", config.intermediate_size)
-    if has_experts:
-        _require_divides("tensor_parallel", t, "moe_intermediate_size", config.moe_intermediate_size)
-    if has_experts and config.shared_expert_intermediate_size:
-        _require_divides(
-            "tensor_parallel", t, "shared_expert_intermediate_size", config.shared_expert_intermediate_size
+            f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it; "
+            f"try {_nearest(t, allowed)}"
         )
     if t > config.vocab_size:
         raise LayoutError(f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}; lower it")
+
+
+def _widths_over_tensor_axis(config: TransformerConfig) -> dict[str, int]:
+    """Fields that the tensor axis must share out evenly."""
+    kinds = {group.is_moe for group in (*config.layer_groups(), *config.encoder_layer_groups())}
+    split = {"num_heads": config.num_heads}
+    if False in kinds:
+        split["intermediate_size"] = config.intermediate_size
+    if True in kinds:
+        split["moe_intermediate_size"] = config.moe_intermediate_size
+        if config.shared_expert_intermediate_size:
+            split["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
+    return split
+
+
+def _shares_kv_heads(config: TransformerConfig, degree: int) -> bool:
+    """Whether key-value heads are shared out evenly, or each is copied to as many devices; latents always are."""
+    return config.is_mla or not (config.num_kv_heads % degree and degree % config.num_kv_heads)
 
 
 def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
@@ -75,7 +86,11 @@ def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> 
             f"expert_parallel={layout.expert_parallel} needs a model with experts, but num_experts=0; "
             "use expert_parallel=1"
         )
-    _require_divides("expert_parallel", layout.expert_parallel, "num_experts", config.num_experts)
+    if config.num_experts % layout.expert_parallel:
+        raise LayoutError(
+            f"expert_parallel={layout.expert_parallel} must divide num_experts={config.num_experts}; "
+            f"try {_nearest(layout.expert_parallel, _divisors(config.num_experts))}"
+        )
 
 
 def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
@@ -88,13 +103,6 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         allowed = f"{below} or {below + step}" if below else f"{step}"
         advice = ", or turn sequence_parallel off" if splits_tokens and workload.seq_len % cp == 0 else ""
         raise LayoutError(f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}")
-
-
-def _require_divides(degree_name: str, degree: int, field_name: str, value: int) -> None:
-    if value % degree:
-        raise LayoutError(
-            f"{degree_name}={degree} must divide {field_name}={value}; try {_nearest(degree, _divisors(value))}"
-        )
 
 
 def _divisors(value: int) -> list[int]:

@@ -1,0 +1,307 @@
+"""What a parallel layout does to a lowered model: slices, collectives, counts, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shapewright.config import TransformerConfig
+from shapewright.errors import LayoutError, WorkloadError
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import layers_per_stage, lower, num_microbatches, validate_layout
+from shapewright.lowering.communication import ranks_per_node
+from shapewright.operations import Attention, Collective, Gemm, Operation
+from shapewright.workload import Workload
+
+B, S, H = 2, 32, 64
+CONFIG = TransformerConfig(
+    hidden_size=H, num_heads=8, num_kv_heads=4, num_layers=4, vocab_size=96, intermediate_size=160, fused_qkv=True
+)
+WORKLOAD = Workload(micro_batch_size=B, seq_len=S)
+RESIDUAL_BYTES = B * S * H * 2
+
+
+def collectives(
+    layout: ParallelLayout, config: TransformerConfig = CONFIG, workload: Workload = WORKLOAD, **only: Any
+) -> list[Collective]:
+    """Collectives of a lowered model whose fields have these values."""
+    return [
+        each
+        for each in lower(config, workload, layout)
+        if isinstance(each, Collective) and all(getattr(each, field) == value for field, value in only.items())
+    ]
+
+
+def volume(operations: list[Collective]) -> float:
+    """Bytes that the busiest device sends over all executions."""
+    return sum(float(each.num_bytes) * int(each.repeats) for each in operations)
+
+
+def test_one_device_does_not_communicate() -> None:
+    """No axis, no collective."""
+    assert collectives(ParallelLayout()) == []
+
+
+def test_tensor_parallel_reduces_twice_forward_and_twice_backward() -> None:
+    """2 + 2 all_reduces of b s h elements per layer: 8 b s h (t-1)/t elements per device (arXiv 2104.04473, 3.2)."""
+    layout = ParallelLayout(tensor_parallel=4, sequence_parallel=False)
+    for pass_name in ("forward", "backward"):
+        reductions = collectives(layout, axis="tensor", pass_name=pass_name, stage="every")
+        assert {each.op_name for each in reductions} == {"all_reduce"}
+        assert {each.message_bytes for each in reductions} == {RESIDUAL_BYTES}
+        assert sum(int(each.repeats) for each in reductions) == 2 * CONFIG.num_layers
+    whole = volume(collectives(layout, axis="tensor", stage="every"))
+    assert whole == 8 * RESIDUAL_BYTES * 3 / 4 * CONFIG.num_layers
+
+
+def test_sequence_parallel_moves_as_much_and_gathers_once_more_behind_dgrad() -> None:
+    """all_gather + reduce_scatter for each all_reduce (arXiv 2205.05198, 4.2.2); one more for wgrad overlaps."""
+    plain = ParallelLayout(tensor_parallel=4, sequence_parallel=False)
+    split = ParallelLayout(tensor_parallel=4)
+    exposed = collectives(split, axis="tensor", stage="every", overlaps=False)
+    assert {each.op_name for each in exposed} == {"all_gather", "reduce_scatter"}
+    assert volume(exposed) == volume(collectives(plain, axis="tensor", stage="every"))
+    hidden = collectives(split, axis="tensor", stage="every", overlaps=True)
+    assert {(each.op_name, each.pass_name) for each in hidden} == {("all_gather", "backward")}
+    assert sum(int(each.repeats) for each in hidden) == 2 * CONFIG.num_layers
+
+
+def test_sequence_parallel_splits_the_residual_stream_in_training_only() -> None:
+    """Norms see 1/t of the tokens in training; inference keeps them whole."""
+    layout = ParallelLayout(tensor_parallel=4)
+    norms = {each.name: each for each in lower(CONFIG, WORKLOAD, layout)}
+    assert norms["norm"].num_bytes == 2 * RESIDUAL_BYTES / 4
+    prefill = {
+        each.name: each for each in lower(CONFIG, Workload(phase="prefill", micro_batch_size=B, seq_len=S), layout)
+    }
+    assert prefill["norm"].num_bytes == 2 * RESIDUAL_BYTES
+
+
+def test_parallel_attention_and_mlp_share_one_reduction() -> None:
+    """Their sum is reduced: one all_reduce forward and one backward per layer."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, parallel_attention_mlp=True, num_norms_per_layer=1
+    )
+    layout = ParallelLayout(tensor_parallel=4, sequence_parallel=False)
+    reductions = collectives(layout, config, axis="tensor", stage="every")
+    assert {each.pass_name: each.repeats for each in reductions} == {"forward": 4, "backward": 4}
+
+
+def test_key_value_heads_are_copied_when_there_are_too_few() -> None:
+    """4 key heads on 8 devices: each device has one, and one query head."""
+    operations = lower(CONFIG, WORKLOAD, ParallelLayout(tensor_parallel=8))
+    (qkv,) = (each for each in operations if each.name == "attention.qkv")
+    (call,) = (each for each in operations if each.name == "attention.fused")
+    assert isinstance(qkv, Gemm)
+    assert isinstance(call, Attention)
+    assert qkv.n == 8 + 8 + 8
+    assert (call.num_heads, call.num_kv_heads) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "elements"),
+    [(0, 2), (1, 2), (2, 2), (3, 3)],
+)
+def test_replicas_move_two_elements_per_weight_and_three_with_sharded_weights(zero_stage: int, elements: int) -> None:
+    """Times (d-1)/d (arXiv 1910.02054, section 7), gradients and weights in bf16, hidden behind computation."""
+    workload = Workload(micro_batch_size=B, seq_len=S, global_batch_size=8 * B)
+    traffic = collectives(ParallelLayout(data_parallel=8, zero_stage=zero_stage), workload=workload, axis="data")
+    qkv, out, mlp, ends = H * (8 + 2 * 4) * 8, H * H, 2 * H * 160, 2 * 96 * H
+    weights = 4 * (qkv + out + mlp) + ends
+    assert volume(traffic) == pytest.approx(elements * weights * 2 * 7 / 8)
+    assert all(each.overlaps for each in traffic)
+
+
+def test_sharded_gradients_are_reduced_in_every_pass() -> None:
+    """ZeRO-1 reduces once per step, ZeRO-2 once per micro-batch: 4 of them."""
+    workload = Workload(micro_batch_size=B, seq_len=S, global_batch_size=2 * 4 * B)
+    once, every = (
+        volume(
+            collectives(ParallelLayout(data_parallel=2, zero_stage=stage), workload=workload, op_name="reduce_scatter")
+        )
+        for stage in (1, 2)
+    )
+    assert every == 4 * once
+
+
+def test_optimizer_states_are_sharded_over_replicas() -> None:
+    """From ZeRO stage 1 on each of 8 replicas steps over an eighth of the weights."""
+
+    def bytes_read(zero_stage: int) -> float:
+        operations = lower(CONFIG, WORKLOAD, ParallelLayout(data_parallel=8, zero_stage=zero_stage))
+        return sum(float(each.num_bytes) for each in operations if each.name.startswith("optimizer."))
+
+    assert bytes_read(1) == bytes_read(0) / 8
+
+
+def test_stages_send_the_residual_stream_both_ways() -> None:
+    """4 micro-batches, b s h elements each; interleaving twice as often; the tensor axis sends its share."""
+    sends = collectives(ParallelLayout(pipeline_parallel=4), op_name="send_recv")
+    assert {(each.pass_name, each.repeats, each.message_bytes) for each in sends} == {
+        ("forward", 4, RESIDUAL_BYTES),
+        ("backward", 4, RESIDUAL_BYTES),
+    }
+    interleaved = ParallelLayout(pipeline_parallel=2, virtual_pipeline=2, tensor_parallel=4)
+    (send,) = collectives(interleaved, op_name="send_recv", pass_name="forward")
+    assert (send.repeats, send.message_bytes, send.overlaps) == (2 * 2, RESIDUAL_BYTES / 4, True)
+
+
+def test_context_parallel_passes_keys_and_values_around() -> None:
+    """3 steps of a ring of 4: b s/4 tokens, keys and values of 4 heads; own square causal, then halves of others."""
+    layout = ParallelLayout(context_parallel=4)
+    (ring,) = collectives(layout, axis="context", pass_name="forward")
+    assert (ring.repeats, ring.message_bytes, ring.overlaps) == (3 * 4, B * S // 4 * 4 * 2 * 8 * 2, True)
+    calls = {each.name: each for each in lower(CONFIG, WORKLOAD, layout) if isinstance(each, Attention)}
+    own, others = calls["attention.fused"], calls["attention.fused.ring"]
+    assert (own.query_len, own.kv_len, own.causal, own.repeats) == (8, 8, True, 4)
+    assert (others.query_len, others.kv_len, others.causal, others.repeats) == (8, 4, False, 4 * 3)
+
+
+def test_context_parallel_splits_the_cache_in_decode() -> None:
+    """One token on every device, 101 keys on four: 26 on the fullest, and the outputs are added up."""
+    decode = Workload(phase="decode", micro_batch_size=3, context_len=100)
+    layout = ParallelLayout(context_parallel=4)
+    (call,) = (each for each in lower(CONFIG, decode, layout) if isinstance(each, Attention))
+    assert (call.query_len, call.kv_len) == (1, 26)
+    (reduction,) = collectives(layout, workload=decode, axis="context")
+    assert (reduction.op_name, reduction.message_bytes) == ("all_reduce", 3 * 64 * 2)
+
+
+def test_expert_parallel_exchanges_routed_rows() -> None:
+    """T k_e h elements to the experts and back, twice forward and twice backward per layer."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=3
+    )
+    layout = ParallelLayout(data_parallel=4, expert_parallel=4)
+    exchanges = collectives(layout, config, axis="expert")
+    assert {each.op_name for each in exchanges} == {"alltoall"}
+    assert {each.message_bytes for each in exchanges} == {3 * RESIDUAL_BYTES}
+    assert sum(int(each.repeats) for each in exchanges) == 4 * 4
+    # Copies of an expert live on data_parallel / expert_parallel devices: none to reduce with.
+    assert not [each for each in collectives(layout, config, axis="data") if each.name.startswith("experts")]
+
+
+def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:
+    """First and last stage each hold the matrix; on one stage there is nothing to add."""
+    config = TransformerConfig(hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, tied_embeddings=True)
+    (reduction,) = collectives(ParallelLayout(pipeline_parallel=4), config, pass_name="step")
+    assert (reduction.op_name, reduction.num_ranks, reduction.message_bytes) == ("all_reduce", 2, 96 * H * 2)
+    assert not collectives(ParallelLayout(), config)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "stride", "node_size", "expected"),
+    [(8, 1, 8, 8), (16, 1, 8, 8), (4, 2, 8, 4), (4, 4, 8, 2), (4, 8, 8, 1), (64, 8, 8, 1), (6, 1, 6, 6), (4, 3, 1, 1)],
+)
+def test_ranks_of_a_group_that_share_a_node(num_ranks: int, stride: int, node_size: int, expected: int) -> None:
+    """As many neighbours, a stride apart, as fit in the node."""
+    assert ranks_per_node(num_ranks, stride, node_size) == expected
+
+
+def test_axes_nest_in_the_node_from_tensor_to_pipeline() -> None:
+    """t=2, context 2, d=2, p=2 on nodes of 4: tensor inside, context inside, data half, pipeline across."""
+    layout = ParallelLayout(tensor_parallel=2, context_parallel=2, data_parallel=2, pipeline_parallel=2)
+    found = {each.axis: each for each in lower(CONFIG, WORKLOAD, layout, node_size=4) if isinstance(each, Collective)}
+    shares = {axis: (each.num_ranks, each.ranks_per_node) for axis, each in found.items()}
+    # Gradients are reduced over data and context together: 4 ranks, 2 devices apart.
+    assert shares == {"tensor": (2, 2), "context": (2, 2), "data": (4, 2), "pipeline": (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("workload", "layout", "expected"),
+    [
+        ({"micro_batch_size": 4, "global_batch_size": 128}, {"data_parallel": 8}, 4),
+        ({"micro_batch_size": 1, "global_batch_size": 8}, {"data_parallel": 2, "tensor_parallel": 2}, 4),
+        ({"micro_batch_size": 4}, {"pipeline_parallel": 6, "data_parallel": 3}, 6),
+        ({"micro_batch_size": 4, "phase": "prefill", "global_batch_size": 7}, {"data_parallel": 3}, 1),
+    ],
+)  # fmt: skip
+def test_micro_batches_of_a_step(workload: dict[str, Any], layout: dict[str, int], expected: int) -> None:
+    """GBS = MBS * DP * accumulation; one per stage when nothing is said; a pass is a step in inference."""
+    assert num_microbatches(Workload(**workload), ParallelLayout(**layout)) == expected
+
+
+def test_a_global_batch_that_does_not_split_is_refused() -> None:
+    """Both numbers and the nearest that work."""
+    with pytest.raises(WorkloadError, match=r"global_batch_size=100 .* 4 \* 8; try 96 or 128"):
+        num_microbatches(Workload(micro_batch_size=4, global_batch_size=100), ParallelLayout(data_parallel=8))
+    with pytest.raises(WorkloadError, match=r"global_batch_size=3 .* 4 \* 8; try 32"):
+        num_microbatches(Workload(micro_batch_size=4, global_batch_size=3), ParallelLayout(data_parallel=8))
+
+
+@pytest.mark.parametrize(("num_layers", "stages", "expected"), [(96, 8, 12), (61, 16, 4), (4, 4, 1), (5, 1, 5)])
+def test_layers_of_the_busiest_stage(num_layers: int, stages: int, expected: int) -> None:
+    """Rounded up."""
+    config = TransformerConfig(hidden_size=64, num_heads=4, num_layers=num_layers, vocab_size=96)
+    assert layers_per_stage(config, ParallelLayout(pipeline_parallel=stages)) == expected
+
+
+EXPERTS = TransformerConfig(
+    hidden_size=64, num_heads=8, num_layers=4, vocab_size=96, num_experts=6, num_experts_per_token=2,
+    moe_intermediate_size=44, intermediate_size=160, moe_layers=(False, True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "message"),
+    [
+        (CONFIG, {"tensor_parallel": 6}, "tensor_parallel=6 must divide num_heads=8; try 4 or 8"),
+        (CONFIG, {"tensor_parallel": 16}, "tensor_parallel=16 must divide num_heads=8; try 8"),
+        (EXPERTS, {"tensor_parallel": 8}, "tensor_parallel=8 must divide moe_intermediate_size=44; try 4"),
+        (
+            EXPERTS,
+            {"expert_parallel": 4, "data_parallel": 4},
+            "expert_parallel=4 must divide num_experts=6; try 3 or 6",
+        ),
+        (
+            CONFIG,
+            {"expert_parallel": 2, "data_parallel": 2},
+            "expert_parallel=2 needs a model with experts, but num_experts=0; use expert_parallel=1",
+        ),
+        (
+            CONFIG,
+            {"pipeline_parallel": 5},
+            "pipeline_parallel * virtual_pipeline = 5 * 1 must not exceed num_layers=4; lower --pipeline-parallel",
+        ),
+        (
+            CONFIG,
+            {"pipeline_parallel": 2, "virtual_pipeline": 3},
+            "pipeline_parallel * virtual_pipeline = 2 * 3 must not exceed num_layers=4; lower --pipeline-parallel",
+        ),
+        (
+            CONFIG,
+            {"context_parallel": 5},
+            "seq_len=32 must be a multiple of context_parallel=5; try seq_len 30 or 35",
+        ),
+        (
+            CONFIG,
+            {"context_parallel": 8, "tensor_parallel": 8},
+            "seq_len=32 must be a multiple of context_parallel * tensor_parallel = 8 * 8; "
+            "try seq_len 64, or turn sequence_parallel off",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_divide_the_model_is_refused(
+    config: TransformerConfig, layout: dict[str, int], message: str
+) -> None:
+    """One line with what is wrong, both numbers and the nearest values that work for every field at once."""
+    with pytest.raises(LayoutError) as caught:
+        validate_layout(config, WORKLOAD, ParallelLayout(**layout))
+    assert str(caught.value) == message
+
+
+def test_key_value_heads_must_divide_or_be_divided() -> None:
+    """6 key heads on 4 devices can be neither shared out nor copied evenly; 12 query heads allow 3 or 6."""
+    config = TransformerConfig(hidden_size=96, num_heads=12, num_kv_heads=6, num_layers=1, vocab_size=96)
+    with pytest.raises(
+        LayoutError, match=r"tensor_parallel=4 must divide num_kv_heads=6 or be a multiple.*try 3 or 6$"
+    ):
+        validate_layout(config, WORKLOAD, ParallelLayout(tensor_parallel=4))
+
+
+def test_sizes_that_only_other_phases_split_are_not_checked() -> None:
+    """A decode step has no sequence to split: 33 tokens of context on 2 devices are fine."""
+    decode = Workload(phase="decode", micro_batch_size=1, seq_len=33, context_len=33)
+    operations: tuple[Operation, ...] = lower(CONFIG, decode, ParallelLayout(context_parallel=2))
+    assert operations
