@@ -59,6 +59,7 @@ SECTIONS = {
 }
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "bfloat16": 2.0}
 ROWS_PER_FIT = 4000
+PHASES = ("prefill", "decode")
 
 # Head widths that the kernels are compiled for. Source: flash-attn (2: multiples of 32; 3: hopper/ folder).
 FLASH_2_HEADS = (32, 64, 96, 128, 160, 192, 224, 256)
@@ -310,7 +311,9 @@ def main() -> None:
         intervals: dict[str, Any] = {}
         reports: dict[str, Any] = {}
         for section in SECTIONS:
-            tables = {phase: read_rows(arguments.data, phase, DEVICES[name], section) for phase in ("prefill", "decode")}
+            tables = {
+                phase: read_rows(arguments.data, phase, DEVICES[name], section) for phase in ("prefill", "decode")
+            }
             if any(table.empty for table in tables.values()):
                 continue
             others = kernels_of_widths(tables["prefill"])
@@ -318,12 +321,15 @@ def main() -> None:
             for kernel in ("main", *sorted(set(others.values()))):
                 kernels[kernel] = {}
                 for phase, table in tables.items():
-                    rows = table[table.head_dim.map(lambda width: others.get(width, "main")) == kernel]
+                    rows = table[table.head_dim.map(others).fillna("main") == kernel]
                     result = calibrate_kernel(device, section, phase, rows.reset_index(drop=True))
                     kernels[kernel][phase] = result["parameters"]
                     intervals[f"{section}/{kernel}/{phase}"] = result["interval"]
                     reports[f"{section}/{kernel}/{phase}"] = result["report"]
-            sections[section] = {"kernels": kernels, "kernel_of_head_dim": {str(width): kernel for width, kernel in others.items()}}
+            sections[section] = {
+                "kernels": kernels,
+                "kernel_of_head_dim": {str(width): kernel for width, kernel in others.items()},
+            }
         record = {
             "devices": [name, *SAME_CHIP.get(name, [])],
             "architecture": device.architecture,

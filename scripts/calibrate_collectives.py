@@ -39,6 +39,9 @@ DEVICES = {
     "l40s": "l40s",
 }
 SAME_LINKS = {"a100-sxm-80gb": ["a100-sxm-40gb"]}
+# Groups whose measurement says more of one machine than of its links: L40S has no NVLink, and its 8-device rows fall
+# to 1 GB/s (two sockets, no peer access). Devices that borrow the record do without them.
+ONE_MACHINE_GROUPS = {"l40s": ["8"]}
 SOURCE = "ai-dynamo/aiconfigurator @095f58a, Apache-2.0"
 ROUNDS = {"all_reduce": 2.0}
 NUM_PROTOCOLS = 3
@@ -140,6 +143,7 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
         "architecture": device.architecture,
         "parameters": {
             "operations": operations,
+            "groups_of_this_machine_only": ONE_MACHINE_GROUPS.get(name, []),
             "between_nodes": {
                 "bandwidth_fraction": NETWORK_FRACTION,
                 "hop_s": NETWORK_HOP_S,

@@ -94,7 +94,8 @@ def other_kinds(fitted: dict[str, float]) -> dict[str, dict[str, Any]]:
     score_bytes = 2.0 * 2.0 * PAPER_SCORES * ELEMENT_BYTES
     softmax = score_bytes / PAPER_BANDWIDTH_BYTES_PER_S / PAPER_SOFTMAX_S
     dropout = [
-        elements * DROPOUT_BYTES_PER_ELEMENT / PAPER_BANDWIDTH_BYTES_PER_S / time_s for elements, time_s in PAPER_DROPOUT
+        elements * DROPOUT_BYTES_PER_ELEMENT / PAPER_BANDWIDTH_BYTES_PER_S / time_s
+        for elements, time_s in PAPER_DROPOUT
     ]
     paper = "arXiv 2401.14489 layer logs"
     assumed = "assumption: streams as a residual addition does"

@@ -121,7 +121,7 @@ def _estimate(operation: Attention, shape: AttentionShape, rates: AttentionRates
     is_decode = _runs_decode_kernel(operation, shape, decode)
     copies = operation.writes_cache
     columns: dict[str, Array] = {}
-    for phase, needed in (("prefill", ~is_decode), ("decode", is_decode)):
+    for phase, needed in (("prefill", np.logical_not(is_decode)), ("decode", is_decode)):
         if not needed.any():
             continue
         if phase == "prefill":
@@ -152,7 +152,7 @@ def _kernels_of(shape: AttentionShape, section: Mapping[str, Any]) -> NDArray[np
     return names.astype(np.str_)
 
 
-def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: DecodeParameters) -> Array:
+def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: DecodeParameters) -> NDArray[np.bool_]:
     """Where the library takes its decode kernel."""
     if operation.is_backward:
         return np.zeros(shape.query_len.shape, dtype=bool)
@@ -214,6 +214,7 @@ def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
         causal=operation.causal,
         element_bytes=get_dtype(operation.dtype).num_bytes,
         kv_element_bytes=get_dtype(kv_dtype).num_bytes,
+        values_in_keys=operation.values_in_keys,
         **columns,
     )
 

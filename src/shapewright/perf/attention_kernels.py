@@ -14,7 +14,7 @@ d = 64 as at 128. Decode splits the keys of each head group until every SM has w
     time    = start + (chain^p + memory^p)^(1/p) + combination of the splits
 
 Assumes: sequences of one length; no dropout, bias or soft cap in the kernel.
-Source: arXiv 2307.08691 (FlashAttention-2, tiles and work split), 2407.08608 (FlashAttention-3, exponential throughput).
+Source: arXiv 2307.08691 (FlashAttention-2: tiles, split of work), 2407.08608 (FlashAttention-3: exponentials).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class AttentionShape:
         causal: Whether queries see only keys up to their position.
         element_bytes: Width of queries and outputs. [byte]
         kv_element_bytes: Width of keys and values in memory. [byte]
+        values_in_keys: Whether values are part of the keys and need no reading of their own.
     """
 
     batch_size: Array
@@ -69,12 +70,17 @@ class AttentionShape:
     causal: bool
     element_bytes: float
     kv_element_bytes: float
+    values_in_keys: bool = False
+
+    @property
+    def kv_width(self) -> Array:
+        """Elements of one key and its value in memory. [element]"""
+        return self.head_dim if self.values_in_keys else self.head_dim + self.v_head_dim
 
     @property
     def kv_bytes(self) -> Array:
         """Keys and values of all sequences and heads. [byte]"""
-        width = (self.head_dim + self.v_head_dim) * self.kv_element_bytes
-        return self.batch_size * self.kv_len * self.num_kv_heads * width
+        return self.batch_size * self.kv_len * self.num_kv_heads * self.kv_width * self.kv_element_bytes
 
     @property
     def q_and_out_bytes(self) -> Array:
@@ -305,7 +311,8 @@ def _tiles_s(
     mean_tile_s = visited / num_steps * p.query_tile * per_score_s + overhead_s
     longest_tile_s = longest * p.query_tile * per_score_s + overhead_s
     waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
-    return np.maximum(longest_tile_s, _soften(waves, p.wave_tail_fraction) * mean_tile_s)
+    tiles_s: Array = np.maximum(longest_tile_s, _soften(waves, p.wave_tail_fraction) * mean_tile_s)
+    return tiles_s
 
 
 def estimate_decode(
@@ -336,7 +343,7 @@ def estimate_decode(
 
     sm_bytes_per_s = rates.bandwidth_bytes_per_s * p.sm_bandwidth_ratio / rates.num_sms
     sm_flops_per_s = rates.flops_per_s / rates.num_sms
-    tile_kv_bytes = keys_per_tile * 2.0 * mean_dim * shape.kv_element_bytes
+    tile_kv_bytes = keys_per_tile * shape.kv_width * shape.kv_element_bytes
     tile_flops = keys_per_tile * np.minimum(rows, p.query_tile) * 4.0 * mean_dim
     key_tile_s = tile_kv_bytes / sm_bytes_per_s + p.key_tile_cycles / rates.clock_hz
     key_tile_s = key_tile_s + p.row_work * tile_flops / sm_flops_per_s
@@ -372,11 +379,13 @@ def _soften(waves: Array, tail_fraction: float) -> Array:
 def _join(compute_s: Array, memory_s: Array, power: float) -> Array:
     """Two overlapping parts: their sum at power 1, the longer one as the power grows."""
     worst = np.maximum(compute_s, memory_s)
-    return worst * ((compute_s / worst) ** power + (memory_s / worst) ** power) ** (1.0 / power)
+    joined: Array = worst * ((compute_s / worst) ** power + (memory_s / worst) ** power) ** (1.0 / power)
+    return joined
 
 
 def _cache_speedup(footprint_bytes: Array, rates: AttentionRates, p: PrefillParameters | DecodeParameters) -> Array:
     """Factor on traffic time, below 1 while the footprint stays in the last-level cache."""
     reach_bytes = max(rates.l2_bytes * p.l2_reach_fraction, 1.0)
     resident = 1.0 / (1.0 + np.minimum(footprint_bytes / reach_bytes, 1e6) ** _CACHE_EDGE_POWER)
-    return 1.0 - resident * (1.0 - 1.0 / p.l2_speedup)
+    factor: Array = 1.0 - resident * (1.0 - 1.0 / p.l2_speedup)
+    return factor

@@ -15,6 +15,7 @@ Source: NCCL's bus bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,7 +112,8 @@ def _sent_bytes(op_name: str, message_bytes: Array, ranks: Array, local: Array) 
         return 1.0 * message_bytes
     if op_name == "alltoall":
         return message_bytes * (local - 1.0) / ranks
-    return _ROUNDS.get(op_name, 1.0) * message_bytes * (local - 1.0) / local
+    ring_bytes: Array = _ROUNDS.get(op_name, 1.0) * message_bytes * (local - 1.0) / local
+    return ring_bytes
 
 
 def _network_bytes(op_name: str, message_bytes: Array, ranks: Array, local: Array) -> Array:
@@ -121,60 +123,77 @@ def _network_bytes(op_name: str, message_bytes: Array, ranks: Array, local: Arra
     if op_name == "alltoall":
         return message_bytes * (ranks - local) / ranks
     nodes = np.ceil(ranks / local)
-    return _ROUNDS.get(op_name, 1.0) * message_bytes / local * (nodes - 1.0) / nodes
+    card_bytes: Array = _ROUNDS.get(op_name, 1.0) * message_bytes / local * (nodes - 1.0) / nodes
+    return card_bytes
 
 
 def _inside_node(
     op_name: str, sent_bytes: Array, local: Array, link_bytes_per_s: float, record: CalibrationRecord
 ) -> tuple[Array, Array]:
     """Start and transfer time inside a node: the best protocol at the measured group sizes around ``local``."""
-    groups = _groups(op_name, record)
-    known = [float(size) for size in groups]
+    table = _protocols(op_name, record)
+    doublings = np.log2(np.maximum(local, 1.0))
     if op_name == "send_recv":
-        local = np.full_like(local, known[0])
-    pairs = [_best_protocol(protocols, sent_bytes, link_bytes_per_s) for protocols in groups.values()]
-    position = np.interp(np.log2(np.maximum(local, 1.0)), np.log2(known), np.arange(len(known), dtype=float))
-    below = np.floor(position).astype(int)
-    above = np.minimum(below + 1, len(known) - 1)
-    share = position - below
-    starts, transfers = (np.stack(np.broadcast_arrays(*(pair[i] for pair in pairs))) for i in (0, 1))
-    start_s = (1.0 - share) * _pick(starts, below) + share * _pick(starts, above)
-    transfer_s = (1.0 - share) * _pick(transfers, below) + share * _pick(transfers, above)
+        doublings = np.ones_like(doublings)
+    seconds = sent_bytes[..., None, None] / (table.fractions * link_bytes_per_s)  # [shape, groups, protocols]
+    best = np.argmin(table.starts_s + seconds, axis=-1)[..., None]
+    starts_s = np.take_along_axis(np.broadcast_to(table.starts_s, seconds.shape), best, axis=-1)[..., 0]
+    seconds = np.take_along_axis(seconds, best, axis=-1)[..., 0]
+    # Linear between the measured group sizes, in doublings.
+    last = len(table.doublings) - 1
+    position = np.interp(doublings, table.doublings, np.arange(last + 1.0))[..., None]
+    weights = np.maximum(1.0 - np.abs(position - np.arange(last + 1.0)), 0.0)
     # Larger groups than any measured: latency goes on as between the two largest, bandwidth stays.
-    if len(known) > 1:
-        first = [float(protocols[0]["start_s"]) for protocols in groups.values()]
-        per_doubling_s = max(first[-1] - first[-2], 0.0) / float(np.log2(known[-1] / known[-2]))
-        start_s = start_s + per_doubling_s * np.maximum(np.log2(np.maximum(local, 1.0) / known[-1]), 0.0)
+    beyond = np.maximum(doublings - table.doublings[-1], 0.0)
+    start_s = (weights * starts_s).sum(axis=-1) + table.start_per_doubling_s * beyond
     inside = local > 1.0
-    return np.where(inside, start_s, 0.0), np.where(inside, transfer_s, 0.0)
+    return np.where(inside, start_s, 0.0), np.where(inside, (weights * seconds).sum(axis=-1), 0.0)
 
 
-def _best_protocol(
-    protocols: list[Mapping[str, float]], sent_bytes: Array, link_bytes_per_s: float
-) -> tuple[Array, Array]:
-    """Start and transfer time of the cheapest protocol."""
-    starts = np.array([protocol["start_s"] for protocol in protocols])
-    fractions = np.array([protocol["bandwidth_fraction"] for protocol in protocols])
-    transfers = np.asarray(sent_bytes)[..., None] / (fractions * link_bytes_per_s)
-    best = np.argmin(starts + transfers, axis=-1)
-    return starts[best], np.take_along_axis(transfers, best[..., None], axis=-1)[..., 0]
+@dataclass(frozen=True, eq=False)
+class _Protocols:
+    """Protocols of one operation, as arrays over group sizes (ascending) and protocols.
+
+    Attributes:
+        doublings: log2 of the group sizes. [groups]
+        starts_s: Start of each protocol, infinite where a group has fewer. [groups, protocols]
+        fractions: Share of the link's bandwidth. [groups, protocols]
+        start_per_doubling_s: Growth of the smallest start from the second largest group to the largest. [s]
+    """
+
+    doublings: Array
+    starts_s: Array
+    fractions: Array
+    start_per_doubling_s: float
 
 
-def _pick(stacked: Array, index: NDArray[np.int64]) -> Array:
-    """Element ``index`` of the first axis, place by place."""
-    return np.take_along_axis(stacked, np.broadcast_to(index, stacked.shape[1:])[None, ...], axis=0)[0]
+_PROTOCOLS: dict[tuple[str, str, str], _Protocols] = {}
 
 
-def _groups(op_name: str, record: CalibrationRecord) -> dict[str, list[Mapping[str, float]]]:
-    """Protocols of an operation by group size, ascending."""
-    operations: Mapping[str, Any] = record.parameters["operations"]
-    name = op_name if op_name in operations else _STAND_INS.get(op_name, op_name)
-    if name not in operations:
-        raise CalibrationError(
-            f"collectives record {record.id} has no {op_name!r}; it has {', '.join(sorted(operations))}; "
-            f"run scripts/calibrate_collectives.py"
-        )
-    return {size: operations[name][size] for size in sorted(operations[name], key=int)}
+def _protocols(op_name: str, record: CalibrationRecord) -> _Protocols:
+    """Protocols of an operation, unfolded once per record."""
+    key = (record.id, record.transfer, op_name)
+    if key not in _PROTOCOLS:
+        operations: Mapping[str, Any] = record.parameters["operations"]
+        name = op_name if op_name in operations else _STAND_INS.get(op_name, op_name)
+        if name not in operations:
+            raise CalibrationError(
+                f"collectives record {record.id} has no {op_name!r}; it has {', '.join(sorted(operations))}; "
+                f"run scripts/calibrate_collectives.py"
+            )
+        own = record.transfer == "exact"
+        skipped = () if own else record.parameters["groups_of_this_machine_only"]
+        sizes = sorted((size for size in operations[name] if size not in skipped), key=int)
+        most = max(len(operations[name][size]) for size in sizes)
+        starts_s, fractions = np.full((len(sizes), most), np.inf), np.ones((len(sizes), most))
+        for row, size in enumerate(sizes):
+            for column, protocol in enumerate(operations[name][size]):
+                starts_s[row, column], fractions[row, column] = protocol["start_s"], protocol["bandwidth_fraction"]
+        doublings = np.log2([float(size) for size in sizes])
+        first_s = starts_s.min(axis=1)
+        growth = 0.0 if len(sizes) == 1 else (first_s[-1] - first_s[-2]) / (doublings[-1] - doublings[-2])
+        _PROTOCOLS[key] = _Protocols(doublings, starts_s, fractions, max(float(growth), 0.0))
+    return _PROTOCOLS[key]
 
 
 def _link_bandwidth(device: Device) -> float:
