@@ -71,9 +71,9 @@ def _severity(least: str | None, cost_fraction: float) -> str | None:
 
 
 def _possible(repair: Repair, case: WhatIf) -> Suggestion | None:
-    """Keep a repair of a step that cannot run if the repaired one can."""
+    """Keep a repair of a step that cannot run if the repaired one can, or is at least stopped by something else."""
     repaired = case.changed(repair.changes)
-    if repaired is None or not repaired.is_possible:
+    if repaired is None or str(repaired.outcome) == str(case.outcome):
         return None
     return Suggestion(kind=repair.kind, title=repair.title, changes=dict(repair.changes))
 
@@ -109,6 +109,8 @@ def _slowest_operation(before: Prediction, after: Prediction) -> str:
     repaired = {(priced.operation.name, priced.operation.pass_name): priced.total_time_s for priced in after.operations}
     worst_loss_s, worst = 0.0, ""
     for priced in before.operations:
+        if priced.operation.kind == "pointwise":  # its time is its bytes, and no reason of its own
+            continue
         other_s = repaired.get((priced.operation.name, priced.operation.pass_name))
         if (
             other_s

@@ -5,20 +5,23 @@ Legend: m, n rows and columns of a GEMM's output, f an MLP width, h hidden_size,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.lint.mlp import mlp_width_fields
-from shapewright.operations import Gemm
+from shapewright.operations import Gemm, GroupedGemm
 from shapewright.perf.price import GemmPrice
 
 if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
-    from shapewright.predict import Prediction
+    from shapewright.predict import Prediction, PricedOperation
 
 BIG_GEMM_FRACTION = 0.04
-"""Share of the step from which a GEMM's tail is worth a look; a layer of GPT has 12 weight GEMMs in three passes."""
+"""Share of the step from which the tail of a GEMM, its gradients included, is worth a look; a step has some ten."""
+
+_GRADIENTS = re.compile(r"\.(dgrad|wgrad)$")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class BigGemm:
         step_fraction: Its share of the step.
     """
 
-    operation: Gemm
+    operation: Gemm | GroupedGemm
     price: GemmPrice
     step_fraction: float
 
@@ -43,12 +46,22 @@ class BigGemm:
 
 def big_gemms(prediction: Prediction) -> Iterator[BigGemm]:
     """Weight GEMMs (not batched ones, whose sizes follow from heads and lengths) that matter to the step."""
+    family_s: dict[str, float] = {}
+    for priced in prediction.operations:
+        family = _family(priced)
+        family_s[family] = family_s.get(family, 0.0) + priced.total_time_s
     for priced in prediction.operations:
         operation, price = priced.operation, priced.price
-        if isinstance(operation, Gemm) and isinstance(price, GemmPrice) and operation.batch == 1:
-            step_fraction = priced.total_time_s / prediction.step_time_s
-            if step_fraction >= BIG_GEMM_FRACTION:
-                yield BigGemm(operation, price, step_fraction)
+        if not isinstance(operation, Gemm | GroupedGemm) or not isinstance(price, GemmPrice):
+            continue
+        is_batched = isinstance(operation, Gemm) and operation.batch != 1
+        if family_s[_family(priced)] >= BIG_GEMM_FRACTION * prediction.step_time_s and not is_batched:
+            yield BigGemm(operation, price, priced.total_time_s / prediction.step_time_s)
+
+
+def _family(priced: PricedOperation) -> str:
+    """Name of a GEMM without the suffix of its gradients."""
+    return _GRADIENTS.sub("", priced.operation.name)
 
 
 @dataclass(frozen=True)

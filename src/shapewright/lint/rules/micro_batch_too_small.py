@@ -15,12 +15,12 @@ place of 1 (topology log of BLOOM).
 ## Example
 
 >>> from shapewright.lint.example import fires
->>> fires("WQ101", micro_batch_size=1, seq_len=256)
+>>> fires("WQ101", num_layers=4, micro_batch_size=1, seq_len=256)
 True
 
 ## Use instead
 
->>> fires("WQ101", micro_batch_size=64, seq_len=256)
+>>> fires("WQ101", num_layers=4, micro_batch_size=64, seq_len=256)
 False
 
 ## Fix safety

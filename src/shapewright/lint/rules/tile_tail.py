@@ -2,8 +2,8 @@
 
 ## What it does
 
-Fires when a weight GEMM that takes at least 4 % of the step, along a dimension that an MLP width decides, computes more
-than a tenth of its tiles for nothing, though the width is aligned.
+Fires when a weight GEMM that with its gradients takes at least 4 % of the step computes more than a tenth of its tiles
+for nothing, along a dimension that an MLP width decides, though the width is aligned.
 
 ## Why it is slow
 
@@ -13,15 +13,19 @@ A100 a GEMM of 27648 x n x 4096 ran at 242.6 TFLOP/s with n = 384, and at 220.8 
 
 ## Example
 
-An expert of width 320 takes two tiles of 256, or three of 128.
+An expert of width 448 fills three and a half tiles of 128.
 
 >>> from shapewright.lint.example import fires
->>> fires("WQ103", intermediate_size=10240)
-False
+>>> experts = {"num_layers": 4, "hidden_size": 2048, "num_heads": 16, "num_experts": 16, "num_experts_per_token": 4}
+>>> fires("WQ103", moe_intermediate_size=448, **experts)
+True
 
 ## Use instead
 
 The width that the finding names: whole tiles of the kernel that was assumed.
+
+>>> fires("WQ103", moe_intermediate_size=384, **experts)
+False
 
 ## Fix safety
 
