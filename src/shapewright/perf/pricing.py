@@ -1,9 +1,15 @@
-"""Price any operation: one entrance that finds the record and the pricing function of its kind."""
+"""Price any operation: one entrance that finds the record and the pricing function of its kind.
+
+Operations alike are priced once: a model's layers, forward products that come back in the backward pass, and the same
+layer of the next variant that a lint or a search asks about.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.perf.attention import price_attention
@@ -16,6 +22,18 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import Operation
     from shapewright.perf.price import Price
+
+# Fields that say where and how often an operation runs, and nothing about how long it takes.
+_NOT_PRICED = {"name", "pass_name", "stage", "repeats"}
+_read_key = {
+    cls: attrgetter(*(spec.name for spec in fields(cls) if spec.name not in _NOT_PRICED))
+    for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective)
+}
+
+# Prices by device and by what is priced. A device is known by identity, since a user's file may take any name; keeping
+# it here keeps its identity its own. Past the limit everything is forgotten: a search has its own, vectorised road.
+_MOST_DEVICES, _MOST_PRICES = 256, 50_000
+_remembered: dict[tuple[int, bool], tuple[Device, dict[tuple[Any, ...], Price]]] = {}
 
 
 def price_operations(operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False) -> list[Price]:
@@ -31,26 +49,38 @@ def price_operations(operations: Sequence[Operation], device: Device, *, uncalib
         CalibrationError: there is no record to price with.
         WorkloadError: the device has no kernel for an operation.
     """
+    if len(_remembered) > _MOST_DEVICES:
+        _remembered.clear()
+    _, known = _remembered.setdefault((id(device), uncalibrated), (device, {}))
+    if len(known) > _MOST_PRICES:
+        known.clear()
+    keys = [(type(operation), *_read_key[type(operation)](operation)) for operation in operations]
+    fresh = {key: operation for key, operation in zip(keys, operations, strict=True) if key not in known}
+    if fresh:
+        known.update(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated), strict=True))
+    return [known[key] for key in keys]
+
+
+def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: bool) -> list[Price]:
+    """Price operations that were not seen before, in their order."""
+    listed = list(operations)
     products = {
         index: as_gemm(operation) if isinstance(operation, GroupedGemm) else operation
-        for index, operation in enumerate(operations)
+        for index, operation in enumerate(listed)
         if isinstance(operation, Gemm | GroupedGemm)
     }
     prices: dict[int, Price] = {}
     if products:
         record = load_record("gemm", device, uncalibrated=uncalibrated)
         prices.update(zip(products, price_gemms(list(products.values()), device, record), strict=True))
-    for index, operation in enumerate(operations):
+    for index, operation in enumerate(listed):
         if isinstance(operation, Attention):
-            prices[index] = price_attention(
-                operation, device, load_record("attention", device, uncalibrated=uncalibrated)
-            )
+            record = load_record("attention", device, uncalibrated=uncalibrated)
+            prices[index] = price_attention(operation, device, record)
         elif isinstance(operation, Pointwise):
-            prices[index] = price_pointwise(
-                operation, device, load_record("pointwise", device, uncalibrated=uncalibrated)
-            )
+            record = load_record("pointwise", device, uncalibrated=uncalibrated)
+            prices[index] = price_pointwise(operation, device, record)
         elif isinstance(operation, Collective):
-            prices[index] = price_collective(
-                operation, device, load_record("collectives", device, uncalibrated=uncalibrated)
-            )
-    return [prices[index] for index in range(len(operations))]
+            record = load_record("collectives", device, uncalibrated=uncalibrated)
+            prices[index] = price_collective(operation, device, record)
+    return [prices[index] for index in range(len(listed))]
