@@ -1,0 +1,130 @@
+"""Hub ids, against a hub of our own on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from shapewright.config import read_model
+from shapewright.errors import ConfigError, MissingExtraError, UnknownModelError
+
+CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 96, "n_layer": 3, "n_head": 6}).encode()
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """A hub with one repository, that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the hub does: a file's metadata in headers, errors by code and header."""
+
+    def do_HEAD(self) -> None:
+        """Metadata of a file."""
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        """The file."""
+        self._answer(with_body=True)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test output clean."""
+
+    def _answer(self, *, with_body: bool) -> None:
+        assert isinstance(self.server, Hub)
+        self.server.asked.append(self.path)
+        known = {f"/org/model/resolve/{revision}/config.json": CONFIG for revision in ("main", "v2", COMMIT)} | {
+            "/org/broken/resolve/main/config.json": b"<html>busy</html>"
+        }
+        body = known.get(self.path)
+        code, error = (200, "") if body is not None else (404, "EntryNotFound")
+        if self.path.startswith("/org/nothing/"):
+            error = "RepoNotFound"
+        elif self.path.startswith("/org/gated/"):
+            code, error = 403, "GatedRepo"
+        self.send_response(code)
+        if error:
+            self.send_header("X-Error-Code", error)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{abs(hash(body))}"')
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body or b"")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A running hub that HF_ENDPOINT points to, with an empty cache."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs the hub extra: huggingface_hub")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with Hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(timeout=5)
+
+
+def test_only_the_config_is_fetched(hub: Hub) -> None:
+    """A hub id is read from the hub that HF_ENDPOINT names, and nothing but config.json is asked for."""
+    model = read_model("org/model", {"num_heads": 3})
+    assert (model.config.hidden_size, model.config.head_dim, model.config.name) == (96, 32, "model")
+    assert model.source == "hub org/model"
+    assert hub.asked
+    assert all(path.endswith("/config.json") for path in hub.asked)
+
+
+def test_a_revision(hub: Hub) -> None:
+    """What follows an @ is the revision."""
+    assert read_model("org/model@v2").config.num_layers == 3
+    assert hub.asked[0] == "/org/model/resolve/v2/config.json"
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "error", "words"),
+    [
+        ("org/nothing", UnknownModelError, "no config.json at 'org/nothing'"),
+        ("org/weights-only", UnknownModelError, "no config.json at 'org/weights-only'"),
+        ("org/gated", ConfigError, "is gated"),
+        ("org/broken", ConfigError, "not valid JSON"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_what_a_hub_can_answer(hub_id: str, error: type[Exception], words: str) -> None:
+    """No repository, no config, no access, no JSON: each is one line."""
+    with pytest.raises(error, match=words) as caught:
+        read_model(hub_id)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_is_not_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that cannot be reached is one line that names HF_ENDPOINT."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # the library waits between its attempts
+    with pytest.raises(ConfigError, match="HF_ENDPOINT") as caught:
+        read_model("org/model")
+    assert "\n" not in str(caught.value)
+    assert hub.asked == []
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without huggingface_hub the message says what to install, and what else would do."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'shapewright\[hub\]'.*config.json"):
+        read_model("org/model")
