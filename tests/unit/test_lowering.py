@@ -321,6 +321,9 @@ def test_encoder_decoder_trains_both_stacks() -> None:
     operations = lower(ENCODER_DECODER, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
     assert named(operations, "encoder.mlp.up").repeats == 2
     assert named(operations, "mlp.up").repeats == named(operations, "cross_attention.k").repeats == 3
+    # A decoder layer has one norm and one residual sum more than an encoder layer, for cross attention.
+    assert (named(operations, "norm").repeats, named(operations, "encoder.norm").repeats) == (9, 4)
+    assert (named(operations, "residual").repeats, named(operations, "encoder.residual").repeats) == (9, 4)
     assert not named(operations, "encoder.attention.fused").causal
     assert not named(operations, "cross_attention.fused").causal
     assert named(operations, "attention.fused").causal
@@ -349,6 +352,50 @@ def test_cross_entropy_takes_its_logits_in_fp32() -> None:
     config = gpt(hidden_size=64, num_heads=4, vocab_size=96)
     loss = named(lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE), "cross_entropy")
     assert (loss.read_bytes, loss.written_bytes) == (16 * 96 * 6, 16 * 96 * 8)
+
+
+def moved(operation: Pointwise) -> tuple[float, float]:
+    """Bytes read and bytes written."""
+    return float(operation.read_bytes), float(operation.written_bytes)
+
+
+def test_embedding_rows_are_gathered_and_their_gradients_scattered() -> None:
+    """T h = 1024 elements out of rows; backward zeroes all 96 * 64 gradients and adds the tokens' to their rows."""
+    operations = lower(
+        gpt(hidden_size=64, num_heads=4, vocab_size=96), Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE
+    )
+    assert moved(named(operations, "embedding")) == (1024 * 2, 1024 * 2)
+    # 8 learned positions are read for all sequences together
+    assert moved(named(operations, "embedding.positions")) == ((1024 + 8 * 64) * 2, 1024 * 2)
+    assert moved(named(operations, "embedding.backward", "backward")) == (2 * 1024 * 2, (1024 + 96 * 64) * 2)
+
+
+def test_rotary_positions_turn_queries_and_keys() -> None:
+    """T (a + a_kv) d = 16 * (4 + 2) * 16 elements in and out; of MLA the rope part of 4 heads and one shared key."""
+    config = TransformerConfig(hidden_size=64, num_heads=4, num_kv_heads=2, num_layers=1, vocab_size=96)
+    workload = Workload(micro_batch_size=2, seq_len=8)
+    assert moved(named(lower(config, workload, ONE_DEVICE), "attention.rotary")) == (16 * 96 * 2, 16 * 96 * 2)
+    assert moved(named(lower(LATENT, workload, ONE_DEVICE), "attention.rotary")) == (16 * 40 * 2, 16 * 40 * 2)
+
+
+def test_new_keys_and_values_are_written_to_the_cache() -> None:
+    """5 tokens of 2 key and 2 value heads of 16; of MLA one latent of 32 and one key of 8. Training has no cache."""
+    config = TransformerConfig(hidden_size=64, num_heads=4, num_kv_heads=2, num_layers=1, vocab_size=96)
+    decode = Workload(phase="decode", micro_batch_size=5, context_len=3)
+    assert moved(named(lower(config, decode, ONE_DEVICE), "attention.cache_write")) == (5 * 64 * 2, 5 * 64 * 2)
+    assert moved(named(lower(LATENT, decode, ONE_DEVICE), "attention.cache_write")) == (5 * 40 * 2, 5 * 40 * 2)
+    training = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    assert not [each for each in training if each.name == "attention.cache_write"]
+
+
+def test_routing_reads_scores_and_moves_rows() -> None:
+    """16 * 8 fp32 scores: softmax reads and writes them, top-k reads them and writes 2 weights and 2 indices a token."""
+    config = gpt(hidden_size=64, num_heads=4, num_experts=8, num_experts_per_token=2)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    assert moved(named(operations, "moe.choose")) == (2 * 16 * 8 * 4, 16 * 8 * 4 + 16 * 2 * 8)
+    # 32 routed rows of 64 out; back in, they are added up to 16
+    assert moved(named(operations, "moe.permute")) == (32 * 64 * 2, 32 * 64 * 2)
+    assert moved(named(operations, "moe.unpermute")) == (32 * 64 * 2, 16 * 64 * 2)
 
 
 def test_biases_cost_a_sum_over_tokens_in_backward() -> None:

@@ -67,6 +67,22 @@ def test_sequence_parallel_moves_as_much_and_gathers_once_more_behind_dgrad() ->
     assert sum(int(each.repeats) for each in hidden) == 2 * CONFIG.num_layers
 
 
+def test_the_ends_of_the_model_gather_and_reduce_like_its_layers() -> None:
+    """Embedding: reduced forward, gathered backward. Logits: gathered forward and for wgrad, reduced for dgrad."""
+    found = {each.name: each for each in collectives(ParallelLayout(tensor_parallel=4)) if each.stage != "every"}
+    assert {name for name in found if "cross_entropy" not in name} == {
+        "embedding.reduce_scatter",
+        "embedding.backward.all_gather",
+        "logits.all_gather",
+        "logits.backward.reduce_scatter",
+        "logits.backward.all_gather",
+    }
+    assert {name for name, each in found.items() if each.overlaps} == {"logits.backward.all_gather"}
+    plain = collectives(ParallelLayout(tensor_parallel=4, sequence_parallel=False))
+    ends = {each.name for each in plain if each.stage != "every" and "cross_entropy" not in each.name}
+    assert ends == {"embedding.all_reduce", "logits.backward.all_reduce"}
+
+
 def test_sequence_parallel_splits_the_residual_stream_in_training_only() -> None:
     """Norms see 1/t of the tokens in training; inference keeps them whole."""
     layout = ParallelLayout(tensor_parallel=4)
@@ -85,7 +101,9 @@ def test_parallel_attention_and_mlp_share_one_reduction() -> None:
     )
     layout = ParallelLayout(tensor_parallel=4, sequence_parallel=False)
     reductions = collectives(layout, config, axis="tensor", stage="every")
-    assert {each.pass_name: each.repeats for each in reductions} == {"forward": 4, "backward": 4}
+    assert [(each.pass_name, each.repeats) for each in reductions] == [("forward", 4), ("backward", 4)]
+    split = collectives(ParallelLayout(tensor_parallel=4), config, axis="tensor", stage="every", pass_name="forward")
+    assert [(each.op_name, each.repeats) for each in split] == [("all_gather", 4), ("reduce_scatter", 4)]
 
 
 def test_key_value_heads_are_copied_when_there_are_too_few() -> None:
@@ -138,10 +156,10 @@ def test_optimizer_states_are_sharded_over_replicas() -> None:
 def test_stages_send_the_residual_stream_both_ways() -> None:
     """4 micro-batches, b s h elements each; interleaving twice as often; the tensor axis sends its share."""
     sends = collectives(ParallelLayout(pipeline_parallel=4), op_name="send_recv")
-    assert {(each.pass_name, each.repeats, each.message_bytes) for each in sends} == {
-        ("forward", 4, RESIDUAL_BYTES),
-        ("backward", 4, RESIDUAL_BYTES),
-    }
+    assert [(each.pass_name, each.num_ranks, each.repeats, each.message_bytes) for each in sends] == [
+        ("forward", 2, 4, RESIDUAL_BYTES),
+        ("backward", 2, 4, RESIDUAL_BYTES),
+    ]
     interleaved = ParallelLayout(pipeline_parallel=2, virtual_pipeline=2, tensor_parallel=4)
     (send,) = collectives(interleaved, op_name="send_recv", pass_name="forward")
     assert (send.repeats, send.message_bytes, send.overlaps) == (2 * 2, RESIDUAL_BYTES / 4, True)
@@ -188,6 +206,25 @@ def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:
     (reduction,) = collectives(ParallelLayout(pipeline_parallel=4), config, pass_name="step")
     assert (reduction.op_name, reduction.num_ranks, reduction.message_bytes) == ("all_reduce", 2, 96 * H * 2)
     assert not collectives(ParallelLayout(), config)
+
+
+def test_copies_of_an_expert_are_one_expert_group_apart() -> None:
+    """8 replicas, experts over 2: 4 copies of each, every second device, so 2 of them in a node of 4."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=3
+    )
+    layout = ParallelLayout(data_parallel=8, expert_parallel=2)
+    operations = lower(config, WORKLOAD, layout, node_size=4)
+    (reduction,) = (each for each in operations if each.name == "experts.gradients.all_reduce")
+    assert isinstance(reduction, Collective)
+    assert (reduction.num_ranks, reduction.ranks_per_node) == (4, 2)
+    assert reduction.message_bytes * reduction.repeats == 4 * 4 * 2 * H * 4 * H * 2  # 4 layers, 4 local experts
+
+
+def test_the_loss_of_split_logits_reduces_three_numbers_per_token() -> None:
+    """Maximum, target's logit and sum of exponentials: 4 bytes per token each (arXiv 1909.08053, section 3)."""
+    reductions = collectives(ParallelLayout(tensor_parallel=4), op_name="all_reduce", stage="last")
+    assert [(each.message_bytes, each.repeats) for each in reductions] == [(B * S * 4, 3)]
 
 
 @pytest.mark.parametrize(
