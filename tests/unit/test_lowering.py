@@ -389,7 +389,7 @@ def test_new_keys_and_values_are_written_to_the_cache() -> None:
 
 
 def test_routing_reads_scores_and_moves_rows() -> None:
-    """16 * 8 fp32 scores: softmax reads and writes them, top-k reads them and writes 2 weights and 2 indices a token."""
+    """16 * 8 fp32 scores: softmax reads and writes them, top-k reads them, writes 2 weights and 2 indices a token."""
     config = gpt(hidden_size=64, num_heads=4, num_experts=8, num_experts_per_token=2)
     operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
     assert moved(named(operations, "moe.choose")) == (2 * 16 * 8 * 4, 16 * 8 * 4 + 16 * 2 * 8)

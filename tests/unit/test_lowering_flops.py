@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shapewright.config import TransformerConfig
+from shapewright.config import TransformerConfig, read_model
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import count_hardware_flops, count_model_flops, lower
 from shapewright.lowering.flops import sum_flops
@@ -131,6 +131,15 @@ def test_llama_layer_per_token() -> None:
     forward = lower(config, Workload(micro_batch_size=1, seq_len=s), ParallelLayout())
     layer = sum(each.flops for each in forward if each.pass_name == "forward" and each.name != "logits")
     assert layer / s == 2 * h * (h + 2 * h // 4) + 2 * h**2 + 6 * h * f + 4 * s * h
+
+
+def test_llama_7b_forward() -> None:
+    """b=1, s=4096: 54.125e12 in weights and 8.796e12 in attention, as PyTorch's FlopCounterMode says (torch 2.13)."""
+    config = read_model("llama-7b").config
+    operations = lower(config, Workload(micro_batch_size=1, seq_len=4096), ParallelLayout())
+    attention = sum_flops((each for each in operations if each.name == "attention.fused"), ("forward",))
+    assert attention == pytest.approx(8.796e12, rel=1e-4)
+    assert sum_flops(operations, ("forward",)) == pytest.approx(62.921e12, rel=1e-4)
 
 
 def test_decode_flops_grow_with_the_context() -> None:
