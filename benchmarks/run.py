@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 PRESET = "llama-3-70b"  # 80 layers
 DEVICE = "h100-sxm-80gb"
@@ -116,21 +118,27 @@ def measure_predictions(repeats: int) -> list[Timing]:
     cluster = ParallelLayout(tensor_parallel=8, pipeline_parallel=4, data_parallel=8)
     node = ParallelLayout(tensor_parallel=8)
     alone = ParallelLayout()
-    cases = {
-        "training step, 1 device": (Workload(micro_batch_size=1, seq_len=4096), alone),
-        "training step, 256 devices": (Workload(micro_batch_size=1, seq_len=8192, global_batch_size=512), cluster),
-        "prefill, 8 devices": (Workload(phase="prefill", micro_batch_size=1, seq_len=8192), node),
-        "decode, 8 devices": (Workload(phase="decode", micro_batch_size=32, context_len=8192), node),
+    training = {"micro_batch_size": 1, "global_batch_size": 512}
+    cases: dict[str, tuple[dict[str, Any], ParallelLayout]] = {
+        "training step, 1 device": ({"micro_batch_size": 1}, alone),
+        "training step, 256 devices": (training, cluster),
+        "prefill, 8 devices": ({"phase": "prefill", "micro_batch_size": 1}, node),
     }
+    # Prices are remembered, so that a search pays once for what its candidates share: a new length every time is
+    # what a prediction costs, the same question again what remembering saves.
+    lengths = itertools.count(4096, 128)
+
+    def ask_anew(fields: dict[str, Any], layout: ParallelLayout) -> None:
+        predict(config, device=device, workload=Workload(seq_len=next(lengths), **fields), layout=layout)
+
+    def ask_again(fields: dict[str, Any], layout: ParallelLayout) -> None:
+        predict(config, device=device, workload=Workload(seq_len=4096, **fields), layout=layout)
+
+    name = f"predict {PRESET} on {DEVICE}"
     return [
-        _time(
-            f"predict {PRESET} on {DEVICE}: {name}",
-            partial(predict, config, device=device, workload=workload, layout=layout),
-            repeats,
-            calls=20,
-            limit_s=2e-3,
-        )
-        for name, (workload, layout) in cases.items()
+        _time(f"{name}: {case}, {how}", partial(ask, fields, layout), repeats, calls=20, limit_s=2e-3)
+        for how, ask in (("a new length each time", ask_anew), ("asked again", ask_again))
+        for case, (fields, layout) in cases.items()
     ]
 
 
