@@ -1,0 +1,207 @@
+"""Fused attention: which kernel runs, what moves its price, and numbers worked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapewright.errors import CalibrationError, UnknownRateError, WorkloadError
+from shapewright.hardware import load_device
+from shapewright.operations import Attention
+from shapewright.perf.attention import price_attention
+from shapewright.perf.attention_kernels import (
+    AttentionRates,
+    AttentionShape,
+    PrefillParameters,
+    estimate_prefill,
+    read_parameters,
+)
+from shapewright.perf.calibration import load_record
+from shapewright.perf.price import Price
+
+# A machine with round numbers: one SM multiplies 1e12 flop/s, exponentials and memory cost nothing.
+ROUND_RATES = AttentionRates(flops_per_s=4e12, bandwidth_bytes_per_s=1e30, num_sms=4.0, clock_hz=1e30, l2_bytes=0.0)
+ROUND_KERNEL = PrefillParameters(
+    start_s=1e-6,
+    query_tile=64.0,
+    key_tile=64.0,
+    packs_query_heads=False,
+    kernel_head_dims=(64, 128),
+    tensor_fraction={"64": 1.0, "128": 1.0},
+    exponentials_per_sm_per_clock=1e30,
+    tile_overhead_cycles=0.0,
+    wave_tail_fraction=1.0,
+    power_drop_fraction=0.0,
+    bandwidth_fraction=1.0,
+    query_passes=1.0,
+    cache_write_passes=1.0,
+    cache_write_token_cycles=0.0,
+    cache_write_start_s=0.0,
+    overlap_power=1.0,
+    l2_reach_fraction=1.0,
+    l2_speedup=1.0,
+    window_extra_key_tiles=0.0,
+    backward_rate_fraction=0.5,
+)
+
+
+def shape(*, causal: bool = True, **sizes: float) -> AttentionShape:
+    """One call of head width 128, as floats."""
+    defaults = {"batch_size": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 128, "v_head_dim": 128}
+    columns = {name: np.asarray(float(value)) for name, value in {**defaults, "window_size": 0, **sizes}.items()}
+    return AttentionShape(causal=causal, element_bytes=2.0, kv_element_bytes=2.0, **columns)
+
+
+def call(**sizes: object) -> Attention:
+    """A bf16 call with 32 heads over 8 key-value heads of width 128."""
+    defaults: dict[str, object] = {"batch_size": 4, "query_len": 4096, "kv_len": 4096}
+    heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
+    return Attention(name="x", **{**defaults, **heads, **sizes})  # type: ignore[arg-type]
+
+
+def price(name: str, **sizes: object) -> Price:
+    """Price of such a call."""
+    device = load_device(name)
+    return price_attention(call(**sizes), device, load_record("attention", device))
+
+
+def test_causal_tiles_by_hand() -> None:
+    """Four query tiles on four SMs: the last one visits all 256 keys and sets the time."""
+    found = estimate_prefill(shape(query_len=256, kv_len=256), ROUND_RATES, ROUND_KERNEL, writes_cache=False)
+
+    # 64 rows x 256 keys x 4 x 128 flop = 8388608 flop on one SM of 1e12 flop/s, after a start of 1 us.
+    assert float(found.total_s) == pytest.approx(1e-6 + 8388608 / 1e12)
+
+
+def test_causal_waves_by_hand() -> None:
+    """16 tiles on 4 SMs: four waves of the mean tile, which visits (64 + 128 + 192 + 256) / 4 = 160 keys."""
+    sizes = shape(batch_size=4, query_len=256, kv_len=256)
+    found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
+
+    assert float(found.compute_s) == pytest.approx(4 * 64 * 160 * 4 * 128 / 1e12)
+
+
+def test_partly_empty_wave_is_paid_whole() -> None:
+    """17 equal tiles on 4 SMs take five waves."""
+    sizes = shape(batch_size=17, query_len=64, kv_len=64, causal=False)
+    found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
+
+    assert float(found.compute_s) == pytest.approx(5 * 64 * 64 * 4 * 128 / 1e12)
+
+
+def test_window_caps_the_keys_of_a_tile() -> None:
+    """With a window of 64 a tile of 64 rows reaches 128 keys, however long the sequence."""
+    sizes = shape(batch_size=4, query_len=64, kv_len=4096, window_size=64)
+    found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
+
+    assert float(found.compute_s) == pytest.approx(64 * 128 * 4 * 128 / 1e12)
+
+
+def test_backward_is_five_products_at_its_own_rate() -> None:
+    """Against forward's two products: 2.5 times the work at half the rate takes five times as long."""
+    sizes = shape(query_len=256, kv_len=256)
+    forward = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
+    backward = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False, is_backward=True)
+
+    assert float(backward.compute_s) == pytest.approx(5.0 * float(forward.compute_s))
+
+
+def test_cache_copy_reads_and_writes_keys_and_values() -> None:
+    """Copying 256 keys and values of width 128 in fp16 moves 2 x 256 x 256 x 2 bytes more."""
+    rates = replace(ROUND_RATES, bandwidth_bytes_per_s=1e9)
+    sizes = shape(query_len=256, kv_len=256)
+    without = estimate_prefill(sizes, rates, ROUND_KERNEL, writes_cache=False)
+    copying = estimate_prefill(sizes, rates, ROUND_KERNEL, writes_cache=True)
+
+    assert float(copying.total_s - without.total_s) == pytest.approx(2 * 256 * 256 * 2 / 1e9)
+
+
+def test_head_width_between_compiled_ones_costs_the_next() -> None:
+    """A head of 80 pays for 96 on FlashAttention 2."""
+    sizes = {"batch_size": 8, "num_heads": 32, "num_kv_heads": 32}
+    padded = price("a100-sxm-80gb", head_dim=80, v_head_dim=80, **sizes)
+    compiled = price("a100-sxm-80gb", head_dim=96, v_head_dim=96, **sizes)
+
+    assert padded.compute_s == pytest.approx(compiled.compute_s)
+
+
+def test_narrow_heads_are_slower_per_flop() -> None:
+    """At d = 64 the exponentials weigh double: the same FLOPs in twice the heads take longer."""
+    wide = price("h100-sxm-80gb", num_heads=16, num_kv_heads=16)
+    narrow = price("h100-sxm-80gb", num_heads=32, num_kv_heads=32, head_dim=64, v_head_dim=64)
+
+    assert narrow.compute_s > 1.1 * wide.compute_s
+
+
+def test_decode_reads_the_cache() -> None:
+    """64 sequences of 8192 cached tokens are bound by memory, within a quarter of the bandwidth."""
+    found = price("h200-sxm-141gb", batch_size=64, query_len=1, kv_len=8192)
+
+    assert found.roofline_s <= found.time_s <= 1.35 * found.roofline_s
+
+
+def test_small_cache_elements_save_time() -> None:
+    """A long fp8 cache is read faster than a bf16 one."""
+    sizes = {"batch_size": 64, "query_len": 1, "kv_len": 16384}
+
+    assert price("h100-sxm-80gb", kv_cache_dtype="fp8", **sizes).time_s < 0.75 * price("h100-sxm-80gb", **sizes).time_s
+
+
+def test_latents_are_read_once() -> None:
+    """Where values are part of the keys (MLA), decode reads the cache once."""
+    sizes = {"batch_size": 128, "query_len": 1, "kv_len": 16384, "num_heads": 16, "num_kv_heads": 1}
+    separate = price("h100-sxm-80gb", head_dim=576, v_head_dim=512, **sizes)
+    shared = price("h100-sxm-80gb", head_dim=576, v_head_dim=512, values_in_keys=True, **sizes)
+
+    assert shared.memory_s < 0.65 * separate.memory_s
+
+
+def test_few_heads_and_sequences_leave_the_device_idle() -> None:
+    """One short sequence decodes at a small part of the bandwidth: latency, not bytes."""
+    found = price("h100-sxm-80gb", batch_size=1, query_len=1, kv_len=512)
+
+    assert found.time_s > 10.0 * found.roofline_s
+
+
+@pytest.mark.parametrize("name", ["v100-sxm2-16gb", "t4"])
+def test_no_fused_kernel_before_ampere(name: str) -> None:
+    """Volta and Turing are refused, with what to use instead."""
+    with pytest.raises(WorkloadError, match="use --attention unfused"):
+        price(name)
+
+
+def test_dtype_without_a_rate() -> None:
+    """The error of the device's sheet comes through."""
+    with pytest.raises(UnknownRateError, match="has no fp8 rate"):
+        price("a100-sxm-80gb", dtype="fp8")
+
+
+def test_borrowed_record_says_so_and_widens() -> None:
+    """A sibling's fractions carry a label, and the interval around the same time is wider."""
+    device = load_device("h100-sxm-80gb")
+    own = load_record("attention", device)
+    borrowed = load_record("attention", device, uncalibrated=True)
+    near = price_attention(call(), device, own)
+    far = price_attention(call(), device, replace(own, transfer="architecture"))
+
+    assert near.calibration == own.id
+    assert price_attention(call(), device, borrowed).calibration == f"uncalibrated (borrows {borrowed.id})"
+    assert far.time_s == near.time_s
+    assert far.low_s < near.low_s
+    assert far.high_s > near.high_s
+
+
+def test_devices_without_tiles_get_their_roofline() -> None:
+    """A TPU's price is its bound and is labelled so."""
+    found = price("tpu-v5p")
+
+    assert found.time_s == found.roofline_s
+    assert "roofline" in found.calibration
+
+
+def test_incomplete_record_is_named() -> None:
+    """A record that lacks a constant is an error that says which."""
+    with pytest.raises(CalibrationError, match=r"attention record broken lacks start_s, query_tile"):
+        read_parameters(PrefillParameters, {}, "broken")

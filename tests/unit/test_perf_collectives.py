@@ -1,0 +1,164 @@
+"""Collectives: the cheapest protocol inside a node, and the network between nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapewright.errors import CalibrationError, UnknownRateError
+from shapewright.hardware import Device, load_device
+from shapewright.operations import Collective
+from shapewright.perf.calibration import CalibrationRecord, load_record
+from shapewright.perf.collectives import price_collective
+from shapewright.perf.price import Price
+
+# Two protocols: 10 us and a tenth of the link, or 30 us and all of it; groups of 8 start twice as late.
+QUICK, WIDE = {"start_s": 1e-5, "bandwidth_fraction": 0.1}, {"start_s": 3e-5, "bandwidth_fraction": 1.0}
+LATE = [{**protocol, "start_s": 2.0 * protocol["start_s"]} for protocol in (QUICK, WIDE)]
+ROUND_RECORD = CalibrationRecord(
+    id="collectives/round/2026-11-21",
+    kind="collectives",
+    device="x",
+    devices=("x",),
+    architecture="x",
+    parameters={
+        "operations": {"all_reduce": {"2": [QUICK, WIDE], "8": LATE}, "all_gather": {"2": [QUICK, WIDE]}},
+        "groups_of_this_machine_only": ["8"],
+        "between_nodes": {"bandwidth_fraction": 0.5, "hop_s": 1e-5, "start_s": 2e-5},
+    },
+    interval={"edges_s": [], "low": [0.9], "high": [1.1]},
+    provenance={},
+)
+# 100 GB/s inside a node, 10 GB/s between nodes.
+DEVICE = Device(
+    name="round",
+    title="Round",
+    vendor="NVIDIA",
+    architecture="x",
+    dense_flops_per_s={"bf16": 1e15},
+    memory_bytes=1e11,
+    memory_bandwidth_bytes_per_s=1e12,
+    node_size=8,
+    intra_node_bandwidth_bytes_per_s=1e11,
+    inter_node_bandwidth_bytes_per_s=1e10,
+)
+
+
+def call(op_name: str, message_bytes: float, num_ranks: int, ranks_per_node: int) -> Collective:
+    """One collective over the tensor axis."""
+    return Collective(
+        name="x",
+        op_name=op_name,
+        axis="tensor",
+        message_bytes=message_bytes,
+        num_ranks=num_ranks,
+        ranks_per_node=ranks_per_node,
+    )
+
+
+def price(op_name: str, message_bytes: float, num_ranks: int, ranks_per_node: int = 8) -> Price:
+    """Price on the round machine."""
+    return price_collective(call(op_name, message_bytes, num_ranks, ranks_per_node), DEVICE, ROUND_RECORD)
+
+
+def test_small_messages_take_the_quick_protocol() -> None:
+    """1 kB between two ranks: 10 us, and 2 x 1/2 x 1 kB at a tenth of 100 GB/s."""
+    assert price("all_reduce", 1e3, 2).time_s == pytest.approx(1e-5 + 1e3 / 1e10)
+
+
+def test_large_messages_take_the_wide_protocol() -> None:
+    """1 GB between two ranks: 30 us, and 1 GB at 100 GB/s."""
+    assert price("all_reduce", 1e9, 2).time_s == pytest.approx(3e-5 + 1e-2)
+
+
+def test_group_sizes_between_measured_ones() -> None:
+    """Four ranks lie halfway between two and eight in doublings; the ring volume is their own."""
+    # 2 x 3/4 of 1 GB at 100 GB/s; starts 30 us and 60 us.
+    assert price("all_reduce", 1e9, 4).time_s == pytest.approx(4.5e-5 + 1.5e-2)
+
+
+def test_groups_beyond_the_largest_start_later_and_keep_the_bandwidth() -> None:
+    """The smallest start grows 10 us in two doublings, so 16 ranks in one node start 5 us after 8."""
+    sixteen = price("all_reduce", 1e9, 16, 16)
+
+    assert sixteen.start_s == pytest.approx(6e-5 + 5e-6)
+    assert sixteen.memory_s == pytest.approx(2 * 15 / 16 * 1e-2)
+
+
+def test_between_nodes_each_card_carries_its_share() -> None:
+    """16 ranks on two nodes of eight: each card sends 2 x 1/2 of an eighth of 1 GB at half of 10 GB/s."""
+    found = price("all_reduce", 1e9, 16)
+
+    # 0.125 GB / 5 GB/s = 25 ms, longer than the 17.5 ms inside the node; starts 60 us, 20 us and two hops of 10 us.
+    assert found.time_s == pytest.approx(0.025 + 6e-5 + 2e-5 + 2e-5)
+
+
+def test_alltoall_sends_most_of_it_to_other_nodes() -> None:
+    """Of 16 ranks, eight are elsewhere: half of the message leaves through the card."""
+    record = replace(ROUND_RECORD, parameters={**ROUND_RECORD.parameters, "operations": {"alltoall": {"8": LATE}}})
+    found = price_collective(call("alltoall", 1e9, 16, 8), DEVICE, record)
+
+    assert found.memory_s == pytest.approx(0.5e9 / 5e9)
+
+
+def test_sending_to_another_node() -> None:
+    """A message to a neighbour in another node crosses one hop."""
+    assert price("send_recv", 1e9, 2, 1).time_s == pytest.approx(1e9 / 5e9 + 2e-5 + 1e-5)
+
+
+def test_sending_inside_a_node_stands_in_as_a_gather_of_two() -> None:
+    """The whole message over one link."""
+    assert price("send_recv", 1e9, 8, 8).time_s == pytest.approx(3e-5 + 1e-2)
+
+
+def test_one_rank_costs_nothing() -> None:
+    """Even where the device has no link at all."""
+    lonely = replace(DEVICE, intra_node_bandwidth_bytes_per_s=None, inter_node_bandwidth_bytes_per_s=None)
+    found = price_collective(call("all_reduce", 1e9, 1, 1), lonely, ROUND_RECORD)
+
+    assert (found.time_s, found.low_s, found.high_s, found.roofline_s) == (0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("missing", "ranks", "advice"),
+    [
+        ("intra_node_bandwidth_bytes_per_s", 2, "use one device per node"),
+        ("inter_node_bandwidth_bytes_per_s", 16, "keep the ranks inside a node of 8"),
+    ],
+)
+def test_unknown_links_are_an_error(missing: str, ranks: int, advice: str) -> None:
+    """A bandwidth that the sheet does not give is never guessed; the message names the key and a way out."""
+    device = replace(DEVICE, **{missing: None})  # type: ignore[arg-type]
+
+    with pytest.raises(UnknownRateError, match=f"{missing}.*{advice}"):
+        price_collective(call("all_reduce", 1e6, ranks, 8), device, ROUND_RECORD)
+
+
+def test_unknown_operation_is_an_error() -> None:
+    """An operation that no table holds and nothing stands in for."""
+    with pytest.raises(CalibrationError, match="has no 'reduce_scatter'; it has all_gather, all_reduce"):
+        price("reduce_scatter", 1e6, 2)
+
+
+def test_borrowers_leave_out_groups_of_one_machine() -> None:
+    """A borrowed record prices eight ranks from its other groups."""
+    borrowed = replace(ROUND_RECORD, id="borrowed", transfer="architecture")
+    found = price_collective(call("all_reduce", 1e9, 8, 8), DEVICE, borrowed)
+
+    assert found.memory_s == pytest.approx(2 * 7 / 8 * 1e-2)
+    assert found.start_s == pytest.approx(3e-5)
+
+
+def test_four_nodes_of_eight_b200() -> None:
+    """4 GiB all_reduce: 22.05 ms measured, 10.15 ms inside one node (stas00/ml-engineering, network/README.md)."""
+    device = load_device("b200-sxm-180gb")
+    record = load_record("collectives", device)
+    sizes = np.array([4.0 * 2**30, 4.0 * 2**30])
+    operation = replace(
+        call("all_reduce", 1.0, 8, 8), message_bytes=sizes, num_ranks=np.array([32, 8]), ranks_per_node=np.array([8, 8])
+    )
+    found = price_collective(operation, device, record)
+
+    np.testing.assert_allclose(found.time_s, [22.05e-3, 10.15e-3], rtol=0.06)

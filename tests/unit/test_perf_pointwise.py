@@ -1,0 +1,99 @@
+"""Pointwise operations: traffic over achieved bandwidth."""
+
+from __future__ import annotations
+
+import pytest
+
+from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.operations import Pointwise
+from shapewright.perf.calibration import CalibrationRecord, load_record
+from shapewright.perf.pointwise import price_pointwise
+from shapewright.perf.price import Price
+
+# Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter.
+PLAIN = {"bandwidth_fraction": 0.5, "start_s": 1e-6}
+ROUND_RECORD = CalibrationRecord(
+    id="pointwise/round/2026-11-21",
+    kind="pointwise",
+    device="x",
+    devices=("x",),
+    architecture="x",
+    parameters={
+        "kinds": {
+            "norm": PLAIN,
+            "activation": PLAIN,
+            "gated_activation": {"bandwidth_fraction": 0.25, "start_s": 2e-6},
+            "other": PLAIN,
+        },
+        "l2_reach_fraction": 1e-9,
+        "l2_speedup": 1.0,
+    },
+    interval={"edges_s": [], "low": [0.8], "high": [1.25]},
+    provenance={},
+)
+
+
+def price(operation: str, read: float, written: float, num_kernels: int = 1) -> Price:
+    """Price on an A100 80 GB (2.039 TB/s) with the round record."""
+    work = Pointwise(name="x", operation=operation, read_bytes=read, written_bytes=written, num_kernels=num_kernels)
+    return price_pointwise(work, load_device("a100-sxm-80gb"), ROUND_RECORD)
+
+
+def test_traffic_by_hand() -> None:
+    """2.039 GB at half of 2.039 TB/s take 2 ms, and three kernels start in 3 us."""
+    found = price("norm", 1.0195e9, 1.0195e9, num_kernels=3)
+
+    assert found.time_s == pytest.approx(2e-3 + 3e-6)
+    assert (found.low_s, found.high_s) == pytest.approx((0.8 * found.time_s, 1.25 * found.time_s))
+    assert found.bound_by == "memory"
+
+
+def test_small_ones_are_bound_by_their_start() -> None:
+    """A kilobyte costs the start of a kernel."""
+    assert price("norm", 512.0, 512.0).bound_by == "latency"
+
+
+def test_gate_is_seen_by_its_reads() -> None:
+    """An activation that reads twice what it writes has a gate, and a kernel of its own."""
+    plain, gated = price("activation", 1e9, 1e9), price("activation", 2e9, 1e9)
+
+    assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)
+
+
+def test_unlisted_kinds_take_the_common_fraction() -> None:
+    """A kind that the record does not list is priced as any other."""
+    assert price("router", 1e9, 1e9).time_s == price("norm", 1e9, 1e9).time_s
+
+
+def test_softmax_and_mask_of_the_paper() -> None:
+    """Scale, mask and softmax over 4 x 24 x 2048 x 2048 fp16 scores took 2.651 ms on A100 40 GB (arXiv 2401.14489)."""
+    device = load_device("a100-sxm-40gb")
+    record = load_record("pointwise", device)
+    scores_bytes = 4 * 24 * 2048 * 2048 * 2.0
+    chain_s = sum(
+        price_pointwise(
+            Pointwise(name=kind, operation=kind, read_bytes=scores_bytes, written_bytes=scores_bytes), device, record
+        ).time_s
+        for kind in ("mask", "softmax")
+    )
+
+    assert chain_s == pytest.approx(2.651e-3, rel=0.02)
+
+
+def test_incomplete_record_is_named() -> None:
+    """A record without a needed constant is an error that says which."""
+    broken = CalibrationRecord(
+        id="broken",
+        kind="pointwise",
+        device="x",
+        devices=("x",),
+        architecture="x",
+        parameters={"kinds": {"other": PLAIN}},
+        interval={},
+        provenance={},
+    )
+    work = Pointwise(name="x", operation="norm", read_bytes=1.0, written_bytes=1.0)
+
+    with pytest.raises(CalibrationError, match="lacks 'l2_reach_fraction'"):
+        price_pointwise(work, load_device("a100-sxm-80gb"), broken)
