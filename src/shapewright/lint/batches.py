@@ -81,9 +81,10 @@ def smaller_degrees(case: WhatIf, largest: int) -> tuple[Repair, ...]:
 
 
 def fitting_degrees(case: WhatIf) -> tuple[Repair, ...]:
-    """The nearest tensor parallel degrees below and above that the model divides by, where the devices allow them."""
+    """The nearest tensor parallel degrees below and above that the model divides by, those inside a node if any."""
     t, heads = case.layout.tensor_parallel, case.config.num_heads
     common = [degree for degree in divisors(heads) if _divides_all(case, degree)]
+    common = [degree for degree in common if case.device.node_size % degree == 0] or common
     nearest = [degree for degree in common if degree < t][-1:] + [degree for degree in common if degree > t][:1]
     repairs = []
     for degree in nearest:

@@ -35,8 +35,9 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     if not case.is_possible:
         possible = tuple(kept for repair in violation.repairs if (kept := _possible(repair, case)) is not None)
         return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
-    must_change = violation.severity == "error"
-    priced = [found for repair in violation.repairs if (found := _price(repair, case, keeps_slower=must_change))]
+    # Where time is not the matter, a slower repair is still one.
+    keeps_slower = violation.severity == "error" or not violation.has_cost
+    priced = [found for repair in violation.repairs if (found := _price(repair, case, keeps_slower=keeps_slower))]
     priced.sort(key=lambda found: -found.gain_fraction)
     suggestions = tuple(found.suggestion for found in priced[:MOST_SUGGESTIONS])
     best = priced[0] if priced else None

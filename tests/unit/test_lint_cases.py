@@ -1,0 +1,105 @@
+"""The Markdown cases of the lint rules, one file per rule, are both documentation and test.
+
+A case is a second-level heading that begins with ``Fires``, ``Silent`` or ``Boundary``, some prose, and TOML blocks. A
+block changes fields of GPT-3 2.7B with 20 heads and a vocabulary of 50304 in fp16 on an A100 of 40 GB
+(shapewright.lint.example), and may name the ``device``. Its table ``expect`` says:
+
+- ``fires``: whether the rule has a finding; under ``Fires`` and ``Silent`` the heading says it;
+- ``field``, ``severity``: of the first finding;
+- ``message``: a part of its message;
+- ``suggests``: changes of one of its suggestions, and ``kind`` of that suggestion.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.lint import Finding, list_rules
+from shapewright.lint.example import example_case
+from shapewright.lint.judge import judge
+from shapewright.lint.registry import get_rule
+
+CASES = Path(__file__).parents[1] / "lint"
+SECTION = re.compile(r"^## (Fires|Silent|Boundary)\b[^\n]*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FIRES_BY_HEADING = {"Fires": True, "Silent": False}
+
+
+def blocks_of(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Heading word and TOML block of every case in a file."""
+    return [
+        (match.group(1), tomllib.loads(block))
+        for match in SECTION.finditer(text)
+        for block in BLOCK.findall(match.group(2))
+    ]
+
+
+def all_blocks() -> list[Any]:
+    """Every block of every file, named for the report of a failure."""
+    return [
+        pytest.param(path.stem, heading, block, id=f"{path.stem}-{heading}-{index}")
+        for path in sorted(CASES.glob("*.md"))
+        for index, (heading, block) in enumerate(blocks_of(path.read_text(encoding="utf-8")))
+    ]
+
+
+def findings_of(code: str, changes: dict[str, Any]) -> list[Finding]:
+    """What one rule finds on the example shape with changes."""
+    rule, case = get_rule(code), example_case(**changes)
+    judged = [judge(rule, violation, case) for violation in rule.check(case)]
+    return [finding for finding in judged if finding is not None]
+
+
+@pytest.mark.parametrize(("code", "heading", "block"), all_blocks())
+def test_case(code: str, heading: str, block: dict[str, Any]) -> None:
+    """A rule fires, is silent, and says what its case file says."""
+    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in block.items()}
+    expected = changes.pop("expect", {})
+    fires = FIRES_BY_HEADING.get(heading, expected.get("fires"))
+    found = findings_of(code, changes)
+
+    assert fires is not None, "a block under Boundary says expect.fires"
+    assert bool(found) == fires, [finding.message for finding in found]
+    for finding in found[:1]:
+        check_finding(finding, expected)
+
+
+def check_finding(finding: Finding, expected: dict[str, Any]) -> None:
+    """Compare a finding with what its case says of it."""
+    assert expected.get("field", finding.field) == finding.field
+    assert expected.get("severity", finding.severity) == finding.severity
+    assert expected.get("message", "") in finding.message
+    if "suggests" in expected:
+        kinds = {
+            suggestion.kind
+            for suggestion in finding.suggestions
+            if expected["suggests"].items() <= dict(suggestion.changes).items()
+        }
+        assert kinds == {expected.get("kind", next(iter(kinds), None))}, finding.suggestions
+
+
+@pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: rule.code)
+def test_every_rule_has_cases_of_each_sort(rule: Any) -> None:
+    """Each rule has a file whose title names it, with cases that fire, stay silent and mark the boundary."""
+    text = (CASES / f"{rule.code}.md").read_text(encoding="utf-8")
+
+    assert text.startswith(f"# {rule.code} {rule.name}\n")
+    assert {heading for heading, _ in blocks_of(text)} == {"Fires", "Silent", "Boundary"}
+
+
+def test_every_file_is_of_a_rule() -> None:
+    """No case file is left over from a rule that is gone."""
+    assert {path.stem for path in CASES.glob("*.md")} == {rule.code for rule in list_rules()}
+
+
+def test_a_wrong_case_fails() -> None:
+    """The checker can fail: a case that expects another suggestion is refused."""
+    finding = findings_of("TC101", {"vocab_size": 50257})[0]
+
+    with pytest.raises(AssertionError):
+        check_finding(finding, {"suggests": {"vocab_size": 50257}})
