@@ -57,6 +57,25 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
     return TransformerConfig(**fields)
 
 
+@st.composite
+def latent_configs(draw: st.DrawFn) -> TransformerConfig:
+    """The same with multi-head latent attention."""
+    config = draw(configs())
+    return replace(
+        config,
+        num_kv_heads=config.num_heads,
+        head_dim=24,
+        v_head_dim=draw(st.sampled_from((16, 24))),
+        q_lora_rank=draw(st.sampled_from((0, 40))),
+        kv_lora_rank=32,
+        qk_rope_head_dim=8,
+        fused_qkv=False,
+        qk_norm="none",
+        position_embedding="rotary",
+    )
+
+
+any_configs = st.one_of(configs(), latent_configs())
 windows = st.sampled_from(((), (16,), (16, 0), (0, 16, 16)))
 degrees = st.sampled_from((1, 2, 4, 8))
 attention_kinds = st.sampled_from(("flash", "unfused"))
@@ -105,7 +124,7 @@ def test_tensor_shards_add_up(config: TransformerConfig, workload: Workload, t: 
     assert sum_flops(shared(shard)) * t == pytest.approx(sum_flops(shared(whole)), rel=1e-9)
 
 
-@given(configs(), trainings(), degrees)
+@given(any_configs, trainings(), degrees)
 def test_pipeline_shards_add_up(config: TransformerConfig, workload: Workload, p: int) -> None:
     """As many FLOPs: p stages of L/p layers and the two ends of the model, and one device."""
     assume(not config.moe_layers or (config.num_layers // p) % len(config.moe_layers) == 0)
@@ -116,7 +135,7 @@ def test_pipeline_shards_add_up(config: TransformerConfig, workload: Workload, p
     assert sum_flops(stage, stage="every") * p + ends == pytest.approx(sum_flops(whole), rel=1e-9)
 
 
-@given(configs(), trainings(), degrees)
+@given(any_configs, trainings(), degrees)
 def test_context_shards_add_up(config: TransformerConfig, workload: Workload, cp: int) -> None:
     """Executed FLOPs of cp devices with a piece of each sequence are those of one: a ring does no work twice."""
     whole = lower(config, workload, ONE_DEVICE)
@@ -124,7 +143,7 @@ def test_context_shards_add_up(config: TransformerConfig, workload: Workload, cp
     assert sum_executed(piece) * cp == pytest.approx(sum_executed(whole), rel=1e-9)
 
 
-@given(configs(), trainings(), degrees)
+@given(any_configs, trainings(), degrees)
 def test_expert_shards_add_up(config: TransformerConfig, workload: Workload, ep: int) -> None:
     """Spreading experts over the replicas moves weights, and no FLOPs."""
     assume(config.is_moe)
@@ -136,21 +155,21 @@ def test_expert_shards_add_up(config: TransformerConfig, workload: Workload, ep:
             assert each.groups == config.num_experts // ep
 
 
-@given(configs(), windows, trainings())
+@given(any_configs, windows, trainings())
 def test_backward_is_twice_forward(config: TransformerConfig, pattern: tuple[int, ...], workload: Workload) -> None:
     """Every product has two gradients of its own size."""
     operations = lower(replace(config, attention_windows=pattern), workload, ONE_DEVICE)
     assert sum_flops(operations, pass_name="backward") == 2 * sum_flops(operations, pass_name="forward")
 
 
-@given(configs(), trainings())
+@given(any_configs, trainings())
 def test_fused_and_unfused_attention_have_the_same_flops(config: TransformerConfig, workload: Workload) -> None:
     """Fusion saves traffic, not arithmetic."""
     fused, unfused = (lower(config, replace(workload, attention=kind), ONE_DEVICE) for kind in ("flash", "unfused"))
     assert sum_flops(fused) == sum_flops(unfused)
 
 
-@given(configs(), trainings(), st.integers(1, 4))
+@given(any_configs, trainings(), st.integers(1, 4))
 def test_micro_batches_split_the_batch(config: TransformerConfig, workload: Workload, parts: int) -> None:
     """B sequences in one pass or in several: the same FLOPs, and one optimiser step."""
     b = workload.micro_batch_size
@@ -161,7 +180,7 @@ def test_micro_batches_split_the_batch(config: TransformerConfig, workload: Work
     assert steps[0] == steps[1]
 
 
-@given(configs(), trainings())
+@given(any_configs, trainings())
 def test_recomputation_is_a_part_of_forward(config: TransformerConfig, workload: Workload) -> None:
     """Full: all layers. Selective: less than that. None: nothing."""
     none, selective, full = (
@@ -234,7 +253,7 @@ workloads = st.builds(
 stacks = st.sampled_from(("decoder", "encoder", "encoder-decoder"))
 
 
-@given(configs(), windows, stacks, workloads, layouts, st.sampled_from((1, 4, 6, 8)))
+@given(any_configs, windows, stacks, workloads, layouts, st.sampled_from((1, 4, 6, 8)))
 def test_whatever_is_accepted_is_whole(
     config: TransformerConfig,
     pattern: tuple[int, ...],

@@ -200,9 +200,14 @@ def _lower_positions(shard: Shard, repeats: int) -> list[Operation]:
 
 
 def lower_output(shard: Shard, block: str, repeats: int) -> list[Operation]:
-    """Projection after attention, (T x a d_v)(a d_v x h), and the sum over the tensor axis."""
+    """Project what attention returns, (T x a d_v)(a d_v x h), and add it up over the tensor axis."""
     config, tokens = shard.config, shard.num_tokens
-    operations: list[Operation] = [
+    operations: list[Operation] = []
+    if shard.workload.attention == "unfused":
+        # The batched products leave heads outermost; a copy brings tokens there.
+        merged = 1.0 * tokens * shard.num_heads * config.v_head_dim
+        operations.append(move(shard, f"{block}.merge_heads", repeats, read=merged, written=merged))
+    operations.append(
         weight_gemm(
             shard,
             f"{block}.out",
@@ -211,7 +216,7 @@ def lower_output(shard: Shard, block: str, repeats: int) -> list[Operation]:
             n=config.hidden_size,
             k=shard.num_heads * config.v_head_dim,
         )
-    ]
+    )
     if not config.parallel_attention_mlp:
         operations += reduce_tokens(shard, block, repeats, tokens=tokens)
     if config.attention_out_bias and shard.layout.tensor_parallel > 1:
@@ -274,8 +279,6 @@ def _lower_unfused(shard: Shard, block: str, repeats: int, heads: _Heads, *, kv_
     if shard.workload.is_training and shard.config.attention_dropout > 0.0:
         operations.append(dropout(shard, f"{block}.dropout", repeats, elements=scores))
     operations.append(product("over_value", heads.v_head_dim, kv_len, "NN"))
-    merged = 1.0 * shard.num_tokens * shard.num_heads * heads.v_head_dim
-    operations.append(move(shard, f"{block}.merge_heads", repeats, read=merged, written=merged))
     return operations
 
 
