@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from shapewright.config import TransformerConfig
+from shapewright.config import TransformerConfig, count_parameters, list_presets, read_model
 from shapewright.layout import ParallelLayout
 from shapewright.memory import (
     CUDA_CONTEXT_BYTES,
@@ -326,6 +326,28 @@ def test_busiest_stage_may_be_any() -> None:
     )
     memory = estimate_memory(config, Workload(micro_batch_size=1, seq_len=8), ParallelLayout(pipeline_parallel=3))
     assert memory.stage == 1
+
+
+def test_unfused_prefill_needs_scores_and_weights() -> None:
+    """Attention of one layer: scores and their softmax, 2 * 4 heads * 64 * 64, beside q, k, v, o and the residual."""
+    config = TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100)
+    workload = Workload(phase="prefill", micro_batch_size=1, seq_len=64, attention="unfused")
+    memory = estimate_memory(config, workload, ParallelLayout())
+    # attention's input, q, k, v and o: 5 * 64 * 64; the residual stream twice: 2 * 64 * 64
+    assert memory.activations_bytes == 2 * (2 * 4 * 64 * 64 + 5 * 64 * 64 + 2 * 64 * 64)
+
+
+@pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
+def test_every_preset_has_its_weights(phase: str) -> None:
+    """On one device the weights of every preset are its parameters, two bytes each."""
+    names = [preset if isinstance(preset, str) else preset.name for preset in list_presets()]
+    assert len(names) >= 60
+    for name in names:
+        config = read_model(name).config
+        workload = Workload(phase=phase, micro_batch_size=1, seq_len=128)
+        memory = estimate_memory(config, workload, ParallelLayout())
+        assert memory.weights_bytes == 2 * count_parameters(config).total, name
+        assert (memory.kv_cache_bytes > 0) == (phase != "train" and config.stack != "encoder"), name
 
 
 def test_total_is_the_sum_of_its_parts() -> None:

@@ -229,8 +229,10 @@ def _inference_activations(stage: _Stage, workload: Workload) -> float:
         for tensor in list_saved_tensors(
             stage.config, workload, stage.layout, has_experts=has_experts, has_cross_attention=has_cross_attention
         ):
-            block = tensor.name.partition(".")[0]
-            blocks[block] = blocks.get(block, 0.0) + tensor.num_bytes
+            block, _, role = tensor.name.partition(".")
+            # Attention weights exist beside the scores that they are the softmax of.
+            copies = 2.0 if role == "weights" else 1.0
+            blocks[block] = blocks.get(block, 0.0) + copies * tensor.num_bytes
         residual_bytes = 2.0 * blocks.pop("layer")
         widest = max(widest, residual_bytes + max(blocks.values()))
     return widest
