@@ -60,6 +60,7 @@ SECTIONS = {
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "bfloat16": 2.0}
 ROWS_PER_FIT = 4000
 PHASES = ("prefill", "decode")
+WIDEST_USUAL_HEAD = 256
 
 # Head widths that the kernels are compiled for. Source: flash-attn (2: multiples of 32; 3: hopper/ folder).
 FLASH_2_HEADS = (32, 64, 96, 128, 160, 192, 224, 256)
@@ -235,7 +236,7 @@ class Kernel:
             known = PrefillParameters(**{field.name: parameters[field.name] for field in fields(PrefillParameters)})
             return estimate_prefill(shape, self.rates, known, writes_cache=True).total_s
         constants = DecodeParameters(**{field.name: parameters[field.name] for field in fields(DecodeParameters)})
-        return estimate_decode(shape, self.rates, constants, writes_cache=True).total_s
+        return estimate_decode(shape, self.rates, constants, writes_cache=True, hot_cache=True).total_s
 
     def fit(self, rows: pd.DataFrame, choice: dict[str, Any], evaluations: int) -> tuple[dict[str, Any], float]:
         """Constants for one structure, and the cost."""
@@ -256,14 +257,16 @@ class Kernel:
 
 
 def kernels_of_widths(rows: pd.DataFrame) -> dict[int, str]:
-    """Head widths that the library serves with another kernel than most, and the name of that kernel.
+    """Head widths that the library serves with another kernel than most, and a name for that kernel.
 
-    Names within one family (the prefill and decode kernels of flashinfer, say) are one kernel here.
+    Names within one family (the prefill and decode kernels of flashinfer, say) are one kernel here; heads wider than
+    WIDEST_USUAL_HEAD are apart in any case, since their tiles no longer fit.
     """
     family = rows.kernel.map(lambda name: "triton" if "triton" in name else "fa4" if name.endswith("fa4") else "main")
     by_width = family.groupby(rows.head_dim).agg(lambda names: names.mode().iloc[0])
     usual = by_width[rows.head_dim.mode().iloc[0]]
-    return {int(width): str(name) for width, name in by_width.items() if name != usual}
+    others = {int(width): "wide" for width in by_width.index if width > WIDEST_USUAL_HEAD}
+    return others | {int(width): str(name) for width, name in by_width.items() if name != usual}
 
 
 def calibrate_kernel(device: Device, section: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:

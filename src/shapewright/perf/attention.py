@@ -51,13 +51,17 @@ _ASSUMED_CLOCK_HZ = 1.6e9
 _ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
-def price_attention(operation: Attention, device: Device, record: CalibrationRecord) -> Price:
+def price_attention(
+    operation: Attention, device: Device, record: CalibrationRecord, *, hot_cache: bool = False
+) -> Price:
     """Price fused attention.
 
     Args:
         operation: The call; its sizes are ints, or arrays of one shape.
         device: The device.
         record: A record of kind ``attention``.
+        hot_cache: Keys and values that decode reads may lie in the last-level cache from a previous run, as in a
+            benchmark; then memory bandwidth is no bound. In a model the other layers have driven them out.
 
     Returns:
         The price; floats for int sizes, arrays for arrays. compute_s of decode is the chain of key tiles.
@@ -72,7 +76,8 @@ def price_attention(operation: Attention, device: Device, record: CalibrationRec
             f"use --attention unfused"
         )
     dtype = _arithmetic_dtype(operation.dtype, device)
-    floor_s = np.asarray(roofline_s(operation.executed_flops, operation.num_bytes, device, dtype), dtype=float)
+    moved_bytes = 0.0 if hot_cache else operation.num_bytes
+    floor_s = np.asarray(roofline_s(operation.executed_flops, moved_bytes, device, dtype), dtype=float)
     if device.roofline_only or device.num_sms is None or device.vendor not in _TILE_VENDORS:
         return _bound(operation, floor_s, device, dtype)
 
@@ -90,7 +95,7 @@ def price_attention(operation: Attention, device: Device, record: CalibrationRec
     columns: dict[str, Array] = {}
     for name in np.unique(kernel_names):
         here = kernel_names == name
-        fresh = _estimate(operation, shape, rates, _Kernel(record, section, str(name)))
+        fresh = _estimate(operation, shape, rates, _Kernel(record, section, str(name)), hot_cache=hot_cache)
         columns = {key: np.where(here, value, columns.get(key, value)) for key, value in fresh.items()}
     time_s = np.maximum(columns["total_s"], floor_s)
     widening = record.interval_widening * (1.0 if is_own and not operation.is_backward else _ASSUMED_WIDENING)
@@ -115,7 +120,9 @@ class _Kernel:
     name: str
 
 
-def _estimate(operation: Attention, shape: AttentionShape, rates: AttentionRates, kernel: _Kernel) -> dict[str, Array]:
+def _estimate(
+    operation: Attention, shape: AttentionShape, rates: AttentionRates, kernel: _Kernel, *, hot_cache: bool
+) -> dict[str, Array]:
     """Times and interval factors of one kernel; each formula runs only where some call needs it."""
     prefill, decode = _read_kernel(kernel)
     is_decode = _runs_decode_kernel(operation, shape, decode)
@@ -127,7 +134,7 @@ def _estimate(operation: Attention, shape: AttentionShape, rates: AttentionRates
         if phase == "prefill":
             times = estimate_prefill(shape, rates, prefill, writes_cache=copies, is_backward=operation.is_backward)
         else:
-            times = estimate_decode(shape, rates, decode, writes_cache=copies)
+            times = estimate_decode(shape, rates, decode, writes_cache=copies, hot_cache=hot_cache)
         interval = kernel.record.interval[f"{kernel.section}/{kernel.name}/{phase}"]
         low, high = interval_factors(interval, times.total_s, 1.0)
         fresh = {

@@ -316,7 +316,7 @@ def _tiles_s(
 
 
 def estimate_decode(
-    shape: AttentionShape, rates: AttentionRates, p: DecodeParameters, *, writes_cache: bool
+    shape: AttentionShape, rates: AttentionRates, p: DecodeParameters, *, writes_cache: bool, hot_cache: bool
 ) -> KernelTime:
     """Time of attention of one (or very few) new tokens per sequence against its cache.
 
@@ -325,6 +325,7 @@ def estimate_decode(
         rates: The device.
         p: The kernel.
         writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
+        hot_cache: Whether a short cache may still lie in the last-level cache from the previous run.
     """
     group = shape.num_heads / shape.num_kv_heads
     windowed = (shape.window_size > 0) & (shape.window_size < shape.kv_len)
@@ -354,7 +355,8 @@ def estimate_decode(
     read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
     partial_rows = shape.batch_size * shape.num_heads * shape.query_len * np.where(splits > 1.0, splits, 0.0)
     partial_bytes = partial_rows * shape.v_head_dim * 8.0  # fp32, written and read
-    memory_s = read_bytes * _cache_speedup(read_bytes, rates, p) + partial_bytes * p.partial_passes
+    cache_speedup = _cache_speedup(read_bytes, rates, p) if hot_cache else 1.0
+    memory_s = read_bytes * cache_speedup + partial_bytes * p.partial_passes
     memory_s = memory_s / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
     fixed_s = np.where(splits > 1.0, p.combine_s, 0.0) + shape.batch_size * p.sequence_s
     reorders = packs & (group > 1.0) & (shape.num_kv_heads > 1.0) & (shape.batch_size > 1.0)

@@ -1,0 +1,50 @@
+"""Collectives records against measured cells that no fit saw."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from calibration_script import load_script
+from measured import measured_file
+
+from shapewright.hardware import load_device
+from shapewright.operations import Collective
+from shapewright.perf.calibration import load_record
+from shapewright.perf.collectives import price_collective
+
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["collectives"]
+
+
+@pytest.mark.parametrize("name", list(LIMITS))
+def test_unseen_sizes(name: str) -> None:
+    """Mean error over held-out (operation, group, message) cells stays within the limit; the roofline's is far off."""
+    script = load_script("calibrate_collectives")
+    import pandas as pd
+
+    rows = pd.read_parquet(measured_file("collectives.parquet"))
+    rows = rows[rows.device == script.DEVICES[name]]
+    rows = rows[script.folds_of(rows.op_name, rows.num_gpus, rows.message_bytes) == script.HELD_OUT_FOLD]
+    device = load_device(name)
+    record = load_record("collectives", device)
+    predicted, floor, measured = [], [], []
+    for op_name, part in rows.groupby("op_name"):
+        operation = Collective(
+            name="x",
+            op_name=str(op_name),
+            axis="tensor",
+            message_bytes=part.message_bytes.to_numpy(),
+            num_ranks=part.num_gpus.to_numpy(),
+            ranks_per_node=part.num_gpus.to_numpy(),
+        )
+        price = price_collective(operation, device, record)
+        predicted.append(price.time_s)
+        floor.append(price.roofline_s)
+        measured.append(part.latency_s.to_numpy())
+    times, bounds, truth = (np.concatenate(parts) for parts in (predicted, floor, measured))
+
+    assert len(truth) > 15
+    assert float(np.mean(np.abs(times / truth - 1.0))) <= LIMITS[name]
+    assert float(np.mean(np.abs(bounds / truth - 1.0))) > 0.4

@@ -1,0 +1,53 @@
+"""The pointwise record against the table it was fitted on, and each model against a fit of the others."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from calibration_script import load_script
+from measured import measured_file
+
+from shapewright.hardware import load_device
+from shapewright.operations import Pointwise
+from shapewright.perf.calibration import load_record
+from shapewright.perf.pointwise import price_pointwise
+
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["pointwise"]
+
+
+@pytest.mark.parametrize("model", ["Llama-2-7b-hf", "Qwen-72B", "phi-2"])
+def test_unseen_models(model: str) -> None:
+    """Fitted on the other two models, the mean error on this one stays within the limit."""
+    script = load_script("calibrate_pointwise")
+    import pandas as pd
+
+    rows = pd.read_parquet(measured_file("pointwise.parquet"))
+    device = load_device("a100-sxm-80gb")
+    sheet = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
+    others, unseen = rows[rows.model != model], rows[rows.model == model]
+    unseen = unseen[np.isin(script.kinds_of(unseen), script.kinds_of(others))]
+    predicted = script.predict(script.fit(others, *sheet), unseen, *sheet)
+
+    assert float(np.mean(np.abs(predicted / unseen.latency_s.to_numpy() - 1.0))) <= LIMITS[model]
+
+
+def test_record_reproduces_its_fit() -> None:
+    """The package prices the table as the script that made the record said it would."""
+    script = load_script("calibrate_pointwise")
+    import pandas as pd
+
+    rows = pd.read_parquet(measured_file("pointwise.parquet"))
+    device = load_device("a100-sxm-80gb")
+    record = load_record("pointwise", device)
+    for operation, kind in script.KIND_OF.items():
+        part = rows[rows.operation == operation]
+        read, written = script.bytes_of(part)
+        price = price_pointwise(
+            Pointwise(name="x", operation=kind, read_bytes=read, written_bytes=written), device, record
+        )
+        error = float(np.mean(np.abs(price.time_s / part.latency_s.to_numpy() - 1.0)))
+
+        assert error == pytest.approx(record.provenance["reports"][f"fit {operation}"]["mean_absolute_error"], rel=0.02)
