@@ -8,6 +8,8 @@ True
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -31,7 +33,7 @@ _HOMES = {
     "predict": "shapewright.api",
 }
 
-__all__ = [  # noqa: RUF022 - types first, then verbs
+__all__ = [
     "Device",
     "ParallelLayout",
     "ShapewrightError",
@@ -49,3 +51,14 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+class _Package(ModuleType):
+    """Keeps ``shapewright.predict`` a function: importing the module of that name would put the module in its place."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
