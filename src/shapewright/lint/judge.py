@@ -42,7 +42,7 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     suggestions = tuple(found.suggestion for found in priced[:MOST_SUGGESTIONS])
     best = priced[0] if priced else None
     cost_fraction = max(0.0, best.gain_fraction) if best and violation.has_cost else 0.0
-    severity = _severity(violation.severity, cost_fraction)
+    severity = severity_of(violation.severity, cost_fraction)
     if severity is None:
         return None
     if best is None or cost_fraction < QUIET_BELOW_FRACTION:
@@ -58,7 +58,7 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     )
 
 
-def _severity(least: str | None, cost_fraction: float) -> str | None:
+def severity_of(least: str | None, cost_fraction: float) -> str | None:
     """Severity of a cost, at least ``least``; None for what stays quiet."""
     by_cost = None
     if cost_fraction >= QUIET_BELOW_FRACTION:

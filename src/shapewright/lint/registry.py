@@ -30,7 +30,7 @@ def get_rule(code_or_name: str) -> Rule:
     for rule in list_rules():
         if wanted in (rule.code.casefold(), rule.name):
             return rule
-    known = [word for rule in list_rules() for word in (rule.code, rule.name)]
+    known = [word for rule in list_rules() for word in (rule.code.casefold(), rule.name)]
     hint = close_names(code_or_name, known) or _all_codes()
     raise UnknownRuleError(f"unknown rule {code_or_name!r}; {hint}")
 

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 def check(case: WhatIf) -> Iterator[Violation]:
     """Look for heads that do not divide."""
     t, config = case.layout.tensor_parallel, case.config
-    for name in ("num_heads",) if config.is_mla else ("num_heads", "num_kv_heads"):
+    has_own_kv_heads = not config.is_mla and config.num_kv_heads != config.num_heads
+    for name in ("num_heads", "num_kv_heads") if has_own_kv_heads else ("num_heads",):
         count = getattr(config, name)
         if count % t and not (name == "num_kv_heads" and t % count == 0):
             yield Violation(

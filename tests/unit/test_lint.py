@@ -1,0 +1,374 @@
+"""The lint: rules and their pages, costs, reports, fixes and the paper's own case."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import pkgutil
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import shapewright.lint
+from shapewright.config import TransformerConfig, read_model
+from shapewright.errors import LayoutError, UnknownRuleError
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.lint import (
+    CheckReport,
+    Finding,
+    check_model,
+    exact_changes,
+    exit_code,
+    find_better_shapes,
+    fix_config,
+    get_rule,
+    list_rules,
+    rule_page,
+    to_json,
+    to_sarif,
+)
+from shapewright.lint.example import example_case
+from shapewright.lint.judge import severity_of
+from shapewright.lint.rule import FAMILIES
+from shapewright.lint.rules import MODULES
+from shapewright.workload import Workload
+
+HEADINGS = (
+    "What it does",
+    "Why it is slow",
+    "Example",
+    "Use instead",
+    "Fix safety",
+    "When it does not matter",
+    "References",
+)
+A100 = load_device("a100-sxm-40gb")
+GPT3_2_7B = read_model("gpt3-2.7b").config
+
+
+def check_gpt3(**changes: Any) -> CheckReport:
+    """Check GPT-3 2.7B as published on an A100, training in fp16 with four sequences of 2048."""
+    workload = Workload(**{"micro_batch_size": 4, "seq_len": 2048, "dtype": "fp16", **changes})
+    return check_model(GPT3_2_7B, device=A100, workload=workload)
+
+
+@pytest.fixture(scope="module")
+def report() -> CheckReport:
+    """GPT-3 2.7B on an A100 with fused attention."""
+    return check_gpt3()
+
+
+@pytest.mark.parametrize("attention", ["unfused", "flash"])
+@pytest.mark.parametrize("phase", ["train", "prefill"])
+def test_gpt3_2_7b_is_told_to_use_20_heads(attention: str, phase: str) -> None:
+    """The paper's case by itself: 32 heads of 80 should be 20 of 128, and this is the best change of heads."""
+    found = check_gpt3(attention=attention, phase=phase)
+    heads = [finding for finding in found.findings if finding.code == "TC103"]
+    best = heads[0].suggestions[0]
+
+    assert dict(best.changes)["num_heads"] == 20
+    assert (best.kind, best.parameters_change_fraction) == ("retrain", 0.0)
+    assert found.better_shapes[0].changes["num_heads"] == 20
+    assert found.better_shapes[0].speedup > 1.0
+
+
+def test_gpt3_2_7b_is_told_to_pad_its_vocabulary(report: CheckReport) -> None:
+    """50257 is odd: padding to 50304 is exact, and names the logit GEMM as what suffers."""
+    finding = next(finding for finding in report.findings if finding.code == "TC101")
+
+    assert finding.message.startswith("vocab_size=50257 is not a multiple of 64 (fp16 on a100-sxm-40gb): logits")
+    assert [(suggestion.kind, dict(suggestion.changes)) for suggestion in finding.suggestions] == [
+        ("exact", {"vocab_size": 50304})
+    ]
+
+
+def test_codes_and_names_are_unique_and_well_formed() -> None:
+    """A code is a known family and three digits, a name is words with hyphens, and neither repeats."""
+    rules = list_rules()
+
+    assert len({rule.code for rule in rules}) == len({rule.name for rule in rules}) == len(MODULES)
+    for rule in rules:
+        assert re.fullmatch(r"[A-Z]{2}\d{3}", rule.code), rule.code
+        assert rule.code[:2] in FAMILIES
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.name), rule.name
+
+
+def test_a_rule_lives_in_the_module_of_its_name() -> None:
+    """Module and rule share their name, and every module in the folder is listed."""
+    names = {module.__name__.rpartition(".")[2] for module in MODULES}
+    in_folder = {
+        found.name
+        for found in pkgutil.iter_modules(
+            shapewright.lint.__path__ + importlib.import_module("shapewright.lint.rules").__path__
+        )
+    }
+
+    assert {rule.name.replace("-", "_") for rule in list_rules()} == names
+    assert names <= in_folder
+    assert {
+        found.name for found in pkgutil.iter_modules(importlib.import_module("shapewright.lint.rules").__path__)
+    } == names
+
+
+@pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: rule.code)
+def test_every_page_has_all_headings(rule: Any) -> None:
+    """A page has a one-line summary, all headings in order, and a number under the reason."""
+    page = rule_page(rule.code)
+    reason = page.partition("## Why it is slow")[2].partition("\n## ")[0]
+
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(HEADINGS)
+    assert page.startswith(f"# {rule.code} {rule.name}\n\n{rule.summary}\n")
+    assert rule.summary.endswith(".")
+    assert re.search(r"\d", reason)
+
+
+@pytest.mark.parametrize("module", [module.__name__ for module in MODULES])
+def test_examples_on_pages_hold(module: str) -> None:
+    """The example fires, and what to use instead does not."""
+    outcome = doctest.testmod(importlib.import_module(module))
+
+    assert outcome.failed == 0
+    assert outcome.attempted >= 3
+
+
+@pytest.mark.parametrize("name", ["needs", "reshape"])
+def test_examples_in_helpers_hold(name: str) -> None:
+    """Doctests of the modules that rules share."""
+    assert doctest.testmod(importlib.import_module(f"shapewright.lint.{name}")).failed == 0
+
+
+@pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: rule.code)
+def test_rules_read_fields_that_exist(rule: Any) -> None:
+    """Paths under ``reads`` name fields of config, workload, layout or device."""
+    known = {
+        "config": {spec.name for spec in fields(TransformerConfig)},
+        "workload": {spec.name for spec in fields(Workload)},
+        "layout": {spec.name for spec in fields(ParallelLayout)},
+        "device": {spec.name for spec in fields(type(A100))},
+    }
+    for path in rule.reads:
+        owner, _, name = path.partition(".")
+        assert name in known[owner], path
+
+
+def test_field_names_of_config_workload_and_layout_do_not_overlap() -> None:
+    """A change is given by its bare field name, so no two owners may share one."""
+    names = [spec.name for owner in (TransformerConfig, Workload, ParallelLayout) for spec in fields(owner)]
+
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("given", ["TC101", "tc101", " vocab-not-aligned "])
+def test_rules_are_found_by_code_and_name(given: str) -> None:
+    """Case and blanks around do not matter."""
+    assert get_rule(given).code == "TC101"
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"), [("TC11", "'tc101'"), ("vocab-unaligned", "'vocab-not-aligned'"), ("?", "PL101, ")]
+)
+def test_an_unknown_rule_is_an_error_with_close_names(given: str, hint: str) -> None:
+    """The error names what was asked for, and what there is."""
+    with pytest.raises(UnknownRuleError, match="unknown rule") as caught:
+        rule_page(given)
+
+    assert repr(given) in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_findings_are_sorted_by_cost(report: CheckReport) -> None:
+    """What cannot run comes first, then the costliest."""
+    stops = [finding.severity == "error" and finding.cost_s is None for finding in report.findings]
+    costs = [finding.cost_s or 0.0 for finding in report.findings if finding.cost_s or finding.severity != "error"]
+
+    assert stops == sorted(stops, reverse=True)
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_cost_is_what_the_suggestion_saves(report: CheckReport) -> None:
+    """The cost of an exact fix is the step as it is less the step with the fix."""
+    finding = next(finding for finding in report.findings if finding.code == "TC101")
+    fixed = check_model(
+        fix_config(GPT3_2_7B, report),
+        device=A100,
+        workload=Workload(micro_batch_size=4, seq_len=2048, dtype="fp16"),
+        look_around=False,
+    )
+
+    assert report.prediction is not None
+    assert fixed.prediction is not None
+    assert finding.cost_s == pytest.approx(report.prediction.step_time_s - fixed.prediction.step_time_s)
+
+
+def test_ignored_findings_are_counted(report: CheckReport) -> None:
+    """Code, name and family all suppress, and the report says how many findings it left out."""
+    workload = Workload(micro_batch_size=4, seq_len=2048, dtype="fp16")
+    found = check_model(
+        GPT3_2_7B, device=A100, workload=workload, ignore=("vocab-not-aligned", "ME"), look_around=False
+    )
+    left_out = [finding for finding in report.findings if finding.code == "TC101" or finding.code.startswith("ME")]
+
+    assert found.num_suppressed == len(left_out) > 0
+    assert [finding.code for finding in found.findings] == [
+        finding.code for finding in report.findings if finding not in left_out
+    ]
+
+
+def test_ignoring_an_unknown_rule_is_an_error() -> None:
+    """A misspelt rule would otherwise be ignored in silence."""
+    with pytest.raises(UnknownRuleError, match="TC999"):
+        check_model(GPT3_2_7B, device=A100, workload=Workload(dtype="fp16"), ignore=["TC999"])
+
+
+def test_a_step_that_cannot_run_is_a_finding() -> None:
+    """Heads that do not divide give a report without a prediction, with a way out."""
+    found = check_model(
+        GPT3_2_7B, device=A100, workload=Workload(dtype="fp16"), layout=ParallelLayout(tensor_parallel=6)
+    )
+
+    assert found.prediction is None
+    assert "tensor_parallel=6" in found.problem
+    assert found.better_shapes == ()
+    assert [finding.code for finding in found.findings if finding.severity == "error"] == ["PL101", "PL102", "PL104"]
+    assert exit_code(found, "error") == 1
+
+
+def test_a_step_that_cannot_run_for_no_rule_of_ours_is_an_error() -> None:
+    """What no rule explains is raised as it is."""
+    with pytest.raises(LayoutError, match="expert_parallel"):
+        check_model(
+            GPT3_2_7B,
+            device=A100,
+            workload=Workload(dtype="fp16"),
+            layout=ParallelLayout(data_parallel=2, expert_parallel=2),
+        )
+
+
+@pytest.mark.parametrize(
+    ("least", "cost_fraction", "expected"),
+    [
+        (None, 0.0019, None),
+        (None, 0.0021, "info"),
+        (None, 0.011, "warning"),
+        (None, 0.11, "error"),
+        ("warning", 0.0, "warning"),
+        ("info", 0.05, "warning"),
+        ("error", 0.0, "error"),
+    ],
+)
+def test_severity_follows_the_cost(least: str | None, cost_fraction: float, expected: str | None) -> None:
+    """Below 0.2 % a violation is quiet unless it counts by itself; 1 % is a warning, 10 % an error."""
+    assert severity_of(least, cost_fraction) == expected
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "severities", "expected"),
+    [
+        ("warning", ["info"], 0),
+        ("warning", ["info", "warning"], 1),
+        ("error", ["warning"], 0),
+        ("info", ["info"], 1),
+        ("never", ["error"], 0),
+        ("info", [], 0),
+    ],
+)
+def test_exit_code(fail_on: str, severities: list[str], expected: int) -> None:
+    """1 from the given severity on."""
+    findings = tuple(
+        Finding(code="TC101", name="x", severity=severity, field="f", actual=1, wanted="", message="")
+        for severity in severities
+    )
+
+    assert exit_code(CheckReport(prediction=None, findings=findings), fail_on) == expected
+
+
+def test_fix_takes_exact_suggestions_only(report: CheckReport) -> None:
+    """The vocabulary is padded and the heads stay."""
+    fixed = fix_config(GPT3_2_7B, report)
+
+    assert exact_changes(report) == {"vocab_size": 50304}
+    assert (fixed.vocab_size, fixed.num_heads) == (50304, GPT3_2_7B.num_heads)
+    assert fix_config(fixed, CheckReport(prediction=None, findings=())) is fixed
+
+
+def test_better_shapes_keep_the_parameters(report: CheckReport) -> None:
+    """Shapes are sorted by what they gain, within 2 % of the parameters, and say what changes."""
+    gains = [shape.gain_fraction for shape in report.better_shapes]
+
+    assert gains == sorted(gains, reverse=True)
+    assert all(abs(shape.parameters_change_fraction) <= 0.02 for shape in report.better_shapes)
+    assert "num_heads 32 -> 20, head_dim 80 -> 128, vocab_size 50257 -> 50304" in report.better_shapes[0].title
+
+
+def test_better_shapes_of_a_mixture_of_experts_change_expert_widths() -> None:
+    """With experts the MLP width that matters is theirs."""
+    case = example_case(num_layers=4, num_experts=8, num_experts_per_token=2, moe_intermediate_size=1366)
+
+    assert any("moe_intermediate_size" in shape.changes for shape in find_better_shapes(case))
+
+
+def test_a_check_asks_for_few_predictions() -> None:
+    """The whole check stays cheap because rules ask for little: at most some dozens of predictions."""
+    case = example_case(num_heads=32, vocab_size=50257, attention="unfused")
+    for rule in list_rules():
+        list(rule.check(case))
+    find_better_shapes(case)
+
+    assert case.num_predictions <= 60
+
+
+def test_asking_twice_predicts_once() -> None:
+    """A changed copy shares what is known, and a change back is the situation itself."""
+    case = example_case()
+    wider = case.changed({"vocab_size": 51200})
+    assert wider is not None
+    back = wider.changed({"vocab_size": 50304})
+    assert back is not None
+
+    assert back.prediction is case.prediction
+    assert case.num_predictions == 1
+
+
+def test_contradictory_changes_are_no_situation() -> None:
+    """Values that config, workload or layout refuse give None."""
+    case = example_case()
+
+    assert case.changed({"num_kv_heads": 3}) is None
+    assert case.changed({"micro_batch_size": 0}) is None
+    assert case.changed({"virtual_pipeline": 2}) is None
+
+
+def test_json_is_plain_and_whole(report: CheckReport) -> None:
+    """The JSON form survives a round trip and holds every finding, suggestion and shape."""
+    written = to_json(report)
+
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    assert written["schema_version"] == 1
+    assert [finding["code"] for finding in written["findings"]] == [finding.code for finding in report.findings]
+    assert {"cost_s", "cost_fraction", "suggestions", "actual", "wanted", "field"} <= written["findings"][0].keys()
+    assert len(written["better_shapes"]) == len(report.better_shapes)
+
+
+def test_sarif_has_what_2_1_0_requires(report: CheckReport) -> None:
+    """Required properties, resolvable rule indices, allowed levels, and every rule with its help."""
+    log = json.loads(json.dumps(to_sarif(report, "model/config.json"), allow_nan=False))
+    (run,) = log["runs"]
+    driver = run["tool"]["driver"]
+
+    assert log["version"] == "2.1.0"
+    assert log["$schema"].endswith("sarif-2.1.0.json")
+    assert driver["name"] == "shapewright"
+    assert [rule["id"] for rule in driver["rules"]] == [rule.code for rule in list_rules()]
+    assert all(rule["shortDescription"]["text"] and rule["help"]["markdown"] for rule in driver["rules"])
+    assert len(run["results"]) == len(report.findings) > 0
+    for result in run["results"]:
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("none", "note", "warning", "error")
+        assert result["message"]["text"]
+        (location,) = result["locations"]
+        assert location["physicalLocation"]["artifactLocation"]["uri"] == "model/config.json"
+        assert location["logicalLocations"][0]["fullyQualifiedName"]
