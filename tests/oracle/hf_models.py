@@ -134,6 +134,8 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_MLA, "topk_method": "group_limited_greedy"},
     "deepseek_v2/lite": {**_MLA, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": _MLA,
+    "olmoe": {**_LLAMA_LIKE, "num_experts": 6, "num_experts_per_tok": 2},
+    "phimoe": {**_WIDE_HEADS, "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
     "gpt_oss": {
         **_WIDE_HEADS,
         "num_hidden_layers": 4,
@@ -146,6 +148,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama4": {"text_config": {"model_type": "llama4_text", **_LLAMA4_TEXT}},
     "smollm3": {**_LLAMA_LIKE, "num_hidden_layers": 4},
     "bert": {**_COMMON, "intermediate_size": 176, "pad_token_id": 0},
+    "roberta": {**_COMMON, "intermediate_size": 176, "pad_token_id": 1, "type_vocab_size": 1},
     "t5": {
         "vocab_size": _VOCAB,
         "d_model": 64,
@@ -190,8 +193,8 @@ def hf_config(config: dict[str, Any]) -> PreTrainedConfig:
 def build_on_meta(config: dict[str, Any], attention: str = "eager", dtype: str = "float32") -> PreTrainedModel:
     """Build the model with its language head, without memory or weights.
 
-    BERT is built as BertForMaskedLM and T5 as T5ForConditionalGeneration, all others as causal language models; of a
-    multimodal config only the text model is built.
+    BERT and RoBERTa are built with their masked language head and T5 as T5ForConditionalGeneration, all others as
+    causal language models; of a multimodal config only the text model is built.
 
     Args:
         config: A config.json dict with its model_type.
@@ -202,7 +205,12 @@ def build_on_meta(config: dict[str, Any], attention: str = "eager", dtype: str =
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
     resolved = hf_config(config)
-    builders = {"bert": AutoModelForMaskedLM, "t5": AutoModelForSeq2SeqLM, "mt5": AutoModelForSeq2SeqLM}
+    builders = {
+        "bert": AutoModelForMaskedLM,
+        "roberta": AutoModelForMaskedLM,
+        "t5": AutoModelForSeq2SeqLM,
+        "mt5": AutoModelForSeq2SeqLM,
+    }
     builder = builders.get(resolved.model_type, AutoModelForCausalLM)
     with torch.device("meta"):
         return builder.from_config(resolved, dtype=getattr(torch, dtype), attn_implementation=attention)

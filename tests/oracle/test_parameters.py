@@ -70,6 +70,19 @@ def test_default_sized_models(model_type: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "model_type", ["arcee", "ernie4_5", "gpt_bigcode", "granitemoe", "helium", "internlm3", "minicpm3", "ministral3"]
+)
+def test_types_without_a_table(model_type: str) -> None:
+    """Reading by field names is exact for families whose fields say all there is to say."""
+    from transformers import AutoConfig
+
+    filled = {**AutoConfig.for_model(model_type).to_dict(), "model_type": model_type}
+    reading = read_hf(filled)
+    assert "read by field names" in reading.notes[0]
+    assert count_parameters(reading.config).total == count_built_parameters(build_on_meta({"model_type": model_type}))
+
+
+@pytest.mark.parametrize(
     "key",
     [
         "gpt2",

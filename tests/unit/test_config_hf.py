@@ -62,7 +62,30 @@ def test_unknown_type_is_read_by_field_names() -> None:
     assert config.gated_mlp
     (note,) = reading.notes
     assert "'brandnew' is not known" in note
-    assert "assuming RMSNorm, a gated MLP, rotary positions" in note
+    assert "assuming a decoder, RMSNorm, a gated MLP, rotary positions" in note
+
+
+def test_unknown_encoder_decoder() -> None:
+    """An unknown encoder-decoder is read with both its stacks."""
+    values = {"model_type": "brandnew", "is_encoder_decoder": True, "d_model": 64, "vocab_size": 100}
+    layers = {"encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
+    config = read_hf({**values, **layers}).config
+    assert (config.stack, config.num_encoder_layers, config.num_layers) == ("encoder-decoder", 3, 2)
+    assert config.intermediate_size == 96
+
+
+def test_unknown_encoder() -> None:
+    """Token types mark an encoder, unless the config says that it decodes."""
+    assert read_hf({**TINY, "model_type": "brandnew", "type_vocab_size": 2}).config.stack == "encoder"
+    decoder = {**TINY, "model_type": "brandnew", "type_vocab_size": 2, "is_decoder": True}
+    assert read_hf(decoder).config.stack == "decoder"
+
+
+def test_unknown_layers_that_are_no_attention() -> None:
+    """Keys of state-space layers make the note say that the result is rough."""
+    (note,) = read_hf({**TINY, "model_type": "brandnew", "mamba_d_state": 128, "rms_norm_eps": 1e-5}).notes
+    assert "although there are other layers ('mamba_d_state')" in note
+    assert "rough" in note
 
 
 def test_no_type_at_all() -> None:

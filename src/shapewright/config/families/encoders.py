@@ -46,6 +46,14 @@ BERT = Family(
 )
 
 
+# Positions begin behind the padding row, whose number max_position_embeddings already includes.
+ROBERTA = replace(
+    BERT,
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    defaults={**BERT.defaults, "vocab_size": 50265},
+)
+
+
 def _t5_rest(values: HfValues) -> Fields:
     gate, _, activation = values.text("feed_forward_proj").rpartition("-")
     num_encoder_layers = values.count("num_layers", "num_hidden_layers")
@@ -104,4 +112,4 @@ MT5 = replace(
     | {"feed_forward_proj": "gated-gelu"},
 )
 
-FAMILIES = (BERT, T5, MT5)
+FAMILIES = (BERT, ROBERTA, T5, MT5)

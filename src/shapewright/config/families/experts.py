@@ -43,6 +43,40 @@ MIXTRAL = Family(
 )
 
 
+OLMOE = Family(
+    model_types=("olmoe",),
+    defaults={
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "num_experts_per_tok": 8,
+        "num_experts": 64,
+    },
+    spellings={**ATTENTION_BIAS, **MIXTRAL.spellings, "num_experts": ("num_experts", "num_local_experts")},
+    facts={**RMSNORM_GATED, "qk_norm": "per-layer"},
+)
+
+PHIMOE = Family(
+    model_types=("phimoe",),
+    defaults={
+        **MIXTRAL.defaults,
+        "vocab_size": 32064,
+        "intermediate_size": 6400,
+        "num_local_experts": 16,
+        "attention_bias": False,
+        "lm_head_bias": False,
+    },
+    spellings={**ATTENTION_BIAS, **MIXTRAL.spellings, "lm_head_bias": ("lm_head_bias",)},
+    facts={"norm": "layernorm", "norm_bias": True, "gated_mlp": True, "position_embedding": "rotary"},
+    derive=window_on_every_layer,
+)
+
+
 def _every_nth_has_experts(values: HfValues) -> Fields:
     """Every ``decoder_sparse_step``-th layer has experts, except those in ``mlp_only_layers``."""
     step = values.count("decoder_sparse_step")
@@ -320,4 +354,4 @@ LLAMA4 = Family(
     derive=_llama4_rest,
 )
 
-FAMILIES = (MIXTRAL, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, LLAMA4)
+FAMILIES = (MIXTRAL, OLMOE, PHIMOE, QWEN2_MOE, QWEN3_MOE, DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, LLAMA4)

@@ -10,6 +10,8 @@ from shapewright.config.hf_values import HfValues
 from shapewright.config.validate import shown
 from shapewright.errors import ConfigError
 
+KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+
 Fields = dict[str, Any]
 Spellings = Mapping[str, tuple[str, ...]]
 
@@ -60,9 +62,7 @@ def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fie
         kind = "chunked"
     unknown = next((name for name in names if not isinstance(name, str) or name not in sizes), None)
     if unknown is not None:
-        raise ConfigError(
-            f"layer_types has {shown(unknown)}; known are full_attention, sliding_attention, chunked_attention"
-        )
+        raise ConfigError(f"layer_types has {shown(unknown)}; known are {', '.join(KNOWN_LAYER_TYPES)}")
     return {"attention_windows": tuple(sizes[str(name)] for name in names), "attention_window_kind": kind}
 
 

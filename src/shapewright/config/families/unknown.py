@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shapewright.config.families.family import Family, Fields, Spellings, windows_from_layer_types
+from shapewright.config.families.family import (
+    KNOWN_LAYER_TYPES,
+    Family,
+    Fields,
+    Spellings,
+    window_on_every_layer,
+    windows_from_layer_types,
+)
 from shapewright.config.hf_values import HfValues
+from shapewright.config.validate import shown
 
 _SPELLINGS: Spellings = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim", "dim", "hidden_dim", "n_embed"),
@@ -16,13 +24,22 @@ _SPELLINGS: Spellings = {
         "num_layers",
         "num_decoder_layers",
         "num_transformer_layers",
+        "decoder_layers",
     ),
-    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
     "vocab_size": ("vocab_size", "n_vocab", "padded_vocab_size"),
     "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
     "head_dim": ("head_dim", "kv_channels", "d_kv", "attention_head_dim"),
     "v_head_dim": ("v_head_dim",),
-    "intermediate_size": ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff", "inner_dim"),
+    "intermediate_size": (
+        "intermediate_size",
+        "ffn_hidden_size",
+        "ffn_dim",
+        "n_inner",
+        "d_ff",
+        "inner_dim",
+        "decoder_ffn_dim",
+    ),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
     "activation": ("hidden_act", "hidden_activation", "activation_function", "activation"),
     "hidden_dropout": ("hidden_dropout", "resid_pdrop", "dropout", "hidden_dropout_prob"),
@@ -38,11 +55,17 @@ _SPELLINGS: Spellings = {
     "q_lora_rank": ("q_lora_rank",),
     "kv_lora_rank": ("kv_lora_rank",),
     "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "embedding_size": ("word_embed_proj_dim", "embedding_size"),
     "num_token_types": ("type_vocab_size",),
 }
+_UNGATED_ACTIVATIONS = ("relu", "relu2", "xielu", "gelu", "gelu_new")
 _GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gelu_pytorch_tanh")
-_RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "layernorm_epsilon_rms")
+_RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "norm_eps")
 _ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "partial_rotary_factor")
+_ENCODER_LAYERS = ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers")
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
+# Starts of keys that only layers without softmax attention have (Mamba, RWKV, linear attention, convolutions).
+_OTHER_LAYERS = ("mamba_", "ssm_", "state_size", "linear_num_", "linear_key_", "conv_", "attn_layer_", "rwkv", "lru_")
 
 
 def unknown_family(part: Mapping[str, object]) -> tuple[Family, str]:
@@ -51,63 +74,86 @@ def unknown_family(part: Mapping[str, object]) -> tuple[Family, str]:
     Returns:
         The family, and in words what it assumes beyond the field names.
     """
+    activation = part.get("hidden_act", part.get("hidden_activation"))
     has_rmsnorm = any(key in part for key in _RMSNORM_KEYS)
-    is_gated = has_rmsnorm or part.get("hidden_act", part.get("hidden_activation")) in _GATED_ACTIVATIONS
-    is_rotary = has_rmsnorm or any(key in part for key in _ROTARY_KEYS)
-    is_alibi = part.get("alibi") is True
+    is_gated = activation in _GATED_ACTIVATIONS or (has_rmsnorm and activation not in _UNGATED_ACTIVATIONS)
+    if part.get("is_encoder_decoder") is True:
+        stack = "encoder-decoder"
+    else:
+        stack = "encoder" if "type_vocab_size" in part and part.get("is_decoder") is not True else "decoder"
+    if "relative_attention_num_buckets" in part:
+        position = "relative"
+    elif has_rmsnorm or any(key in part for key in _ROTARY_KEYS):
+        position = "rotary"
+    else:
+        position = "alibi" if part.get("alibi") is True else "learned"
     facts = {
+        "stack": stack,
         "norm": "rmsnorm" if has_rmsnorm else "layernorm",
         "norm_bias": not has_rmsnorm,
         "gated_mlp": is_gated,
-        "position_embedding": "rotary" if is_rotary else "alibi" if is_alibi else "learned",
+        "position_embedding": position,
         "qkv_bias": not has_rmsnorm,
         "attention_out_bias": not has_rmsnorm,
         "mlp_bias": not has_rmsnorm,
     }
-    words = (
+    words = [
+        f"{'an' if stack[0] == 'e' else 'a'} {stack}",
         "RMSNorm" if has_rmsnorm else "LayerNorm",
         "a gated MLP" if is_gated else "a plain MLP",
-        f"{facts['position_embedding']} positions",
+        f"{position} positions",
         "no biases unless named" if has_rmsnorm else "biases",
-    )
-    family = Family(
-        model_types=(),
-        spellings=_SPELLINGS,
-        facts=facts,
-        derive=_rest,
-    )
-    return family, ", ".join(words)
+    ]
+    others = sorted(key for key in part if isinstance(key, str) and key.startswith(_OTHER_LAYERS) and part[key])
+    if others:
+        named = ", ".join(shown(key) for key in others[:3])
+        words.append(
+            f"softmax attention in every layer although there are other layers ({named}), so the result is rough"
+        )
+    return Family(model_types=(), spellings=_SPELLINGS, facts=facts, derive=_rest), ", ".join(words)
 
 
 def _rest(values: HfValues) -> Fields:
-    read: Fields = {}
-    if values.optional_count("kv_lora_rank"):
-        read["num_kv_heads"] = 0
-        nope = values.optional_count("qk_nope_head_dim")
-        if nope:
-            read["head_dim"] = nope + values.optional_count("qk_rope_head_dim")
-    num_experts = values.optional_count(*_SPELLINGS["num_experts"])
-    if num_experts:
-        if not values.optional_count(*_SPELLINGS["num_experts_per_token"]):
-            read["num_experts_per_token"] = min(2, num_experts)
-        num_shared = values.optional_count("n_shared_experts", "num_shared_experts")
-        width = values.optional_count(*_SPELLINGS["moe_intermediate_size"], *_SPELLINGS["intermediate_size"])
-        if num_shared and not values.optional_count("shared_expert_intermediate_size"):
-            read["shared_expert_intermediate_size"] = num_shared * width
-        num_dense = values.optional_count("first_k_dense_replace")
-        num_layers = values.num_layers(*_SPELLINGS["num_layers"])
-        if num_dense < num_layers:
-            read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
-    else:
-        read |= {"num_experts_per_token": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0}
-    if values.list_of("layer_types") and values.spelled(("num_hidden_layers",)):
-        read |= _known_windows(values)
+    read = {**_latent_attention(values), **_experts(values), **_windows(values)}
+    if values.raw("is_encoder_decoder") is True:
+        read["num_layers"] = values.num_layers(*_DECODER_LAYERS)
+        read["num_encoder_layers"] = values.num_layers(*_ENCODER_LAYERS)
     return read
 
 
-def _known_windows(values: HfValues) -> Fields:
+def _latent_attention(values: HfValues) -> Fields:
+    if not values.optional_count("kv_lora_rank"):
+        return {"q_lora_rank": 0, "qk_rope_head_dim": 0}
+    without_position = values.optional_count("qk_nope_head_dim")
+    if not without_position:
+        return {"num_kv_heads": 0}
+    return {"num_kv_heads": 0, "head_dim": without_position + values.optional_count("qk_rope_head_dim")}
+
+
+def _experts(values: HfValues) -> Fields:
+    num_experts = values.optional_count(*_SPELLINGS["num_experts"])
+    if not num_experts:
+        return {"num_experts_per_token": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0}
+    read: Fields = {}
+    if not values.optional_count(*_SPELLINGS["num_experts_per_token"]):
+        read["num_experts_per_token"] = min(2, num_experts)
+    num_shared = values.optional_count("n_shared_experts", "num_shared_experts")
+    width = values.optional_count(*_SPELLINGS["moe_intermediate_size"], *_SPELLINGS["intermediate_size"])
+    if num_shared and not values.optional_count("shared_expert_intermediate_size"):
+        read["shared_expert_intermediate_size"] = num_shared * width
+    num_dense = values.optional_count("first_k_dense_replace")
+    num_layers = values.num_layers(*_SPELLINGS["num_layers"])
+    if num_dense < num_layers:
+        read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
+    return read
+
+
+def _windows(values: HfValues) -> Fields:
     """Windows, where all layers are attention that we know; other kinds of layers count as full attention."""
-    names = values.list_of("layer_types") or []
-    if all(name in ("full_attention", "sliding_attention", "chunked_attention") for name in names):
+    names = values.list_of("layer_types")
+    if not names:
+        slides = values.spelled(("sliding_window",)) and values.raw("use_sliding_window") is not False
+        return window_on_every_layer(values) if slides else {}
+    if values.spelled(("num_hidden_layers",)) and all(name in KNOWN_LAYER_TYPES for name in names):
         return windows_from_layer_types(values, None)
     return {}
