@@ -384,6 +384,8 @@ def test_new_keys_and_values_are_written_to_the_cache() -> None:
     decode = Workload(phase="decode", micro_batch_size=5, context_len=3)
     assert moved(named(lower(config, decode, ONE_DEVICE), "attention.cache_write")) == (5 * 64 * 2, 5 * 64 * 2)
     assert moved(named(lower(LATENT, decode, ONE_DEVICE), "attention.cache_write")) == (5 * 40 * 2, 5 * 40 * 2)
+    narrow = replace(decode, kv_cache_dtype="fp8")
+    assert moved(named(lower(config, narrow, ONE_DEVICE), "attention.cache_write")) == (5 * 64 * 2, 5 * 64)
     training = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
     assert not [each for each in training if each.name == "attention.cache_write"]
 

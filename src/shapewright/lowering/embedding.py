@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shapewright.lowering.attention import weight_gemm
 from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.communication import gather_tokens, reduce_tokens
+from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.pointwise import dropout, norm, pointwise
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
-from shapewright.lowering.attention import weight_gemm
 from shapewright.lowering.communication import exchange_experts, gather_tokens, reduce_tokens
+from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.mlp import lower_mlp_gemms
 from shapewright.lowering.pointwise import activation, move
 from shapewright.operations import GroupedGemm, Pointwise

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
-from shapewright.lowering.attention import weight_gemm
 from shapewright.lowering.backward import gemm_gradients, lower_backward
 from shapewright.lowering.communication import collective, gather_tokens, reduce_tokens
 from shapewright.lowering.embedding import vocab_rows
+from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.pointwise import activation, norm
 from shapewright.operations import Gemm, Pointwise
 

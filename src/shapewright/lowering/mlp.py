@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.lowering.attention import weight_gemm
 from shapewright.lowering.communication import gather_tokens, reduce_tokens
+from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.pointwise import activation, bias, bias_gradients
 
 if TYPE_CHECKING:

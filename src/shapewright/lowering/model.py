@@ -6,15 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.lowering.attention import (
-    lower_bias_gradients,
-    lower_context_exchange,
-    lower_core,
-    lower_cross_core,
-    lower_cross_inputs,
-    lower_inputs,
-    lower_output,
-)
+from shapewright.lowering.attention import lower_bias_gradients, lower_cross_inputs, lower_inputs, lower_output
+from shapewright.lowering.attention_core import lower_context_exchange, lower_core, lower_cross_core
 from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.communication import send_to_next_stage
