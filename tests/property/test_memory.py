@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig
+from shapewright.config import TransformerConfig, count_parameters
 from shapewright.layout import ParallelLayout
 from shapewright.memory import estimate_memory, list_saved_tensors
+from shapewright.memory.states import count_device_parameters
 from shapewright.workload import Workload
 
 LARGEST_DEGREE = 8
@@ -71,6 +72,32 @@ def test_tensor_parallel_shards_sum_to_the_whole(config: TransformerConfig, work
     )
     assert [tensor.name for tensor in shard] == [tensor.name for tensor in whole]
     assert [degree * tensor.num_bytes for tensor in shard] == [tensor.num_bytes for tensor in whole]
+
+
+@given(configs(), st.integers(1, 6), degrees)
+def test_stages_and_ranks_sum_to_the_model(config: TransformerConfig, num_stages: int, degree: int) -> None:
+    """What all devices hold together is the model, and more only by what tensor ranks keep whole and a tied copy."""
+    counts = count_parameters(config)
+    layout = ParallelLayout(tensor_parallel=degree, pipeline_parallel=num_stages)
+    held = 0.0
+    for stage in range(num_stages):
+        layers = [layer for layer in range(config.num_layers) if layer % num_stages == stage]
+        moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
+        parameters = count_device_parameters(
+            config,
+            counts,
+            layout,
+            moe_layers=moe_layers,
+            dense_layers=len(layers) - moe_layers,
+            encoder_layers=0,
+            is_first=stage == 0,
+            is_last=stage == num_stages - 1,
+        )
+        held += degree * (parameters.dense + parameters.experts)
+    tied_copy = counts.token_embedding if config.tied_embeddings and num_stages > 1 else 0
+    kept_whole = counts.other_embedding + counts.final_norms
+    kept_whole += sum(group.num_layers * (layer.norms + layer.router) for group, layer in counts.layers)
+    assert held == pytest.approx(counts.total + tied_copy + (degree - 1) * kept_whole, rel=1e-12)
 
 
 @given(configs(), trainings(), degrees)
