@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shapewright.config import Model, count_parameters, list_presets, load_preset, read_model
+from shapewright.config import Model, count_parameters, list_presets, load_preset, read_model, with_changes, write_back
 from shapewright.errors import ShapewrightError
 
 REAL_CONFIGS: list[dict[str, Any]] = [load_preset(name).config for name in list_presets()]
@@ -24,7 +24,7 @@ GARBAGE = st.one_of(
     st.booleans(),
     st.integers(-10, 10),
     st.integers(),
-    st.sampled_from([10**18, -(10**18), 2**40, 2**40 + 1, 10**300, 0, -1, math.inf, 0.5, 1e308]),
+    st.sampled_from([10**18, -(10**18), 2**40, 2**40 + 1, 10**300, 0, -1, math.inf, math.nan, 0.5, 1e308]),
     st.floats(allow_nan=False),
     st.text(max_size=8),
     st.sampled_from(["8", "4096", "gelu", "", "\ud800", "\n", "gated-", "gpt2", "llama", "mpt", "t5", "unheard-of"]),
@@ -73,6 +73,9 @@ def assert_model_or_one_line(path: Path, overrides: dict[str, Any]) -> None:
     assert isinstance(model, Model)
     assert count_parameters(model.config).total >= model.config.vocab_size
     assert all("\n" not in note for note in model.notes)
+    if model.config.vocab_size < 2**40:
+        wanted = with_changes(model.config, {"vocab_size": model.config.vocab_size + 1})
+        assert json.loads(json.dumps(write_back(model, wanted)))
 
 
 @pytest.fixture
@@ -114,3 +117,17 @@ def test_damaged_files(path: Path, text: str, cut: float, inserted: bytes) -> No
     assert_model_or_one_line(path, {})
     path.write_bytes(content[:place] + inserted + content[place:])
     assert_model_or_one_line(path, {})
+
+
+@given(name=st.text(max_size=40).filter(lambda text: "/" not in text))
+@example(name="~")
+@example(name="CON")
+@example(name="..")
+def test_names_that_nobody_meant(name: str) -> None:
+    """Any text as a name is a model or one line; with a slash it could be a hub's, and is tried elsewhere."""
+    message = ""
+    try:
+        read_model(name)
+    except ShapewrightError as error:
+        message = str(error)
+    assert "\n" not in message

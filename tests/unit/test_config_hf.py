@@ -29,6 +29,13 @@ def test_text_part_within_a_part() -> None:
     assert reading.config.qk_norm == "per-head"
 
 
+def test_sizes_beside_a_vision_part() -> None:
+    """Where the language model's sizes stand beside a vision part, they are read, and the note is there too."""
+    reading = read_hf({"model_type": "qwen2_vl", **TINY, "num_key_value_heads": 2, "vision_config": {"depth": 32}})
+    assert reading.config.num_kv_heads == 2
+    assert any("only the language model" in note for note in reading.notes)
+
+
 def test_tying_is_inherited_by_the_text_part() -> None:
     """tie_word_embeddings beside the parts holds for the text part unless that says otherwise."""
     part = {"model_type": "llama", **TINY}

@@ -127,6 +127,7 @@ def test_overrides_that_make_no_sense(overrides: dict[str, Any], words: str) -> 
         ("xyzzy\nplugh", "shapewright models"),
         ("a\0b", "a\\x00b"),
         ("x" * 5000, "File name too long"),
+        ("~nobody-of-this-name/model", "cannot read '~nobody-of-this-name/model'"),
         ("./nothing/here", "nothing at path"),
         ("nothing.json", "nothing at path"),
         ("../../etc/presets/gpt2", "nothing at path"),
@@ -175,6 +176,13 @@ def test_files_that_are_no_config(tmp_path: Path, content: bytes, words: str) ->
     path = tmp_path / "config.json"
     path.write_bytes(content)
     assert words in one_line(path)
+
+
+def test_the_message_names_the_file(tmp_path: Path) -> None:
+    """A value that makes no sense is reported with the file that it stands in."""
+    path = write_config(tmp_path, {**LLAMA, "num_attention_heads": 0})
+    assert one_line(path).endswith("num_attention_heads=0 must be a whole number from 1 to 2**40")
+    assert one_line(path).startswith("in '")
 
 
 def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ NATIVE_FAMILY = Family(
 # Where multimodal configs keep their language model.
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config", "language_model", "text_model")
 _DEEPEST_TEXT_PART = 4
+# What stands beside the language model's own sizes in older multimodal configs, such as Qwen2-VL's.
+_OTHER_PARTS = ("vision_config", "audio_config", "visual", "vision_tower_config")
 
 # Sizes that the reader is told about when they were not given.
 _NOTED_SIZES = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
@@ -77,6 +79,8 @@ def read_hf(values: Mapping[str, object], name: str = "") -> HfReading:
     notes = []
     if text_path:
         notes.append(f"only the text part ({'.'.join(text_path)}) is modelled")
+    elif any(isinstance(values.get(key), Mapping) for key in _OTHER_PARTS):
+        notes.append("only the language model is modelled, without what else the config describes")
     if model_type == NATIVE_MODEL_TYPE:
         family = NATIVE_FAMILY
     elif model_type in FAMILIES:

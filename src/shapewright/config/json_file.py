@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shapewright.config.validate import shown
+from shapewright.config.validate import shown, shown_path
 from shapewright.errors import ConfigError
 
 LARGEST_FILE_BYTES = 8 * 2**20  # config.json files are a few kB; the largest public ones, with label maps, under 1 MB
@@ -23,14 +23,14 @@ def read_json_file(path: Path) -> dict[str, Any]:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{shown(str(path))} is no regular file; give a config.json or a folder that holds one")
+            raise ConfigError(f"{shown_path(path)} is no regular file; give a config.json or a folder that holds one")
         with path.open("rb") as file:
             content = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"cannot read {shown(str(path))}: {reason}; give a config.json that can be read") from None
+        raise ConfigError(f"cannot read {shown_path(path)}: {reason}; give a config.json that can be read") from None
     return parse_json_object(content, str(path))
 
 
@@ -44,7 +44,7 @@ def parse_json_object(content: bytes, where: str) -> dict[str, Any]:
     Raises:
         ConfigError: not one well-formed JSON object.
     """
-    where = shown(where)
+    where = shown_path(where)
     if len(content) > LARGEST_FILE_BYTES:
         raise ConfigError(f"{where} is larger than {LARGEST_FILE_BYTES // 2**20} MiB; a config.json has a few kB")
     if not content.strip():

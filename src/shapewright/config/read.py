@@ -14,7 +14,7 @@ from shapewright.config.hub import fetch_config, is_hub_id
 from shapewright.config.json_file import read_json_file
 from shapewright.config.preset import is_preset, list_presets, load_preset
 from shapewright.config.transformer import TransformerConfig
-from shapewright.config.validate import shown
+from shapewright.config.validate import shown_path
 from shapewright.errors import ConfigError, UnknownModelError, close_names
 
 REQUIRED_FLAGS = ("hidden_size", "num_layers", "num_heads", "vocab_size")
@@ -60,7 +60,10 @@ def read_model(source: str | os.PathLike[str] | None, overrides: Mapping[str, ob
     if source is None:
         return _from_flags(overrides)
     raw, where, name = _find(os.fspath(source))
-    reading = read_hf(raw, name=name)
+    try:
+        reading = read_hf(raw, name=name)
+    except ConfigError as error:
+        raise ConfigError(f"in {shown_path(where)}: {error}") from None
     config, notes = reading.config, reading.notes
     if overrides:
         config = with_changes(config, overrides)
@@ -83,16 +86,18 @@ def _find(source: str) -> tuple[dict[str, Any], str, str]:
     if is_preset(source):
         preset = load_preset(source)
         return preset.config, f"preset {preset.name}", preset.name
-    path = Path(source).expanduser() if source.startswith("~") else Path(source)
     try:
+        path = Path(source).expanduser() if source.startswith("~") else Path(source)
         is_there, is_folder = path.exists(), path.is_dir()
-    except (OSError, ValueError) as error:  # a name that no file can have
+    except (OSError, ValueError, RuntimeError) as error:  # a name that no file can have, or nobody's home
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"cannot read {shown(source)}: {reason}; give a preset, a path or a hub id") from None
+        raise ConfigError(f"cannot read {shown_path(source)}: {reason}; give a preset, a path or a hub id") from None
     if is_there and source:
         file = path / "config.json" if is_folder else path
         if is_folder and not file.exists():
-            raise ConfigError(f"folder {shown(source)} has no config.json; give a folder that holds one, or a file")
+            raise ConfigError(
+                f"folder {shown_path(source)} has no config.json; give a folder that holds one, or a file"
+            )
         resolved = file.resolve()
         return (
             read_json_file(file),
@@ -103,10 +108,10 @@ def _find(source: str) -> tuple[dict[str, Any], str, str]:
         return read_json_file(fetch_config(source)), f"hub {source}", source.rpartition("/")[2]
     if "/" in source or "\\" in source or source.endswith(".json"):
         raise UnknownModelError(
-            f"nothing at path {shown(source)}; give a preset, a config.json, a model folder or a hub id"
+            f"nothing at path {shown_path(source)}; give a preset, a config.json, a model folder or a hub id"
         )
     hint = close_names(source, list_presets()) or "list them with 'shapewright models'"
-    raise UnknownModelError(f"no preset, file or folder {shown(source)}; {hint}")
+    raise UnknownModelError(f"no preset, file or folder {shown_path(source)}; {hint}")
 
 
 def _notes_on_followers(

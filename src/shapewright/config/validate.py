@@ -43,7 +43,7 @@ def check_and_resolve(config: Any) -> dict[str, Any]:
     return values
 
 
-def shown(value: object) -> str:
+def shown(value: object, longest: int = 40) -> str:
     """Print a value the user gave on one line, shortened.
 
     >>> shown("a" * 100)
@@ -52,7 +52,12 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"  # its digits would cost quadratic time, and Python refuses them
     text = ascii(value)
-    return text if len(text) <= 40 else text[:36] + "..."
+    return text if len(text) <= longest else text[: longest - 4] + "..."
+
+
+def shown_path(path: object) -> str:
+    """Print a path on one line; long ones are shortened too, but not soon."""
+    return shown(str(path), longest=250)
 
 
 def checked_count(name: str, value: object, smallest: int = 0, largest: int = LARGEST_COUNT) -> int:
