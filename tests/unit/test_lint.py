@@ -233,7 +233,7 @@ def test_a_step_that_cannot_run_is_a_finding() -> None:
     assert found.prediction is None
     assert "tensor_parallel=6" in found.problem
     assert found.better_shapes == ()
-    assert [finding.code for finding in found.findings if finding.severity == "error"] == ["PL101", "PL102", "PL104"]
+    assert [finding.code for finding in found.findings if finding.severity == "error"] == ["PL101", "PL102", "PL109"]
     assert exit_code(found, "error") == 1
 
 

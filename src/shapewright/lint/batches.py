@@ -11,32 +11,62 @@ from shapewright.lint.rule import Repair
 if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
 
-_LARGEST_FACTOR = 64
+MOST_TOKENS = 2**17
+"""Tokens of a micro-batch beyond which nothing is tried: GEMMs of this many rows are thousands of tiles."""
+
+NEARLY_BEST = 1.01
+"""Times within this factor of each other are the same to a model whose error is some percent."""
 
 
 def larger_micro_batches(case: WhatIf) -> tuple[Repair, ...]:
-    """Micro-batches of 2, 4, 8... times as many sequences, as long as they fit, at the global batch of the largest.
+    """Micro-batches of 2, 4, 8... times as many sequences, as long as they fit, at one global batch.
 
-    Without a global batch in the workload both sides get the batch that the larger micro-batch would make, so that the
-    optimiser step weighs the same on both.
+    Without a global batch in the workload all sides get the batch that the largest micro-batch would make, so that the
+    optimiser step weighs the same on all.
     """
+    sizes = _larger_sizes(case)
+    at_equal = {"global_batch_size": _common_global_batch(case, sizes[-1])} if sizes else {}
+    return tuple(
+        Repair(kind="runtime", title=f"use {size}", changes={"micro_batch_size": size}, at_equal=at_equal)
+        for size in sizes
+    )
+
+
+def enough_micro_batch(case: WhatIf) -> Repair | None:
+    """The smallest larger micro-batch that is nearly as fast as the fastest; None where the present one is."""
+    repairs = larger_micro_batches(case)
+    if not repairs:
+        return None
+    here = case.changed(repairs[0].at_equal)
+    options = [(repair, case.changed({**repair.at_equal, **repair.changes})) for repair in repairs]
+    timed = [(after.time_per_token_s, repair) for repair, after in options if after is not None and after.is_possible]
+    if here is None or not here.is_possible or not timed:
+        return None
+    enough_s = NEARLY_BEST * min(time_s for time_s, _ in timed)
+    if here.time_per_token_s <= enough_s:
+        return None
+    return next(repair for time_s, repair in timed if time_s <= enough_s)
+
+
+def _larger_sizes(case: WhatIf) -> list[int]:
     workload, layout = case.workload, case.layout
-    repairs = []
-    factor = 2
-    while factor <= _LARGEST_FACTOR:
-        size = workload.micro_batch_size * factor
-        per_round = size * layout.data_parallel
-        if workload.global_batch_size is not None and workload.global_batch_size % per_round:
+    sizes: list[int] = []
+    size = 2 * workload.micro_batch_size
+    while size * workload.seq_len <= MOST_TOKENS:
+        if workload.global_batch_size is not None and workload.global_batch_size % (size * layout.data_parallel):
             break
         changed = case.changed({"micro_batch_size": size})
         # Memory grows with the micro-batch, so nothing larger fits either.
         if changed is None or not changed.fits:
             break
-        at_equal = {} if workload.global_batch_size else {"global_batch_size": per_round * layout.pipeline_parallel}
-        changes = {"micro_batch_size": size}
-        repairs.append(Repair(kind="runtime", title=f"use {size}", changes=changes, at_equal=at_equal))
-        factor *= 2
-    return tuple(repairs)
+        sizes.append(size)
+        size *= 2
+    return sizes
+
+
+def _common_global_batch(case: WhatIf, largest: int) -> int:
+    layout = case.layout
+    return case.workload.global_batch_size or largest * layout.data_parallel * layout.pipeline_parallel
 
 
 def global_batch_of(case: WhatIf) -> int:
@@ -66,8 +96,8 @@ def with_tensor_parallel(case: WhatIf, degree: int) -> Repair | None:
     per_round = case.workload.micro_batch_size * data_parallel
     if case.workload.is_training:
         if case.workload.global_batch_size is None:
-            larger = max(per_round, case.workload.micro_batch_size * layout.data_parallel)
-            at_equal = {"global_batch_size": larger * layout.pipeline_parallel}
+            # The batch of as many replicas as there can be, so that all degrees are compared at one.
+            at_equal = {"global_batch_size": case.workload.micro_batch_size * devices * layout.pipeline_parallel}
         elif case.workload.global_batch_size % per_round:
             return None
     return Repair(kind="runtime", title=title, changes=changes, at_equal=at_equal)

@@ -68,10 +68,15 @@ def reheading_repairs(case: WhatIf, *, larger_only: bool, smallest: int = 0) -> 
         ):
             continue
         changes = with_head_dim(case.config, head_dim)
-        if changes and changes["num_heads"] % case.layout.tensor_parallel == 0:
+        if changes and _splits(changes["num_heads"], changes["num_kv_heads"], case.layout.tensor_parallel):
             title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
             repairs.append(Repair(kind="retrain", title=title, changes=changes))
     return tuple(repairs)
+
+
+def _splits(num_heads: int, num_kv_heads: int, degree: int) -> bool:
+    """Whether heads divide over the tensor axis, key-value heads perhaps as copies."""
+    return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
 
 
 def _attention_dtype(case: WhatIf) -> str:

@@ -39,7 +39,7 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     keeps_slower = violation.severity == "error" or not violation.has_cost
     priced = [found for repair in violation.repairs if (found := _price(repair, case, keeps_slower=keeps_slower))]
     priced.sort(key=lambda found: -found.gain_fraction)
-    suggestions = tuple(found.suggestion for found in priced[:MOST_SUGGESTIONS])
+    suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
     best = priced[0] if priced else None
     cost_fraction = max(0.0, best.gain_fraction) if best and violation.has_cost else 0.0
     severity = severity_of(violation.severity, cost_fraction)

@@ -47,6 +47,7 @@ class Violation:
         wanted: What would be right, in words.
         problem: Reads on after ``field=actual ``: "is not a multiple of 64 (fp16 on a100-sxm-40gb)".
         repairs: Changes to try; those predicted not to pay are dropped.
+        only_best: Whether repairs are steps of one scale, of which only the best is worth saying.
         severity: Set where the violation counts whatever it costs; the predicted cost can only raise it. An ``error``
             here means that the step cannot run, so that repairs are kept even where they are slower.
         has_cost: Whether the repairs' gain is what the violation costs; False where they change the question, as a
@@ -58,6 +59,7 @@ class Violation:
     wanted: str
     problem: str
     repairs: tuple[Repair, ...] = ()
+    only_best: bool = False
     severity: str | None = None
     has_cost: bool = True
 

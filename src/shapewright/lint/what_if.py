@@ -47,6 +47,9 @@ class WhatIf:
         self._uncalibrated = uncalibrated
         self._memo: Memo = {} if memo is None else memo
 
+    def __repr__(self) -> str:
+        return f"WhatIf({self.config!r}, {self.device.name}, {self.workload!r}, {self.layout!r})"
+
     def changed(self, changes: Mapping[str, Any]) -> WhatIf | None:
         """The same with other values of some fields; None where the values contradict each other.
 

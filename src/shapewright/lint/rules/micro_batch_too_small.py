@@ -2,8 +2,9 @@
 
 ## What it does
 
-Training only. Fires when a larger `micro_batch_size` that fits in memory is predicted to take less time per token, at
-the same global batch (fewer accumulation steps).
+Training only. Fires when a larger `micro_batch_size` that fits in memory is predicted to take at least 1 % less time
+per token at the same global batch (fewer accumulation steps). It suggests the smallest that comes within 1 % of the
+best.
 
 ## Why it is slow
 
@@ -43,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.lint.batches import larger_micro_batches
+from shapewright.lint.batches import enough_micro_batch
 from shapewright.lint.rule import Rule, Violation
 
 if TYPE_CHECKING:
@@ -51,17 +52,17 @@ if TYPE_CHECKING:
 
 
 def check(case: WhatIf) -> Iterator[Violation]:
-    """Offer larger micro-batches; those that do not fit or do not pay are dropped when they are priced."""
+    """Offer the smallest micro-batch that is nearly as fast as the fastest that fits."""
     if not case.workload.is_training:
         return
-    repairs = larger_micro_batches(case)
-    if repairs:
+    repair = enough_micro_batch(case)
+    if repair:
         yield Violation(
             field="workload.micro_batch_size",
             actual=case.workload.micro_batch_size,
-            wanted="the largest that fits",
+            wanted="as many sequences as fill the device, if they fit",
             problem="is smaller than memory allows",
-            repairs=repairs,
+            repairs=(repair,),
         )
 
 

@@ -3,8 +3,8 @@
 ## What it does
 
 Fires when h/t (the heads of one device together), f/t or an expert's f/t is not a multiple of a full-width load though
-the whole is, or is not a whole number at all. The vocabulary, whose share can be padded, is the business of
-`vocab-not-aligned`.
+the whole is. Shares that are not even whole numbers are the business of `heads-split-unevenly` and
+`mlp-width-split-unevenly`; the vocabulary, whose share can be padded, that of `vocab-not-aligned`.
 
 ## Why it is slow
 
@@ -25,7 +25,7 @@ False
 
 ## Fix safety
 
-`retrain` for another width, `runtime` for another degree.
+`retrain`. Where memory allows a smaller degree, `tensor-parallel-too-large` offers it.
 
 ## When it does not matter
 
@@ -41,51 +41,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.lint.batches import fitting_degrees, smaller_degrees
 from shapewright.lint.heads import reheading_repairs
 from shapewright.lint.mlp import mlp_width_fields, width_repairs
-from shapewright.lint.needs import full_width_multiple
-from shapewright.lint.rule import Rule, Violation
+from shapewright.lint.needs import full_width_multiple, neighbours
+from shapewright.lint.reshape import with_hidden_size
+from shapewright.lint.rule import Repair, Rule, Violation
 
 if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
 
 
 def check(case: WhatIf) -> Iterator[Violation]:
-    """Look for shares that are not whole, or aligned only before they are split."""
+    """Look for shares that are aligned only before they are split."""
     t = case.layout.tensor_parallel
     if t == 1:
         return
     multiple = full_width_multiple(case.device, case.workload.dtype)
     for name in mlp_width_fields(case.config):
         width = getattr(case.config, name)
-        if width % t:
-            yield Violation(
-                field=f"config.{name}",
-                actual=width,
-                wanted=f"a multiple of tensor_parallel={t}",
-                problem=f"does not split over tensor_parallel={t}",
-                repairs=(*fitting_degrees(case), *width_repairs(case, name)),
-                severity="error",
-            )
-        elif width % multiple == 0 and width // t % multiple:
+        if _loses_alignment(width, t, multiple):
             yield Violation(
                 field=f"config.{name}",
                 actual=width,
                 wanted=f"a multiple of {multiple * t}",
                 problem=f"over tensor_parallel={t} is {width // t}, not a multiple of {multiple} ({case.setting})",
-                repairs=(
-                    *width_repairs(case, name),
-                    *smaller_degrees(case, largest=_aligned_degree(width, t, multiple)),
-                ),
+                repairs=width_repairs(case, name),
             )
     heads_width = case.config.num_heads * case.config.head_dim
-    if (
-        not case.config.is_mla
-        and case.config.num_heads % t == 0
-        and heads_width % multiple == 0
-        and heads_width // t % multiple
-    ):
+    if not case.config.is_mla and case.config.num_heads % t == 0 and _loses_alignment(heads_width, t, multiple):
         yield Violation(
             field="config.num_heads",
             actual=case.config.num_heads,
@@ -94,18 +77,20 @@ def check(case: WhatIf) -> Iterator[Violation]:
                 f"over tensor_parallel={t} gives heads of {heads_width // t} together, not a multiple of {multiple} "
                 f"({case.setting})"
             ),
-            repairs=(
-                *reheading_repairs(case, larger_only=False),
-                *smaller_degrees(case, largest=_aligned_degree(heads_width, t, multiple)),
-            ),
+            repairs=(*reheading_repairs(case, larger_only=False), *_widths(case, multiple)),
         )
 
 
-def _aligned_degree(width: int, degree: int, multiple: int) -> int:
-    """The largest smaller degree, halving, at which the share is aligned."""
-    while degree > 1 and (width % degree or width // degree % multiple):
-        degree //= 2
-    return degree
+def _loses_alignment(width: int, degree: int, multiple: int) -> bool:
+    return width % degree == 0 and width % multiple == 0 and width // degree % multiple != 0
+
+
+def _widths(case: WhatIf, multiple: int) -> Iterator[Repair]:
+    step = multiple * case.layout.tensor_parallel
+    for hidden_size in neighbours(case.config.hidden_size, step):
+        changes = with_hidden_size(case.config, hidden_size, step)
+        if changes and changes.get("num_heads", 1) % case.layout.tensor_parallel == 0:
+            yield Repair(kind="retrain", title=f"use hidden_size={hidden_size}", changes=changes)
 
 
 RULE = Rule(

@@ -60,6 +60,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
             wanted="the smallest that fits",
             problem="is more than memory asks for",
             repairs=repairs,
+            only_best=True,
         )
 
 

@@ -109,7 +109,9 @@ def _repairs(case: WhatIf, worst: BigGemm) -> Iterator[Repair]:
     # From one sequence to two everything changes; that is the business of micro-batch-too-small.
     if not case.workload.is_training or size == 1:
         return
-    for candidate in (size - 1, size + 1):
+    # Without a global batch a smaller micro-batch would make the step smaller, and the optimiser weigh more.
+    candidates = (size - 1, size + 1) if case.workload.global_batch_size else (size + 1,)
+    for candidate in candidates:
         both = math.lcm(size, candidate) * layout.data_parallel * layout.pipeline_parallel
         at_equal = {} if case.workload.global_batch_size else {"global_batch_size": both}
         yield Repair(

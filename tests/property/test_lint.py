@@ -1,0 +1,143 @@
+"""Properties of the lint: a taken suggestion silences its rule, and never makes the step slower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shapewright.config import TransformerConfig
+from shapewright.errors import ShapewrightError
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.lint import Finding, find_better_shapes, list_rules
+from shapewright.lint.judge import QUIET_BELOW_FRACTION, judge
+from shapewright.lint.nearest import MOST_PARAMETERS_CHANGE_FRACTION
+from shapewright.lint.rule import Rule
+from shapewright.lint.what_if import WhatIf
+from shapewright.workload import Workload
+
+DEVICES = {name: load_device(name) for name in ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-32gb", "h200-sxm-141gb")}
+SMALL = st.sampled_from((1, 2, 3, 4, 5, 6, 8))
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TransformerConfig:
+    """Shapes good and bad: heads of any width, MLPs and vocabularies of any size."""
+    head_dim = draw(st.sampled_from((32, 40, 64, 66, 80, 96, 100, 128, 132, 192, 256)))
+    num_heads = draw(st.sampled_from((4, 8, 12, 16, 20, 24, 32, 32, 40)))
+    queries_per_kv = draw(st.sampled_from([each for each in (1, 2, 4, 8) if num_heads % each == 0]))
+    hidden_size = head_dim * num_heads
+    gated = draw(st.booleans())
+    intermediate_size = draw(
+        st.one_of(
+            st.just(8 * hidden_size // 3 if gated else 4 * hidden_size),
+            st.integers(hidden_size, 4 * hidden_size),
+            st.integers(hidden_size // 64, 4 * hidden_size // 64).map(lambda count: 64 * count),
+        )
+    )
+    experts: dict[str, Any] = {}
+    if draw(st.integers(0, 3)) == 0:
+        experts = {
+            "num_experts": draw(st.sampled_from((8, 16, 60, 64))),
+            "num_experts_per_token": draw(st.sampled_from((1, 2, 6))),
+            "moe_intermediate_size": draw(st.one_of(st.integers(256, 2048), st.sampled_from((448, 768, 1408)))),
+        }
+    return TransformerConfig(
+        hidden_size=hidden_size,
+        num_layers=draw(st.sampled_from((1, 2, 4, 7, 12, 24, 32))),
+        num_heads=num_heads,
+        num_kv_heads=num_heads // queries_per_kv,
+        vocab_size=draw(st.one_of(st.integers(1000, 130000), st.sampled_from((50257, 50304, 32000, 128256)))),
+        intermediate_size=intermediate_size,
+        gated_mlp=gated,
+        fused_gate_up=draw(st.booleans()),
+        fused_qkv=draw(st.booleans()),
+        tied_embeddings=draw(st.booleans()),
+        attention_windows=draw(st.sampled_from(((), (), (1024,), (512, 0)))),
+        max_position_embeddings=draw(st.sampled_from((1024, 4096, 32768))),
+        **experts,
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> WhatIf:
+    """A shape, a device, a workload and a layout, sound or not."""
+    device = DEVICES[draw(st.sampled_from(sorted(DEVICES)))]
+    phase = draw(st.sampled_from(("train", "train", "prefill", "decode")))
+    data_parallel = draw(SMALL)
+    micro_batch_size = draw(SMALL)
+    micro_batches = draw(st.sampled_from((None, 1, 2, 4, 16)))
+    workload = Workload(
+        phase=phase,
+        micro_batch_size=micro_batch_size,
+        seq_len=draw(st.sampled_from((128, 512, 1024, 2048, 4096))),
+        context_len=1023 if phase == "decode" else 0,
+        global_batch_size=micro_batches and micro_batches * micro_batch_size * data_parallel,
+        dtype=draw(st.sampled_from(("fp16", "fp16", "fp16", "bf16", "fp32", "fp8"))),
+        attention=draw(st.sampled_from(("flash", "unfused"))),
+    )
+    layout = ParallelLayout(
+        tensor_parallel=draw(st.sampled_from((1, 1, 1, 2, 4, 6, 8, 16))),
+        pipeline_parallel=draw(st.sampled_from((1, 1, 1, 2, 3, 4))),
+        data_parallel=data_parallel,
+        sequence_parallel=draw(st.booleans()),
+    )
+    return WhatIf(draw(configs()), device, workload, layout)
+
+
+def findings_of(rule: Rule, case: WhatIf) -> list[Finding]:
+    """What one rule finds."""
+    judged = [judge(rule, violation, case) for violation in rule.check(case)]
+    return [finding for finding in judged if finding is not None]
+
+
+@settings(max_examples=150)
+@given(case=cases())
+def test_a_taken_suggestion_silences_its_rule(case: WhatIf) -> None:
+    """With a suggestion taken, its rule finds nothing more at that field, and the step is no slower per token."""
+    for rule in list_rules():
+        for finding in findings_of(rule, case):
+            for suggestion in finding.suggestions:
+                after = case.changed(suggestion.changes)
+                shown = f"{finding.code} {finding.message} [{suggestion.title}]"
+
+                assert after is not None, shown
+                assert not [again.message for again in findings_of(rule, after) if again.field == finding.field], shown
+                if suggestion.predicted_gain_fraction is not None:
+                    assert after.time_per_token_s <= case.time_per_token_s * (1 + 1e-9), shown
+
+
+@settings(max_examples=20)
+@given(case=cases())
+def test_better_shapes_are_better_and_as_large(case: WhatIf) -> None:
+    """Every better shape is faster, within the parameter limit, and possible."""
+    assume(case.is_possible)
+    for shape in find_better_shapes(case):
+        after = case.changed(shape.changes)
+
+        assert after is not None
+        assert after.prediction.step_time_s == shape.step_time_s < case.prediction.step_time_s
+        assert abs(shape.parameters_change_fraction) <= MOST_PARAMETERS_CHANGE_FRACTION
+
+
+@settings(max_examples=50)
+@given(case=cases())
+def test_cost_is_at_least_the_threshold(case: WhatIf) -> None:
+    """A finding with a cost is above the quiet threshold, and its cost is below the step."""
+    for rule in list_rules():
+        for finding in findings_of(rule, case):
+            if finding.cost_fraction is not None and finding.cost_s is not None:
+                assert QUIET_BELOW_FRACTION <= finding.cost_fraction < 1.0
+                assert finding.cost_s == pytest.approx(finding.cost_fraction * case.prediction.step_time_s)
+
+
+@settings(max_examples=50)
+@given(case=cases())
+def test_rules_never_fail(case: WhatIf) -> None:
+    """Whatever the shape, rules find or keep silent; only the prediction itself may be refused."""
+    for rule in list_rules():
+        findings_of(rule, case)
+    assert case.is_possible or isinstance(case.outcome, ShapewrightError)
