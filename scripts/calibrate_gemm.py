@@ -24,6 +24,7 @@ from scipy.optimize import least_squares
 
 from shapewright.hardware import Device, load_device
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES
+from shapewright.perf.gemm import ROWS_PER_BLOCK
 from shapewright.perf.kernels import (
     ROLES,
     DeviceRates,
@@ -39,7 +40,7 @@ Array = NDArray[np.float64]
 RECORDS = Path(__file__).parent.parent / "src/shapewright/perf/data/gemm"
 HELD_OUT_SHARE = 0.2
 FIT_ROWS = 4000
-# Weight of a parameter's distance from its starting point, in rows of the fit scale: enough to settle what data leave open.
+# Weight of a parameter's distance from its start, in rows of the fit scale: enough to settle what data leave open.
 PRIOR_WEIGHT = 0.15
 FIT_SCALE = 0.05
 # Above this the joined time is max() to within 2 %.
@@ -72,6 +73,8 @@ TILES = {
     "hopper": ((192, 128), (128, 192), *COMMON_TILES),
     "blackwell": ((256, 256), (256, 192), (192, 128), (128, 192), *COMMON_TILES),
 }
+# Formats that activations are cast to on the way.
+NARROW = ("fp8", "fp4")
 SPLITS = (1, 2, 3, 4, 6, 8, 16)
 
 
@@ -92,7 +95,7 @@ def library_rows(alias: str, dtype: str) -> Callable[[Path], pd.DataFrame]:
 
     def read(folder: Path) -> pd.DataFrame:
         table = pd.read_parquet(folder / "gemm.parquet", filters=[("device", "==", alias), ("dtype", "==", dtype)])
-        return table.assign(batch=1)[["batch", "m", "n", "k", "latency_s"]]
+        return table.assign(batch=1)[["library", "batch", "m", "n", "k", "latency_s"]]
 
     return read
 
@@ -104,7 +107,7 @@ def paper_rows(gpu: str) -> Callable[[Path], pd.DataFrame]:
         table = pd.read_csv(folder / "paper_gemm.csv")
         table = table[table.gpu == gpu]
         seconds = 2.0 * table.batch * table.m * table.n * table.k / (table.tflops * 1e12)
-        return table.assign(latency_s=seconds)[["batch", "m", "n", "k", "latency_s"]]
+        return table.assign(library="", latency_s=seconds)[["library", "batch", "m", "n", "k", "latency_s"]]
 
     return read
 
@@ -184,10 +187,15 @@ class Form:
         ("power_drop_fraction", 0.12, "logit"),
         ("power_half_flops", 4e11, "log"),
         ("fill_k", 180.0, "log"),
+        ("write_ratio", 1.0, "log"),
     )
     HOT = (("hot_cache_speedup", 4.0, "log"), ("hot_cache_share", 0.3, "log"))
+    # Libraries cast activations to 8 and 4 bits in a kernel of its own: 16 bits read once or twice, 8 or 4 written.
+    CAST = (("cast_bytes_per_element", 4.0, "log"), ("cast_row_s", 1e-9, "log"))
 
-    def __init__(self, tiles: Sequence[tuple[int, int]], *, hot: bool, alignment: Entries, overhead: bool) -> None:
+    def __init__(
+        self, tiles: Sequence[tuple[int, int]], *, hot: bool, alignment: Entries, overhead: bool, cast: bool = False
+    ) -> None:
         areas = sorted({m * n for m, n in tiles})
         largest = areas[-1]
         # Larger tiles reuse operands more; the start is a line in log area, the data bend it.
@@ -195,6 +203,7 @@ class Form:
         self.tiles = tiles
         self.entries = [*rates, *self.SCALARS]
         self.entries += self.HOT if hot else ()
+        self.entries += self.CAST if cast else ()
         self.entries += alignment
         self.entries += (("overhead_s", 1e-5, "log"),) if overhead else ()
 
@@ -217,6 +226,8 @@ class Form:
             "k_step": 32,
             "hot_cache_speedup": v.get("hot_cache_speedup", 1.0),
             "hot_cache_share": v.get("hot_cache_share", 0.0),
+            "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
+            "cast_row_s": v.get("cast_row_s", 0.0),
             "alignment_factor": factors or factor_table(v),
         }
 
@@ -227,9 +238,9 @@ def predict_rows(
     """Price measured rows with a section. [s]"""
     parameters: GemmParameters = read_parameters(section)
     out = []
-    for start in range(0, len(rows), 4096):
-        block = rows.iloc[start : start + 4096]
-        m, n, k, batch = (block[c].to_numpy(float)[:, None] for c in ("m", "n", "k", "batch"))
+    columns = [rows[c].to_numpy(float)[:, None] for c in ("m", "n", "k", "batch")]
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        m, n, k, batch = (column[start : start + ROWS_PER_BLOCK] for column in columns)
         factor, _ = alignment_factor(m, n, k, layout, int(rates.element_bytes * 8), parameters)
         out.append(estimate_kernels(m, n, k, batch, factor, parameters, rates).total_s.min(axis=1))
     return np.concatenate(out) + overhead_s
@@ -244,11 +255,16 @@ def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.
 
 
 def fit(
-    rows: pd.DataFrame, form: Form, rates: DeviceRates, layout: str, factors: dict[str, dict[str, float]] | None
+    rows: pd.DataFrame,
+    form: Form,
+    rates: DeviceRates,
+    layout: str,
+    factors: dict[str, dict[str, float]] | None,
+    start: Array | None = None,
 ) -> Array:
     """Least squares of log(predicted / measured), outliers damped, pulled weakly to the start."""
     sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
-    target, prior = np.log(sample.latency_s.to_numpy()), form.start()
+    target, prior = np.log(sample.latency_s.to_numpy()), form.start() if start is None else start
 
     def residuals(x: Array) -> Array:
         overhead = form.values(x).get("overhead_s", 0.0)
@@ -347,13 +363,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in chosen:
         device = load_device(name)
         sections: dict[str, Any] = {}
+        libraries: dict[str, Any] = {}
         provenance: dict[str, Any] = {
             "command": "python scripts/calibrate_gemm.py --data DIR --device " + name,
             "date": today,
             "split": "a fifth of whole (n, k) shapes held out",
             "sections": {},
         }
-        intervals: dict[str, Any] = {}
+        intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
         borrowed = ALIGNMENT_FROM.get(device.architecture)
         for source in (s for s in SOURCES if s.device == name):
             own_table = source.table == "paper_gemm.csv"
@@ -363,7 +380,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if own_table
                 else ()
             )
-            form = Form(TILES[device.architecture], hot=source.hot_cache, alignment=entries, overhead=own_table)
+            form = Form(
+                TILES[device.architecture],
+                hot=source.hot_cache,
+                alignment=entries,
+                overhead=own_table,
+                cast=source.dtype in NARROW,
+            )
             rates = device_rates(device, source.dtype, hot=source.hot_cache)
             train, held = split_by_shape(source.rows(given.data))
             x = fit(train, form, rates, source.layout, factors)
@@ -379,9 +402,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 section["alignment_factor"], report["alignment"] = fit_alignment_table(
                     given.data, ALIGNMENT_SOURCES[name], device, section
                 )
+                factors = section["alignment_factor"]
             elif not own_table:
                 report["alignment"] = {"borrowed_from": borrowed}
-            sections[source.dtype], intervals[source.dtype] = section, interval(predicted, held.latency_s.to_numpy())
+            for library in sorted(set(train.library) - {""}):
+                seen, unseen = train[train.library == library], held[held.library == library]
+                own = form.section(fit(seen, form, rates, source.layout, factors, start=x), factors)
+                guess = predict_rows(unseen, own, rates, source.layout)
+                libraries.setdefault(library, {})[source.dtype] = own
+                intervals["libraries"].setdefault(library, {})[source.dtype] = interval(
+                    guess, unseen.latency_s.to_numpy()
+                )
+                report.setdefault("libraries", {})[library] = judge(guess, unseen.latency_s.to_numpy())
+            sections[source.dtype] = section
+            intervals["dtypes"][source.dtype] = interval(predicted, held.latency_s.to_numpy())
             provenance["sections"][source.dtype] = report
             print(name, source.dtype, json.dumps(report), flush=True)
         record = {
@@ -389,7 +423,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "kind": "gemm",
             "devices": [name, *SHARED_CHIPS.get(name, ())],
             "architecture": device.architecture,
-            "parameters": {"dtypes": sections},
+            "parameters": {"dtypes": sections, "libraries": libraries},
             "interval": intervals,
             "provenance": provenance,
         }

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-# Shapes priced together: 2048 shapes x 100 kernels of float64 are 1.6 MB, which stays in a core's cache.
-ROWS_PER_BLOCK = 2048
+# Shapes priced together. 32 shapes x 112 kernels of float64 are 28 kB: such an array stays in the first cache, and the
+# C library takes it from its heap. At 64 and more it maps fresh pages each time, which doubles the time.
+ROWS_PER_BLOCK = 32
 
 # Whose fractions a dtype borrows in a record that lacks it, nearest first.
 DTYPE_KIN = {
@@ -57,7 +58,9 @@ _DTYPE_WIDENING = 1.6
 ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
-def price_gemm(operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False) -> GemmPrice:
+def price_gemm(
+    operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False, library: str = ""
+) -> GemmPrice:
     """Price one GEMM, or arrays of them.
 
     Args:
@@ -65,6 +68,7 @@ def price_gemm(operation: Gemm, device: Device, record: CalibrationRecord, *, ho
         device: The device.
         record: A record of kind ``gemm``.
         hot_cache: Operands may lie in the last-level cache from a previous run, as in a benchmark.
+        library: Library and version whose kernels are meant, if the record knows it; otherwise the middle of all.
 
     Returns:
         The price; floats for int dims, arrays for array dims.
@@ -77,7 +81,7 @@ def price_gemm(operation: Gemm, device: Device, record: CalibrationRecord, *, ho
     )
     shape = dims[0].shape
     m, n, k, batch = (dim.reshape(-1) for dim in dims)
-    price = _price_flat(m, n, k, batch, operation.layout, operation.dtype, device, record, hot_cache)
+    price = _price_flat(m, n, k, batch, operation.layout, operation.dtype, device, record, hot_cache, library)
     columns: dict[str, Any] = {name: getattr(price, name) for name in _ARRAY_FIELDS}
     return replace(
         price, **{name: float(column[0]) if shape == () else column.reshape(shape) for name, column in columns.items()}
@@ -94,7 +98,7 @@ def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationR
         m, n, k, batch = (
             np.array([float(getattr(operations[i], name)) for i in indices]) for name in ("m", "n", "k", "batch")
         )
-        flat = _price_flat(m, n, k, batch, layout, dtype, device, record, False)
+        flat = _price_flat(m, n, k, batch, layout, dtype, device, record, False, "")
         columns: dict[str, Any] = {name: getattr(flat, name).tolist() for name in _ARRAY_FIELDS}
         for position, index in enumerate(indices):
             prices[index] = replace(flat, **{name: column[position] for name, column in columns.items()})
@@ -168,13 +172,14 @@ def _price_flat(
     device: Device,
     record: CalibrationRecord,
     hot_cache: bool,
+    library: str,
 ) -> GemmPrice:
     """Price 1-d arrays of shapes, block by block."""
     flops, num_bytes = 2.0 * m * n * k * batch, (m * k + k * n + m * n) * batch * get_dtype(dtype).num_bytes
     floor_s = np.asarray(roofline_s(flops, num_bytes, device, dtype))
     if device.roofline_only or device.num_sms is None:
         return _roofline_price(flops, num_bytes, floor_s, device, dtype)
-    parameters, source_dtype = _section(record.id, record, dtype)
+    parameters, source_dtype, interval = _section(record, dtype, library)
     rates = rates_of(device, dtype)
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
@@ -196,7 +201,7 @@ def _price_flat(
     time_s = np.maximum(columns.pop("time_s"), floor_s)
     same = source_dtype == dtype or frozenset({source_dtype, dtype}) in _SAME_KERNELS
     widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
-    low, high = interval_factors(record.interval[source_dtype], time_s, widening)
+    low, high = interval_factors(interval, time_s, widening)
     label = record.label if same else f"{record.label}, fractions of {source_dtype}"
     return GemmPrice(
         time_s=time_s,
@@ -270,21 +275,28 @@ def interval_factors(interval: Any, time_s: Array, widening: float) -> tuple[Arr
     return np.asarray(interval["low"])[regime] ** widening, np.asarray(interval["high"])[regime] ** widening
 
 
-_SECTIONS: dict[tuple[str, str], tuple[GemmParameters, str]] = {}
+# Unfolded sections by record, library and dtype. Records ship with the package: a few dozen at most.
+_SECTIONS: dict[tuple[str, str, str], tuple[GemmParameters, str, Any]] = {}
 
 
-def _section(record_id: str, record: CalibrationRecord, dtype: str) -> tuple[GemmParameters, str]:
-    """Parameters for a dtype, its own or its nearest kin's, unfolded once per record."""
-    key = (record_id, dtype)
+def _section(record: CalibrationRecord, dtype: str, library: str) -> tuple[GemmParameters, str, Any]:
+    """Parameters and interval for a dtype, its own or its nearest kin's, and whose they are; unfolded once per record.
+
+    A library that the record does not know is priced as the middle of all.
+    """
+    key = (record.id, library, dtype)
     if key not in _SECTIONS:
-        sections = record.parameters["dtypes"]
+        sections, intervals = record.parameters["dtypes"], record.interval["dtypes"]
         for name in (dtype, *DTYPE_KIN[dtype]):
+            if name in record.parameters["libraries"].get(library, {}):
+                sections = record.parameters["libraries"][library]
+                intervals = record.interval["libraries"][library]
             if name in sections:
-                _SECTIONS[key] = (read_parameters(sections[name]), name)
+                _SECTIONS[key] = (read_parameters(sections[name]), name, intervals[name])
                 break
         else:
             raise CalibrationError(
-                f"record {record_id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
+                f"record {record.id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
                 f"it has {', '.join(sections)}"
             )
     return _SECTIONS[key]

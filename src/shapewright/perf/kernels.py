@@ -6,7 +6,7 @@ Legend: rows of an array are shapes, columns are kernels of the menu. For one ke
     waves   = soft(tiles / slots)                                    last wave partly empty, see below
     tile_s  = (k/s + fill) bm bn / (rate per SM * efficiency * alignment factor)
     feed_s  = (bm + bn) k/s element bytes / (feed ratio * bandwidth / SMs)
-    time    = start + [(waves max(tile_s, feed_s))^p + (traffic / bandwidth)^p]^(1/p) + split cost
+    time    = start + [(waves max(tile_s, feed_s))^p + (traffic / bandwidth)^p]^(1/p) + split cost + cast of A
 
 ``soft`` is ceil(tiles/slots), less a fitted share of what the last wave leaves empty: persistent and stream-k kernels
 give part of it back. p says how well arithmetic and traffic overlap. ``rate`` falls under power as the work grows.
@@ -67,6 +67,10 @@ class GemmParameters:
         k_step: Granularity of the contraction loop. [element]
         hot_cache_speedup: Rate of the last-level cache over that of memory, for operands left there by a previous run.
         hot_cache_share: Share of the cache that such operands can fill.
+        cast_bytes_per_element: Memory traffic of casting one element of A to this dtype before the product, 0 where
+            operands come as they are. [byte]
+        cast_row_s: Added cost of that cast per row of A. [s]
+        write_ratio: Cost of writing a byte of C, in bytes read.
         alignment_factor: Rate factor by role of a contiguous dimension (row 0: it is contracted, row 1: it is free) and
             alignment class; shape [2, 8].
     """
@@ -87,6 +91,9 @@ class GemmParameters:
     k_step: float
     hot_cache_speedup: float
     hot_cache_share: float
+    cast_bytes_per_element: float
+    cast_row_s: float
+    write_ratio: float
     alignment_factor: Array
 
 
@@ -129,6 +136,9 @@ _SCALARS = (
     "k_step",
     "hot_cache_speedup",
     "hot_cache_share",
+    "cast_bytes_per_element",
+    "cast_row_s",
+    "write_ratio",
 )
 
 
@@ -198,7 +208,7 @@ def estimate_kernels(
     )
     compute_s = num_waves * np.maximum(tile_s, feed_s)
 
-    traffic_bytes = batch * (m * k + k * n + m * n) * rates.element_bytes
+    traffic_bytes = batch * (m * k + k * n + p.write_ratio * m * n) * rates.element_bytes
     split_bytes = np.where(p.split_k > 1, 2.0 * p.split_k * batch * m * n * _ACCUMULATOR_BYTES, 0.0)
     bandwidth = p.bandwidth_fraction * rates.bandwidth_bytes_per_s
     if rates.l2_bytes and p.hot_cache_speedup > 1.0:
@@ -209,7 +219,8 @@ def estimate_kernels(
     joined = worst * ((compute_s / worst) ** p.overlap_power + (memory_s / worst) ** p.overlap_power) ** (
         1.0 / p.overlap_power
     )
-    total_s = p.start_s + joined + np.where(p.split_k > 1, p.split_start_s, 0.0)
+    cast_s = batch * m * (k * p.cast_bytes_per_element / bandwidth + p.cast_row_s)
+    total_s = p.start_s + cast_s + joined + np.where(p.split_k > 1, p.split_start_s, 0.0)
     return KernelTimes(
         total_s=total_s, compute_s=compute_s, memory_s=memory_s, num_tiles=num_tiles, num_waves=full_waves
     )
