@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the trace extra: PyTorch")
 pytest.importorskip("transformers", reason="needs the trace extra: transformers")
 
-from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, model_type_of, tiny_config
+from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, hf_config, model_type_of, tiny_config
 
 from shapewright.config import count_parameters, list_presets, load_preset
 from shapewright.config.hf import read_hf
@@ -40,6 +40,15 @@ def test_tiny_models(key: str) -> None:
     """Every family and variant, in sizes that differ from each other, has transformers' count."""
     config = tiny_config(key)
     assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+
+
+@pytest.mark.parametrize("key", TINY_CONFIGS)
+def test_implied_values(key: str) -> None:
+    """What a config leaves out, such as the window of each layer, is filled in as transformers does it."""
+    config = tiny_config(key)
+    filled = hf_config(config).to_dict()
+    implied, explicit = read_hf(config).config, read_hf(filled).config
+    assert replace(implied, model_type="") == replace(explicit, model_type="")
 
 
 @pytest.mark.parametrize("name", list_presets())
