@@ -45,7 +45,13 @@ def rule_page(code_or_name: str) -> str:
     fields = ", ".join(f"`{path}`" for path in rule.reads)
     about = f"Family: {rule.family}. Since version {rule.since}. Reads {fields}."
     summary, _, body = rule.page.partition("\n")
-    return f"# {rule.code} {rule.name}\n\n{summary}\n\n{about}\n\n{body.strip()}\n"
+    return f"# {rule.code} {rule.name}\n\n{summary}\n\n{about}\n\n{_fence_examples(body.strip())}\n"
+
+
+def _fence_examples(text: str) -> str:
+    """Put doctests into code blocks: Markdown would take their prompts for quotations."""
+    parts = [f"```python\n{part.strip()}\n```" if part.startswith(">>> ") else part for part in text.split("\n\n")]
+    return "\n\n".join(parts)
 
 
 def select_rules(patterns: Iterable[str]) -> frozenset[str]:

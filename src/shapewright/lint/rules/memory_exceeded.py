@@ -25,6 +25,7 @@ False
 ## Fix safety
 
 `runtime`. Recomputation takes time, sharding takes communication; those that fit are listed with the fastest first.
+Where nothing fits on the same devices, the layout that needs fewest devices is given.
 
 ## When it does not matter
 
@@ -38,7 +39,8 @@ offloading can let one above it run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shapewright.lint.needs import divisors
@@ -59,49 +61,51 @@ def check(case: WhatIf) -> Iterator[Violation]:
         actual=format_bytes(case.device.memory_bytes),
         wanted=f"at least {format_bytes(needed_bytes)}",
         problem=f"of {case.device.name} is less than the {format_bytes(needed_bytes)} that the step needs",
-        repairs=tuple(repair for repair in _repairs(case) if _fits(case, repair)),
+        repairs=tuple(_fitting(case, _same_devices(case))) or tuple(_fitting(case, _more_devices(case)))[:1],
         severity="error",
     )
 
 
-def _fits(case: WhatIf, repair: Repair) -> bool:
-    after = case.changed(repair.changes)
-    return after is not None and after.fits
+def _fitting(case: WhatIf, candidates: Iterable[dict[str, Any]]) -> Iterator[Repair]:
+    """Repairs that fit; lazily, so that the first of many costs no more than those before it."""
+    for changes in candidates:
+        after = case.changed(changes)
+        if after is not None and after.fits:
+            title = "use " + ", ".join(f"{name}={value}" for name, value in changes.items())
+            yield Repair(kind="runtime", title=title, changes=changes)
 
 
-def _repairs(case: WhatIf) -> Iterator[Repair]:
-    """One thing at a time, and the usual pair of recomputation and a small micro-batch; on the same devices."""
-    changes_to_try: list[dict[str, Any]] = []
+def _same_devices(case: WhatIf) -> Iterator[dict[str, Any]]:
+    """One thing at a time, and the usual pair of recomputation and a small micro-batch."""
     workload, layout = case.workload, case.layout
     if workload.attention == "unfused":
-        changes_to_try.append({"attention": "flash"})
+        yield {"attention": "flash"}
     recompute = [mode for mode in ("selective", "full") if workload.is_training and mode != workload.recompute]
-    changes_to_try += [{"recompute": mode} for mode in recompute]
+    yield from ({"recompute": mode} for mode in recompute)
     smaller = [size for size in reversed(divisors(workload.micro_batch_size)) if size < workload.micro_batch_size]
-    changes_to_try += [{"micro_batch_size": size} for size in smaller]
+    yield from ({"micro_batch_size": size} for size in smaller)
     if workload.is_training and layout.data_parallel > 1:
-        changes_to_try += [{"zero_stage": stage} for stage in range(layout.zero_stage + 1, 4)]
-    changes_to_try += _more_tensor_parallel(case)
-    if smaller and recompute:
-        changes_to_try.append({"micro_batch_size": 1, "recompute": "full"})
-    for changes in changes_to_try:
-        title = "use " + ", ".join(f"{name}={value}" for name, value in changes.items())
-        yield Repair(kind="runtime", title=title, changes=changes)
-
-
-def _more_tensor_parallel(case: WhatIf) -> list[dict[str, Any]]:
-    """Larger degrees inside a node, from replicas where there are some and from more devices where there are none."""
-    layout = case.layout
-    found: list[dict[str, Any]] = []
+        yield from ({"zero_stage": stage} for stage in range(layout.zero_stage + 1, 4))
     for degree in divisors(case.device.node_size):
         factor, rest = divmod(degree, layout.tensor_parallel)
-        if rest or factor < 2:
-            continue
-        changes = {"tensor_parallel": degree}
-        if layout.data_parallel % factor == 0:
-            changes["data_parallel"] = layout.data_parallel // factor
-        found.append(changes)
-    return found
+        if factor > 1 and not rest and layout.data_parallel % factor == 0:
+            yield {"tensor_parallel": degree, "data_parallel": layout.data_parallel // factor}
+    if smaller and recompute:
+        yield {"micro_batch_size": 1, "recompute": "full"}
+
+
+def _more_devices(case: WhatIf) -> Iterator[dict[str, Any]]:
+    """More devices, as few as can be: tensor parallelism inside a node first, then pipeline stages."""
+    degrees = [degree for degree in divisors(case.device.node_size) if degree % case.layout.tensor_parallel == 0]
+    stages = [count for count in divisors(case.config.num_layers) if count % case.layout.pipeline_parallel == 0]
+    layouts = sorted(itertools.product(stages, degrees), key=lambda pair: (pair[0] * pair[1], pair[0]))
+    for stage_count, degree in layouts:
+        changes = {"tensor_parallel": degree, "pipeline_parallel": stage_count}
+        changed = {name: value for name, value in changes.items() if value != getattr(case.layout, name)}
+        if changed:
+            yield changed
+            if case.workload.is_training and case.workload.recompute != "full":
+                yield {**changed, "recompute": "full"}
 
 
 RULE = Rule(
