@@ -96,7 +96,7 @@ def price_attention(
     for name in np.unique(kernel_names):
         here = kernel_names == name
         fresh = _estimate(operation, shape, rates, _Kernel(record, section, str(name)), hot_cache=hot_cache)
-        columns = {key: np.where(here, value, columns.get(key, value)) for key, value in fresh.items()}
+        columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns["total_s"], floor_s)
     widening = record.interval_widening * (1.0 if is_own and not operation.is_backward else _ASSUMED_WIDENING)
     return Price(
@@ -145,15 +145,22 @@ def _estimate(
             "low": low,
             "high": high,
         }
-        columns = {key: np.where(needed, value, columns.get(key, value)) for key, value in fresh.items()}
+        columns = _merge(needed, fresh, columns)
     return columns
+
+
+def _merge(where: NDArray[np.bool_], fresh: dict[str, Array], columns: dict[str, Array]) -> dict[str, Array]:
+    """Put fresh values in their places; the first ones may fill every place, later ones overwrite."""
+    if not columns:
+        return fresh
+    return {key: np.where(where, value, columns[key]) for key, value in fresh.items()}
 
 
 def _kernels_of(shape: AttentionShape, section: Mapping[str, Any]) -> NDArray[np.str_]:
     """Name of the kernel that each call's head width takes; latent heads (d != d_v) take the main one."""
     names = np.full(shape.head_dim.shape, "main", dtype=object)
-    listed = {int(width): str(name) for width, name in section["kernel_of_head_dim"].items()}
-    for width, name in listed.items():
+    for listed, name in section["kernel_of_head_dim"].items():
+        width = int(listed)
         beyond = shape.head_dim > _WIDEST_FLASH_HEAD if width > _WIDEST_FLASH_HEAD else shape.head_dim == width
         names = np.where(beyond & (shape.head_dim == shape.v_head_dim), name, names)
     return names.astype(np.str_)

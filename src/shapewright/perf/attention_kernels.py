@@ -370,7 +370,8 @@ def _pad_head(head_dim: Array, p: PrefillParameters) -> Array:
     """Head width that the kernel computes: the next it was compiled for, or the width itself beyond the last."""
     compiled = np.asarray(p.kernel_head_dims, dtype=float)
     index = np.minimum(np.searchsorted(compiled, head_dim), len(compiled) - 1)
-    return np.maximum(compiled[index], head_dim)
+    padded: Array = np.maximum(compiled[index], head_dim)
+    return padded
 
 
 def _soften(waves: Array, tail_fraction: float) -> Array:
