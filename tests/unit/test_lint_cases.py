@@ -23,6 +23,7 @@ from shapewright.lint import Finding, list_rules
 from shapewright.lint.example import example_case
 from shapewright.lint.judge import judge
 from shapewright.lint.registry import get_rule
+from shapewright.lint.what_if import WhatIf
 
 CASES = Path(__file__).parents[1] / "lint"
 SECTION = re.compile(r"^## (Fires|Silent|Boundary)\b[^\n]*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -48,9 +49,16 @@ def all_blocks() -> list[Any]:
     ]
 
 
-def findings_of(code: str, changes: dict[str, Any]) -> list[Finding]:
-    """What one rule finds on the example shape with changes."""
-    rule, case = get_rule(code), example_case(**changes)
+def config_changes(block: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a block changes, lists as the tuples that they stand for."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in block.items() if name != "expect"
+    }
+
+
+def findings_of(code: str, case: WhatIf) -> list[Finding]:
+    """What one rule finds."""
+    rule = get_rule(code)
     judged = [judge(rule, violation, case) for violation in rule.check(case)]
     return [finding for finding in judged if finding is not None]
 
@@ -58,15 +66,28 @@ def findings_of(code: str, changes: dict[str, Any]) -> list[Finding]:
 @pytest.mark.parametrize(("code", "heading", "block"), all_blocks())
 def test_case(code: str, heading: str, block: dict[str, Any]) -> None:
     """A rule fires, is silent, and says what its case file says."""
-    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in block.items()}
-    expected = changes.pop("expect", {})
+    expected = block.get("expect", {})
     fires = FIRES_BY_HEADING.get(heading, expected.get("fires"))
-    found = findings_of(code, changes)
+    found = findings_of(code, example_case(**config_changes(block)))
 
     assert fires is not None, "a block under Boundary says expect.fires"
     assert bool(found) == fires, [finding.message for finding in found]
     for finding in found[:1]:
         check_finding(finding, expected)
+
+
+@pytest.mark.parametrize(("code", "heading", "block"), all_blocks())
+def test_suggestions_of_a_case_mend_it(code: str, heading: str, block: dict[str, Any]) -> None:
+    """Taking any suggestion silences the rule at that field; where it promises a gain, the step is no slower."""
+    case = example_case(**config_changes(block))
+    for finding in findings_of(code, case):
+        for suggestion in finding.suggestions:
+            after = case.changed(suggestion.changes)
+
+            assert after is not None
+            assert finding.field not in [again.field for again in findings_of(code, after)], heading
+            if suggestion.predicted_gain_fraction is not None:
+                assert after.time_per_token_s <= case.time_per_token_s
 
 
 def check_finding(finding: Finding, expected: dict[str, Any]) -> None:
@@ -99,7 +120,7 @@ def test_every_file_is_of_a_rule() -> None:
 
 def test_a_wrong_case_fails() -> None:
     """The checker can fail: a case that expects another suggestion is refused."""
-    finding = findings_of("TC101", {"vocab_size": 50257})[0]
+    finding = findings_of("TC101", example_case(vocab_size=50257))[0]
 
     with pytest.raises(AssertionError):
         check_finding(finding, {"suggests": {"vocab_size": 50257}})
