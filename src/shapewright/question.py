@@ -31,6 +31,12 @@ class Question:
     device: Device
     workload: Workload
     layout: ParallelLayout
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say about the question: how the config was read, and what has no effect."""
+        return (*self.model.notes, *self.remarks)
 
     @property
     def config(self) -> TransformerConfig:
@@ -72,11 +78,13 @@ def ask(
     else:
         model = source if isinstance(source, Model) else read_model(source, overrides)
     found = device if isinstance(device, Device) else load_device(str(device))
+    remarks: tuple[str, ...] = ()
     if not isinstance(workload, Workload):
+        remarks = _ignored_fields(model.config, workload or {})
         workload = complete_workload(model.config, found, workload or {})
     if not isinstance(layout, ParallelLayout):
         layout = ParallelLayout(**(layout or {}))
-    return Question(model=model, device=found, workload=workload, layout=layout)
+    return Question(model=model, device=found, workload=workload, layout=layout, remarks=remarks)
 
 
 def complete_workload(config: TransformerConfig, device: Device, given: Mapping[str, Any]) -> Workload:
@@ -102,3 +110,13 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     fused = device.architecture not in _ARCHITECTURES_WITHOUT_FUSED_ATTENTION
     fields.setdefault("attention", "flash" if fused else "unfused")
     return Workload(**fields)
+
+
+def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line for each field that was given and changes nothing."""
+    phase, lines = given.get("phase") or "train", []
+    if phase == "decode" and config.stack == "decoder" and given.get("seq_len") is not None:
+        lines.append(f"seq_len={given['seq_len']} has no effect in decode; context_len says how long the cache is")
+    if phase == "train" and given.get("kv_cache_dtype") is not None:
+        lines.append(f"kv_cache_dtype={given['kv_cache_dtype']} has no effect in train, which keeps no cache")
+    return tuple(lines)

@@ -65,9 +65,17 @@ def command(
 
     if fix and not output:
         raise click.UsageError("--fix needs -o FILE: the config that was read is never overwritten silently")
+    if output == "-":
+        raise click.UsageError("-o needs a file name: standard output carries the report")
+    if as_json and form == "sarif":
+        raise click.UsageError("--json and --format sarif contradict each other: give one of them")
     if output and not fix:
         raise click.UsageError("-o has no effect without --fix")
     question = ask_from_options(config, device, given)
+    if fix and question.model.raw is None:
+        raise ConfigError(
+            "a model described by flags alone has no form to write back; start from a config.json or a preset"
+        )
     codes = [part for entry in ignore for part in entry.split(",") if part]
     report = check_model(
         question.config,
@@ -77,25 +85,21 @@ def command(
         ignore=codes,
         uncalibrated=uncalibrated,
     )
+    if output:
+        # Before the report: if it cannot be written, nothing else is said.
+        from shapewright.config import write_back
+
+        fixed = fix_config(question.config, report)
+        write_json_file(output, write_back(question.model, fixed))
+        nothing = " (no exact suggestion to apply)" if fixed == question.config else ""
+        click.echo(f"wrote {output}{nothing}", err=True)
     form = "json" if as_json else form
     if form == "json":
-        print_json({**to_json(report), "source": question.model.source, "notes": list(question.model.notes)})
+        print_json({**to_json(report), "source": question.model.source, "notes": list(question.notes)})
     elif form == "sarif":
         print_json(to_sarif(report, config or "flags"))
     else:
         from shapewright.report.check_text import print_check
 
-        print_check(report, make_console(), notes=question.model.notes)
-    if fix and output:
-        from shapewright.config import write_back
-
-        if question.model.raw is None:
-            raise ConfigError(
-                "a model described by flags alone has no form to write back; start from a config.json or a preset"
-            )
-        fixed = fix_config(question.config, report)
-        write_json_file(output, write_back(question.model, fixed))
-        click.echo(
-            f"wrote {output}" + ("" if fixed != question.config else " (no exact suggestion to apply)"), err=True
-        )
+        print_check(report, make_console(), notes=question.notes)
     return exit_code(report, fail_on)

@@ -24,7 +24,7 @@ def make_console() -> Console:
     """Return a console on standard output; NO_COLOR and pipes turn colour off."""
     from rich.console import Console
 
-    is_terminal = sys.stdout.isatty()
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = (
         shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
         if is_terminal

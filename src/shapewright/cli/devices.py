@@ -7,23 +7,28 @@ import click
 from shapewright.cli.console import make_console, print_json
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    invoke_without_command=True,
+    epilog="\b\nExamples:\n  shapewright devices\n  shapewright devices show h100-sxm-80gb\n"
+    "  shapewright devices template > my-device.toml",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> int | None:
     """List devices; 'devices show NAME' shows one with its sources, 'devices template' a file to fill in."""
     if ctx.invoked_subcommand is not None:
         return None
-    from shapewright.report.devices import devices_table, devices_to_json
+    from shapewright.report.columns import print_table
+    from shapewright.report.devices import device_columns, devices_to_json
 
     if as_json:
         print_json(devices_to_json())
     else:
-        make_console().print(devices_table())
+        print_table(device_columns(), make_console())
     return 0
 
 
-@command.command("show")
+@command.command("show", epilog="\b\nExamples:\n  shapewright devices show h100-sxm-80gb")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def show(name: str, as_json: bool) -> int:
@@ -39,7 +44,11 @@ def show(name: str, as_json: bool) -> int:
     return 0
 
 
-@command.command("template")
+@command.command(
+    "template",
+    epilog="\b\nExamples:\n  shapewright devices template > my-device.toml",
+    short_help="Print a file to fill in.",
+)
 def template() -> int:
     """Print a device file to fill in; use it with --device ./my-device.toml."""
     from shapewright.hardware import device_template

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 import click
 
@@ -66,25 +67,48 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 fine, 1 findings, 2 usage or bad input."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name outside the terminal's alphabet is no error
     try:
         code = cli.main(args=arguments, prog_name="shapewright", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(EXIT_USAGE)
     except click.ClickException as error:
-        _fail(" ".join(error.format_message().split()))
+        _fail(_usage_words(error))
     except ShapewrightError as error:
         _fail(str(error))
     except BrokenPipeError:
         # The reader of our output went away (shapewright ... | head): nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(EXIT_FINE)
+    except OSError as error:
+        _drop_output()
+        _fail(f"cannot write the output ({error.strerror or error}); write it to another place")
     except (KeyboardInterrupt, click.Abort):
         click.echo("stopped", err=True)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else EXIT_FINE)
 
 
+def _usage_words(error: click.ClickException) -> str:
+    """What click has to say, in one line that ends with where to look."""
+    words = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
+        return f"{words}; give the name of a device or a device file, 'shapewright devices' lists all"
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shapewright"
+    return f"{words}; see '{path} --help'"
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, or the interpreter would complain about it at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str) -> None:
-    click.echo(f"shapewright: {message}", err=True)
+    click.echo(f"shapewright: {' '.join(message.split())}", err=True)
     sys.exit(EXIT_USAGE)

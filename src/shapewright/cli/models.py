@@ -14,10 +14,11 @@ from shapewright.cli.console import make_console, print_json
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(pattern: str | None, as_json: bool) -> int:
     """List model presets, or those whose name holds PATTERN."""
-    from shapewright.report.models import models_table, models_to_json
+    from shapewright.report.columns import print_table
+    from shapewright.report.models import model_columns, models_to_json
 
     if as_json:
         print_json(models_to_json(pattern))
     else:
-        make_console().print(models_table(pattern))
+        print_table(model_columns(pattern), make_console())
     return 0

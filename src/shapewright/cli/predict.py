@@ -40,6 +40,8 @@ def command(
     CONFIG is a preset (see 'shapewright models'), a Hugging Face config.json or model folder, a hub id
     (organisation/name), or nothing if the model flags say it all.
     """
+    if show_all and (as_json or explain):
+        raise click.UsageError("--all has no effect with --json or --explain, which leave nothing out")
     question = ask_from_options(config, device, given)
     prediction = question.predict(uncalibrated=uncalibrated)
     if explain:
@@ -55,11 +57,10 @@ def command(
     elif as_json:
         from shapewright.report.prediction_json import prediction_to_json
 
-        print_json(
-            {**prediction_to_json(prediction), "source": question.model.source, "notes": list(question.model.notes)}
-        )
+        facts = prediction_to_json(prediction)
+        print_json({**facts, "source": question.model.source, "notes": list(question.notes)})
     else:
         from shapewright.report.prediction_text import print_prediction
 
-        print_prediction(prediction, make_console(), notes=question.model.notes, top=None if show_all else 20)
+        print_prediction(prediction, make_console(), notes=question.notes, top=None if show_all else 20)
     return 0

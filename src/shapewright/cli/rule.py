@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from shapewright.cli.console import make_console
+from shapewright.cli.console import make_console, print_json
+
+if TYPE_CHECKING:
+    from shapewright.lint.rule import Rule
 
 
-@click.command(epilog="\b\nExamples:\n  shapewright rule\n  shapewright rule TC101")
+@click.command(
+    epilog="\b\nExamples:\n  shapewright rule\n  shapewright rule TC101\n  shapewright rule wave-tail --json"
+)
 @click.argument("code", required=False)
-def command(code: str | None) -> int:
-    """Print the page of rule CODE, or list all rules."""
-    from shapewright.lint import list_rules, rule_page
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def command(code: str | None, as_json: bool) -> int:
+    """Print the page of rule CODE (its name does too), or list all rules."""
+    from shapewright.lint import get_rule, list_rules, rule_page
+    from shapewright.report.columns import columns_of, print_table
 
-    if code is not None:
+    if as_json:
+        rules = list_rules() if code is None else (get_rule(code),)
+        pages = [_to_json(rule) | ({} if code is None else {"page": rule_page(rule.code)}) for rule in rules]
+        print_json({"schema_version": 1, "rules": pages})
+    elif code is None:
+        rows = [[rule.code, rule.name, rule.summary] for rule in list_rules()]
+        names = (("code", 0, True), ("name", 0, True), ("what it finds", 1, True))
+        print_table(columns_of(rows, names), make_console())
+    else:
+        _print_page(rule_page(code))
+    return 0
+
+
+def _print_page(page: str) -> None:
+    """Print Markdown: set for a terminal, as it is into a pipe or a file."""
+    console = make_console()
+    if console.is_terminal:
         from rich.markdown import Markdown
 
-        make_console().print(Markdown(rule_page(code)))
-        return 0
-    from rich.table import Table
+        console.print(Markdown(page))
+    else:
+        click.echo(page, nl=False)
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("code", "name", "what it finds"):
-        table.add_column(name)
-    for rule in list_rules():
-        table.add_row(rule.code, rule.name, rule.summary)
-    make_console().print(table)
-    return 0
+
+def _to_json(rule: Rule) -> dict[str, Any]:
+    return {
+        "code": rule.code,
+        "name": rule.name,
+        "family": rule.family,
+        "since": rule.since,
+        "reads": list(rule.reads),
+        "summary": rule.summary,
+    }

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.report.prediction_text import describe, operations_table, verdict_table
+from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.prediction_text import operation_columns, print_verdict
 from shapewright.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from shapewright.lint import BetterShape, CheckReport, Finding
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _OPERATIONS_SHOWN = 8
+# What the prediction warns of and a finding says better.
+_SAID_BY_FINDING = {"ME101": "does not fit", "CF101": "max_position_embeddings"}
 
 
 def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...] = ()) -> None:
@@ -27,8 +29,7 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
     """
     prediction = report.prediction
     if prediction is not None:
-        console.print(describe(prediction), style="bold")
-        console.print(verdict_table(prediction))
+        print_verdict(prediction, console)
         console.print()
     for finding in report.findings:
         print_finding(finding, console)
@@ -38,20 +39,28 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
         console.print(f"{report.num_suppressed} findings left out by --ignore", style="dim")
     if prediction is not None:
         console.print()
-        console.print(operations_table(prediction, top=_OPERATIONS_SHOWN))
+        print_table(operation_columns(prediction, top=_OPERATIONS_SHOWN), console)
+        shown = min(_OPERATIONS_SHOWN, len(prediction.operations))
         console.print(
-            f"slowest {_OPERATIONS_SHOWN} of {len(prediction.operations)} operations; 'shapewright predict' lists more",
-            style="dim",
+            f"slowest {shown} of {len(prediction.operations)} operations; 'shapewright predict' lists more", style="dim"
         )
         if report.better_shapes:
             console.print()
             console.print(
-                "nearest better shapes of almost the same size (another model: to be trained anew)", style="bold"
+                "nearest better shapes of almost the same size (but for a padded vocabulary, models to train anew)",
+                style="bold",
             )
-            console.print(better_shapes_table(report.better_shapes))
-    shown = (*notes, *(prediction.warnings if prediction is not None else ()))
-    for line in shown:
+            print_table(better_shape_columns(report.better_shapes), console)
+    for line in (*notes, *_unsaid_warnings(report)):
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def _unsaid_warnings(report: CheckReport) -> list[str]:
+    """Warnings of the prediction that no finding repeats with its remedy."""
+    found = {finding.code for finding in report.findings}
+    said = tuple(text for code, text in _SAID_BY_FINDING.items() if code in found)
+    warnings = report.prediction.warnings if report.prediction is not None else ()
+    return [line for line in warnings if not any(text in line for text in said)]
 
 
 def print_finding(finding: Finding, console: Console) -> None:
@@ -59,29 +68,32 @@ def print_finding(finding: Finding, console: Console) -> None:
     cost = ""
     if finding.cost_s is not None and finding.cost_fraction is not None:
         cost = f" [costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step]"
+    # The message of one line ends with the suggestions, which follow here on lines of their own.
+    message = finding.message.removesuffix("; " + " or ".join(suggestion.title for suggestion in finding.suggestions))
     console.print(
-        f"{finding.severity}: {finding.code} {finding.name}: {finding.message}{cost}",
+        f"{finding.severity}: {finding.code} {finding.name}: {message}{cost}",
         style=_STYLES[finding.severity],
         soft_wrap=True,
     )
     for suggestion in finding.suggestions:
         facts = [suggestion.kind]
         if suggestion.predicted_gain_fraction is not None:
-            facts.append(f"{format_percent(suggestion.predicted_gain_fraction)} faster")
+            facts.append(f"saves {format_percent(suggestion.predicted_gain_fraction)}")
         if suggestion.parameters_change_fraction:
             facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
         console.print(f"    -> {suggestion.title} ({', '.join(facts)})", soft_wrap=True)
 
 
-def better_shapes_table(shapes: tuple[BetterShape, ...]) -> Table:
-    """Alternatives, best first."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("change", overflow="fold")
-    for name in ("step", "speed-up", "parameters"):
-        table.add_column(name, justify="right")
-    for shape in shapes:
-        change = f"{100.0 * shape.parameters_change_fraction:+.2g} %" if shape.parameters_change_fraction else "same"
-        table.add_row(shape.title, format_seconds(shape.step_time_s), f"{shape.speedup:.3f}x", change)
-    return table
+def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
+    """Alternatives, best first, as the columns of a table."""
+    rows = [
+        [
+            shape.title,
+            format_seconds(shape.step_time_s),
+            f"{shape.speedup:.3f}x",
+            f"{100.0 * shape.parameters_change_fraction:+.2g} %" if shape.parameters_change_fraction else "same",
+        ]
+        for shape in shapes
+    ]
+    names = (("change", 0, True), ("step", 0, False), ("speed-up", 0, False), ("parameters", 1, False))
+    return columns_of(rows, names)

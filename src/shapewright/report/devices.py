@@ -8,14 +8,28 @@ from typing import TYPE_CHECKING, Any
 from shapewright.errors import CalibrationError
 from shapewright.hardware import list_devices, load_device
 from shapewright.perf.calibration import RECORD_KINDS, load_record
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
-from shapewright.units import TERA, format_bytes
+from shapewright.units import GIGA, TERA, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from shapewright.hardware import Device
+
+# Heading, how soon it leaves a narrow terminal, whether it is words.
+_COLUMNS = (
+    ("name", 0, True),
+    ("title", 3, True),
+    ("architecture", 2, True),
+    ("SMs", 1, False),
+    ("16-bit TFLOP/s", 1, False),
+    ("fp8 TFLOP/s", 1, False),
+    ("memory", 0, False),
+    ("TB/s", 1, False),
+    ("node", 3, False),
+    ("measured", 0, True),
+)
 
 
 def calibration_words(device: Device) -> str:
@@ -33,33 +47,26 @@ def _is_measured(kind: str, device: Device) -> bool:
         return False
 
 
-def devices_table() -> Table:
-    """All devices, one row each."""
-    from rich.table import Table
+def device_columns() -> list[Column]:
+    """All devices, one row each, as the columns of a table."""
+    return columns_of((_row(load_device(name)) for name in list_devices()), _COLUMNS)
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("name", "title", "architecture"):
-        table.add_column(name, overflow="fold")
-    for name in ("SMs", "16-bit TFLOP/s", "fp8 TFLOP/s", "memory", "TB/s", "node"):
-        table.add_column(name, justify="right")
-    table.add_column("measured")
-    for name in list_devices():
-        device = load_device(name)
-        rates = device.dense_flops_per_s
-        sixteen = rates.get("bf16", rates.get("fp16"))
-        table.add_row(
-            device.name,
-            device.title,
-            device.architecture,
-            str(device.num_sms or ""),
-            f"{sixteen / TERA:,.0f}" if sixteen else "",
-            f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
-            format_bytes(device.memory_bytes),
-            f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
-            str(device.node_size),
-            calibration_words(device),
-        )
-    return table
+
+def _row(device: Device) -> list[str]:
+    rates = device.dense_flops_per_s
+    sixteen = rates.get("bf16", rates.get("fp16"))
+    return [
+        device.name,
+        device.title,
+        device.architecture,
+        str(device.num_sms or ""),
+        f"{sixteen / TERA:,.0f}" if sixteen else "",
+        f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
+        format_bytes(device.memory_bytes),
+        f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
+        str(device.node_size),
+        calibration_words(device),
+    ]
 
 
 def device_to_json(device: Device) -> dict[str, Any]:
@@ -77,24 +84,20 @@ def devices_to_json() -> dict[str, Any]:
 
 
 def print_device(device: Device, console: Console) -> None:
-    """Every number of a device, in base units, with its source."""
-    from rich.table import Table
-
+    """Every number of a device with its source."""
     console.print(
         f"{device.title} ({device.name}), {device.vendor} {device.architecture}, numbers per {device.scope}",
         style="bold",
+        soft_wrap=True,
     )
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("number", "value", "kind", "source"):
-        table.add_column(name, overflow="fold")
+    rows = []
     for key, value in _numbers(device).items():
         origin = device.provenance.get(key, {})
         source = device.sources.get(origin.get("source", ""), {})
         place = ", ".join(part for part in (source.get("title", ""), origin.get("place", "")) if part)
-        table.add_row(
-            key, f"{value:g}" if isinstance(value, int | float) else str(value), origin.get("kind", ""), place
-        )
-    console.print(table)
+        rows.append([key, _in_units(key, value), origin.get("kind", ""), place])
+    names = (("number", 0, True), ("value", 0, False), ("kind", 0, True), ("source", 0, True))
+    print_table(columns_of(rows, names), console)
     console.print(f"measured: {calibration_words(device)}")
     if device.aliases:
         console.print("also known as: " + ", ".join(device.aliases), soft_wrap=True)
@@ -103,8 +106,21 @@ def print_device(device: Device, console: Console) -> None:
 
 
 def _numbers(device: Device) -> dict[str, Any]:
-    """Fields with a value, rates one by one."""
-    words = {"name", "title", "vendor", "architecture", "scope", "aliases", "provenance", "sources", "notes"}
-    facts = {key: value for key, value in asdict(device).items() if key not in words and value not in (None, "")}
-    rates = facts.pop("dense_flops_per_s")
-    return {**{f"dense_flops_per_s.{dtype}": rate for dtype, rate in rates.items()}, **facts}
+    """Every number, and the two words that say how numbers are to be read."""
+    words = {"intra_node_link": device.intra_node_link, "compute_capability": device.compute_capability}
+    return {**device.numbers, **{key: word for key, word in words.items() if word}}
+
+
+def _in_units(key: str, value: float | str) -> str:
+    """A number of a device file in the unit that people say it in; its key holds the base unit."""
+    if isinstance(value, str):
+        return value
+    if "flops_per_s" in key:
+        return f"{value / TERA:g} TFLOP/s"
+    if key.endswith("_bytes_per_s"):
+        return f"{value / GIGA:g} GB/s"
+    if key.endswith("_bytes"):
+        return f"{value / GIGA:g} GB" if value >= GIGA else format_bytes(value)
+    if key.endswith("_hz"):
+        return f"{value / GIGA:g} GHz"
+    return f"{value:g} W" if key.endswith("_watts") else f"{value:g}"

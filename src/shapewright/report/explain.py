@@ -10,7 +10,7 @@ from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.calibration import load_record
 from shapewright.perf.price import GemmPrice
 from shapewright.report.prediction_json import SCHEMA_VERSION, operation_to_json
-from shapewright.units import format_seconds
+from shapewright.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,36 +83,40 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
 
 def print_explanation(facts: dict[str, Any], console: Console) -> None:
     """Print explanations for a person."""
-    from rich.table import Table
-
-    for entry in facts["operations"]:
-        console.print(f"{entry['name']} ({entry['pass']}): {entry['shape']}, {entry['dtype']}", style="bold")
-        table = Table(box=None, pad_edge=False, show_header=False)
-        middle, low, high = (format_seconds(entry[key]) for key in ("time_s", "time_low_s", "time_high_s"))
-        rows = {
-            "predicted": f"{middle}, 90 % between {low} and {high}",
-            "formula": entry["formula"],
-            **{name.removesuffix("_s"): format_seconds(value) for name, value in entry["terms"].items()},
-            "bound by": entry["bound_by"],
-        }
-        if entry["tile"]:
-            contiguous = ", ".join(f"{matrix} along {dim}" for matrix, dim in entry["contiguous_dims"].items())
-            rows["tile"] = (
-                f"{entry['tile'][0]} x {entry['tile'][1]}, split of k {entry['split_k']}, "
-                f"{entry['tile_efficiency']:.1%} of it is output"
-            )
-            rows["waves"] = (
-                f"{entry['num_tiles']} tiles in {entry['num_waves']} waves of {entry['device']['num_sms']}, "
-                f"{entry['wave_efficiency']:.1%} full"
-            )
-            rows["alignment"] = (
-                f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
-            )
-        rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
-        rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
-        rows["code"] = entry["module"]
-        table.add_column(style="dim")
-        table.add_column(overflow="fold")
+    for index, entry in enumerate(facts["operations"]):
+        if index:
+            console.print()
+        console.print(
+            f"{entry['name']} ({entry['pass']}): {entry['shape']}, {entry['dtype']}", style="bold", soft_wrap=True
+        )
+        rows = _explanation_rows(entry)
+        margin = max(map(len, rows))
         for name, text in rows.items():
-            table.add_row(name, text)
-        console.print(table)
+            console.print(f"{name:<{margin}}  {text}", soft_wrap=True)
+
+
+def _explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
+    middle, low, high = (format_seconds(entry[key]) for key in ("time_s", "time_low_s", "time_high_s"))
+    rows = {
+        "predicted": f"{middle}, 90 % between {low} and {high}",
+        "formula": entry["formula"],
+        **{name.removesuffix("_s"): format_seconds(value) for name, value in entry["terms"].items()},
+        "bound by": entry["bound_by"],
+    }
+    if entry["tile"]:
+        contiguous = ", ".join(f"{matrix} along {dim}" for matrix, dim in entry["contiguous_dims"].items())
+        rows["tile"] = (
+            f"{entry['tile'][0]} x {entry['tile'][1]}, split of k {entry['split_k']}, "
+            f"{format_percent(entry['tile_efficiency'])} of it is output"
+        )
+        rows["waves"] = (
+            f"{entry['num_tiles']} tiles in {entry['num_waves']} waves on {entry['device']['num_sms']} SMs, "
+            f"{format_percent(entry['wave_efficiency'])} full"
+        )
+        rows["alignment"] = (
+            f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
+        )
+    rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
+    rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
+    rows["code"] = entry["module"]
+    return rows

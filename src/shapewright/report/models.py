@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shapewright.config import count_parameters, list_presets, load_preset, read_model
 from shapewright.errors import UnknownModelError, close_names
+from shapewright.report.columns import Column, columns_of
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import format_count
 
-if TYPE_CHECKING:
-    from rich.table import Table
+# Heading, how soon it leaves a narrow terminal, whether it is words; letters as in docs/notation.md.
+_COLUMNS = (
+    ("name", 0, True),
+    ("title", 5, True),
+    ("type", 4, True),
+    ("parameters", 0, False),
+    ("L", 1, False),
+    ("h", 1, False),
+    ("a", 1, False),
+    ("a_kv", 1, False),
+    ("d", 1, False),
+    ("f", 1, False),
+    ("v", 2, False),
+    ("experts", 3, False),
+    ("positions", 6, False),
+)
 
 
 def select_presets(pattern: str | None) -> list[str]:
@@ -27,38 +42,28 @@ def select_presets(pattern: str | None) -> list[str]:
     return names
 
 
-def models_table(pattern: str | None) -> Table:
-    """Presets, one row each."""
-    from rich.table import Table
+def model_columns(pattern: str | None) -> list[Column]:
+    """Presets, one row each, as the columns of a table."""
+    return columns_of((_row(name) for name in select_presets(pattern)), _COLUMNS)
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("name", "title", "type"):
-        table.add_column(name, overflow="fold")
-    for name in ("parameters", "L", "h", "a", "a_kv", "d", "f", "v", "experts", "positions"):
-        table.add_column(name, justify="right")
-    for name in select_presets(pattern):
-        config = read_model(name).config
-        counts = [
-            config.num_layers,
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            config.intermediate_size,
-            config.vocab_size,
-        ]
-        experts = f"{config.num_experts}/{config.num_experts_per_token}" if config.num_experts else ""
-        total = format_count(count_parameters(config).total)
-        table.add_row(
-            name,
-            load_preset(name).title,
-            config.model_type,
-            total,
-            *map(str, counts),
-            experts,
-            str(config.max_position_embeddings),
-        )
-    return table
+
+def _row(name: str) -> list[str]:
+    config = read_model(name).config
+    return [
+        name,
+        load_preset(name).title,
+        config.model_type,
+        format_count(count_parameters(config).total),
+        str(config.num_layers),
+        str(config.hidden_size),
+        str(config.num_heads),
+        str(config.num_kv_heads),
+        str(config.head_dim),
+        str(config.intermediate_size),
+        str(config.vocab_size),
+        f"{config.num_experts}/{config.num_experts_per_token}" if config.num_experts else "",
+        str(config.max_position_embeddings),
+    ]
 
 
 def models_to_json(pattern: str | None) -> dict[str, Any]:

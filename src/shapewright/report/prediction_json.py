@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm
 from shapewright.perf.price import GemmPrice
+from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
     from shapewright.predict import Prediction, PricedOperation
@@ -102,16 +103,12 @@ def _shape_words(entry: PricedOperation) -> str:
         batch = f"{operation.batch} x " if operation.batch != 1 else ""
         return f"{batch}{operation.m} x {operation.n} x {operation.k}"
     if isinstance(operation, GroupedGemm):
-        return f"{operation.m} x {operation.n} x {operation.k} over {operation.groups}"
+        return f"{operation.m} x {operation.n} x {operation.k} in {operation.groups} groups"
     if isinstance(operation, Attention):
-        heads = (
-            f"{operation.num_heads}/{operation.num_kv_heads}"
-            if operation.num_heads != operation.num_kv_heads
-            else f"{operation.num_heads}"
-        )
-        return (
-            f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads} heads of {operation.head_dim}"
-        )
+        heads = f"{operation.num_heads}"
+        if operation.num_heads != operation.num_kv_heads:
+            heads += f"/{operation.num_kv_heads}"
+        return f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads} x {operation.head_dim}"
     if isinstance(operation, Collective):
-        return f"{operation.op_name} over {operation.num_ranks} ({operation.axis})"
-    return operation.operation
+        return f"{format_bytes(float(operation.num_bytes))} over {operation.num_ranks} ({operation.axis})"
+    return f"{format_bytes(float(operation.num_bytes))} moved"

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shapewright.operations import Attention
+from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import operation_to_json
-from shapewright.units import format_bytes, format_count, format_percent, format_rate, format_seconds
+from shapewright.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from shapewright.predict import Prediction, PricedOperation
+
+_PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "again", "step": "step"}
+# Heading, how soon it leaves a narrow terminal, whether it is words.
+_OPERATION_COLUMNS = (
+    ("operation", 0, True),
+    ("pass", 4, True),
+    ("size (m x n x k)", 3, True),
+    ("runs", 5, False),
+    ("time", 0, False),
+    ("share", 0, False),
+    ("TFLOP/s", 6, False),
+    ("of peak", 1, False),
+    ("tile", 8, False),
+    ("tile eff.", 7, False),
+    ("waves", 9, False),
+    ("wave eff.", 7, False),
+    ("align", 2, False),
+    ("bound by", 0, True),
+)
 
 
 def print_prediction(
@@ -25,14 +45,20 @@ def print_prediction(
         notes: What the reader of the config had to say.
         top: Operations to list, slowest first; None for all.
     """
-    console.print(describe(prediction), style="bold", highlight=False)
-    console.print(verdict_table(prediction))
-    console.print(operations_table(prediction, top=top))
+    print_verdict(prediction, console)
+    console.print()
+    print_table(operation_columns(prediction, top=top), console)
     hidden = 0 if top is None else max(0, len(prediction.operations) - top)
     if hidden:
-        console.print(f"{hidden} more operations; --all lists them", style="dim", highlight=False)
+        console.print(f"{hidden} more operations; --all lists them", style="dim")
     for line in (*notes, *prediction.warnings):
-        console.print(f"note: {line}", style="yellow", highlight=False, soft_wrap=True)
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def print_verdict(prediction: Prediction, console: Console) -> None:
+    """Print what was asked, and the answer in one row."""
+    console.print(describe(prediction), style="bold", soft_wrap=True)
+    print_facts(verdict(prediction), console)
 
 
 def describe(prediction: Prediction) -> str:
@@ -57,72 +83,49 @@ def describe(prediction: Prediction) -> str:
     )
 
 
-def verdict_table(prediction: Prediction) -> Table:
-    """The answer in one row."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_edge=False)
+def verdict(prediction: Prediction) -> dict[str, str]:
+    """The answer, in words by name."""
     workload = prediction.workload
     step = {"train": "step", "prefill": "time to first token", "decode": "time per token"}[workload.phase]
     capacity, used = prediction.device.memory_bytes, prediction.memory.total_bytes
     middle, low, high = map(
         format_seconds, (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
     )
-    cells = {
+    facts = {
         step: f"{middle} ({low} to {high})",
         "tokens/s/device": f"{prediction.tokens_per_s_per_device:,.0f}",
         "model rate": format_rate(prediction.model_flops_per_s),
         "MFU": format_percent(prediction.mfu),
-        "HFU": format_percent(prediction.hfu),
+    }
+    if workload.recompute != "none":
+        facts["HFU"] = format_percent(prediction.hfu)
+    return {
+        **facts,
         "layer forward": format_seconds(prediction.layer_forward_time_s),
         "memory": f"{format_bytes(used)} of {format_bytes(capacity)}" + ("" if used <= capacity else " (does not fit)"),
     }
-    for name in cells:
-        table.add_column(name, header_style="dim")
-    table.add_row(*cells.values())
-    return table
 
 
-def operations_table(prediction: Prediction, *, top: int | None = None) -> Table:
-    """Operations, slowest first."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("operation", overflow="fold")
-    table.add_column("pass")
-    table.add_column("m x n x k")
-    for name in (
-        "runs",
-        "time",
-        "share",
-        "TFLOP/s",
-        "peak",
-        "tile",
-        "tiles full",
-        "waves",
-        "waves full",
-        "align",
-        "bound by",
-    ):
-        table.add_column(name, justify="right")
+def operation_columns(prediction: Prediction, *, top: int | None = None) -> list[Column]:
+    """Operations, slowest first, as the columns of a table."""
     ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)[:top]
     peak = prediction.device.peak_flops_per_s(prediction.workload.dtype)
-    for entry in ranked:
-        table.add_row(*_row(entry, prediction.step_time_s, peak))
-    return table
+    return columns_of((_row(entry, prediction.step_time_s, peak) for entry in ranked), _OPERATION_COLUMNS)
 
 
 def _row(entry: PricedOperation, step_s: float, peak: float) -> list[str]:
     facts = operation_to_json(entry)
-    rate = facts["flops"] / facts["time_s"] if facts["flops"] and facts["time_s"] else 0.0
+    # Arithmetic that is done, and not the whole square that conventions count: no rate is above the peak.
+    done = entry.operation.executed_flops if isinstance(entry.operation, Attention) else facts["flops"]
+    rate = float(done) / facts["time_s"] if done and facts["time_s"] else 0.0
     return [
         facts["name"],
-        facts["pass"],
+        _PASSES[facts["pass"]],
         facts["shape"],
         str(facts["repeats"]),
         format_seconds(facts["time_s"]),
         format_percent(entry.total_time_s / step_s) if step_s else "",
-        f"{rate / 1e12:.0f}" if rate else "",
+        f"{rate / TERA:.0f}" if rate else "",
         format_percent(rate / peak) if rate else "",
         f"{facts['tile'][0]}x{facts['tile'][1]}" + (f"/{facts['split_k']}" if facts["split_k"] > 1 else "")
         if facts["tile"]

@@ -1,0 +1,6 @@
+"""python -m shapewright: the command line."""
+
+from shapewright.cli import main
+
+if __name__ == "__main__":
+    main()

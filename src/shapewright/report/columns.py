@@ -1,0 +1,100 @@
+"""Columns of text that fit the width they are given: on a narrow terminal columns leave, digits never wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: Its heading.
+        cells: Its texts, one for each row.
+        rank: How soon it is left out of a table that is too wide: the highest first, 0 never.
+        is_text: Whether it is flushed left, as words are, and not right, as numbers are.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+    rank: int = 0
+    is_text: bool = False
+
+    @property
+    def num_characters(self) -> int:
+        """Width that its longest text needs."""
+        return max(map(len, (self.name, *self.cells)))
+
+    def lines(self) -> list[str]:
+        """Heading and cells, flushed and as wide as the column."""
+        place = "<" if self.is_text else ">"
+        return [f"{text:{place}{self.num_characters}}" for text in (self.name, *self.cells)]
+
+
+def columns_of(rows: Iterable[Sequence[str]], names: Sequence[tuple[str, int, bool]]) -> list[Column]:
+    """Turn rows into columns.
+
+    Args:
+        rows: Texts, row by row.
+        names: Heading, rank and is_text of each column.
+    """
+    cells = list(zip(*rows, strict=True)) or [()] * len(names)
+    return [
+        Column(name, tuple(texts), rank, is_text) for (name, rank, is_text), texts in zip(names, cells, strict=True)
+    ]
+
+
+def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:
+    """Keep the columns of rank 0, and of the others what fits ``num_characters``, the lowest rank first.
+
+    >>> wide = [Column("name", ("gpt2",)), Column("time", ("1 ms",)), Column("why", ("it is slow",), rank=1)]
+    >>> [column.name for column in fit(wide, 80)], [column.name for column in fit(wide, 12)]
+    (['name', 'time', 'why'], ['name', 'time'])
+    """
+    kept = [column for column in columns if column.rank == 0]
+    for column in sorted(columns, key=lambda column: column.rank):
+        if column.rank and any(column.cells) and _total([*kept, column]) <= num_characters:
+            kept.append(column)
+    return [column for column in columns if column in kept]
+
+
+def print_columns(columns: Sequence[Column], console: Console) -> None:
+    """Print a table: a dim heading, then its rows, each on one line."""
+    if not columns:
+        return
+    lines = [_GAP.join(parts).rstrip() for parts in zip(*(column.lines() for column in columns), strict=True)]
+    for index, line in enumerate(lines):
+        console.print(line, style="dim" if index == 0 else None, soft_wrap=True)
+
+
+def print_table(columns: Sequence[Column], console: Console) -> None:
+    """Print what fits of a table.
+
+    Args:
+        columns: All that there is to say.
+        console: Where to; its width counts.
+    """
+    print_columns(fit(columns, console.width), console)
+
+
+def print_facts(facts: dict[str, str], console: Console) -> None:
+    """Print names and values in one row, or below each other where that is too wide."""
+    row = [Column(name, (value,), is_text=True) for name, value in facts.items()]
+    if _total(row) <= console.width:
+        print_columns(row, console)
+        return
+    margin = max(map(len, facts))
+    for name, value in facts.items():
+        console.print(f"{name:<{margin}}{_GAP}{value}", soft_wrap=True)
+
+
+def _total(columns: Sequence[Column]) -> int:
+    return sum(column.num_characters for column in columns) + len(_GAP) * (len(columns) - 1)
