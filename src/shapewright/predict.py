@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shapewright.perf.price import Price
     from shapewright.workload import Workload
 
-# Share of the backward pass's computation that gradient communication can hide behind: the first bucket waits for the
-# last layer's gradients and the last bucket for nothing. Assumed; buckets of 25 to 40 MB leave about this much.
+# Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for
+# the last layer's gradients. Assumed; buckets of 25 to 40 MB leave about this much.
 _OVERLAP_SHARE = 0.9
 # Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
 # each shape errs on its own.
@@ -106,18 +106,27 @@ def add_up(
 
 
 def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
-    """Give overlapping collectives the share of their time that the backward pass cannot hide."""
-    hideable = [entry for entry in priced if isinstance(entry.operation, Collective) and entry.operation.overlaps]
-    if not hideable:
-        return priced
-    cover_s = _OVERLAP_SHARE * sum(
-        entry.total_time_s
+    """Give overlapping collectives the share of their time that the computation of their pass cannot hide.
+
+    Weights gathered for the forward pass hide behind it, gradients behind the backward pass.
+    """
+    cover_s, wanted_s = {"forward": 0.0, "backward": 0.0}, {"forward": 0.0, "backward": 0.0}
+    for entry in priced:
+        side = "forward" if entry.operation.pass_name == "forward" else "backward"
+        if not isinstance(entry.operation, Collective):
+            cover_s[side] += entry.total_time_s * (entry.operation.pass_name != "step")
+        elif entry.operation.overlaps:
+            wanted_s[side] += entry.total_time_s
+    exposed = {
+        side: max(0.0, 1.0 - _OVERLAP_SHARE * cover_s[side] / wanted) if wanted > 0.0 else 1.0
+        for side, wanted in wanted_s.items()
+    }
+    return [
+        replace(entry, exposed_fraction=exposed["forward" if entry.operation.pass_name == "forward" else "backward"])
+        if isinstance(entry.operation, Collective) and entry.operation.overlaps
+        else entry
         for entry in priced
-        if entry.operation.pass_name == "backward" and not isinstance(entry.operation, Collective)
-    )
-    wanted_s = sum(entry.total_time_s for entry in hideable)
-    exposed = max(0.0, 1.0 - cover_s / wanted_s) if wanted_s > 0.0 else 1.0
-    return [replace(entry, exposed_fraction=exposed) if entry in hideable else entry for entry in priced]
+    ]
 
 
 @dataclass(frozen=True)
