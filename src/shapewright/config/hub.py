@@ -44,6 +44,8 @@ def fetch_config(hub_id: str) -> Path:
         ) from None
     repo_id, _, revision = hub_id.partition("@")
     endpoint = os.environ.get("HF_ENDPOINT") or None
+    # One line is said about a failure, here; the library would add one for each try.
+    huggingface_hub.logging.set_verbosity_error()
     try:
         # The library reads HF_ENDPOINT once, at import; passing it makes a later change count too.
         path = huggingface_hub.hf_hub_download(repo_id, "config.json", revision=revision or None, endpoint=endpoint)
@@ -65,7 +67,7 @@ def fetch_config(hub_id: str) -> Path:
 
 def _unreachable(repo_id: str, endpoint: str | None, error: Exception) -> ConfigError:
     where = shown(endpoint) if endpoint else "the Hugging Face hub"
-    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    reason = " ".join(str(error).split())[:120].rstrip(" .:,") or type(error).__name__
     return ConfigError(
         f"cannot fetch the config of {shown(repo_id)} from {where}: {reason}; check the network and HF_ENDPOINT, "
         f"or give the path of a config.json"

@@ -119,7 +119,12 @@ class Device:
         """
         rate = self.dense_flops_per_s.get(dtype)
         if rate is None:
-            known = ", ".join(sorted(self.dense_flops_per_s)) or "none"
+            known = ", ".join(sorted(self.dense_flops_per_s))
+            if not known:
+                raise UnknownRateError(
+                    f"{self.name} has no {dtype} rate, nor one of another dtype: its sheet gives no dense rate; take "
+                    f"another device, or give the rate in a device file of your own"
+                )
             raise UnknownRateError(
                 f"{self.name} has no {dtype} rate (it has {known}); choose one of those with --dtype, or give the rate "
                 f"in a device file of your own"
