@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.lint.needs import full_width_multiple, neighbours, round_up
-from shapewright.lint.reshape import can_change_depth, head_dims_near, with_head_dim, with_hidden_size
+from shapewright.lint.reshape import can_change_depth, head_dims_near, splits_as_before, with_head_dim, with_hidden_size
 
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig
@@ -24,6 +24,8 @@ SMALLEST_GAIN_FRACTION = 0.005
 _MLP_MULTIPLES = (64, 128, 256)
 _WIDTH_MULTIPLE = 128
 _LARGEST_DEPTH_CHANGE = 4
+_LARGEST_DEPTH_CHANGE_FRACTION = 0.15
+_HEADS_MULTIPLE = 4  # a new width keeps the model divisible by this many devices, if it was
 _NUM_KEPT_PER_KIND = 2
 
 # How far f / h may move when a change of depth leaves parameters to make up for.
@@ -104,7 +106,16 @@ def _predict(case: WhatIf, changes: Mapping[str, Any]) -> BetterShape | None:
 
 def describe(config: TransformerConfig, changes: Mapping[str, Any]) -> str:
     """Say which fields differ; those that only follow others (value heads, embedding width) are left out."""
-    told = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+    told = (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "vocab_size",
+    )
     parts = []
     for name in told:
         if name not in changes or changes[name] == getattr(config, name):
@@ -148,33 +159,36 @@ def _vocabulary(case: WhatIf) -> Iterator[Mapping[str, Any]]:
 def _depth(case: WhatIf) -> Iterator[Mapping[str, Any]]:
     """A few layers more or less, with the width that keeps the parameters, which go with L h^2."""
     config = case.config
-    if not can_change_depth(config):
+    if not can_change_depth(config) or config.is_moe:
         return
-    stages = case.layout.pipeline_parallel
-    for num_layers in range(config.num_layers - _LARGEST_DEPTH_CHANGE, config.num_layers + _LARGEST_DEPTH_CHANGE + 1):
-        if num_layers < 1 or num_layers == config.num_layers or num_layers % stages:
+    farthest = min(_LARGEST_DEPTH_CHANGE, int(_LARGEST_DEPTH_CHANGE_FRACTION * config.num_layers))
+    for num_layers in range(config.num_layers - farthest, config.num_layers + farthest + 1):
+        if num_layers == config.num_layers or num_layers % case.layout.pipeline_parallel:
             continue
         wanted = config.hidden_size * (config.num_layers / num_layers) ** 0.5
-        hidden_size = max(_WIDTH_MULTIPLE, round(wanted / _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE)
-        changes = _narrow(case, num_layers, hidden_size)
-        if changes:
-            yield changes
+        nearest = round(wanted / _WIDTH_MULTIPLE)
+        for step in (0, -1, 1, -2, 2):
+            changes = _refit(case, num_layers, (nearest + step) * _WIDTH_MULTIPLE)
+            if changes:
+                yield changes
+                break
 
 
-def _narrow(case: WhatIf, num_layers: int, hidden_size: int) -> Mapping[str, Any] | None:
-    """Fit the MLP width so that depth and width together keep the parameters."""
+def _refit(case: WhatIf, num_layers: int, hidden_size: int) -> Mapping[str, Any] | None:
+    """Fit the MLP width so that depth and width together keep the parameters; heads keep their width."""
     config = case.config
     multiple = _WIDTH_MULTIPLE * case.layout.tensor_parallel
-    changes = with_hidden_size(config, hidden_size, multiple)
-    if changes is None or config.is_moe:
+    changes = with_hidden_size(config, hidden_size, multiple) if hidden_size > 0 else None
+    if changes is None or changes.get("head_dim", config.head_dim) != config.head_dim:
+        return None
+    if not splits_as_before(config.num_heads, changes.get("num_heads", config.num_heads), _HEADS_MULTIPLE):
         return None
     changes["num_layers"] = num_layers
     changed = case.changed(changes)
     if changed is None:
         return None
-    parameters = case.prediction.parameters
     per_width = (3 if config.gated_mlp else 2) * hidden_size * num_layers
-    missing = parameters.total - _count(changed.config)
+    missing = case.prediction.parameters.total - _count(changed.config)
     intermediate_size = changes["intermediate_size"] + round(missing / per_width / multiple) * multiple
     ratio = intermediate_size / hidden_size * config.hidden_size / config.intermediate_size
     if abs(ratio - 1.0) > _MOST_RATIO_CHANGE_FRACTION:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shapewright.lint.needs import largest_power_of_two
+
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig
 
@@ -17,6 +19,8 @@ HEAD_DIMS = (64, 80, 96, 128, 160, 192, 256)
 
 USUAL_HEAD_DIM = 128
 """The width that most models published since 2023 use; wider heads are faster still, and rarer the wider they are."""
+
+_SMALLEST_SPLIT = 2  # an odd number of heads leaves no tensor parallelism at all
 
 Changes = dict[str, Any]
 
@@ -35,7 +39,7 @@ def with_head_dim(config: TransformerConfig, head_dim: int) -> Changes | None:
     if query_width % head_dim or kv_width % head_dim:
         return None
     num_heads, num_kv_heads = query_width // head_dim, kv_width // head_dim
-    if num_heads % num_kv_heads:
+    if num_heads % num_kv_heads or not splits_as_before(config.num_heads, num_heads, _SMALLEST_SPLIT):
         return None
     return {
         "num_heads": num_heads,
@@ -43,6 +47,15 @@ def with_head_dim(config: TransformerConfig, head_dim: int) -> Changes | None:
         "head_dim": head_dim,
         "v_head_dim": head_dim,
     }
+
+
+def splits_as_before(old: int, new: int, largest: int) -> bool:
+    """Whether a new count of heads still divides by the powers of two, up to a limit, that the old one did.
+
+    >>> splits_as_before(32, 20, 4), splits_as_before(14, 7, 2), splits_as_before(25, 5, 2)
+    (True, False, True)
+    """
+    return new % min(largest, largest_power_of_two(old)) == 0
 
 
 def head_dims_near(config: TransformerConfig) -> tuple[int, ...]:
