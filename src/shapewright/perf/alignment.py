@@ -29,7 +29,8 @@ def alignment_bytes(dim: Count | Numeric, element_bits: int) -> NDArray[np.int64
     """
     row_bits = np.asarray(dim, dtype=np.int64) * element_bits
     lowest_bit = row_bits & -row_bits
-    return np.minimum(np.maximum(lowest_bit // 8, 1), LARGEST_ALIGNMENT_BYTES)
+    aligned: NDArray[np.int64] = np.minimum(np.maximum(lowest_bit // 8, 1), LARGEST_ALIGNMENT_BYTES)
+    return aligned
 
 
 def alignment_class(align_bytes: NDArray[np.int64]) -> NDArray[np.int64]:

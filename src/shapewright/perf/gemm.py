@@ -82,10 +82,11 @@ def price_gemm(
     shape = dims[0].shape
     m, n, k, batch = (dim.reshape(-1) for dim in dims)
     price = _price_flat(m, n, k, batch, operation.layout, operation.dtype, device, record, hot_cache, library)
-    columns: dict[str, Any] = {name: getattr(price, name) for name in _ARRAY_FIELDS}
-    return replace(
-        price, **{name: float(column[0]) if shape == () else column.reshape(shape) for name, column in columns.items()}
-    )
+    shaped: dict[str, Any] = {}
+    for name in _ARRAY_FIELDS:
+        column = getattr(price, name)
+        shaped[name] = float(column[0]) if shape == () else column.reshape(shape)
+    return replace(price, **shaped)
 
 
 def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationRecord) -> list[GemmPrice]:
@@ -134,7 +135,8 @@ def _expected_groups(groups: Count, rows: Count) -> Array:
     """Expected number of distinct groups that get a row when each row picks one evenly; at least 1."""
     total = np.maximum(np.asarray(groups, dtype=float), 1.0)
     missed = np.where(total > 1.0, (1.0 - 1.0 / total) ** np.asarray(rows, dtype=float), 0.0)
-    return np.maximum(np.round(total * (1.0 - missed)), 1.0)
+    expected: Array = np.maximum(np.round(total * (1.0 - missed)), 1.0)
+    return expected
 
 
 def _as_count(value: Array) -> Count:
