@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,14 @@ def write_json_file(path: str, value: dict[str, Any]) -> None:
         ShapewrightError: the file cannot be written.
     """
     target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
         draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         draft.replace(target)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            draft.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error)
         raise ShapewrightError(
-            f"cannot write {path}: {error.strerror}; give a path in a folder that you can write to"
+            f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to"
         ) from error

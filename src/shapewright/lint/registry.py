@@ -32,6 +32,8 @@ def get_rule(code_or_name: str) -> Rule:
             return rule
     known = [word for rule in list_rules() for word in (rule.code.casefold(), rule.name)]
     hint = close_names(code_or_name, known) or _all_codes()
+    for rule in list_rules():
+        hint = hint.replace(f"'{rule.code.casefold()}'", f"'{rule.code}'")
     raise UnknownRuleError(f"unknown rule {code_or_name!r}; {hint}")
 
 

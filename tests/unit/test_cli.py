@@ -1,0 +1,268 @@
+"""The command line as a person and a script meet it: options, examples, exit codes, what goes where."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from shapewright.cli import main
+from shapewright.cli.main import cli
+
+SURFACE = Path(__file__).with_name("cli_surface.json")
+DEMO = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "intermediate_size": 4096,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
+    """Every command by its path, such as ``devices show``; the group itself by its own."""
+    found: dict[str, click.Command] = {" ".join(path): group}
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            found |= commands(command, (*path, name))
+        else:
+            found[" ".join((*path, name))] = command
+    return found
+
+
+COMMANDS = commands()
+
+
+def examples() -> list[str]:
+    """Every example that a --help page shows."""
+    pages = [command.epilog or "" for command in COMMANDS.values()]
+    lines = [line.strip() for page in pages for line in page.splitlines()]
+    return sorted({line for line in lines if line.startswith("shapewright ")})
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+def test_options_stay_what_they_are() -> None:
+    """Commands and options are a promise: who changes them changes cli_surface.json and the changelog too."""
+    surface = {
+        path: sorted(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
+        for path, command in COMMANDS.items()
+    }
+    assert surface == json.loads(SURFACE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path])
+def test_every_command_explains_itself(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--help of each command says what it does and shows an example that begins with the command."""
+    code, out, err = run([*path.split(), "--help"], capsys)
+
+    assert (code, err) == (0, "")
+    assert "Examples:" in out
+    assert f"shapewright {path}" in out.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_examples_of_help_run(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a help page shows can be typed in as it is, beside a config.json and a device file."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    Path("my-gpu.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
+    words = shlex.split(example.partition(" > ")[0])[1:]
+    code, out, err = run(words, capsys)
+
+    assert code in {0, 1}
+    assert out
+    assert err in {"", "wrote fixed.json\n", "wrote fixed.json (no exact suggestion to apply)\n"}
+
+
+def test_paper_case_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """GPT-3 2.7B on an A100: the check says 20 heads by itself, first in line among the better shapes."""
+    code, out, err = run(["check", *DEMO, "--micro-batch-size", "4", "--seq-len", "2048"], capsys)
+
+    assert (code, err) == (1, "")
+    assert "TC103 head-dim-not-aligned" in out
+    assert "use num_heads=20" in out
+    assert "num_heads 32 -> 20" in out.partition("nearest better shapes")[2].splitlines()[2]
+
+
+@pytest.mark.parametrize(("fail_on", "expected"), [("info", 1), ("warning", 1), ("error", 0), ("never", 0), (None, 1)])
+def test_exit_code_follows_severity(fail_on: str | None, expected: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 where a finding is at least as severe as --fail-on, and 0 otherwise; here the worst is a warning."""
+    arguments = ["check", *DEMO, "--ignore", "TC103,ME101", *(["--fail-on", fail_on] if fail_on else [])]
+    code, out, _ = run(arguments, capsys)
+
+    assert "warning: TC101" in out
+    assert "error: " not in out
+    assert code == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["predict", "gpt2", "--device", "h100-sxm-80bg"], ["h100-sxm-80bg", "did you mean 'h100-sxm-80gb'"]),
+        (["predict", "gpt22", "--device", "h100-sxm-80gb"], ["gpt22", "'gpt2'"]),
+        (["predict", "gpt2"], ["--device", "shapewright devices"]),
+        (["predict", "gpt2", "--device", "a100-sxm-40gb", "--dtype", "fp8"], ["fp8", "bf16, fp16", "--dtype"]),
+        (["predict", "gpt2", "--device", "cerebras-wse-3"], ["cerebras-wse-3", "bf16", "device file"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--tp", "5"], ["tensor_parallel=5", "num_heads=12", "try 4"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--num-heads", "7"], ["num_heads=7", "768", "try"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--seq-len", "x"], ["--seq-len", "'x'", "predict --help"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--seq-len", "-1"], ["seq_len=-1", "from 1 to 2**40"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--seq-len", str(10**18)], [str(10**18), "from 1 to 2**40"]),
+        (
+            ["predict", "gpt2", "--device", "h100-sxm-80gb", "--hidden-dropout", "nan"],
+            ["hidden_dropout=nan", "below 1"],
+        ),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--explain", "qkv"], ["'qkv'", "attention.qkv"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--all", "--json"], ["--all", "no effect"]),
+        (["predict", "--device", "h100-sxm-80gb"], ["hidden_size, num_layers, num_heads, vocab_size", "config.json"]),
+        (["predict", "gpt2", "--device", "./nothing.toml"], ["./nothing.toml", "template"]),
+        (["check", "gpt2", "--device", "h100-sxm-80gb", "--ignore", "TC999"], ["TC999", "TC109"]),
+        (["check", "gpt2", "--device", "h100-sxm-80gb", "--fix"], ["--fix", "-o FILE"]),
+        (["check", "gpt2", "--device", "h100-sxm-80gb", "-o", "x.json"], ["-o", "--fix"]),
+        (["check", "gpt2", "--device", "h100-sxm-80gb", "--fix", "-o", "-"], ["-o", "file name"]),
+        (["check", "gpt2", "--device", "h100-sxm-80gb", "--json", "--format", "sarif"], ["contradict"]),
+        (["rule", "TC1O1"], ["TC1O1"]),
+        (["models", "nonesuch"], ["nonesuch", "shapewright models"]),
+        (["devices", "show", "h100"], ["'h100'", "h100-sxm-80gb", "name one"]),
+        (["chek"], ["chek", "--help"]),
+        (["predict", "gpt2", "--device", "h100-sxm-80gb", "--bogus"], ["--bogus", "predict --help"]),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr that names the value and the way out, nothing on stdout, exit code 2."""
+    code, out, err = run(arguments, capsys)
+
+    assert (code, out) == (2, "")
+    assert err.startswith("shapewright: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    for word in words:
+        assert word in err
+
+
+def test_json_is_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints one JSON object and nothing else, also where there are notes to make."""
+    code, out, err = run(
+        ["predict", "gpt2", "--device", "mi300x", "--phase", "decode", "--seq-len", "9", "--json"], capsys
+    )
+    facts = json.loads(out)
+
+    assert (code, err) == (0, "")
+    assert any("uncalibrated" in warning for warning in facts["warnings"])
+    assert any("seq_len=9 has no effect" in note for note in facts["notes"])
+
+
+@pytest.mark.parametrize("command", ["devices", "devices show h100-sxm-80gb", "models llama", "rule", "rule TC101"])
+def test_lists_come_as_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every list and page has a JSON form with a schema version."""
+    code, out, _ = run([*command.split(), "--json"], capsys)
+
+    assert code == 0
+    assert json.loads(out)["schema_version"] == 1
+
+
+def test_flags_alone_describe_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four flags are a model; further ones change it, on top of a preset too."""
+    shape = ["--hidden-size", "1024", "--num-layers", "2", "--num-heads", "16", "--vocab-size", "32000"]
+    alone = json.loads(run(["predict", *shape, "--device", "h100-sxm-80gb", "--json"], capsys)[1])
+    on_top = json.loads(run(["predict", "gpt2", "--num-layers", "3", "--device", "h100-sxm-80gb", "--json"], capsys)[1])
+
+    assert (alone["config"]["head_dim"], alone["config"]["num_layers"]) == (64, 2)
+    assert (on_top["config"]["hidden_size"], on_top["config"]["num_layers"]) == (768, 3)
+
+
+def test_device_file_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template is a device file as it stands; its predictions say that nobody measured it."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
+    code, out, _ = run(["predict", "gpt2", "--device", "./mine.toml", "--json"], capsys)
+    facts = json.loads(out)
+
+    assert code == 0
+    assert facts["device"]["name"] == "my-device-80gb"
+    assert facts["calibration"] == "uncalibrated"
+
+
+def python(*arguments: str) -> list[str]:
+    """Command line of a fresh interpreter that runs the package."""
+    return [sys.executable, "-m", "shapewright", *arguments]
+
+
+def test_pipe_and_no_color() -> None:
+    """Into a pipe go 160 columns without one escape sequence; on a terminal NO_COLOR turns colour off."""
+    piped = subprocess.run(python("check", *DEMO), capture_output=True, text=True, check=False)
+    assert "\x1b" not in piped.stdout
+    assert "\x1b[" in on_terminal(["check", *DEMO], {"TERM": "xterm-256color"})
+    plain = on_terminal(["check", *DEMO], {"TERM": "xterm-256color", "NO_COLOR": "1"})
+    assert not any(f"\x1b[{code}m" in plain for code in (31, 32, 33, 36, "1;31"))
+
+
+def on_terminal(arguments: list[str], environment: dict[str, str]) -> str:
+    """What a command prints when its output is a terminal."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(python(*arguments), stdout=follower, env={**os.environ, **environment})
+    os.close(follower)
+    printed = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:  # Linux's way of saying that the other end is closed
+            break
+        if not chunk:
+            break
+        printed += chunk
+    process.wait()
+    os.close(leader)
+    return printed.decode()
+
+
+def test_reader_that_goes_away_is_no_error() -> None:
+    """A command piped into head ends quietly."""
+    process = subprocess.Popen(python("models", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+
+    assert (process.wait(), complaint) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_full_disk_is_one_line() -> None:
+    """Output that cannot be written is said in one line."""
+    with Path("/dev/full").open("w") as full:
+        outcome = subprocess.run(python("devices"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith("shapewright: cannot write the output")
+    assert outcome.stderr.count("\n") == 1

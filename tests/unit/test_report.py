@@ -1,0 +1,190 @@
+"""Tables and JSON: what they hold, and that they fit."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from shapewright.lint import check_model
+from shapewright.question import Question, ask
+from shapewright.report.check_text import print_check
+from shapewright.report.columns import Column, fit
+from shapewright.report.devices import device_columns, print_device
+from shapewright.report.explain import explain_operation, print_explanation
+from shapewright.report.models import model_columns, models_to_json
+from shapewright.report.prediction_json import prediction_to_json
+from shapewright.report.prediction_text import print_prediction
+
+TOP_KEYS = {
+    "schema_version",
+    "config",
+    "device",
+    "workload",
+    "layout",
+    "parameters",
+    "step_time_s",
+    "tokens_per_s_per_device",
+    "model_flops_per_s",
+    "mfu",
+    "hfu",
+    "layer_forward_time_s",
+    "memory",
+    "operations",
+    "calibration",
+    "warnings",
+}
+OPERATION_KEYS = {
+    "name",
+    "kind",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "layout",
+    "repeats",
+    "time_s",
+    "flops",
+    "bytes",
+    "tile",
+    "num_waves",
+    "tile_efficiency",
+    "wave_efficiency",
+    "alignment",
+    "bound_by",
+}
+
+
+@pytest.fixture(scope="module", name="question")
+def make_question() -> Question:
+    """A mixture of experts over sixteen devices: every kind of operation is in it."""
+    layout = {"tensor_parallel": 2, "data_parallel": 4, "pipeline_parallel": 2, "expert_parallel": 4}
+    return ask("mixtral-8x7b", "h100-sxm-80gb", layout=layout)
+
+
+def paper(num_characters: int) -> tuple[io.StringIO, Console]:
+    """A console without colour that remembers."""
+    text = io.StringIO()
+    return text, Console(file=text, width=num_characters, color_system=None, markup=False, highlight=False)
+
+
+def test_prediction_json_has_what_is_promised(question: Question) -> None:
+    """Keys that scripts rely on are there for every kind of operation, and the whole is strict JSON."""
+    facts = prediction_to_json(question.predict())
+
+    assert set(facts) >= TOP_KEYS
+    assert all(set(entry) >= OPERATION_KEYS for entry in facts["operations"])
+    assert {entry["kind"] for entry in facts["operations"]} == {
+        "gemm",
+        "grouped_gemm",
+        "attention",
+        "pointwise",
+        "collective",
+    }
+    assert json.loads(json.dumps(facts, allow_nan=False))["parameters"]["total"] == 46_702_792_704
+    assert facts["memory"]["total_bytes"] > 0
+    assert facts["calibration"].startswith("gemm/h100-sxm-80gb/")
+
+
+def test_operation_times_add_up_to_the_step(question: Question) -> None:
+    """On one device without a pipeline the exposed times of all operations are the step."""
+    facts = prediction_to_json(ask("gpt2", question.device).predict())
+
+    assert sum(entry["total_time_s"] for entry in facts["operations"]) == pytest.approx(facts["step_time_s"])
+
+
+@pytest.mark.parametrize("num_characters", [100, 120, 160])
+def test_prediction_fits_the_terminal(question: Question, num_characters: int) -> None:
+    """Rows of the operations table are as wide as the terminal at most, and no value is cut."""
+    text, console = paper(num_characters)
+    print_prediction(question.predict(), console)
+    table = text.getvalue().partition("operation ")[2].partition("more operations")[0].splitlines()
+
+    assert len(table) == 22
+    assert max(map(len, table[:-1])) <= num_characters
+    assert all(line.endswith(("compute", "memory", "latency", "communication")) for line in table[1:-1])
+
+
+def test_rates_stay_below_the_peak() -> None:
+    """A fused attention's rate is of the arithmetic that it does: no percentage of the peak is above 100."""
+    text, console = paper(200)
+    print_prediction(ask("llama-3-8b", "groq-lpu-v1", workload={"dtype": "fp16"}).predict(), console, top=None)
+    lines = text.getvalue().splitlines()
+    header = next(line for line in lines if line.startswith("operation "))
+    end = header.index("of peak") + len("of peak")
+    shares = [line[end - 7 : end].removesuffix("%").strip() for line in lines[lines.index(header) + 1 :]]
+    shown = [float(share) for share in shares if share.replace(".", "", 1).isdigit()]
+
+    assert len(shown) > 10
+    assert max(shown) <= 100.0
+
+
+def test_columns_leave_in_order() -> None:
+    """The least important column leaves first; a smaller one may stay in its place."""
+    columns = [
+        Column("name", ("gpt2",)),
+        Column("why", ("because of its alignment",), rank=1),
+        Column("waves", ("12",), rank=2),
+    ]
+
+    assert [column.name for column in fit(columns, 80)] == ["name", "why", "waves"]
+    assert [column.name for column in fit(columns, 30)] == ["name", "why"]
+    assert [column.name for column in fit(columns, 12)] == ["name", "waves"]
+    assert [column.name for column in fit(columns, 1)] == ["name"]
+
+
+def test_check_says_each_thing_once(question: Question) -> None:
+    """What a finding says is not repeated by a note, nor its suggestion in its first line."""
+    asked = ask("gpt3-2.7b", "a100-sxm-40gb", workload={"attention": "unfused"})
+    report = check_model(asked.config, device=asked.device, workload=asked.workload, layout=question.layout.__class__())
+    text, console = paper(160)
+    print_check(report, console)
+    printed = text.getvalue()
+
+    assert printed.count("does not fit") == 1
+    assert printed.count("use num_heads=20 (head_dim 128)") == 1
+    assert printed.count("pad it to 50304") == 1
+
+
+def test_explanation_gives_every_reason(question: Question) -> None:
+    """A GEMM's explanation has formula, terms, tile, waves, alignment, record and the code that priced it."""
+    prediction = ask("gpt2", question.device).predict()
+    facts = explain_operation(prediction, "logits")
+    text, console = paper(160)
+    print_explanation(facts, console)
+
+    assert len(facts["operations"]) == 1
+    for word in (
+        "formula",
+        "compute",
+        "memory",
+        "roofline",
+        "tile",
+        "waves",
+        "alignment",
+        "record",
+        "shapewright.perf",
+    ):
+        assert word in text.getvalue()
+    assert facts["operations"][0]["record"]["provenance"]["command"]
+
+
+def test_device_page_names_sources(question: Question) -> None:
+    """Every number of a device is shown with its kind of source."""
+    text, console = paper(160)
+    print_device(question.device, console)
+    lines = text.getvalue().splitlines()
+
+    for name in question.device.numbers:
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert question.device.provenance[name]["kind"] in line
+
+
+def test_lists_name_everything() -> None:
+    """Each device and preset has its row."""
+    devices, models = device_columns(), model_columns(None)
+
+    assert "h100-sxm-80gb" in devices[0].cells
+    assert len(models[0].cells) == len(models_to_json(None)["models"]) >= 60
