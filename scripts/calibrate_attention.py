@@ -172,7 +172,7 @@ def read_rows(data: Path, phase: str, device_name: str, section: str) -> pd.Data
         rows = rows[rows.query_len > 1].assign(kv_len=lambda frame: frame.query_len)
     else:
         rows = rows.assign(kv_len=lambda frame: frame.context_len)
-    return rows.reset_index(drop=True)
+    return usual_kernel_only(rows)
 
 
 def shape_of(rows: pd.DataFrame, section: str) -> AttentionShape:
@@ -264,14 +264,24 @@ class Kernel:
         return finalists[best], fits[best][0]
 
 
+def family_of(kernel: str) -> str:
+    """Kernels of one library that count as one here: the prefill and decode kernels of flashinfer, say."""
+    return "triton" if "triton" in kernel else "fa4" if kernel.endswith("fa4") else "main"
+
+
+def usual_kernel_only(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of each head width's most frequent kernel; some tables hold a second one for the same shapes."""
+    family = rows.kernel.map(family_of)
+    usual = family.groupby(rows.head_dim).transform(lambda names: names.mode().iloc[0])
+    return rows[family == usual].reset_index(drop=True)
+
+
 def kernels_of_widths(rows: pd.DataFrame) -> dict[int, str]:
     """Head widths that the library serves with another kernel than most, and a name for that kernel.
 
-    Names within one family (the prefill and decode kernels of flashinfer, say) are one kernel here; heads wider than
-    WIDEST_USUAL_HEAD are apart in any case, since their tiles no longer fit.
+    Heads wider than WIDEST_USUAL_HEAD are apart in any case, since their tiles no longer fit.
     """
-    family = rows.kernel.map(lambda name: "triton" if "triton" in name else "fa4" if name.endswith("fa4") else "main")
-    by_width = family.groupby(rows.head_dim).agg(lambda names: names.mode().iloc[0])
+    by_width = rows.kernel.map(family_of).groupby(rows.head_dim).agg(lambda names: names.mode().iloc[0])
     usual = by_width[rows.head_dim.mode().iloc[0]]
     others = {int(width): "wide" for width in by_width.index if width > WIDEST_USUAL_HEAD}
     return others | {int(width): str(name) for width, name in by_width.items() if name != usual}
