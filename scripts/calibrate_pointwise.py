@@ -111,7 +111,7 @@ def other_kinds(fitted: dict[str, float]) -> dict[str, dict[str, Any]]:
         "other": (fitted["fraction_norm"], "assumption: row-wise as a norm"),
     }
     return {
-        kind: {"bandwidth_fraction": fraction, "start_s": start_s, "source": source}
+        kind: {"bandwidth_fraction": fraction, "start_s": start_s, "in_table": False, "source": source}
         for kind, (fraction, source) in table.items()
     }
 
@@ -147,6 +147,7 @@ def main() -> None:
         name.removeprefix("fraction_"): {
             "bandwidth_fraction": value,
             "start_s": fitted[name.replace("fraction_", "start_")],
+            "in_table": True,
             "source": SOURCE,
         }
         for name, value in fitted.items()

@@ -12,7 +12,7 @@ from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.price import Price
 
 # Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter.
-PLAIN = {"bandwidth_fraction": 0.5, "start_s": 1e-6}
+PLAIN = {"bandwidth_fraction": 0.5, "start_s": 1e-6, "in_table": True}
 ROUND_RECORD = CalibrationRecord(
     id="pointwise/round/2026-11-21",
     kind="pointwise",
@@ -64,6 +64,14 @@ def test_gate_is_seen_by_its_reads() -> None:
 def test_unlisted_kinds_take_the_common_fraction() -> None:
     """A kind that the record does not list is priced as any other."""
     assert price("router", 1e9, 1e9).time_s == price("norm", 1e9, 1e9).time_s
+
+
+def test_kinds_outside_the_table_have_wider_intervals() -> None:
+    """What rests on a likeness is less certain than what was measured."""
+    measured, assumed = price("norm", 1e9, 1e9), price("router", 1e9, 1e9)
+
+    assert assumed.time_s == measured.time_s
+    assert assumed.high_s > measured.high_s
 
 
 def test_softmax_and_mask_of_the_paper() -> None:

@@ -36,6 +36,9 @@ _GATED_READ_RATIO = 1.5
 # How sharp the edge of the last-level cache is.
 _CACHE_EDGE_POWER = 4.0
 
+# Widening of the logarithmic interval for kinds whose fraction comes from a few medians or from a likeness.
+_ASSUMED_WIDENING = 1.6
+
 _ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
@@ -64,7 +67,9 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
     else:
         start_s, memory_s = _estimate(operation, num_bytes, num_kernels, device, record)
         time_s = np.maximum(start_s + memory_s, floor_s)
-        low, high = interval_factors(record.interval, time_s, record.interval_widening)
+        known = record.parameters["kinds"].get(operation.operation, {}).get("in_table", False)
+        widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
+        low, high = interval_factors(record.interval, time_s, widening)
         label = record.label
     return Price(
         time_s=_plain(time_s),
