@@ -32,7 +32,7 @@ from shapewright.lint import (
     to_sarif,
 )
 from shapewright.lint.example import example_case
-from shapewright.lint.judge import severity_of
+from shapewright.lint.judge import judge, severity_of
 from shapewright.lint.rule import FAMILIES
 from shapewright.lint.rules import MODULES
 from shapewright.workload import Workload
@@ -169,7 +169,7 @@ def test_rules_are_found_by_code_and_name(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "hint"), [("TC11", "'tc101'"), ("vocab-unaligned", "'vocab-not-aligned'"), ("?", "PL101, ")]
+    ("given", "hint"), [("TC11", "'TC101'"), ("vocab-unaligned", "'vocab-not-aligned'"), ("?", "PL101, ")]
 )
 def test_an_unknown_rule_is_an_error_with_close_names(given: str, hint: str) -> None:
     """The error names what was asked for, and what there is."""
@@ -258,11 +258,26 @@ def test_a_step_that_cannot_run_for_no_rule_of_ours_is_an_error() -> None:
         ("warning", 0.0, "warning"),
         ("info", 0.05, "warning"),
         ("error", 0.0, "error"),
+        (None, 0.0, None),
     ],
 )
 def test_severity_follows_the_cost(least: str | None, cost_fraction: float, expected: str | None) -> None:
     """Below 0.2 % a violation is quiet unless it counts by itself; 1 % is a warning, 10 % an error."""
     assert severity_of(least, cost_fraction) == expected
+
+
+def test_severity_has_a_ceiling_where_a_default_decides() -> None:
+    """A bubble that follows from a batch that nobody gave is told, but fails nothing."""
+    given = example_case(pipeline_parallel=4, micro_batch_size=4, global_batch_size=16)
+    assumed = example_case(pipeline_parallel=4, micro_batch_size=4)
+    severities = []
+    for case in (given, assumed):
+        (violation,) = get_rule("PL107").check(case)
+        finding = judge(get_rule("PL107"), violation, case)
+        assert finding is not None
+        severities.append(finding.severity)
+
+    assert severities == ["error", "info"]
 
 
 @pytest.mark.parametrize(
@@ -321,6 +336,19 @@ def test_a_check_asks_for_few_predictions() -> None:
     assert case.num_predictions <= 60
 
 
+@pytest.mark.parametrize("name", ["tpu-v6e", "gaudi3", "mi300x", "groq-lpu-v1", "cerebras-wse-2", "rtx-4090", "t4"])
+def test_devices_without_tiles_or_links_are_checked_too(name: str) -> None:
+    """Where only a bound can be given, rules on tiles keep silent and nothing fails."""
+    device = load_device(name)
+    dtype = "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
+    attention = "unfused" if name == "t4" else "flash"
+    found = check_model(GPT3_2_7B, device=device, workload=Workload(dtype=dtype, attention=attention))
+
+    assert found.prediction is not None
+    if device.roofline_only:
+        assert not {"WQ102", "WQ103", "TC101"} & {finding.code for finding in found.findings}
+
+
 def test_asking_twice_predicts_once() -> None:
     """A changed copy shares what is known, and a change back is the situation itself."""
     case = example_case()
@@ -355,7 +383,7 @@ def test_json_is_plain_and_whole(report: CheckReport) -> None:
 
 def test_sarif_has_what_2_1_0_requires(report: CheckReport) -> None:
     """Required properties, resolvable rule indices, allowed levels, and every rule with its help."""
-    log = json.loads(json.dumps(to_sarif(report, "model/config.json"), allow_nan=False))
+    log = json.loads(json.dumps(to_sarif(report, "my model/config.json"), allow_nan=False))
     (run,) = log["runs"]
     driver = run["tool"]["driver"]
 
@@ -370,5 +398,5 @@ def test_sarif_has_what_2_1_0_requires(report: CheckReport) -> None:
         assert result["level"] in ("none", "note", "warning", "error")
         assert result["message"]["text"]
         (location,) = result["locations"]
-        assert location["physicalLocation"]["artifactLocation"]["uri"] == "model/config.json"
+        assert location["physicalLocation"]["artifactLocation"]["uri"] == "my%20model/config.json"
         assert location["logicalLocations"][0]["fullyQualifiedName"]

@@ -42,7 +42,7 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
     best = priced[0] if priced else None
     cost_fraction = max(0.0, best.gain_fraction) if best and violation.has_cost else 0.0
-    severity = severity_of(violation.severity, cost_fraction)
+    severity = severity_of(violation.severity, cost_fraction, violation.severity_at_most)
     if severity is None:
         return None
     if best is None or cost_fraction < QUIET_BELOW_FRACTION:
@@ -58,8 +58,8 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     )
 
 
-def severity_of(least: str | None, cost_fraction: float) -> str | None:
-    """Severity of a cost, at least ``least``; None for what stays quiet."""
+def severity_of(least: str | None, cost_fraction: float, most: str | None = None) -> str | None:
+    """Severity of a cost, from ``least`` to ``most``; None for what stays quiet."""
     by_cost = None
     if cost_fraction >= QUIET_BELOW_FRACTION:
         by_cost = "info"
@@ -68,7 +68,10 @@ def severity_of(least: str | None, cost_fraction: float) -> str | None:
     if cost_fraction >= ERROR_FROM_FRACTION:
         by_cost = "error"
     found = [severity for severity in (least, by_cost) if severity]
-    return max(found, key=SEVERITIES.index) if found else None
+    if not found:
+        return None
+    severity = max(found, key=SEVERITIES.index)
+    return min(severity, most, key=SEVERITIES.index) if most else severity
 
 
 def _possible(repair: Repair, case: WhatIf) -> Suggestion | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from shapewright import __version__
 from shapewright.lint.registry import get_rule, list_rules, rule_page
@@ -81,16 +82,17 @@ def _plain(value: object) -> Any:
     return value
 
 
-def to_sarif(report: CheckReport, artifact_uri: str) -> dict[str, Any]:
+def to_sarif(report: CheckReport, artifact: str) -> dict[str, Any]:
     """The report as a SARIF log with one run.
 
     Args:
         report: What was found.
-        artifact_uri: Path or URL of the config that was checked.
+        artifact: Path or URL of the config that was checked, or its name.
 
     Source: OASIS, Static Analysis Results Interchange Format 2.1.0, sections 3.13 (log), 3.14 (run), 3.19 (tool
     component), 3.27 (result), 3.49 (rule).
     """
+    artifact_uri = quote(artifact, safe="/:?#&=%@+~")
     rules = list_rules()
     index_of = {rule.code: index for index, rule in enumerate(rules)}
     driver = {

@@ -50,6 +50,7 @@ class Violation:
         only_best: Whether repairs are steps of one scale, of which only the best is worth saying.
         severity: Set where the violation counts whatever it costs; the predicted cost can only raise it. An ``error``
             here means that the step cannot run, so that repairs are kept even where they are slower.
+        severity_at_most: Set where the cost rests on a default that nobody chose.
         has_cost: Whether the repairs' gain is what the violation costs; False where they change the question, as a
             shorter sequence does.
     """
@@ -61,6 +62,7 @@ class Violation:
     repairs: tuple[Repair, ...] = ()
     only_best: bool = False
     severity: str | None = None
+    severity_at_most: str | None = None
     has_cost: bool = True
 
 

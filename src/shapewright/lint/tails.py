@@ -52,8 +52,8 @@ def big_gemms(prediction: Prediction) -> Iterator[BigGemm]:
         family_s[family] = family_s.get(family, 0.0) + priced.total_time_s
     for priced in prediction.operations:
         operation, price = priced.operation, priced.price
-        if not isinstance(operation, Gemm | GroupedGemm) or not isinstance(price, GemmPrice):
-            continue
+        if not isinstance(operation, Gemm | GroupedGemm) or not isinstance(price, GemmPrice) or not price.num_waves:
+            continue  # a price without waves is a bound, from a device without a model of tiles
         is_batched = isinstance(operation, Gemm) and operation.batch != 1
         if family_s[_family(priced)] >= BIG_GEMM_FRACTION * prediction.step_time_s and not is_batched:
             yield BigGemm(operation, price, priced.total_time_s / prediction.step_time_s)

@@ -8,7 +8,7 @@ Fires when the step cannot run with `attention="flash"` and can with `attention=
 
 It does not run: FlashAttention-2 needs Ampere or newer. Unfused attention writes all scores to memory and reads them
 again, so that sequence length costs much more: on an A100 softmax and dropout of a layer with h = 3072 and 2048 tokens
-took 18 % of its time (figure 2 of arXiv 2401.14489, logs in jahatef/TransformerSizing).
+took 18 % of its time (latency shares of arXiv 2401.14489, logs in jahatef/TransformerSizing).
 
 ## Example
 

@@ -28,7 +28,8 @@ the prediction weighs. Interleaving (`virtual_pipeline`) sends more between stag
 
 ## When it does not matter
 
-Without a `global_batch_size` the step is assumed to have one micro-batch per stage: give the real one.
+Without a `global_batch_size` the step is assumed to have one micro-batch per stage, and the finding is only an `info`:
+give the real one.
 
 ## References
 
@@ -65,6 +66,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
         wanted=f"{ENOUGH_MICRO_BATCHES_PER_STAGE} micro-batches for each of {stages} stages",
         problem=f"makes {_count_micro_batches(case):.0f} micro-batches for {stages} stages",
         repairs=repairs,
+        severity_at_most=None if case.workload.global_batch_size else "info",
     )
 
 

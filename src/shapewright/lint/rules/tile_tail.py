@@ -80,7 +80,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
 
 
 def _worst(case: WhatIf) -> WidthAxis | None:
-    if not case.is_possible or case.device.roofline_only:
+    if not case.is_possible:
         return None
     multiple = full_width_multiple(case.device, case.workload.dtype)
     axes = [axis for gemm in big_gemms(case.prediction) if (axis := width_axis(case, gemm)) is not None]

@@ -88,7 +88,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
 
 def _worst(case: WhatIf) -> BigGemm | None:
     """The big GEMM that wastes most of the step in its last wave."""
-    if not case.is_possible or not case.device.num_sms or case.device.roofline_only:
+    if not case.is_possible:
         return None
     tails = [
         gemm

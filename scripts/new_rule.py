@@ -1,0 +1,119 @@
+"""Start a lint rule: its module with all headings, its case file, and its line in the list of rules.
+
+python scripts/new_rule.py TC110 odd-something
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RULES = ROOT / "src" / "shapewright" / "lint" / "rules"
+
+MODULE = '''"""TODO: one sentence: what is wrong, and what it does.
+
+## What it does
+
+Fires when TODO.
+
+## Why it is slow
+
+TODO: the mechanism, with one measured number and its source.
+
+## Example
+
+>>> from shapewright.lint.example import fires
+>>> fires("{code}")
+True
+
+## Use instead
+
+>>> fires("{code}")
+False
+
+## Fix safety
+
+TODO: `exact`, `runtime` or `retrain`, and what to mind.
+
+## When it does not matter
+
+TODO.
+
+## References
+
+- TODO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.lint.rule import Rule, Violation
+
+if TYPE_CHECKING:
+    from shapewright.lint.what_if import WhatIf
+
+
+def check(case: WhatIf) -> Iterator[Violation]:
+    """Look for TODO."""
+    raise NotImplementedError
+
+
+RULE = Rule(
+    code="{code}",
+    name="{name}",
+    since="TODO",
+    reads=(),
+    check=check,
+)
+'''
+
+CASES = """# {code} {name}
+
+## Fires: TODO
+
+```toml
+```
+
+## Silent: TODO
+
+```toml
+```
+
+## Boundary: TODO
+
+```toml
+[expect]
+fires = false
+```
+"""
+
+
+def add_rule(code: str, name: str) -> None:
+    """Write the files of a new rule; nothing is overwritten."""
+    if not re.fullmatch(r"[A-Z]{2}\d{3}", code) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise SystemExit(f"{code!r} {name!r}: give a code such as TC110 and a name such as odd-something")
+    module_name = name.replace("-", "_")
+    module, cases = RULES / f"{module_name}.py", ROOT / "tests" / "lint" / f"{code}.md"
+    for path in (module, cases):
+        if path.exists():
+            raise SystemExit(f"{path} is already there; choose another code or name")
+    module.write_text(MODULE.format(code=code, name=name), encoding="utf-8")
+    cases.write_text(CASES.format(code=code, name=name), encoding="utf-8")
+    listing = RULES / "__init__.py"
+    text = listing.read_text(encoding="utf-8")
+    names = sorted({*re.findall(r"^    (\w+),$", text.partition("\n)\n")[0], re.MULTILINE), module_name})
+    imported = "".join(f"    {each},\n" for each in names)
+    text = re.sub(r"(?<=import \(\n).*?(?=^\))", imported, text, count=1, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(MODULES = \(\n.*?)(?=^\))", rf"\g<1>    {module_name},\n", text, flags=re.MULTILINE | re.DOTALL)
+    listing.write_text(text, encoding="utf-8")
+    print(f"wrote {module}, {cases} and a line in {listing}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    add_rule(sys.argv[1], sys.argv[2])
