@@ -8,7 +8,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from shapewright.config import Model, TransformerConfig, read_model
-from shapewright.errors import WorkloadError
+from shapewright.errors import LayoutError, ShapewrightError, WorkloadError, close_names
+from shapewright.fields import noted_fields
 from shapewright.hardware import Device, load_device
 from shapewright.layout import ParallelLayout
 from shapewright.workload import Workload
@@ -80,9 +81,11 @@ def ask(
     found = device if isinstance(device, Device) else load_device(str(device))
     remarks: tuple[str, ...] = ()
     if not isinstance(workload, Workload):
+        _refuse_unknown(workload or {}, Workload, WorkloadError)
         remarks = _ignored_fields(model.config, workload or {})
         workload = complete_workload(model.config, found, workload or {})
     if not isinstance(layout, ParallelLayout):
+        _refuse_unknown(layout or {}, ParallelLayout, LayoutError)
         layout = ParallelLayout(**(layout or {}))
     return Question(model=model, device=found, workload=workload, layout=layout, remarks=remarks)
 
@@ -110,6 +113,17 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     fused = device.architecture not in _ARCHITECTURES_WITHOUT_FUSED_ATTENTION
     fields.setdefault("attention", "flash" if fused else "unfused")
     return Workload(**fields)
+
+
+def _refuse_unknown(given: Mapping[str, Any], cls: type, error: type[ShapewrightError]) -> None:
+    """Name a field that does not exist, and those that do."""
+    known = [spec.name for spec, _ in noted_fields(cls)]
+    for name in given:
+        if name not in known:
+            hint = close_names(str(name), known)
+            raise error(
+                f"{cls.__name__} has no field {str(name)!r}; {hint + ' ' if hint else ''}it has {', '.join(known)}"
+            )
 
 
 def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tuple[str, ...]:

@@ -109,8 +109,9 @@ def _choose_record(kind: str, name: str, architecture: str, uncalibrated: bool) 
         for record in strangers:
             if record.architecture == kin:
                 return replace(record, transfer="generic")
-    if strangers:
-        return replace(strangers[0], transfer="generic")
+    if strangers or records:
+        # With one record in all there is nobody else to ask: it counts as another family's.
+        return replace((strangers or records)[0], transfer="generic")
     raise CalibrationError(f"no {kind} calibration record to price {name} with; run scripts/calibrate_{kind}.py")
 
 

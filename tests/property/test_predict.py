@@ -1,0 +1,131 @@
+"""Laws that every prediction of a step keeps, whatever the shape, device and layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shapewright.config import TransformerConfig
+from shapewright.errors import ShapewrightError
+from shapewright.operations import Collective
+from shapewright.predict import Prediction
+from shapewright.question import ask
+
+DEVICES = ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-16gb", "l40s", "mi300x", "tpu-v5p", "groq-lpu-v1")
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> TransformerConfig:
+    """Small and large models, aligned and odd, dense and sparse."""
+    num_kv_heads = draw(st.sampled_from([1, 2, 5, 8]))
+    num_heads = num_kv_heads * draw(st.sampled_from([1, 2, 4]))
+    head_dim = draw(st.sampled_from([32, 64, 80, 96, 128, 133]))
+    experts = {"num_experts": 8, "num_experts_per_token": 2} if draw(st.booleans()) else {}
+    return TransformerConfig(
+        hidden_size=num_heads * head_dim,
+        num_layers=draw(st.integers(1, 8)),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=draw(st.sampled_from([1, 1000, 50257, 50304])),
+        intermediate_size=draw(st.integers(1, 20_000)),
+        gated_mlp=draw(st.booleans()),
+        **experts,
+    )
+
+
+@st.composite
+def predictions(draw: st.DrawFn) -> Prediction:
+    """A step of some shape on some device; impossible ones are left out."""
+    device = draw(st.sampled_from(DEVICES))
+    workload = {
+        "phase": draw(st.sampled_from(["train", "prefill", "decode"])),
+        "micro_batch_size": draw(st.sampled_from([1, 3, 8])),
+        "seq_len": draw(st.sampled_from([1, 128, 2000])),
+        "context_len": draw(st.sampled_from([0, 1, 999])),
+    }
+    if device not in {"mi300x", "tpu-v5p"}:
+        workload["dtype"] = "fp16"
+    layout = {
+        "tensor_parallel": draw(st.sampled_from([1, 1, 2])),
+        "pipeline_parallel": draw(st.sampled_from([1, 1, 2])),
+        "data_parallel": draw(st.sampled_from([1, 2])),
+    }
+    try:
+        return ask(draw(shapes()), device, workload=workload, layout=layout).predict()
+    except ShapewrightError:
+        assume(False)
+        raise
+
+
+@settings(max_examples=120)
+@given(predictions())
+def test_interval_holds_the_prediction(prediction: Prediction) -> None:
+    """The interval lies around the time, of the step and of every operation, and every number is finite."""
+    assert 0.0 < prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s < math.inf
+    for entry in prediction.operations:
+        assert 0.0 <= entry.price.low_s <= entry.price.time_s <= entry.price.high_s < math.inf
+        assert 0.0 <= entry.exposed_fraction <= 1.0
+
+
+@settings(max_examples=120)
+@given(predictions())
+def test_no_step_is_faster_than_its_rooflines(prediction: Prediction) -> None:
+    """Neither the step nor its lower end is below what the data sheet allows its exposed operations."""
+    floor_s = sum(
+        float(entry.price.roofline_s) * int(entry.operation.repeats) * entry.exposed_fraction
+        for entry in prediction.operations
+        if entry.operation.stage == "every" and entry.operation.pass_name != "step"
+    )
+
+    assert prediction.step_time_s >= floor_s * (1.0 - 1e-12)
+    assert all(entry.price.time_s >= entry.price.roofline_s * (1.0 - 1e-12) for entry in prediction.operations)
+
+
+@settings(max_examples=60)
+@given(shapes(), st.sampled_from(["a100-sxm-40gb", "h100-sxm-80gb"]), st.sampled_from([2, 4, 8]))
+def test_replicas_leave_computation_alone(config: TransformerConfig, device: str, data_parallel: int) -> None:
+    """Each replica computes what one device does: replicas add communication, and nothing else."""
+    alone = ask(config, device).predict()
+    together = ask(config, device, layout={"data_parallel": data_parallel}).predict()
+
+    def computation(prediction: Prediction) -> dict[tuple[str, str], float]:
+        return {
+            (entry.operation.name, entry.operation.pass_name): entry.total_time_s
+            for entry in prediction.operations
+            if not isinstance(entry.operation, Collective)
+        }
+
+    assert computation(together) == computation(alone)
+    assert together.tokens_per_step == data_parallel * alone.tokens_per_step
+    assert together.step_time_s >= alone.step_time_s
+
+
+@settings(max_examples=40)
+@given(shapes(), st.sampled_from(["a100-sxm-40gb", "l40s", "mi300x"]))
+def test_layers_add_up(config: TransformerConfig, device: str) -> None:
+    """Each further set of layers takes as long as the one before."""
+    times = [
+        ask(replace(config, num_layers=layers), device, workload={"phase": "prefill", "dtype": "fp16"})
+        .predict()
+        .step_time_s
+        for layers in (config.num_layers, 2 * config.num_layers, 3 * config.num_layers)
+    ]
+
+    assert times[2] - times[1] == pytest.approx(times[1] - times[0], rel=1e-6)
+
+
+@settings(max_examples=40)
+@given(predictions())
+def test_rates_follow_from_times(prediction: Prediction) -> None:
+    """Tokens, FLOPs and utilisation are the step's, divided by its time and its devices."""
+    per_device_s = prediction.step_time_s * prediction.layout.num_devices
+    peak = prediction.device.peak_flops_per_s(prediction.workload.dtype)
+
+    assert prediction.tokens_per_s_per_device == pytest.approx(prediction.tokens_per_step / per_device_s)
+    assert prediction.mfu == pytest.approx(prediction.model_flops_per_s / peak)
+    assert prediction.hfu >= prediction.mfu * (1.0 - 1e-12)

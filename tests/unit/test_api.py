@@ -1,0 +1,71 @@
+"""The Python face gives what the command line prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shapewright
+from shapewright.cli import main
+from shapewright.lint import to_json
+from shapewright.report.prediction_json import prediction_to_json
+
+WORKLOAD = {"attention": "unfused", "dtype": "fp16", "micro_batch_size": 2}
+FLAGS = ["--attention", "unfused", "--dtype", "fp16", "--micro-batch-size", "2"]
+
+
+def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """What the command line prints as JSON."""
+    with pytest.raises(SystemExit):
+        main([*arguments, "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def test_predict_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """shapewright.predict and `shapewright predict --json` agree to the last digit."""
+    prediction = shapewright.predict("gpt2", device="a100-sxm-40gb", workload=WORKLOAD, layout={"data_parallel": 2})
+    facts = printed(["predict", "gpt2", "--device", "a100-sxm-40gb", *FLAGS, "--dp", "2"], capsys)
+
+    assert facts.pop("source") == "preset gpt2"
+    assert facts.pop("notes") == []
+    assert facts == json.loads(json.dumps(prediction_to_json(prediction)))
+
+
+def test_check_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """shapewright.check and `shapewright check --json` find the same."""
+    report = shapewright.check("gpt2", device="a100-sxm-40gb", workload=WORKLOAD, ignore=["TC103"])
+    facts = printed(["check", "gpt2", "--device", "a100-sxm-40gb", *FLAGS, "--ignore", "TC103"], capsys)
+
+    assert report.findings
+    for key in ("findings", "better_shapes", "num_suppressed", "step_time_s"):
+        assert facts[key] == json.loads(json.dumps(to_json(report)))[key]
+
+
+def test_paths_and_overrides(tmp_path: Path) -> None:
+    """A path object is a config; overrides change it."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "n_embd": 768, "n_layer": 2, "n_head": 12}), encoding="utf-8")
+    prediction = shapewright.predict(path, device="l40s", overrides={"num_layers": 5})
+
+    assert (prediction.config.hidden_size, prediction.config.num_layers) == (768, 5)
+
+
+def test_every_user_error_is_one_class() -> None:
+    """Whatever is wrong with the input, ShapewrightError catches it, and so does ValueError."""
+    with pytest.raises(shapewright.ShapewrightError) as raised:
+        shapewright.predict("gpt2", device="nonesuch")
+
+    assert isinstance(raised.value, ValueError)
+
+
+def test_unknown_field_is_one_line() -> None:
+    """A field that a workload or layout does not have is named, with those that it has."""
+    with pytest.raises(shapewright.ShapewrightError, match="sequence_length") as raised:
+        shapewright.predict("gpt2", device="l40s", workload={"sequence_length": 5})
+    assert "seq_len" in str(raised.value)
+    with pytest.raises(shapewright.ShapewrightError, match="tp"):
+        shapewright.predict("gpt2", device="l40s", layout={"tp": 2})

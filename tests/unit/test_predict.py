@@ -1,0 +1,115 @@
+"""Adding up a step: the pipeline's bubble, what communication hides, warnings."""
+
+from __future__ import annotations
+
+import pytest
+
+from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
+from shapewright.operations import Collective
+from shapewright.question import ask
+
+H100 = "h100-sxm-80gb"
+
+
+def test_bubble_is_the_share_of_the_schedule() -> None:
+    """With p stages and m micro-batches the busiest stage waits (p - 1) / m of its layers' time: 1F1B's bubble."""
+    layout = {"pipeline_parallel": 4}
+    for num_microbatches in (4, 8, 32):
+        workload = {"micro_batch_size": 1, "global_batch_size": num_microbatches}
+        prediction = ask("llama-3-8b", H100, workload=workload, layout=layout).predict()
+        every_s = sum(
+            entry.total_time_s
+            for entry in prediction.operations
+            if entry.operation.stage == "every" and entry.operation.pass_name != "step"
+        )
+
+        assert prediction.bubble_time_s == pytest.approx(3 / num_microbatches * every_s)
+
+
+def test_interleaving_halves_the_bubble() -> None:
+    """Two chunks per stage wait half as long."""
+    layout = {"pipeline_parallel": 4}
+    plain = ask("llama-3-8b", H100, layout=layout).predict()
+    interleaved = ask("llama-3-8b", H100, layout={**layout, "virtual_pipeline": 2}).predict()
+
+    assert interleaved.bubble_time_s == pytest.approx(plain.bubble_time_s / 2, rel=0.02)
+
+
+def test_gradients_hide_behind_the_backward_pass() -> None:
+    """Of gradient communication between replicas only the part that nothing covers is in the step."""
+    inside = ask("llama-3-8b", H100, layout={"data_parallel": 8}).predict()
+    hidden = [
+        entry for entry in inside.operations if isinstance(entry.operation, Collective) and entry.operation.overlaps
+    ]
+
+    assert hidden
+    assert all(entry.exposed_fraction < 1.0 for entry in hidden)
+    assert all(
+        entry.exposed_fraction == 1.0 for entry in inside.operations if not isinstance(entry.operation, Collective)
+    )
+
+
+def test_recomputation_costs_a_forward_pass() -> None:
+    """Full recomputation runs the layers' forward pass again: HFU rises above MFU, memory falls."""
+    plain = ask("llama-3-8b", H100).predict()
+    again = ask("llama-3-8b", H100, workload={"recompute": "full"}).predict()
+    forward_s = plain.layer_forward_time_s * plain.config.num_layers
+
+    assert again.step_time_s - plain.step_time_s == pytest.approx(forward_s, rel=0.05)
+    assert again.hfu > 1.2 * again.mfu
+    assert again.memory.total_bytes < plain.memory.total_bytes
+
+
+def test_decode_reads_the_weights_once() -> None:
+    """One token per sequence takes at least the time to read the weights: 16.06 GB at 3.35 TB/s on an H100."""
+    prediction = ask("llama-3-8b", H100, workload={"phase": "decode", "micro_batch_size": 1}).predict()
+
+    assert 15.0e9 / 3.35e12 < prediction.step_time_s < 2 * 16.06e9 / 3.35e12
+    assert prediction.tokens_per_step == 1
+
+
+def test_what_does_not_fit_is_said() -> None:
+    """A step that needs more memory than there is is predicted, with a warning that says the remedies."""
+    prediction = ask("gpt3-175b", H100).predict()
+    (warning,) = [line for line in prediction.warnings if "does not fit" in line]
+
+    assert "74.5 GiB" in warning
+    assert "--tensor-parallel" in warning
+
+
+def test_borrowed_records_are_said() -> None:
+    """A device that nobody measured is priced with a sibling's record, a wider interval and a warning."""
+    own = ask("gpt2", "a100-sxm-80gb").predict()
+    borrowed = ask("gpt2", "a100-sxm-80gb").predict(uncalibrated=True)
+
+    assert own.calibration["gemm"].startswith("gemm/a100-sxm-80gb/")
+    assert not own.warnings
+    assert borrowed.calibration["gemm"].startswith("uncalibrated")
+    assert any("uncalibrated" in line for line in borrowed.warnings)
+    assert borrowed.step_time_high_s / borrowed.step_time_s > own.step_time_high_s / own.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("workload", "layout", "error", "words"),
+    [
+        ({"dtype": "fp8"}, {}, UnknownRateError, ["fp8", "bf16, fp16"]),
+        ({}, {"tensor_parallel": 7}, LayoutError, ["tensor_parallel=7", "num_heads=32"]),
+        ({"global_batch_size": 3}, {"data_parallel": 2}, WorkloadError, ["global_batch_size=3", "try 8"]),
+    ],
+)
+def test_impossible_steps(
+    workload: dict[str, object], layout: dict[str, int], error: type[Exception], words: list[str]
+) -> None:
+    """A step that cannot run is an error of its own class, with what was given and what is allowed."""
+    question = ask("llama-3-8b", "a100-sxm-80gb", workload=workload, layout=layout)
+    with pytest.raises(error) as raised:
+        question.predict()
+
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_unknown_device_has_close_names() -> None:
+    """A misspelt device is an error with the names it may have meant: never a default."""
+    with pytest.raises(UnknownDeviceError, match=r"did you mean .*'a100-sxm-40gb'"):
+        ask("gpt2", "a100-sxm4-40bg")
