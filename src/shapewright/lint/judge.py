@@ -27,7 +27,8 @@ _VISIBLE_SLOWDOWN = 1.02  # below this, naming the operation that suffers says n
 class _PricedRepair:
     suggestion: Suggestion
     gain_fraction: float
-    repaired: Prediction
+    before: Prediction
+    after: Prediction
 
 
 def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
@@ -52,7 +53,7 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
         violation,
         severity,
         suggestions=suggestions,
-        slowest=_slowest_operation(case.prediction, best.repaired),
+        slowest=_slowest_operation(best.before, best.after),
         cost_s=cost_fraction * case.prediction.step_time_s,
         cost_fraction=cost_fraction,
     )
@@ -105,7 +106,7 @@ def _price(repair: Repair, case: WhatIf, *, keeps_slower: bool) -> _PricedRepair
         parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
         predicted_gain_fraction=None if keeps_slower else gain_fraction,
     )
-    return _PricedRepair(suggestion, gain_fraction, after.prediction)
+    return _PricedRepair(suggestion, gain_fraction, before.prediction, after.prediction)
 
 
 def _slowest_operation(before: Prediction, after: Prediction) -> str:

@@ -61,7 +61,8 @@ def check(case: WhatIf) -> Iterator[Violation]:
         actual=format_bytes(case.device.memory_bytes),
         wanted=f"at least {format_bytes(needed_bytes)}",
         problem=f"of {case.device.name} is less than the {format_bytes(needed_bytes)} that the step needs",
-        repairs=tuple(_fitting(case, _same_devices(case))) or tuple(_fitting(case, _more_devices(case)))[:1],
+        repairs=tuple(_fitting(case, _same_devices(case)))
+        or tuple(itertools.islice(_fitting(case, _more_devices(case)), 1)),
         severity="error",
     )
 
