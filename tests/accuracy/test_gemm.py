@@ -38,25 +38,46 @@ def calibrate() -> ModuleType:
     return module
 
 
-def mean_error(calibrate: ModuleType, name: str, dtype: str, folder: Path) -> float:
+def mean_error(calibrate: ModuleType, name: str, dtype: str, folder: Path, library: str = "") -> float:
     """Mean |predicted / measured - 1| over the unseen rows, priced as the package prices."""
     source = next(source for source in calibrate.SOURCES if (source.device, source.dtype) == (name, dtype))
     _, unseen = calibrate.split_by_shape(source.rows(folder))
+    unseen = unseen[unseen.library == library] if library else unseen
     device = load_device(name)
     record = load_record("gemm", device)
     dims = {letter: unseen[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
     operation = Gemm(name="x", dtype=dtype, layout=source.layout, **dims)
-    price = price_gemm(operation, device, record, hot_cache=source.hot_cache)
+    price = price_gemm(operation, device, record, hot_cache=source.hot_cache, library=library)
     overhead = record.provenance["sections"][dtype].get("collector_overhead_s", 0.0)
     return float(np.mean(np.abs((price.time_s + overhead) / unseen.latency_s.to_numpy() - 1.0)))
 
 
-@pytest.mark.parametrize("name", list(LIMITS["gemm"]["bf16"]))
-def test_libraries_bf16(calibrate: ModuleType, name: str) -> None:
-    """Today's libraries, shapes the fit never saw."""
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, dtypes in LIMITS["gemm_all"].items() for dtype in dtypes]
+)
+def test_middle_of_libraries(calibrate: ModuleType, name: str, dtype: str) -> None:
+    """Without a library the price is the middle of those measured; their own spread is in this error."""
     folder = measured_file("gemm.parquet").parent
 
-    assert mean_error(calibrate, name, "bf16", folder) <= LIMITS["gemm"]["bf16"][name]
+    assert mean_error(calibrate, name, dtype, folder) <= LIMITS["gemm_all"][name][dtype]
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "dtype"),
+    [
+        (library, name, dtype)
+        for library, devices in LIMITS["gemm_library"].items()
+        for name, dtypes in devices.items()
+        for dtype in dtypes
+    ],
+)
+def test_one_library(calibrate: ModuleType, library: str, name: str, dtype: str) -> None:
+    """One library against its own measurements, shapes the fit never saw."""
+    folder = measured_file("gemm.parquet").parent
+
+    error = mean_error(calibrate, name, dtype, folder, library)
+
+    assert error <= LIMITS["gemm_library"][library][name][dtype]
 
 
 @pytest.mark.parametrize("name", ["v100-sxm2-16gb", "mi250x-gcd"])
@@ -105,7 +126,8 @@ def test_records_carry_their_provenance(path: Path) -> None:
     for section in record["provenance"]["sections"].values():
         assert section["held_out"]["rows"] > 40
         assert section["rows_fitted"] > 200
-    assert set(record["interval"]) == set(record["parameters"]["dtypes"])
+    assert set(record["interval"]["dtypes"]) == set(record["parameters"]["dtypes"])
+    assert set(record["interval"]["libraries"]) == set(record["parameters"]["libraries"])
 
 
 def test_interval_covers_ninety_percent(calibrate: ModuleType) -> None:
