@@ -223,7 +223,7 @@ def describe_machine() -> dict[str, object]:
         "num_cpus": os.cpu_count(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "versions": {name: metadata.version(name) for name in ("numpy", "click", "rich")},
         "command": " ".join(["python", "benchmarks/run.py", *sys.argv[1:]]),
     }
