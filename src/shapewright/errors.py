@@ -14,6 +14,7 @@ one line and exits with 2.
     +-- CalibrationError      a calibration record is missing or malformed
     +-- MissingExtraError     an optional dependency is not installed
     +-- UnknownRuleError      no lint rule has this code or name
+    +-- MeasuredFileError     a file of measurements is missing, broken or lacks columns
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ class MissingExtraError(ShapewrightError):
 
 class UnknownRuleError(ShapewrightError):
     """No lint rule has this code or name."""
+
+
+class MeasuredFileError(ShapewrightError):
+    """A file of measurements is missing, broken or lacks columns."""
 
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:

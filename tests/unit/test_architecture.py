@@ -19,8 +19,8 @@ LEVELS = {
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
     **dict.fromkeys(("lowering", "perf", "memory"), 2),
     "predict": 3,
-    **dict.fromkeys(("lint", "search", "question"), 4),
-    **dict.fromkeys(("report", "bench", "api", "accuracy"), 5),
+    **dict.fromkeys(("lint", "search", "question", "accuracy"), 4),
+    **dict.fromkeys(("report", "bench", "api"), 5),
     **dict.fromkeys(("cli", "explorer"), 6),
     **dict.fromkeys(("__init__", "__main__"), 7),
 }

@@ -22,6 +22,7 @@ _COMMANDS = {
     "devices": ("shapewright.cli.devices", "List devices, or show one with its sources."),
     "models": ("shapewright.cli.models", "List model presets."),
     "rule": ("shapewright.cli.rule", "Print a rule's page."),
+    "accuracy": ("shapewright.cli.accuracy", "Compare predictions with measured tables."),
 }
 
 

@@ -1,0 +1,58 @@
+"""attention_prefill.parquet and attention_decode.parquet: fused causal attention of serving libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.accuracy.context import Chunk, prices_of, split_chunks
+from shapewright.accuracy.read import Format
+from shapewright.dtypes import get_dtype
+from shapewright.operations import Attention
+from shapewright.perf.attention import price_attention
+from shapewright.perf.roofline import roofline_s
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context, Prices
+    from shapewright.hardware import Device
+
+_SIZES = {"batch_size": 1, "query_len": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 1, "window_size": 0}
+_LABELS = ("device", "library", "kernel", "dtype", "kv_cache_dtype")
+PREFILL_FORMAT = Format(numbers=_SIZES, labels=_LABELS, positive=("latency_s",))
+DECODE_FORMAT = Format(numbers={**_SIZES, "context_len": 1}, labels=_LABELS, positive=("latency_s",))
+
+
+def price_prefill(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price causal attention over whole sequences; parts are kernels."""
+    return _price("attention_prefill", columns, context, "query_len")
+
+
+def price_decode(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price one new token against a cache, of which context_len tokens are read; parts are kernels."""
+    return _price("attention_decode", columns, context, "context_len")
+
+
+def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterator[Chunk]:
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        sizes = {name: rows.numbers[name] for name in _SIZES}
+        dtype = get_dtype(words[1]).name
+        operation = Attention(
+            name="attention",
+            dtype=dtype,
+            kv_cache_dtype=get_dtype(words[3]).name,
+            kv_len=rows.numbers[keys],  # type: ignore[arg-type]
+            v_head_dim=rows.numbers["head_dim"],  # type: ignore[arg-type]
+            writes_cache=True,  # these libraries time the copy into the cache with the call
+            **sizes,  # type: ignore[arg-type]
+        )
+        price = price_attention(operation, device, context.record("attention", device), hot_cache=True)
+        floor = roofline_s(operation.executed_flops, operation.num_bytes, device, dtype)
+        return prices_of(price, floor)
+
+    by = ("device", "dtype", "library", "kv_cache_dtype")
+    for rows, device, words, prices in context.price_groups(columns, by, price_group):
+        is_narrow = get_dtype(words[3]).bits < get_dtype(words[1]).bits
+        dtype = f"{words[1]}+{get_dtype(words[3]).name}kv" if is_narrow else words[1]
+        names = (device.name, dtype, words[2])
+        yield from split_chunks(table, names, rows.labels["kernel"], rows.numbers["latency_s"], prices)

@@ -1,0 +1,173 @@
+"""What pricing a table needs and leaves behind: devices, records, rows left out and why, remarks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shapewright.accuracy.columns import Columns, Labels, group_rows
+from shapewright.errors import ShapewrightError, UnknownDeviceError
+from shapewright.hardware import load_device
+from shapewright.perf.calibration import load_record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.operations.base import Numeric
+    from shapewright.perf.calibration import CalibrationRecord
+    from shapewright.perf.price import Price
+
+    Array = NDArray[np.float64]
+
+# Names of measured files that say too little, and the device that was measured. The paper's A100 has 40 GB (its logs
+# name the machine), its V100 is the SXM2 one of 16 GB, and one die of MI250X is what a process sees.
+MEASURED_DEVICES = {
+    "a100": "a100-sxm-40gb",
+    "v100": "v100-sxm2-16gb",
+    "mi250x": "mi250x-gcd",
+    "h100": "h100-sxm-80gb",
+    "h200": "h200-sxm-141gb",
+}
+
+
+class Prices(NamedTuple):
+    """Predictions for some rows, in the unit of their measurement."""
+
+    predicted: Array
+    low: Array
+    high: Array
+    roofline: Array
+
+    def take(self, index: NDArray[np.intp]) -> Prices:
+        """Rows of an index."""
+        return Prices(self.predicted[index], self.low[index], self.high[index], self.roofline[index])
+
+    def scale(self, factor: float) -> Prices:
+        """Predictions and intervals times a factor; the roofline stays."""
+        return Prices(self.predicted * factor, self.low * factor, self.high * factor, self.roofline)
+
+
+def prices_of(price: Price, roofline: Numeric, *, extra_s: float = 0.0) -> Prices:
+    """Prices of arrays of operations, with the cost of measuring them added to each. [s]"""
+    return Prices(
+        predicted=np.asarray(price.time_s) + extra_s,
+        low=np.asarray(price.low_s) + extra_s,
+        high=np.asarray(price.high_s) + extra_s,
+        roofline=np.asarray(roofline, dtype=float),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Judged rows that share their words.
+
+    Attributes:
+        table: Table, or quantity of a table, that the rows belong to.
+        device: Canonical name of the device.
+        dtype: Element format.
+        library: Library and version that was measured.
+        part: What else the table tells rows apart by, such as the kernel.
+        measured: Measurements. [s, or tokens/s for training]
+        prices: Predictions of the same.
+        seconds: Measured time of each row, for its size. [s]
+    """
+
+    table: str
+    device: str
+    dtype: str
+    library: str
+    part: str
+    measured: Array
+    prices: Prices
+    seconds: Array
+
+
+PriceGroup = Callable[[Columns, "Device", tuple[str, ...]], Prices]
+
+
+@dataclass
+class Context:
+    """State of judging one table.
+
+    Attributes:
+        uncalibrated: Price as if nobody had measured the device.
+        devices: Canonical names to keep; empty for all.
+        skipped: Rows left out, by reason.
+        notes: What the reader must know.
+        advance: Called with the number of rows that are done.
+    """
+
+    uncalibrated: bool = False
+    devices: frozenset[str] = frozenset()
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    advance: Callable[[int], None] = lambda _: None
+
+    def record(self, kind: str, device: Device) -> CalibrationRecord:
+        """The record to price with."""
+        return load_record(kind, device, uncalibrated=self.uncalibrated)
+
+    def device_of(self, name: str, num_rows: int) -> Device | None:
+        """The device of a measured file; None where it is not asked for, or unknown, which is counted."""
+        try:
+            device = find_device(name)
+        except UnknownDeviceError:
+            if not self.devices:
+                self.skipped[f"no device file for {name!r}"] += num_rows
+            return None
+        return device if not self.devices or device.name in self.devices else None
+
+    def price_groups(
+        self, columns: Columns, by: tuple[str, ...], price: PriceGroup
+    ) -> Iterator[tuple[Columns, Device, tuple[str, ...], Prices]]:
+        """Price rows that share the words ``by``, of which the first is the device; errors leave a group out."""
+        for words, rows in columns.groups(*by):
+            device = self.device_of(words[0], rows.num_rows)
+            if device is not None:
+                try:
+                    prices = price(rows, device, words)
+                except ShapewrightError as error:
+                    self.skipped[str(error)] += rows.num_rows
+                else:
+                    yield rows, device, words, prices
+            self.advance(rows.num_rows)
+
+
+@cache
+def find_device(name: str) -> Device:
+    """Device of a name as measured files spell it: an alias, or one with remarks in brackets.
+
+    Raises:
+        UnknownDeviceError: no device file has it.
+    """
+    plain = name.partition("(")[0].strip()
+    return load_device(MEASURED_DEVICES.get(plain.lower(), plain) or "?")
+
+
+def split_chunks(
+    table: str,
+    words: tuple[str, str, str],
+    parts: Labels,
+    measured: Array,
+    prices: Prices,
+    seconds: Array | None = None,
+) -> Iterator[Chunk]:
+    """Cut priced rows by part.
+
+    Args:
+        table: Table or quantity.
+        words: Canonical device, dtype and library.
+        parts: Part of each row. [rows]
+        measured: Measurements. [rows]
+        prices: Predictions. [rows]
+        seconds: Measured times, where they are not the measurements themselves. [s]
+    """
+    times = measured if seconds is None else seconds
+    for (part,), index in group_rows([parts], len(measured)):
+        yield Chunk(table, *words, part, measured[index], prices.take(index), times[index])

@@ -1,0 +1,58 @@
+"""gemm.parquet: y[m,n] = x[m,k] W[n,k]^T as torch.nn.functional.linear calls it, medians without launch cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.accuracy.context import Chunk, prices_of, split_chunks
+from shapewright.accuracy.read import Format
+from shapewright.dtypes import get_dtype
+from shapewright.operations import Gemm
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.roofline import roofline_s
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context, Prices
+    from shapewright.hardware import Device
+
+FORMAT = Format(
+    numbers={"m": 1, "n": 1, "k": 1}, labels=("device", "library", "kernel", "dtype"), positive=("latency_s",)
+)
+
+# A benchmark repeats one product, whose operands these families keep in a last-level cache larger than their memory
+# bandwidth can hide: L40S reaches 3 TB/s on 0.86 TB/s of memory. Others are priced with cold operands, as in a model.
+HOT_CACHE_ARCHITECTURES = ("ada", "blackwell-consumer")
+
+
+def price_gemms(
+    operation: Gemm, device: Device, context: Context, *, library: str = "", extra_s: float = 0.0
+) -> Prices:
+    """Price arrays of products as a benchmark would time them.
+
+    Args:
+        operation: Products; dims are arrays.
+        device: The device.
+        context: Says which record to use.
+        library: Library and version, as measured files name it.
+        extra_s: Cost of the measurement itself, added to each. [s]
+    """
+    hot = device.architecture in HOT_CACHE_ARCHITECTURES
+    record = context.record("gemm", device)
+    price = price_gemm(operation, device, record, hot_cache=hot, library=library)
+    floor = roofline_s(operation.flops, operation.num_bytes, device, operation.dtype)
+    return prices_of(price, floor, extra_s=extra_s)
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price every row; parts are kernels."""
+
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
+        operation = Gemm(name="gemm", dtype=get_dtype(words[1]).name, layout="NT", **dims)  # type: ignore[arg-type]
+        return price_gemms(operation, device, context, library=words[2])
+
+    for rows, device, words, prices in context.price_groups(columns, ("device", "dtype", "library"), price_group):
+        names = (device.name, words[1], words[2])
+        yield from split_chunks("gemm", names, rows.labels["kernel"], rows.numbers["latency_s"], prices)

@@ -1,0 +1,213 @@
+"""Judge every table of a folder: price its rows, then sum up by what the reader wants to tell apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.accuracy.context import Context, find_device
+from shapewright.accuracy.read import read_columns
+from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau
+from shapewright.accuracy.tables import TABLES
+from shapewright.errors import MeasuredFileError, close_names
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.context import Chunk
+
+GROUPINGS = ("device", "dtype", "library", "part", "size")
+DEFAULT_GROUPING = ("device", "dtype", "library")
+# Stands for words that are not told apart.
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Errors of the rows of one table that share their words.
+
+    Attributes:
+        table: Table, or quantity of a table.
+        device: Canonical name of the device, or ``all``.
+        dtype: Element format, or ``all``.
+        library: Library and version, or ``all``.
+        part: What else the table tells rows apart by, or ``all``.
+        decade: Decade of the measured time, such as ``10-100 us``, or ``all``.
+        rows: Rows judged.
+        mape: Mean of |predicted / measured - 1|.
+        median_ape: Median of it.
+        p90_ape: Its 90 % quantile.
+        bias: Mean of ln(predicted / measured).
+        kendall_tau: Rank correlation tau-b of predicted and measured; None for rows all alike.
+        coverage_90: Share of measurements inside the 90 % interval.
+        roofline_mape: Mean error of max(flops / peak, bytes / bandwidth).
+    """
+
+    table: str
+    device: str
+    dtype: str
+    library: str
+    part: str
+    decade: str
+    rows: int
+    mape: float
+    median_ape: float
+    p90_ape: float
+    bias: float
+    kendall_tau: float | None
+    coverage_90: float
+    roofline_mape: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of a folder.
+
+    Attributes:
+        rows: Errors, table by table.
+        skipped: Rows left out, by table and reason.
+        unreadable: Why a file could not be judged at all, by table.
+        notes: What the reader must know.
+    """
+
+    rows: tuple[Accuracy, ...]
+    skipped: dict[str, dict[str, int]] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def judge_folder(
+    folder: str | Path,
+    *,
+    tables: Sequence[str] = (),
+    devices: Sequence[str] = (),
+    by: Sequence[str] = DEFAULT_GROUPING,
+    uncalibrated: bool = False,
+    on_table: Callable[[str, int], None] = lambda _name, _rows: None,
+    on_rows: Callable[[int], None] = lambda _rows: None,
+) -> Judgement:
+    """Price every row of the measured files of a folder and compare.
+
+    Args:
+        folder: Holds files named as in ``TABLES``.
+        tables: Tables to judge; all that are there if empty.
+        devices: Devices to judge, by any name; all if empty.
+        by: What to tell apart, of ``GROUPINGS``; tables are always told apart.
+        uncalibrated: Price as if nobody had measured the devices.
+        on_table: Called with the name and number of rows of each table that is begun.
+        on_rows: Called with the number of rows that were priced.
+
+    Returns:
+        Errors, and what was left out and why.
+
+    Raises:
+        MeasuredFileError: the folder is not there, or has nothing that can be judged.
+        UnknownDeviceError: no device file has a name of ``devices``.
+    """
+    found = _find_tables(Path(folder), tables)
+    _require_known("--by", by, GROUPINGS)
+    chosen = frozenset(find_device(name).name for name in devices)
+    rows: list[Accuracy] = []
+    skipped: dict[str, dict[str, int]] = {}
+    unreadable: dict[str, str] = {}
+    notes: list[str] = []
+    for name, path in found.items():
+        context = Context(uncalibrated=uncalibrated, devices=chosen, advance=on_rows)
+        try:
+            columns = read_columns(path, TABLES[name].columns, context.skipped)
+        except MeasuredFileError as error:
+            unreadable[name] = str(error)
+            continue
+        on_table(name, columns.num_rows)
+        rows += summarise(TABLES[name].price(columns, context), by)
+        notes += context.notes
+        if context.skipped:
+            skipped[name] = dict(context.skipped.most_common())
+    if not rows:
+        raise MeasuredFileError(f"nothing to judge in {folder}: {_why_nothing(skipped, unreadable, chosen)}")
+    return Judgement(tuple(rows), skipped, unreadable, tuple(notes))
+
+
+def summarise(chunks: Iterable[Chunk], by: Sequence[str] = DEFAULT_GROUPING) -> list[Accuracy]:
+    """Put chunks together by table and by the words of ``by``, and take the figures of each group."""
+    groups: defaultdict[tuple[str, ...], list[tuple[Chunk, np.ndarray]]] = defaultdict(list)
+    for chunk in chunks:
+        words = [chunk.table, *(getattr(chunk, name) if name in by else ALL for name in GROUPINGS[:-1])]
+        decades = np.floor(np.log10(chunk.seconds) + 1e-9) if "size" in by else np.zeros(len(chunk.measured))
+        for decade in np.unique(decades):
+            size = _decade_words(int(decade)) if "size" in by else ALL
+            groups[(*words, f"{decade + 99:03.0f}", size)].append((chunk, np.flatnonzero(decades == decade)))
+    order = list(dict.fromkeys(key[0] for key in groups))
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), *key[1:]))
+    return [_figures((*key[:-2], key[-1]), groups[key]) for key in keys]
+
+
+def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) -> Accuracy:
+    measured = np.concatenate([chunk.measured[index] for chunk, index in members])
+    predicted, low, high, roofline = (
+        np.concatenate([column[index] for column, index in parts])
+        for parts in zip(*([(column, index) for column in chunk.prices] for chunk, index in members), strict=True)
+    )
+    errors = absolute_percentage_errors(predicted, measured)
+    return Accuracy(
+        **dict(zip(("table", *GROUPINGS[:-1], "decade"), words, strict=True)),
+        rows=len(measured),
+        mape=float(np.mean(errors)),
+        median_ape=float(np.median(errors)),
+        p90_ape=float(np.quantile(errors, 0.9)),
+        bias=bias(predicted, measured),
+        kendall_tau=kendall_tau(predicted, measured),
+        coverage_90=coverage(low, high, measured),
+        roofline_mape=float(np.mean(absolute_percentage_errors(roofline, measured))),
+    )
+
+
+def _decade_words(decade: int) -> str:
+    """Range of times of a power of ten, such as ``10-100 us``.
+
+    >>> _decade_words(-5), _decade_words(-6), _decade_words(-1)
+    ('10-100 us', '1-10 us', '100-1000 ms')
+    """
+    thousands = decade // 3
+    unit = {0: "s", -1: "ms", -2: "us", -3: "ns"}.get(thousands, f"e{3 * thousands} s")
+    least = 10 ** (decade - 3 * thousands)
+    return f"{least}-{10 * least} {unit}"
+
+
+def _find_tables(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
+    """Files to judge, by table."""
+    _require_known("--table", wanted, tuple(TABLES))
+    if not folder.is_dir():
+        raise MeasuredFileError(f"{folder} is not a folder; give one with measured files such as gemm.parquet")
+    found = {
+        name: folder / table.file_name
+        for name, table in TABLES.items()
+        if (folder / table.file_name).is_file() and (not wanted or name in wanted)
+    }
+    missing = [TABLES[name].file_name for name in wanted if name not in found]
+    if missing:
+        raise MeasuredFileError(f"{folder} has no {', '.join(missing)}; leave --table out to judge all that is there")
+    if not found:
+        names = ", ".join(table.file_name for table in TABLES.values())
+        raise MeasuredFileError(f"{folder} has no measured file; known are {names}")
+    return found
+
+
+def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for word in given:
+        if word not in known:
+            hint = close_names(word, known)
+            raise MeasuredFileError(
+                f"{option} {word!r} is not known; {hint + ' ' if hint else ''}choose of {', '.join(known)}"
+            )
+
+
+def _why_nothing(skipped: dict[str, dict[str, int]], unreadable: dict[str, str], devices: frozenset[str]) -> str:
+    """The reasons in one line."""
+    reasons = [*unreadable.values(), *(reason for counts in skipped.values() for reason in counts)]
+    if reasons:
+        return "; ".join(dict.fromkeys(reasons[:3]))
+    return f"no row of {', '.join(sorted(devices))}" if devices else "no rows"

@@ -1,0 +1,66 @@
+"""linear_layers.parquet: fp16 layer products of real models over a dense sweep of m, timed with the software of 2024.
+
+That software is slower than today's, which is what is predicted; so the rows are judged twice: as they are, and after
+one factor per device (the median of measured / predicted).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.accuracy.columns import Labels, group_rows
+from shapewright.accuracy.context import Chunk, split_chunks
+from shapewright.accuracy.gemm import price_gemms
+from shapewright.accuracy.read import Format
+from shapewright.dtypes import get_dtype
+from shapewright.operations import Gemm
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context, Prices
+    from shapewright.hardware import Device
+
+FORMAT = Format(
+    numbers={"m": 1, "n": 1, "k": 1},
+    labels=("device", "library", "model", "kernel", "dtype"),
+    positive=("latency_s",),
+)
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price every row, then scale per device; parts are models and layers."""
+
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
+        operation = Gemm(name="gemm", dtype=get_dtype(words[1]).name, layout="NT", **dims)  # type: ignore[arg-type]
+        return price_gemms(operation, device, context)
+
+    chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
+    by = ("device", "dtype", "library")
+    for rows, device, words, prices in context.price_groups(columns, by, price_group):
+        names = (device.name, words[1], words[2])
+        parts = join_labels(rows.labels["model"], rows.labels["kernel"])
+        for chunk in split_chunks("linear_layers", names, parts, rows.numbers["latency_s"], prices):
+            chunks[device.name].append(chunk)
+            yield chunk
+    for device_name, found in chunks.items():
+        ratios = np.concatenate([chunk.measured / chunk.prices.predicted for chunk in found])
+        factor = float(np.median(ratios))
+        context.notes.append(f"linear_layers/scaled on {device_name}: predictions times {factor:.3f}, the median ratio")
+        for chunk in found:
+            yield replace(chunk, table="linear_layers/scaled", prices=chunk.prices.scale(factor))
+
+
+def join_labels(first: Labels, second: Labels) -> Labels:
+    """Two columns of words as one."""
+    words: list[str] = []
+    codes = np.zeros(len(first.codes), dtype=np.int64)
+    for pair, index in group_rows([first, second], len(first.codes)):
+        codes[index] = len(words)
+        words.append(" ".join(pair))
+    return Labels(codes, tuple(words))

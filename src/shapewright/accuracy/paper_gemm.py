@@ -1,0 +1,59 @@
+"""paper_gemm.csv: fp16 sweeps of arXiv 2401.14489, odd sizes included, one synchronisation of the host per call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.accuracy.context import Chunk, split_chunks
+from shapewright.accuracy.gemm import price_gemms
+from shapewright.accuracy.read import Format
+from shapewright.operations import Gemm
+from shapewright.units import TERA, format_seconds
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context, Prices
+    from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
+
+FORMAT = Format(numbers={"batch": 1, "m": 1, "n": 1, "k": 1}, labels=("gpu", "sweep"), positive=("tflops",))
+PAPER_DTYPE = "fp16"
+PAPER_LIBRARY = "pytorch 1.13-2.0"
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price every row; parts are sweeps."""
+
+    def price_group(rows: Columns, device: Device, _: tuple[str, ...]) -> Prices:
+        dims = {name: rows.numbers[name] for name in ("batch", "m", "n", "k")}
+        operation = Gemm(name="gemm", dtype=PAPER_DTYPE, layout="NN", **dims)  # type: ignore[arg-type]
+        return price_gemms(operation, device, context, extra_s=noted_overhead_s("paper_gemm", device, context))
+
+    for rows, device, _, prices in context.price_groups(columns, ("gpu",), price_group):
+        numbers = rows.numbers
+        flops = 2.0 * numbers["batch"] * numbers["m"] * numbers["n"] * numbers["k"]
+        names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
+        yield from split_chunks("paper_gemm", names, rows.labels["sweep"], flops / (numbers["tflops"] * TERA), prices)
+    if columns.num_rows:
+        context.notes.append("paper_gemm: bmm_* rows are the slowest of 100-200 iterations, the others means")
+
+
+def noted_overhead_s(table: str, device: Device, context: Context) -> float:
+    """Cost of the paper's synchronisation per call on a device, said in the notes. [s]"""
+    overhead_s = collector_overhead_s(context.record("gemm", device))
+    origin = "as its record was fitted with" if overhead_s else "none known from its record"
+    words = f"{format_seconds(overhead_s)} per call added for the collector's synchronisation"
+    note = f"{table} on {device.name}: {words}, {origin}"
+    if note not in context.notes:
+        context.notes.append(note)
+    return overhead_s
+
+
+def collector_overhead_s(record: CalibrationRecord) -> float:
+    """Fixed cost per call that the fit on the paper's sweeps found, 0 where there was none. [s]"""
+    for section in record.provenance.get("sections", {}).values():
+        for place in (section, section.get("alignment", {})):
+            if place.get("collector_overhead_s"):
+                return float(place["collector_overhead_s"])
+    return 0.0

@@ -1,0 +1,76 @@
+"""pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of real models, 2024."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.accuracy.context import Chunk, prices_of, split_chunks
+from shapewright.accuracy.linear_layers import join_labels
+from shapewright.accuracy.read import Format
+from shapewright.dtypes import get_dtype
+from shapewright.errors import MeasuredFileError
+from shapewright.operations import Pointwise
+from shapewright.perf.pointwise import price_pointwise
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context, Prices
+    from shapewright.hardware import Device
+
+_SIZES = (
+    "num_tokens", "hidden_size", "intermediate_size", "gated", "num_heads", "num_kv_heads", "tensor_parallel",
+)  # fmt: skip
+FORMAT = Format(
+    numbers={**dict.fromkeys(_SIZES, 1), "gated": 0},
+    labels=("device", "library", "model", "operation", "dtype"),
+    positive=("latency_s",),
+)
+# Name in the table -> kind of the package.
+_KINDS = {
+    "input_layernorm": "norm",
+    "attn_rope": "rotary",
+    "mlp_act": "activation",
+    "add": "residual",
+    "emb": "embedding",
+}
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price every row; parts are models and operations."""
+
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        operation = operation_of(rows, words[3], get_dtype(words[1]).num_bytes)
+        found = price_pointwise(operation, device, context.record("pointwise", device))
+        return prices_of(found, found.roofline_s)
+
+    by = ("device", "dtype", "library", "operation")
+    for rows, device, words, prices in context.price_groups(columns, by, price_group):
+        names = (device.name, words[1], words[2])
+        parts = join_labels(rows.labels["model"], rows.labels["operation"])
+        yield from split_chunks("pointwise", names, parts, rows.numbers["latency_s"], prices)
+
+
+def operation_of(rows: Columns, name: str, element_bytes: float) -> Pointwise:
+    """Bytes of each row, as the lowering counts them.
+
+    Norm, residual and embedding touch tokens x h elements; the activation tokens x f / t, read twice with a gate;
+    rotary positions tokens x (a + a_kv) / t heads.
+
+    Raises:
+        MeasuredFileError: the operation is not known.
+    """
+    if name not in _KINDS:
+        raise MeasuredFileError(f"unknown operation {name!r}; known are {', '.join(_KINDS)}")
+    tokens, h, f, gated, heads, kv_heads, shards = (rows.numbers[size] for size in _SIZES)
+    width, inputs = h, np.ones_like(h)
+    if name == "attn_rope":
+        width = (heads + kv_heads) * (h / heads) / shards
+    elif name == "mlp_act":
+        width, inputs = f / shards, 1.0 + gated
+    elif name == "add":
+        inputs = np.full_like(h, 2.0)
+    written = tokens * width * element_bytes
+    return Pointwise(name=name, operation=_KINDS[name], read_bytes=inputs * written, written_bytes=written)

@@ -1,0 +1,47 @@
+"""The measured tables that can be judged: file, columns, pricing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.accuracy import (
+    attention,
+    collectives,
+    gemm,
+    linear_layers,
+    moe,
+    paper_gemm,
+    pointwise,
+)
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Chunk, Context
+    from shapewright.accuracy.read import Format
+
+
+class Table(NamedTuple):
+    """A measured table.
+
+    Attributes:
+        file_name: Its file.
+        columns: What the file must hold.
+        price: Turns its rows into judged chunks.
+    """
+
+    file_name: str
+    columns: Format
+    price: Callable[[Columns, Context], Iterator[Chunk]]
+
+
+TABLES: Mapping[str, Table] = {
+    "gemm": Table("gemm.parquet", gemm.FORMAT, gemm.price),
+    "attention_prefill": Table("attention_prefill.parquet", attention.PREFILL_FORMAT, attention.price_prefill),
+    "attention_decode": Table("attention_decode.parquet", attention.DECODE_FORMAT, attention.price_decode),
+    "moe": Table("moe.parquet", moe.FORMAT, moe.price),
+    "collectives": Table("collectives.parquet", collectives.FORMAT, collectives.price),
+    "linear_layers": Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
+    "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
+    "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
+}

@@ -1,0 +1,84 @@
+"""shapewright accuracy: predictions against measured tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.cli.console import make_console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_EPILOG = """\b
+Examples:
+  shapewright accuracy ./measured
+  shapewright accuracy ./measured --table gemm --device h100-sxm-80gb --by device,dtype,size
+  shapewright accuracy ./measured --uncalibrated --json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("folder", metavar="DIR")
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="judge this device alone; may be given again")
+@click.option("--table", "tables", multiple=True, metavar="TABLE", help="judge this table alone; may be given again")
+@click.option(
+    "--by",
+    default="device,dtype,library",
+    show_default=True,
+    metavar="WORD,WORD,...",
+    help="tell apart device, dtype, library, part (kernel, operation, ...), size (decade of the measured time)",
+)
+@click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")
+@click.option("--json", "as_json", is_flag=True, help="print a JSON list; remarks go to standard error")
+def command(
+    folder: str, devices: tuple[str, ...], tables: tuple[str, ...], by: str, uncalibrated: bool, as_json: bool
+) -> int:
+    """Price every row of the measured files in DIR and print how wrong the predictions are.
+
+    Files are known by name (gemm.parquet, paper_gemm.csv, ...). Errors are |predicted / measured - 1|, the bias is the
+    mean of ln(predicted / measured). Parquet files need the fit extra. Exit code 1: a file could not be judged.
+    """
+    from shapewright.accuracy import judge_folder
+    from shapewright.report.accuracy import accuracy_to_json, print_accuracy, remark_lines
+
+    groups = [word.strip() for word in by.split(",") if word.strip()]
+    with _progress() as (on_table, on_rows):
+        judgement = judge_folder(
+            folder,
+            tables=tables,
+            devices=devices,
+            by=groups,
+            uncalibrated=uncalibrated,
+            on_table=on_table,
+            on_rows=on_rows,
+        )
+    if as_json:
+        click.echo(json.dumps(accuracy_to_json(judgement), indent=2, allow_nan=False))
+        for line in remark_lines(judgement):
+            click.echo(line, err=True)
+    else:
+        print_accuracy(judgement, make_console())
+    return 1 if judgement.unreadable else 0
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[str, int], None], Callable[[int], None]]]:
+    """A bar for each table on a terminal's standard error; nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield (lambda _name, _rows: None), (lambda _rows: None)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        current: list[Any] = []
+
+        def on_table(name: str, num_rows: int) -> None:
+            current.append(bars.add_task(name, total=num_rows))
+
+        yield on_table, lambda num_rows: bars.advance(current[-1], num_rows)

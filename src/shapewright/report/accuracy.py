@@ -1,0 +1,85 @@
+"""Accuracy as a table and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shapewright.report.columns import columns_of, print_table
+from shapewright.units import format_percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.accuracy import Accuracy, Judgement
+
+# Heading, how soon it leaves a narrow terminal, whether it is words.
+_WORDS = (("table", 0, True), ("device", 0, True), ("dtype", 0, True), ("library", 2, True))
+_EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True)}
+_FIGURES = (
+    ("rows", 0, False),
+    ("mean error", 0, False),
+    ("median", 1, False),
+    ("p90", 1, False),
+    ("bias (ln)", 1, False),
+    ("Kendall tau", 0, False),
+    ("in 90 % interval", 1, False),
+    ("roofline's mean error", 2, False),
+)
+_KEYS = ("table", "device", "dtype", "library")
+_FIGURE_KEYS = ("rows", "mape", "median_ape", "p90_ape", "bias", "kendall_tau", "coverage_90", "roofline_mape")
+# Where JSON says it as --by does.
+_JSON_KEYS = {"decade": "size"}
+# Reasons for leaving rows out that are listed for each table; the rest is counted.
+_MOST_REASONS = 8
+
+
+def accuracy_to_json(judgement: Judgement) -> list[dict[str, Any]]:
+    """One object for each row of the table; part and decade stand there only where they are told apart."""
+    extra = _extra_words(judgement)
+    keys = (*_KEYS, *extra, *_FIGURE_KEYS)
+    return [{_JSON_KEYS.get(key, key): facts[key] for key in keys} for facts in map(asdict, judgement.rows)]
+
+
+def print_accuracy(judgement: Judgement, console: Console) -> None:
+    """Print the table, then what is to be known of it."""
+    extra = _extra_words(judgement)
+    names = (*_WORDS, *(_EXTRA_WORDS[key] for key in extra), *_FIGURES)
+    print_table(columns_of((_cells(row, extra) for row in judgement.rows), names), console)
+    for line in remark_lines(judgement):
+        console.print(line, soft_wrap=True)
+
+
+def remark_lines(judgement: Judgement) -> list[str]:
+    """Notes, rows left out with their reasons, and files that could not be judged."""
+    lines = [f"note: {note}" for note in judgement.notes]
+    for table, reasons in judgement.skipped.items():
+        listed = list(reasons.items())
+        lines += [f"{table}: skipped {count:,} rows: {reason}" for reason, count in listed[:_MOST_REASONS]]
+        rest = listed[_MOST_REASONS:]
+        if rest:
+            total = sum(count for _, count in rest)
+            lines.append(f"{table}: skipped {total:,} rows for {len(rest)} other reasons, such as: {rest[0][0]}")
+    lines += [f"{table}: not judged: {reason}" for table, reason in judgement.unreadable.items()]
+    return lines
+
+
+def _extra_words(judgement: Judgement) -> tuple[str, ...]:
+    """Part and decade, where any row has one."""
+    return tuple(key for key in _EXTRA_WORDS if any(getattr(row, key) != "all" for row in judgement.rows))
+
+
+def _cells(row: Accuracy, extra: tuple[str, ...]) -> list[str]:
+    words = [getattr(row, key) for key in (*_KEYS, *extra)]
+    tau = "" if row.kendall_tau is None else f"{row.kendall_tau:.3f}"
+    return [
+        *words,
+        f"{row.rows:,}",
+        format_percent(row.mape),
+        format_percent(row.median_ape),
+        format_percent(row.p90_ape),
+        f"{row.bias:+.3f}",
+        tau,
+        format_percent(row.coverage_90),
+        format_percent(row.roofline_mape),
+    ]
