@@ -74,7 +74,7 @@ def parse_count(text: str) -> int:
         ValueError: the text is no number, or is negative.
     """
     body = text.strip().lower().replace("_", "").replace(",", "")
-    scale = {"k": KILO, "m": MEGA, "b": GIGA, "t": TERA}.get(body[-1:], None)
+    scale = {"k": KILO, "m": MEGA, "b": GIGA, "t": TERA}.get(body[-1:])
     value = float(body[:-1]) * scale if scale else float(body)
     if not 0 <= value < 1e18:
         raise ValueError(f"{text!r} is out of range")

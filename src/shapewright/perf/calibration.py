@@ -26,7 +26,7 @@ RECORD_KINDS = ("gemm", "attention", "pointwise", "collectives")
 ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
     "volta": ("turing", "ampere"),
     "turing": ("volta", "ampere"),
-    "ampere": (),
+    "ampere": ("hopper", "ada"),
     "ada": ("ampere",),
     "hopper": ("ampere",),
     "blackwell": ("hopper", "ampere"),

@@ -100,9 +100,10 @@ def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationR
             np.array([float(getattr(operations[i], name)) for i in indices]) for name in ("m", "n", "k", "batch")
         )
         flat = _price_flat(m, n, k, batch, layout, dtype, device, record, False, "")
-        columns: dict[str, Any] = {name: getattr(flat, name).tolist() for name in _ARRAY_FIELDS}
-        for position, index in enumerate(indices):
-            prices[index] = replace(flat, **{name: column[position] for name, column in columns.items()})
+        rows = zip(*(getattr(flat, name).tolist() for name in _ARRAY_FIELDS), strict=True)
+        for index, row in zip(indices, rows, strict=True):
+            values: dict[str, Any] = dict(zip(_ARRAY_FIELDS, row, strict=True))
+            prices[index] = GemmPrice(calibration=flat.calibration, **values)
     return [price for price in prices if price is not None]
 
 
