@@ -64,7 +64,7 @@ class Columns:
         """Rows of an index or of a mask."""
         numbers = {name: column[index] for name, column in self.numbers.items()}
         labels = {name: column.take(index) for name, column in self.labels.items()}
-        return Columns(int(np.arange(self.num_rows)[index].size), numbers, labels)
+        return Columns(np.arange(self.num_rows)[index].size, numbers, labels)
 
     def groups(self, *names: str) -> Iterator[tuple[tuple[str, ...], Columns]]:
         """Parts in which all the named words are the same, with those words."""

@@ -33,7 +33,12 @@ MEASURED_DEVICES = {
     "mi250x": "mi250x-gcd",
     "h100": "h100-sxm-80gb",
     "h200": "h200-sxm-141gb",
+    "h100-sxm-96gb-hbm2e": "h100-sxm-96gb",
 }
+
+
+# Rows priced in one call: bounds the memory of what is kept beside them, and lets a progress bar move.
+ROWS_AT_ONCE = 131_072
 
 
 class Prices(NamedTuple):
@@ -127,16 +132,20 @@ class Context:
         self, columns: Columns, by: tuple[str, ...], price: PriceGroup
     ) -> Iterator[tuple[Columns, Device, tuple[str, ...], Prices]]:
         """Price rows that share the words ``by``, of which the first is the device; errors leave a group out."""
-        for words, rows in columns.groups(*by):
-            device = self.device_of(words[0], rows.num_rows)
-            if device is not None:
+        for words, group in columns.groups(*by):
+            device = self.device_of(words[0], group.num_rows)
+            if device is None:
+                self.advance(group.num_rows)
+                continue
+            for start in range(0, group.num_rows, ROWS_AT_ONCE):
+                rows = group.take(slice(start, start + ROWS_AT_ONCE))
                 try:
                     prices = price(rows, device, words)
                 except ShapewrightError as error:
                     self.skipped[str(error)] += rows.num_rows
                 else:
                     yield rows, device, words, prices
-            self.advance(rows.num_rows)
+                self.advance(rows.num_rows)
 
 
 @cache

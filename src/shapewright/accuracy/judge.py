@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.accuracy.context import Context, find_device
+from shapewright.accuracy.context import Context
 from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau
 from shapewright.accuracy.tables import TABLES
 from shapewright.errors import MeasuredFileError, close_names
+from shapewright.hardware import load_device
 
 if TYPE_CHECKING:
     from shapewright.accuracy.context import Chunk
 
 GROUPINGS = ("device", "dtype", "library", "part", "size")
 DEFAULT_GROUPING = ("device", "dtype", "library")
+_SEEN_NOTE = (
+    "every row counts, those that a calibration record was fitted on among them; errors on rows that no fit saw stand "
+    "in the provenance of the records, and --uncalibrated leaves a device's own record aside"
+)
 # Stands for words that are not told apart.
 ALL = "all"
 
@@ -109,7 +114,7 @@ def judge_folder(
     """
     found = _find_tables(Path(folder), tables)
     _require_known("--by", by, GROUPINGS)
-    chosen = frozenset(find_device(name).name for name in devices)
+    chosen = frozenset(load_device(name).name for name in devices)
     rows: list[Accuracy] = []
     skipped: dict[str, dict[str, int]] = {}
     unreadable: dict[str, str] = {}
@@ -128,6 +133,8 @@ def judge_folder(
             skipped[name] = dict(context.skipped.most_common())
     if not rows:
         raise MeasuredFileError(f"nothing to judge in {folder}: {_why_nothing(skipped, unreadable, chosen)}")
+    if not uncalibrated:
+        notes.append(_SEEN_NOTE)
     return Judgement(tuple(rows), skipped, unreadable, tuple(notes))
 
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Largest number that a row may hold: sizes beyond it are no measurement, and their products would overflow.
+_LARGEST = 1e15
+
+
 @dataclass(frozen=True)
 class Format:
     """Columns that a file must have.
@@ -57,7 +61,7 @@ def read_columns(path: Path, layout: Format, skipped: Counter[str]) -> Columns:
         column = raw.numbers[name]
         least = layout.numbers.get(name)
         with np.errstate(invalid="ignore"):
-            fine = np.isfinite(column) & (column > 0.0 if least is None else column >= least)
+            fine = (column <= _LARGEST) & (column > 0.0 if least is None else column >= least)
         wrong = usable & ~fine
         if wrong.any():
             wanted = "a number above 0" if least is None else f"a number of at least {least:g}"

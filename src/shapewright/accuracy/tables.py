@@ -12,7 +12,9 @@ from shapewright.accuracy import (
     linear_layers,
     moe,
     paper_gemm,
+    paper_layers,
     pointwise,
+    training,
 )
 
 if TYPE_CHECKING:
@@ -44,4 +46,6 @@ TABLES: Mapping[str, Table] = {
     "linear_layers": Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
     "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
     "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
+    "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
+    "published_training": Table("published_training_throughput.csv", training.FORMAT, training.price),
 }

@@ -1,0 +1,182 @@
+"""paper_layers.csv: transformer layers of arXiv 2401.14489, fp16, forward only: single products, blocks, whole layers.
+
+Legend (Megatron's layer): b micro-batch, s sequence, h hidden size, a heads, t tensor parallel degree.
+
+    qkv     [b s, h] [h, 3h/t]        score [s, h/a] [h/a, s], b a / t of them     up   [b s, h] [h, 4h/t]
+    proj    [b s, h/t] [h/t, h]       aov   [s, s] [s, h/a], b a / t of them       down [b s, 4h/t] [4h/t, h]
+
+Single products are the slowest of 100-200 iterations, blocks and layers are medians; each was followed by one
+synchronisation of the host. Layers are predicted from the operations that a one-layer GPT lowers to, with dropout after
+attention and MLP (in training mode; that on the attention weights did not run).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shapewright.accuracy.context import Chunk, Prices, split_chunks
+from shapewright.accuracy.gemm import price_gemms
+from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s
+from shapewright.accuracy.read import Format
+from shapewright.config import TransformerConfig
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import Gemm
+from shapewright.perf.pricing import price_operations
+from shapewright.predict import PricedOperation, add_up
+from shapewright.units import TERA
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context
+    from shapewright.hardware import Device
+
+    Array = NDArray[np.float64]
+
+_PRODUCTS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
+_BLOCKS = ("attention", "mlp", "layer")
+FORMAT = Format(
+    numbers={"num_heads": 1, "hidden_size": 1, "micro_batch_size": 1, "seq_len": 1, "tensor_parallel": 1},
+    labels=("log", "gpu", "flash_attention"),
+    optional=(
+        *(f"{name}_tflops" for name in _PRODUCTS),
+        *(f"{name}_{unit}" for name in _BLOCKS for unit in ("s", "tflops")),
+    ),
+)
+_VOCAB_SIZE = 51200
+# What a log prints where it has no throughput. [TFLOP/s]
+_PLACEHOLDER_TFLOPS = 1.0
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price every measured quantity; parts are logs, tables are quantities."""
+    for name in _PRODUCTS:
+        measured = columns.numbers[f"{name}_tflops"]
+        yield from _price_products(name, columns.take(measured > 0.0), context)
+    for name in _BLOCKS:
+        yield from _price_blocks(name, columns, context)
+    if columns.num_rows:
+        context.notes.append("paper_layers: single products are the slowest of 100-200 iterations, layers medians")
+
+
+def product_of(name: str, rows: Columns) -> Gemm:
+    """One product of the layer, as arrays."""
+    a, h, b, s, t = (rows.numbers[column] for column in FORMAT.numbers)
+    one = np.ones_like(h)
+    heads, width = b * np.maximum(np.floor(a / t), 1.0), np.maximum(np.floor(h / a), 1.0)
+    m, n, k, batch, layout = {
+        "qkv": (b * s, 3.0 * h / t, h, one, "NT"),
+        "score": (s, s, width, heads, "NN"),
+        "aov": (s, width, s, heads, "NN"),
+        "proj": (b * s, h, h / t, one, "NT"),
+        "mlp_up": (b * s, 4.0 * h / t, h, one, "NT"),
+        "mlp_down": (b * s, h, 4.0 * h / t, one, "NT"),
+    }[name]
+    return Gemm(name=name, dtype=PAPER_DTYPE, layout=layout, m=m, n=n, k=k, batch=batch)  # type: ignore[arg-type]
+
+
+def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Chunk]:
+    def price_group(rows: Columns, device: Device, _: tuple[str, ...]) -> Prices:
+        overhead_s = noted_overhead_s("paper_layers", device, context)
+        return price_gemms(product_of(name, rows), device, context, extra_s=overhead_s)
+
+    for rows, device, _, prices in context.price_groups(chosen, ("gpu",), price_group):
+        seconds = np.asarray(product_of(name, rows).flops) / (rows.numbers[f"{name}_tflops"] * TERA)
+        names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
+        yield from split_chunks(f"paper_layers/{name}", names, rows.labels["log"], seconds, prices)
+
+
+def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Attention, MLP or layer; fused attention is a quantity of its own."""
+    seconds, rate = columns.numbers[f"{name}_s"], columns.numbers[f"{name}_tflops"]
+    is_there = seconds > 0.0
+    is_placeholder = is_there & (np.isnan(rate) | (rate == _PLACEHOLDER_TFLOPS))
+    # Layers of such rows ran whole on one device while their FLOPs were divided.
+    is_unsharded = is_there & ~is_placeholder & (columns.numbers["tensor_parallel"] > 1.0)
+    for reason, rows in (
+        (f"{name}_tflops is missing or the placeholder 1.000", is_placeholder),
+        (f"{name}_s of a layer with tensor_parallel > 1, which ran unsharded", is_unsharded),
+    ):
+        if rows.any():
+            context.skipped[reason] += int(rows.sum())
+
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        shapes = np.stack([rows.numbers[column] for column in FORMAT.numbers])
+        found = [
+            _price_block(name, _Layer(*map(int, shape)), device, words[1], context)
+            for shape in shapes.T  # a few hundred layers, each a list of operations
+        ]
+        overhead_s = noted_overhead_s("paper_layers", device, context)
+        time_s, low_s, high_s, floor_s = np.array(found, dtype=float).T
+        return Prices(time_s + overhead_s, low_s + overhead_s, high_s + overhead_s, floor_s)
+
+    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded)
+    for rows, device, words, prices in context.price_groups(chosen, ("gpu", "flash_attention"), price_group):
+        table = f"paper_layers/{name}{'-flash' if _is_flash(words[1]) else ''}"
+        names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
+        yield from split_chunks(table, names, rows.labels["log"], rows.numbers[f"{name}_s"], prices)
+
+
+class _Layer(NamedTuple):
+    """Sizes of a measured layer, in the order of the format."""
+
+    num_heads: int
+    hidden_size: int
+    micro_batch_size: int
+    seq_len: int
+    tensor_parallel: int
+
+
+def _price_block(
+    name: str, layer: _Layer, device: Device, flash: str, context: Context
+) -> tuple[float, float, float, float]:
+    """Time of a block, the ends of its interval and its roofline. [s]"""
+    config = TransformerConfig(
+        hidden_size=layer.hidden_size,
+        num_layers=1,
+        num_heads=layer.num_heads,
+        vocab_size=_VOCAB_SIZE,
+        fused_qkv=True,
+        qkv_bias=True,
+        attention_out_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        hidden_dropout=0.1,
+        position_embedding="learned",
+    )
+    workload = Workload(
+        micro_batch_size=layer.micro_batch_size,
+        seq_len=layer.seq_len,
+        dtype=PAPER_DTYPE,
+        attention="flash" if _is_flash(flash) else "unfused",
+    )
+    layout = ParallelLayout()
+    operations = [
+        operation
+        for operation in lower(config, workload, layout)
+        if operation.pass_name == "forward"
+        and operation.stage == "every"
+        and (name == "layer" or operation.name.startswith(f"{name}."))
+    ]
+    priced = [
+        PricedOperation(operation, price)
+        for operation, price in zip(
+            operations, price_operations(operations, device, uncalibrated=context.uncalibrated), strict=True
+        )
+    ]
+    bounds = [replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in priced]
+    times = add_up(priced, config, workload, layout)
+    roofline = add_up(bounds, config, workload, layout)
+    return times.step_s, times.step_low_s, times.step_high_s, roofline.step_s
+
+
+def _is_flash(word: str) -> bool:
+    """Whether a layer ran fused attention; files write truths in several ways."""
+    return word.strip().lower() in ("1", "1.0", "true", "yes")

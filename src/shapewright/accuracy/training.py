@@ -1,0 +1,236 @@
+"""published_training_throughput.csv: tokens per second and device that vendors and labs published, dense models.
+
+Judged are pre-training rows that state shape, batches, layout and a time. What a row leaves open is taken as its
+software did it, and said: no recomputation and fused attention where checkpointing and attention are not stated;
+sequence parallelism where attention is fused (both came to Megatron in 2022). TFLOP/s and MFU are not used: their FLOP
+conventions differ. Here the bias is of tokens/s: above zero means promising too much.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.accuracy.context import Chunk, Prices
+from shapewright.accuracy.read import Format
+from shapewright.config import TransformerConfig
+from shapewright.errors import ShapewrightError
+from shapewright.layout import ParallelLayout
+from shapewright.predict import add_up, predict
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.accuracy.columns import Columns
+    from shapewright.accuracy.context import Context
+    from shapewright.hardware import Device
+    from shapewright.predict import Prediction
+
+    Number = Callable[..., float]
+
+# A row without one of these has no full configuration.
+_NEEDED = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "ffn_hidden_size",
+    "vocab_size",
+    "seq_len",
+    "micro_batch",
+    "global_batch",
+    "num_gpus",
+    "tp",
+    "pp",
+)
+FORMAT = Format(
+    numbers={},
+    labels=("source", "model", "gpu", "dtype", "fsdp_zero", "activation_checkpointing"),
+    optional=(
+        *_NEEDED,
+        "num_kv_heads",
+        "gated_mlp",
+        "moe",
+        "vp",
+        "cp",
+        "sequence_parallel",
+        "flash_attention",
+        "tokens_per_s_per_gpu",
+        "iter_time_s",
+    ),
+)
+_RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
+_UNFUSED_ARCHITECTURES = ("volta", "turing")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One published row, complete."""
+
+    config: TransformerConfig
+    workload: Workload
+    layout: ParallelLayout
+    tokens_per_s_per_device: float
+
+    @property
+    def step_s(self) -> float:
+        """Measured time of a step. [s]"""
+        assert self.workload.global_batch_size is not None
+        tokens = self.workload.global_batch_size * self.workload.seq_len
+        return tokens / (self.tokens_per_s_per_device * self.layout.num_devices)
+
+
+class _UnusableRowError(ShapewrightError):
+    """A row lacks something, or describes what is not predicted."""
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Predict every complete row; the library is the first word of the source, parts are sources and models."""
+    assumed: Counter[str] = Counter()
+    for (gpu,), rows in columns.groups("gpu"):
+        device = context.device_of(gpu, rows.num_rows)
+        for row in range(rows.num_rows if device else 0):
+            assert device is not None
+            try:
+                run = _read_run(rows, row, device, assumed)
+                prediction = predict(
+                    run.config,
+                    device=device,
+                    workload=run.workload,
+                    layout=run.layout,
+                    uncalibrated=context.uncalibrated,
+                )
+            except ShapewrightError as error:
+                context.skipped[str(error)] += 1
+                continue
+            yield Chunk(
+                table="published_training",
+                device=device.name,
+                dtype=run.workload.dtype,
+                library=rows.labels["source"][row].split(" ")[0],
+                part=f"{rows.labels['source'][row]}: {rows.labels['model'][row]}",
+                measured=np.array([run.tokens_per_s_per_device]),
+                prices=_prices_of(prediction),
+                seconds=np.array([run.step_s]),
+            )
+        context.advance(rows.num_rows)
+    if assumed:
+        listed = "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
+        context.notes.append(f"published_training: tokens/s, a bias above 0 promises too much; assumed: {listed}")
+
+
+def _prices_of(prediction: Prediction) -> Prices:
+    """Tokens per second and device; the longest step makes the lowest of them."""
+    tokens = prediction.tokens_per_step / prediction.layout.num_devices
+    bounds = [
+        replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in prediction.operations
+    ]
+    roofline_s = add_up(bounds, prediction.config, prediction.workload, prediction.layout).step_s
+    return Prices(
+        predicted=np.array([tokens / prediction.step_time_s]),
+        low=np.array([tokens / prediction.step_time_high_s]),
+        high=np.array([tokens / max(prediction.step_time_low_s, 1e-12)]),
+        roofline=np.array([tokens / roofline_s]),
+    )
+
+
+def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) -> _Run:
+    """Complete one row.
+
+    Raises:
+        _UnusableRowError: it lacks a field, or is no dense pre-training.
+        ShapewrightError: its fields contradict each other.
+    """
+
+    def number(name: str, default: float = np.nan) -> float:
+        value = float(rows.numbers[name][row])
+        return default if np.isnan(value) else value
+
+    if number("moe", 0.0) > 0.0:
+        raise _UnusableRowError("mixture of experts; dense rows are judged")
+    if "(SFT)" in rows.labels["source"][row]:
+        raise _UnusableRowError("fine-tuning on packed sequences")
+    missing = [name for name in _NEEDED if not number(name, 0.0) > 0.0]
+    if missing:
+        raise _UnusableRowError(f"not stated: {', '.join(missing)}")
+    dtype = _read_dtype(rows.labels["dtype"][row])
+    sharded = int(number("tp")) * int(number("pp")) * int(number("cp", 1.0))
+    if int(number("num_gpus")) % sharded:
+        raise _UnusableRowError("num_gpus is not a multiple of tp * pp * cp")
+    measured = number("tokens_per_s_per_gpu")
+    if np.isnan(measured):
+        measured = number("global_batch") * number("seq_len") / number("iter_time_s") / number("num_gpus")
+    if not measured > 0.0:
+        raise _UnusableRowError("neither tokens/s nor the time of a step is stated")
+    fused = number("flash_attention")
+    if np.isnan(fused):
+        fused = float(device.architecture not in _UNFUSED_ARCHITECTURES)
+        assumed["do not state their attention: fused where the device has it"] += 1
+    checkpointing = rows.labels["activation_checkpointing"][row]
+    if checkpointing not in _RECOMPUTE:
+        raise _UnusableRowError(f"activation checkpointing {checkpointing!r} is not modelled")
+    if not checkpointing:
+        assumed["do not state activation checkpointing: none"] += 1
+    return _Run(
+        config=_make_config(number, name=rows.labels["model"][row]),
+        workload=Workload(
+            micro_batch_size=int(number("micro_batch")),
+            global_batch_size=int(number("global_batch")),
+            seq_len=int(number("seq_len")),
+            dtype=dtype,
+            attention="flash" if fused else "unfused",
+            recompute=_RECOMPUTE[checkpointing],
+        ),
+        layout=ParallelLayout(
+            tensor_parallel=int(number("tp")),
+            pipeline_parallel=int(number("pp")),
+            data_parallel=int(number("num_gpus")) // sharded,
+            context_parallel=int(number("cp", 1.0)),
+            virtual_pipeline=int(number("vp", 1.0)) if number("pp") > 1.0 else 1,
+            sequence_parallel=bool(number("sequence_parallel", fused)),
+            zero_stage=_read_zero_stage(rows.labels["fsdp_zero"][row]),
+        ),
+        tokens_per_s_per_device=measured,
+    )
+
+
+def _make_config(number: Number, *, name: str) -> TransformerConfig:
+    """The model: Llama's layers with a gated MLP, GPT's without (the table says no more)."""
+    gated = number("gated_mlp", 0.0) > 0.0
+    return TransformerConfig(
+        name=name,
+        hidden_size=int(number("hidden_size")),
+        num_layers=int(number("num_layers")),
+        num_heads=int(number("num_attention_heads")),
+        num_kv_heads=int(number("num_kv_heads", number("num_attention_heads"))),
+        intermediate_size=int(number("ffn_hidden_size")),
+        vocab_size=int(number("vocab_size")),
+        max_position_embeddings=int(number("seq_len")),
+        fused_qkv=True,
+        gated_mlp=gated,
+        fused_gate_up=gated,
+        norm="rmsnorm" if gated else "layernorm",
+        norm_bias=not gated,
+        qkv_bias=not gated,
+        attention_out_bias=not gated,
+        mlp_bias=not gated,
+        position_embedding="rotary" if gated else "learned",
+        tied_embeddings=not gated,
+    )
+
+
+def _read_dtype(word: str) -> str:
+    """Element format of the products from words such as ``amp_bf16``, ``fp16/bf16 mixed`` or ``fp8-cs``."""
+    for mark, name in (("nvfp4", "fp4"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16")):
+        if mark in word:
+            return name
+    raise _UnusableRowError("not stated: dtype")
+
+
+def _read_zero_stage(word: str) -> int:
+    """Sharding over replicas from words such as ``FULL_SHARD/PURE``, ``FSDP2`` or ``ZeRO-1``."""
+    if "ZeRO-3" in word or "FSDP" in word or "FULL_SHARD" in word:
+        return 3
+    return 2 if "SHARD_GRAD_OP" in word else 1 if "ZeRO-1" in word else 0
