@@ -266,7 +266,7 @@ def _roofline_price(flops: Array, num_bytes: Array, floor_s: Array, device: Devi
     )
 
 
-def interval_factors(interval: Any, time_s: Array, widening: float) -> tuple[Array, Array]:
+def interval_factors(interval: Any, time_s: Array, widening: float | Array) -> tuple[Array, Array]:
     """Ends of the 90 % interval as factors on a predicted time, by regime of that time.
 
     Args:

@@ -21,7 +21,7 @@ from shapewright.perf.price import Price
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -56,44 +56,84 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
     Raises:
         CalibrationError: the record is malformed.
     """
-    num_bytes, num_kernels = np.broadcast_arrays(
-        np.asarray(operation.num_bytes, dtype=float), np.asarray(operation.num_kernels, dtype=float)
+    read_bytes, written_bytes, num_kernels = np.broadcast_arrays(
+        *(np.asarray(v, dtype=float) for v in (operation.read_bytes, operation.written_bytes, operation.num_kernels))
     )
+    kernels = _kind_numbers([operation.operation], record)[:, 0]
+    columns, label = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
+    values: dict[str, Any] = {name: float(v) if np.ndim(v) == 0 else v for name, v in columns.items()}
+    return Price(calibration=label, **values)
+
+
+def price_pointwises(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
+    """Price many scalar pointwise operations in one evaluation, in their order."""
+    sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
+    read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
+    kernels = _kind_numbers([operation.operation for operation in operations], record)
+    columns, label = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
+    prices = []
+    for row in zip(*(column.tolist() for column in columns.values()), strict=True):
+        values: dict[str, Any] = dict(zip(columns, row, strict=True))
+        prices.append(Price(calibration=label, **values))
+    return prices
+
+
+def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:
+    """Fraction and start of the plain and of the gated kernel, and widening, of each kind; shape [5, kinds]."""
+    try:
+        table: Mapping[str, Mapping[str, float]] = record.parameters["kinds"]
+        rows = []
+        for kind in kinds:
+            plain = table.get(kind, table["other"])
+            gated = table.get(f"gated_{kind}", plain)
+            known = table.get(kind, {}).get("in_table", False)
+            widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
+            numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
+            rows.append([*numbers, widening])
+        return np.array(rows).T
+    except KeyError as error:
+        raise CalibrationError(
+            f"pointwise record {record.id} lacks {error}; run scripts/calibrate_pointwise.py"
+        ) from error
+
+
+def _price_arrays(
+    read_bytes: Array,
+    written_bytes: Array,
+    num_kernels: Array,
+    kernels: Array,
+    device: Device,
+    record: CalibrationRecord,
+) -> tuple[dict[str, Array], str]:
+    """Fields of a price, and its label."""
+    num_bytes = read_bytes + written_bytes
     floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
     if device.roofline_only:
-        start_s, memory_s, time_s = np.zeros_like(floor_s), floor_s, floor_s
+        start_s, memory_s, time_s, label = np.zeros_like(floor_s), floor_s, floor_s, _ROOFLINE_LABEL
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
-        label = _ROOFLINE_LABEL
     else:
-        start_s, memory_s = _estimate(operation, num_bytes, num_kernels, device, record)
-        time_s = np.maximum(start_s + memory_s, floor_s)
-        known = record.parameters["kinds"].get(operation.operation, {}).get("in_table", False)
-        widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
+        plain_fraction, plain_start_s, gated_fraction, gated_start_s, widening = kernels
+        has_gate = read_bytes > _GATED_READ_RATIO * written_bytes
+        start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s)
+        fraction = np.where(has_gate, gated_fraction, plain_fraction)
+        memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
+        time_s, label = np.maximum(start_s + memory_s, floor_s), record.label
         low, high = interval_factors(record.interval, time_s, widening)
-        label = record.label
-    return Price(
-        time_s=_plain(time_s),
-        low_s=_plain(np.maximum(time_s * low, floor_s)),
-        high_s=_plain(time_s * high),
-        compute_s=_plain(np.zeros_like(floor_s)),
-        memory_s=_plain(memory_s),
-        start_s=_plain(start_s),
-        roofline_s=_plain(floor_s),
-        calibration=label,
-    )
+    fields = {
+        "time_s": time_s,
+        "low_s": np.maximum(time_s * low, floor_s),
+        "high_s": time_s * high,
+        "compute_s": np.zeros_like(floor_s),
+        "memory_s": memory_s,
+        "start_s": start_s,
+        "roofline_s": floor_s,
+    }
+    return fields, label
 
 
-def _estimate(
-    operation: Pointwise, num_bytes: Array, num_kernels: Array, device: Device, record: CalibrationRecord
-) -> tuple[Array, Array]:
-    """Start and traffic time of an operation."""
+def _cache_factor(num_bytes: Array, device: Device, record: CalibrationRecord) -> Array:
+    """Share of the traffic's time that is left where operands lie in the last-level cache."""
     try:
-        kinds: Mapping[str, Mapping[str, float]] = record.parameters["kinds"]
-        plain = kinds.get(operation.operation, kinds["other"])
-        gated = kinds.get(f"gated_{operation.operation}", plain)
-        has_gate = np.asarray(operation.read_bytes) > _GATED_READ_RATIO * np.asarray(operation.written_bytes)
-        fraction = np.where(has_gate, gated["bandwidth_fraction"], plain["bandwidth_fraction"])
-        kernel_start_s = np.where(has_gate, gated["start_s"], plain["start_s"])
         reach_bytes = max((device.l2_bytes or 0.0) * record.parameters["l2_reach_fraction"], 1.0)
         l2_speedup = record.parameters["l2_speedup"]
     except KeyError as error:
@@ -101,10 +141,5 @@ def _estimate(
             f"pointwise record {record.id} lacks {error}; run scripts/calibrate_pointwise.py"
         ) from error
     resident = 1.0 / (1.0 + np.minimum(num_bytes / reach_bytes, 1e6) ** _CACHE_EDGE_POWER)
-    cache_factor = 1.0 - resident * (1.0 - 1.0 / l2_speedup)
-    return num_kernels * kernel_start_s, num_bytes / (device.memory_bandwidth_bytes_per_s * fraction) * cache_factor
-
-
-def _plain(value: Array) -> Any:
-    """A float for a scalar, the array itself otherwise."""
-    return float(value) if np.ndim(value) == 0 else value
+    factor: Array = 1.0 - resident * (1.0 - 1.0 / float(l2_speedup))
+    return factor

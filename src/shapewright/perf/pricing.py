@@ -16,7 +16,7 @@ from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.gemm import as_gemm, price_gemms
-from shapewright.perf.pointwise import price_pointwise
+from shapewright.perf.pointwise import price_pointwises
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -37,7 +37,7 @@ _remembered: dict[tuple[int, bool], tuple[Device, dict[tuple[Any, ...], Price]]]
 
 
 def price_operations(operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False) -> list[Price]:
-    """Price scalar operations, in their order; all GEMMs are evaluated together.
+    """Price scalar operations, in their order; GEMMs are evaluated together, and pointwise operations too.
 
     Args:
         operations: What to price.
@@ -73,13 +73,14 @@ def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: 
     if products:
         record = load_record("gemm", device, uncalibrated=uncalibrated)
         prices.update(zip(products, price_gemms(list(products.values()), device, record), strict=True))
+    traffic = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Pointwise)}
+    if traffic:
+        record = load_record("pointwise", device, uncalibrated=uncalibrated)
+        prices.update(zip(traffic, price_pointwises(list(traffic.values()), device, record), strict=True))
     for index, operation in enumerate(listed):
         if isinstance(operation, Attention):
             record = load_record("attention", device, uncalibrated=uncalibrated)
             prices[index] = price_attention(operation, device, record)
-        elif isinstance(operation, Pointwise):
-            record = load_record("pointwise", device, uncalibrated=uncalibrated)
-            prices[index] = price_pointwise(operation, device, record)
         elif isinstance(operation, Collective):
             record = load_record("collectives", device, uncalibrated=uncalibrated)
             prices[index] = price_collective(operation, device, record)
