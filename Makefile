@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: demo test lint types pytest docs bench clean
+.PHONY: demo test lint types pytest docs figure bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -34,6 +34,13 @@ pytest: .venv-test/installed | lint types
 
 docs: .venv-test/installed
 	$(TEST) scripts/write_notation.py
+	$(TEST) scripts/write_pages.py
+	$(TEST) scripts/write_readme_tables.py
+
+# The one figure; matplotlib is for it alone.
+figure: .venv-test/installed
+	$(TEST) $(PIP_INSTALL) --editable '.[plot]'
+	$(TEST) scripts/draw_wave_cliffs.py
 
 bench: .venv-test/installed
 	$(TEST) benchmarks/run.py

@@ -1,0 +1,241 @@
+"""Write the pages of docs/ that repeat what the code knows: commands, rules, devices, accuracy.
+
+With --check nothing is written; the exit code says whether a page is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shapewright import errors
+from shapewright.cli.main import cli
+from shapewright.hardware import list_devices, load_device
+from shapewright.lint import list_rules
+from shapewright.lint.rule import FAMILIES
+from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, load_record
+from shapewright.report.devices import calibration_words
+from shapewright.units import TERA, format_bytes
+
+DEFAULT_TARGET = Path(__file__).parent.parent / "docs"
+WRITTEN_BY = "<!-- Written by scripts/write_pages.py; run `make docs` after a change. -->"
+# Where the options of the model and its workload are described, field by field.
+SHARED_GROUPS = {"workload", "layout", "model"}
+
+
+def main() -> int:
+    """Write the pages, or compare them with what would be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a page is stale")
+    parser.add_argument("--output", type=Path, default=DEFAULT_TARGET, help="folder of the pages")
+    arguments = parser.parse_args()
+    pages = {"commands.md": commands(), "rules.md": rules(), "devices.md": devices(), "accuracy.md": accuracy()}
+    stale = 0
+    for name, text in pages.items():
+        path = arguments.output / name
+        if not arguments.check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(f"{path} is stale; run make docs", file=sys.stderr)
+            stale = 1
+    return stale
+
+
+def markdown_table(names: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown; bars inside cells are escaped."""
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def commands() -> str:
+    """Every command with its own options and examples, the options that two share, exit codes, errors."""
+    parts = [
+        "# Commands",
+        WRITTEN_BY,
+        "`shapewright COMMAND --help` says the same, and lists every option with its default.",
+    ]
+    shared: list[click.Parameter] = []
+    for path, command in walk(cli):
+        usage = " ".join(["shapewright", *path.split()])
+        own = [parameter for parameter in command.params if getattr(parameter, "group", "") not in SHARED_GROUPS]
+        shared = shared or [parameter for parameter in command.params if parameter not in own]
+        parts += [f"## {usage}", " ".join((command.help or "").partition("\f")[0].split())]
+        rows = [record for parameter in own if (record := option_row(parameter))]
+        if rows:
+            parts.append(markdown_table(["option", "meaning"], rows))
+        if len(own) < len(command.params):
+            parts.append("And the options of model, workload and layout, below.")
+        examples = [
+            line.strip() for line in (command.epilog or "").splitlines() if line.strip().startswith("shapewright")
+        ]
+        if examples:
+            parts.append("```\n" + "\n".join(examples) + "\n```")
+    parts += [
+        "## Options of model, workload and layout",
+        "One for each field; [notation](notation.md) has letters and defaults.",
+        markdown_table(["option", "meaning"], [record for parameter in shared if (record := option_row(parameter))]),
+        "## Exit codes",
+        "0: fine. 1: findings at or above `--fail-on`. 2: bad input, with one line on standard error. 130: stopped.",
+        "## Errors",
+        "Each is one line that says what is wrong, what was given, what is allowed and what to do. In Python they are "
+        "the classes of `shapewright.errors`, all of them `ValueError`s.",
+        "```\n" + error_tree() + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def walk(group: click.Group, path: str = "") -> list[tuple[str, click.Command]]:
+    """Commands with their paths, in the order of --help."""
+    context = click.Context(group)
+    found: list[tuple[str, click.Command]] = []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        found.append((f"{path} {name}".strip(), command))
+        if isinstance(command, click.Group):
+            found += walk(command, f"{path} {name}".strip())
+    return found
+
+
+def option_row(parameter: click.Parameter) -> list[str] | None:
+    """Flags and meaning of an option; None for a positional argument."""
+    if not isinstance(parameter, click.Option):
+        return None
+    flags = ", ".join(f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts))
+    choices = f" ({', '.join(parameter.type.choices)})" if isinstance(parameter.type, click.Choice) else ""
+    return [flags, f"{parameter.help or ''}{choices}"]
+
+
+def error_tree() -> str:
+    """The hierarchy as errors.py draws it."""
+    lines = (errors.__doc__ or "").splitlines()
+    return "\n".join(line.removeprefix("    ") for line in lines if line.startswith("    "))
+
+
+def rules() -> str:
+    """All rules by family."""
+    listed = list_rules()
+    parts = [
+        "# Rules",
+        WRITTEN_BY,
+        f"{len(listed)} rules. `shapewright rule CODE` prints a rule's page: what it does, why it is slow, an example, "
+        "what to use instead, how safe the fix is, when it does not matter. `--ignore` with a code, a name or a family "
+        "leaves rules out. Severity follows the predicted cost: a violation that costs nothing stays quiet.",
+    ]
+    for family, title in FAMILIES.items():
+        rows = [
+            [
+                f"[{rule.code}](../src/shapewright/lint/rules/{rule.name.replace('-', '_')}.py)",
+                f"`{rule.name}`",
+                rule.summary,
+            ]
+            for rule in listed
+            if rule.code.startswith(family)
+        ]
+        parts += [f"## {family}: {title}", markdown_table(["code", "name", "what it finds"], rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def devices() -> str:
+    """All devices."""
+    rows = []
+    for name in list_devices():
+        device = load_device(name)
+        rates = device.dense_flops_per_s
+        sixteen = rates.get("bf16", rates.get("fp16"))
+        rows.append(
+            [
+                f"[{name}](../src/shapewright/hardware/data/{name}.toml)",
+                device.architecture,
+                f"{sixteen / TERA:,.0f}" if sixteen else "",
+                f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
+                format_bytes(device.memory_bytes),
+                f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
+                calibration_words(device),
+            ]
+        )
+    parts = [
+        "# Devices",
+        WRITTEN_BY,
+        "Dense rates. Every number has its source in the device's file; `shapewright devices show NAME` prints them. "
+        "*Measured* says which kinds of operation were measured on it; other kinds borrow a sibling's record.",
+        markdown_table(["name", "architecture", "16-bit TFLOP/s", "fp8 TFLOP/s", "memory", "TB/s", "measured"], rows),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def accuracy() -> str:
+    """Errors of every calibration record on rows that its fit did not see."""
+    rows = []
+    for fact in accuracy_facts():
+        errors_shown = [f"{100.0 * fact[key]:.1f} %" for key in ("mean", "median", "p90")]
+        rows.append(
+            [fact["operation"], fact["device"], fact["section"], f"{fact['rows']:,}", *errors_shown, fact["date"]]
+        )
+    commands_used = sorted({fact["command"].partition(" --device")[0] for fact in accuracy_facts()})
+    parts = [
+        "# Accuracy of the calibration records",
+        WRITTEN_BY,
+        "Absolute percentage error of predicted against measured time, on rows that the fit did not see: whole (n, k) "
+        "shapes of GEMMs, whole head layouts of attention, whole (operation, group, message) cells of collectives, one "
+        "whole model of pointwise operations. Splits and what is assumed are in [decisions](decisions), sources and "
+        "licences of the data in the README.",
+        markdown_table(["operation", "device", "section", "rows", "mean", "median", "p90", "fitted"], rows),
+        "Reproduce, with the measured tables in DIR:",
+        "```\n" + "\n".join(commands_used) + "\n```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def accuracy_facts() -> list[dict[str, Any]]:
+    """Held-out errors that the records carry, one entry per record and section."""
+    facts = []
+    for kind in RECORD_KINDS:
+        for record in measured_records(kind):
+            origin = record.provenance
+            for section, report in held_out_reports(origin).items():
+                facts.append(
+                    {
+                        "operation": kind,
+                        "device": record.device,
+                        "section": section,
+                        "rows": report["rows"],
+                        "mean": report.get("mean_ape", report.get("mean_absolute_error")),
+                        "median": report.get("median_ape", report.get("median_absolute_error")),
+                        "p90": report.get("p90_ape", report.get("p90_absolute_error")),
+                        "date": origin["date"],
+                        "command": origin["command"],
+                    }
+                )
+    return facts
+
+
+def measured_records(kind: str) -> list[CalibrationRecord]:
+    """Records of a kind, each once."""
+    found = (load_record(kind, load_device(name)) for name in list_devices())
+    return sorted({record.id: record for record in found if record.transfer == "exact"}.values(), key=lambda it: it.id)
+
+
+def held_out_reports(origin: Any) -> dict[str, Any]:
+    """Reports on held-out rows, by section."""
+    found = {name: section["held_out"] for name, section in origin.get("sections", {}).items() if "held_out" in section}
+    for name, section in origin.get("sections", {}).items():
+        odd = section.get("alignment", {})
+        if "held_out" in odd:
+            found[f"{name}, odd sizes"] = odd["held_out"]
+    for name, report in origin.get("reports", {}).items():
+        if name == "held_out":
+            found["inside a node"] = report
+        elif name.startswith("held out "):
+            found[f"without {name.removeprefix('held out ')}"] = report
+        elif isinstance(report, dict) and "held_out" in report:
+            found[name.replace("/main", "")] = report["held_out"]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""README and pages say what the program does today: results are run again, names and links are looked up."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+from shapewright import errors
+from shapewright.cli.main import cli
+from shapewright.config import TransformerConfig
+from shapewright.layout import ParallelLayout
+from shapewright.lint import list_rules
+from shapewright.workload import Workload
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+SCRIPTS = ROOT / "scripts"
+# From here on the README is reference; before it a reader decides. Two screens of fifty lines.
+MOST_LINES_BEFORE_ACCURACY = 100
+
+
+def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a person would."""
+    return subprocess.run([sys.executable, SCRIPTS / name, *arguments], capture_output=True, text=True, check=False)
+
+
+def text_of(*names: str) -> str:
+    """Pages as one text."""
+    return "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
+
+
+@pytest.mark.parametrize("script", ["write_pages.py", "write_readme_tables.py"])
+def test_pages_are_fresh(script: str) -> None:
+    """What the pages show as output is what comes out today, character by character."""
+    outcome = run_script(script, "--check")
+
+    assert outcome.returncode == 0, outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("speed-up\n", "gain\n"),
+        (" MFU\n", " mfu\n"),
+        ("| h100-sxm-80gb | ", "| h100-sxm-80gb | 1"),
+        (" model presets", " presets"),
+        ("`v100-sxm2-16gb`", "`v100`"),
+    ],
+)
+def test_stale_readme_is_noticed(before: str, after: str, tmp_path: Path) -> None:
+    """A changed number in a block, a comment or a table fails the check, and the message names the remedy."""
+    text = README.read_text(encoding="utf-8")
+    stale = text.replace(before, after, 1)
+    copy = tmp_path / "README.md"
+    copy.write_text(stale, encoding="utf-8")
+    assert stale != text
+    outcome = run_script("write_readme_tables.py", "--check", "--readme", str(copy))
+
+    assert outcome.returncode == 1
+    assert "make docs" in outcome.stderr
+
+
+def test_stale_page_is_noticed(tmp_path: Path) -> None:
+    """A page that is missing or changed fails the check."""
+    assert run_script("write_pages.py", "--output", str(tmp_path)).returncode == 0
+    assert run_script("write_pages.py", "--check", "--output", str(tmp_path)).returncode == 0
+    page = tmp_path / "rules.md"
+    page.write_text(page.read_text(encoding="utf-8").replace("TC101", "TC100"), encoding="utf-8")
+
+    assert run_script("write_pages.py", "--check", "--output", str(tmp_path)).returncode == 1
+
+
+def test_readme_shows_commands_and_python() -> None:
+    """There is something to run: a console block with output, and a Python block with output."""
+    text = README.read_text(encoding="utf-8")
+
+    assert len(re.findall(r"```console\n\$ shapewright .*\n(?!```)", text)) >= 1
+    assert len(re.findall(r"^# -> .+$", text, re.MULTILINE)) >= 2
+
+
+def test_every_name_is_documented() -> None:
+    """Commands, rules, error classes and fields each have their place in the pages."""
+    pages = text_of("README.md", "docs/commands.md", "docs/rules.md", "docs/notation.md")
+    names = [f"shapewright {command}" for command in cli.list_commands(click.Context(cli))]
+    names += [rule.code for rule in list_rules()] + [rule.name for rule in list_rules()]
+    names += [
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    ]
+    names += [spec.name for cls in (TransformerConfig, Workload, ParallelLayout) for spec in fields(cls)]
+
+    assert [name for name in names if name not in pages] == []
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of README and pages is a file or folder of the repository."""
+    for page in (README, *sorted((ROOT / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readme_is_short_before_the_numbers() -> None:
+    """Whoever opens it sees how accurate the tool is within two screens; plain ASCII."""
+    text = README.read_text(encoding="utf-8")
+
+    assert text.isascii()
+    assert text.partition("## How accurate")[0].count("\n") <= MOST_LINES_BEFORE_ACCURACY
+
+
+def load_script(name: str) -> ModuleType:
+    """Import a script as a module."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figure_shows_what_is_predicted() -> None:
+    """The curve in docs/figures/wave_cliffs.svg is today's, and it falls where the measured points do."""
+    script: Any = load_script("draw_wave_cliffs")
+    picture = (ROOT / "docs" / "figures" / "wave_cliffs.svg").read_text(encoding="utf-8")
+    points = re.search(rf"{script.DESCRIBED_BY}([0-9:. ]+)", picture)
+    assert points is not None
+    drawn = {int(n): float(rate) for n, rate in (point.split(":") for point in points[1].split())}
+    widths, rates, _ = script.predict_curve()
+
+    assert list(drawn) == widths
+    assert [rate / 1e12 for rate in rates] == pytest.approx(list(drawn.values()), rel=0.01), "run make figure"
+    for n in (1536, 3072, 4608):
+        assert drawn[n + 64] < drawn[n]
+        assert script.MEASURED[n + 64] < script.MEASURED[n]
