@@ -58,7 +58,7 @@ def kendall_tau(x: Array, y: Array) -> float | None:
     both = _tied_pairs(x_ranks.astype(np.int64) * (int(y_ranks.max()) + 1) + y_ranks)
     discordant = _count_inversions(y_ranks)
     concordant = pairs - x_ties - y_ties + both - discordant
-    tau = (concordant - discordant) / np.sqrt(pairs - x_ties) / np.sqrt(pairs - y_ties)
+    tau = (concordant - discordant) / np.sqrt((pairs - x_ties) * (pairs - y_ties))
     return float(np.clip(tau, -1.0, 1.0))
 
 

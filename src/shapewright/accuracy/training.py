@@ -106,7 +106,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
                 context.skipped[str(error)] += 1
                 continue
             yield Chunk(
-                table="published_training",
+                table="published_training_throughput",
                 device=device.name,
                 dtype=run.workload.dtype,
                 library=rows.labels["source"][row].split(" ")[0],
@@ -118,7 +118,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         context.advance(rows.num_rows)
     if assumed:
         listed = "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
-        context.notes.append(f"published_training: tokens/s, a bias above 0 promises too much; assumed: {listed}")
+        context.notes.append(
+            f"published_training_throughput: tokens/s, a bias above 0 promises too much; assumed: {listed}"
+        )
 
 
 def _prices_of(prediction: Prediction) -> Prices:
