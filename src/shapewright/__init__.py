@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shapewright.api import check as check
+    from shapewright.api import mfu as mfu
     from shapewright.api import predict as predict
     from shapewright.config import TransformerConfig as TransformerConfig
     from shapewright.errors import ShapewrightError as ShapewrightError
@@ -30,6 +31,7 @@ _HOMES = {
     "TransformerConfig": "shapewright.config",
     "Workload": "shapewright.workload",
     "check": "shapewright.api",
+    "mfu": "shapewright.api",
     "predict": "shapewright.api",
 }
 
@@ -40,6 +42,7 @@ __all__ = [
     "TransformerConfig",
     "Workload",
     "check",
+    "mfu",
     "predict",
 ]
 

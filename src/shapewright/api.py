@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.lint import CheckReport
     from shapewright.predict import Prediction
+    from shapewright.utilization import Utilization
     from shapewright.workload import Workload
 
 
@@ -76,5 +77,61 @@ def check(
         workload=question.workload,
         layout=question.layout,
         ignore=ignore,
+        uncalibrated=uncalibrated,
+    )
+
+
+def mfu(
+    config: str | PathLike[str] | Model | TransformerConfig | None,
+    *,
+    device: str | PathLike[str] | Device,
+    seconds: float,
+    num_devices: int,
+    global_batch_size: int,
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    convention: str = "megatron",
+    uncalibrated: bool = False,
+) -> Utilization:
+    """Say what a measured training step means: MFU and HFU by every convention, and where the rest went.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        seconds: Measured time of one optimiser step. [s]
+        num_devices: Devices of the whole job.
+        global_batch_size: Sequences of the step over all replicas.
+        workload: Some fields of Workload, such as seq_len and recompute.
+        layout: Some fields of ParallelLayout; without degrees the fastest plain layout that fits is assumed.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        convention: FLOP convention of the headline, a key of ``shapewright.lowering.conventions.CONVENTIONS``.
+        uncalibrated: Price as if nobody had measured the device.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line.
+    """
+    from shapewright.assumed_layout import assume_layout
+    from shapewright.utilization import explain_utilization
+
+    fields = {**(workload or {}), "global_batch_size": global_batch_size}
+    question = ask(config, device, overrides=overrides, workload=fields)
+    job = assume_layout(
+        question.config,
+        question.device,
+        question.workload,
+        num_devices,
+        layout or {},
+        keep_micro_batch=fields.get("micro_batch_size") is not None,
+    )
+    return explain_utilization(
+        question.config,
+        device=question.device,
+        workload=job.workload,
+        seconds=seconds,
+        num_devices=num_devices,
+        layout=job.layout,
+        convention=convention,
+        notes=(*question.notes, *job.notes),
         uncalibrated=uncalibrated,
     )

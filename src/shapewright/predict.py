@@ -177,6 +177,29 @@ class Prediction:
     calibration: dict[str, str]
     warnings: tuple[str, ...]
 
+    @property
+    def busiest_operations(self) -> tuple[PricedOperation, ...]:
+        """Operations of the stage that the step waits for; their times and the bubble add up to the step.
+
+        Without a pipeline one device is first and last stage at once; with one, the slower end counts.
+        """
+        left_out = ""
+        if self.layout.pipeline_parallel > 1:
+            ends_s = {
+                end: sum(
+                    entry.total_time_s
+                    for entry in self.operations
+                    if entry.operation.stage == end and entry.operation.pass_name != "step"
+                )
+                for end in ("first", "last")
+            }
+            left_out = min(ends_s, key=lambda end: ends_s[end])
+        return tuple(
+            entry
+            for entry in self.operations
+            if entry.operation.stage != left_out or entry.operation.pass_name == "step"
+        )
+
 
 def predict(
     config: TransformerConfig,

@@ -23,6 +23,7 @@ _SHORT_FLAGS = {
     "data_parallel": "--dp",
     "context_parallel": "--cp",
     "expert_parallel": "--ep",
+    "global_batch_size": "--global-batch",
 }
 _GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
 
@@ -67,6 +68,13 @@ _TYPES: dict[str, Any] = {
 
 def question_options(command: Command) -> Command:
     """Add CONFIG, --device and every field of model, workload and layout to a command."""
+    return click.option(
+        "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
+    )(job_options(command))
+
+
+def job_options(command: Command) -> Command:
+    """Add CONFIG, --uncalibrated and every field of model, workload and layout to a command."""
     for group, cls in reversed(_GROUPS):
         for spec, note in reversed(noted_fields(cls)):
             word = str(spec.type).removesuffix(" | None")
@@ -84,9 +92,6 @@ def question_options(command: Command) -> Command:
             # A name of its own for the parameter: model and workload may not collide, now or later.
             option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=group, **keywords)
             command = option(command)
-    command = click.option(
-        "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
-    )(command)
     command = click.option(
         "--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone"
     )(command)
@@ -126,9 +131,15 @@ def ask_from_options(config: str | None, device: str, given: dict[str, Any]) -> 
     """Build the question from what the command line gave."""
     from shapewright.question import ask
 
+    groups = group_options(given)
+    return ask(config, device, overrides=groups["model"], workload=groups["workload"], layout=groups["layout"])
+
+
+def group_options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sort what the command line gave into ``model``, ``workload`` and ``layout``, each by field name."""
     groups: dict[str, dict[str, Any]] = {group: {} for group, _ in _GROUPS}
     for key, value in given.items():
         group, _, field_name = key.partition("__")
         if value is not None:
             groups[group][field_name] = value
-    return ask(config, device, overrides=groups["model"], workload=groups["workload"], layout=groups["layout"])
+    return groups

@@ -1,0 +1,82 @@
+"""shapewright mfu: what a measured step means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.cli.console import make_console, print_json
+from shapewright.cli.options import GroupedCommand, group_options, question_options
+from shapewright.lowering.conventions import CONVENTIONS
+
+_EPILOG = """\b
+Examples:
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 5.2 --gpus 8 --global-batch 128
+  shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 13.75 --gpus 64 --global-batch 64 --tp 8 --pp 8
+  shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 5.2 --gpus 8 --global-batch 128 --oneline
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@click.option("--seconds", type=float, required=True, metavar="S", help="measured time of one optimiser step")
+@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the whole job")
+@click.option(
+    "--convention",
+    type=click.Choice(tuple(CONVENTIONS)),
+    default="megatron",
+    show_default=True,
+    help="FLOP convention of the headline; the report has all",
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--oneline", is_flag=True, help="print one line of name=value pairs, for logs")
+def command(
+    config: str | None,
+    device: str,
+    uncalibrated: bool,
+    seconds: float,
+    gpus: int,
+    convention: str,
+    as_json: bool,
+    oneline: bool,
+    **given: Any,
+) -> int:
+    """Explain a measured training step of CONFIG: MFU, HFU, and where the rest of the peak went.
+
+    --global-batch is needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits.
+    """
+    from shapewright.api import mfu
+
+    if as_json and oneline:
+        raise click.UsageError("--json and --oneline contradict each other: give one of them")
+    groups = group_options(given)
+    batch = groups["workload"].pop("global_batch_size", None)
+    if batch is None:
+        raise click.UsageError("Missing option '--global-batch': the sequences of one step over all replicas")
+    found = mfu(
+        config,
+        device=device,
+        seconds=seconds,
+        num_devices=gpus,
+        global_batch_size=batch,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        convention=convention,
+        uncalibrated=uncalibrated,
+    )
+    if as_json:
+        from shapewright.report.utilization import utilization_to_json
+
+        print_json(utilization_to_json(found))
+    elif oneline:
+        from shapewright.report.utilization import utilization_line
+
+        click.echo(utilization_line(found))
+    else:
+        from shapewright.report.utilization import print_utilization
+
+        print_utilization(found, make_console())
+    return 0

@@ -1,0 +1,188 @@
+"""What a measured step means: for a person, as JSON, and in one line for logs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shapewright.report.columns import columns_of, print_facts, print_table
+from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
+from shapewright.utilization import MODEL_PART
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.utilization import Utilization
+
+# Losses below this share of the step are left out of the table for a person; the JSON has them all.
+_SHOWN_FROM_FRACTION = 0.0005
+_BAR_CHARACTERS = 40
+
+_SPARSE_WORDS = "not in the device file: dense peaks only; dividing by a 2:4 sparse peak, twice as high, halves MFU"
+
+
+def utilization_to_json(found: Utilization) -> dict[str, Any]:
+    """Turn the result into plain values; units stand in the keys."""
+    chosen, prediction = found.result, found.prediction
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "mfu": chosen.mfu,
+        "hfu": chosen.hfu,
+        "convention": found.convention,
+        "model_flops_per_s_per_device": chosen.model_flops_per_s_per_device,
+        "hardware_flops_per_s_per_device": chosen.hardware_flops_per_s_per_device,
+        "model_flops": chosen.flops.model_flops,
+        "hardware_flops": chosen.flops.hardware_flops,
+        "seconds": found.seconds,
+        "num_devices": found.num_devices,
+        "global_batch_size": found.workload.global_batch_size,
+        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s_per_device": found.tokens_per_s / found.num_devices,
+        "device": {"name": found.device.name, "title": found.device.title, "scope": found.device.scope},
+        "peak_flops_per_s": found.peak_flops_per_s,
+        "peak_kind": f"dense {found.workload.dtype}, per {found.device.scope}",
+        "other_peaks": {
+            kind: {"peak_flops_per_s": peak, "mfu": chosen.model_flops_per_s_per_device / peak}
+            for kind, peak in found.other_peaks.items()
+        },
+        "sparse_peak_flops_per_s": None,
+        "conventions": {
+            result.name: {
+                "formula": result.formula,
+                "used_by": result.used_by,
+                "model_flops": result.flops.model_flops,
+                "hardware_flops": result.flops.hardware_flops,
+                "model_flops_per_s_per_device": result.model_flops_per_s_per_device,
+                "hardware_flops_per_s_per_device": result.hardware_flops_per_s_per_device,
+                "mfu": result.mfu,
+                "hfu": result.hfu,
+            }
+            for result in found.conventions
+        },
+        "waterfall": [{**asdict(part), "fraction": part.time_s / found.seconds} for part in found.waterfall],
+        "reachable": None
+        if prediction is None
+        else {
+            "step_time_s": prediction.step_time_s,
+            "step_time_low_s": prediction.step_time_low_s,
+            "step_time_high_s": prediction.step_time_high_s,
+            "mfu": found.mfu_at(prediction.step_time_s),
+            "mfu_low": found.mfu_at(prediction.step_time_high_s),
+            "mfu_high": found.mfu_at(prediction.step_time_low_s),
+        },
+        "config": asdict(found.config),
+        "workload": asdict(found.workload),
+        "layout": None if found.layout is None else {**asdict(found.layout), "num_devices": found.layout.num_devices},
+        "notes": list(found.notes),
+    }
+
+
+def utilization_line(found: Utilization) -> str:
+    """One line of name=value pairs for logs and scripts."""
+    chosen, prediction = found.result, found.prediction
+    facts = {
+        "mfu": f"{chosen.mfu:.4f}",
+        "hfu": "none" if chosen.hfu is None else f"{chosen.hfu:.4f}",
+        "model_tflops_per_s_per_device": f"{chosen.model_flops_per_s_per_device / TERA:.1f}",
+        "tokens_per_s_per_device": f"{found.tokens_per_s / found.num_devices:.1f}",
+        "convention": found.convention,
+        "peak_tflops_per_s": f"{found.peak_flops_per_s / TERA:.1f}",
+    }
+    if prediction is not None:
+        facts["reachable_mfu"] = f"{found.mfu_at(prediction.step_time_s):.4f}"
+        largest = max(found.waterfall[1:], key=lambda part: part.time_s)
+        facts["largest_loss"] = f"{largest.name}:{largest.time_s / found.seconds:.4f}"
+    return " ".join(f"{name}={value}" for name, value in facts.items())
+
+
+def print_utilization(found: Utilization, console: Console) -> None:
+    """Print headline, conventions, waterfall and what is reachable."""
+    chosen = found.result
+    name = found.config.name or found.config.model_type or "model"
+    console.print(
+        f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} a step of "
+        f"{found.workload.global_batch_size} x {found.workload.seq_len} tokens, {found.workload.dtype}, "
+        f"{found.workload.recompute} recompute",
+        style="bold",
+        soft_wrap=True,
+    )
+    facts = {
+        "MFU": format_percent(chosen.mfu),
+        "HFU": "" if chosen.hfu is None else format_percent(chosen.hfu),
+        "model rate": format_rate(chosen.model_flops_per_s_per_device),
+        "tokens/s": format_count(found.tokens_per_s),
+        "tokens/s/device": f"{found.tokens_per_s / found.num_devices:,.0f}",
+        "peak": f"{format_rate(found.peak_flops_per_s)}, dense {found.workload.dtype}, per {found.device.scope}",
+    }
+    print_facts(facts, console)
+    console.print()
+    _print_conventions(found, console)
+    if found.waterfall:
+        console.print()
+        _print_waterfall(found, console)
+    for line in found.notes:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def _print_conventions(found: Utilization, console: Console) -> None:
+    rows = []
+    for result in found.conventions:
+        hardware = result.hardware_flops_per_s_per_device
+        rows.append(
+            [
+                result.name + (" *" if result.name == found.convention else ""),
+                f"{result.model_flops_per_s_per_device / TERA:.1f}",
+                format_percent(result.mfu),
+                "" if hardware is None else f"{hardware / TERA:.1f}",
+                "" if result.hfu is None else format_percent(result.hfu),
+                result.formula,
+                result.used_by,
+            ]
+        )
+    names = (
+        ("FLOP convention", 0, True),
+        ("TFLOP/s", 0, False),
+        ("MFU", 0, False),
+        ("with recompute", 2, False),
+        ("HFU", 1, False),
+        ("FLOPs per token", 3, True),
+        ("used by", 4, True),
+    )
+    print_table(columns_of(rows, names), console)
+    for kind, peak in found.other_peaks.items():
+        rate = found.result.model_flops_per_s_per_device
+        console.print(
+            f"by the peak of another scope ({kind}, {format_rate(peak)}): MFU {format_percent(rate / peak)}",
+            style="dim",
+        )
+    console.print(f"sparse peak: {_SPARSE_WORDS}", style="dim", soft_wrap=True)
+
+
+def _print_waterfall(found: Utilization, console: Console) -> None:
+    rows = []
+    for part in found.waterfall:
+        fraction = part.time_s / found.seconds
+        if part.name not in (MODEL_PART, "unexplained") and abs(fraction) < _SHOWN_FROM_FRACTION:
+            continue
+        bar = ("#" if fraction > 0 else "-") * min(round(abs(fraction) * _BAR_CHARACTERS), _BAR_CHARACTERS)
+        rows.append([part.name.replace("_", " "), format_seconds(part.time_s), format_percent(fraction), bar, part.why])
+    rows.append(["measured", format_seconds(found.seconds), "100 %", "", ""])
+    names = (
+        ("from peak to measured", 0, True),
+        ("time", 0, False),
+        ("share", 0, False),
+        ("", 1, True),
+        ("what it is", 2, True),
+    )
+    print_table(columns_of(rows, names), console)
+    prediction = found.prediction
+    if prediction is not None:
+        ends = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
+        middle, low, high = (format_seconds(end) for end in ends)
+        best, most, least = (format_percent(found.mfu_at(end)) for end in ends)
+        console.print(
+            f"reachable: {middle} a step ({low} to {high}), MFU {best} ({least} to {most})",
+            style="bold",
+            soft_wrap=True,
+        )
