@@ -280,3 +280,15 @@ def test_full_disk_is_one_line() -> None:
     assert outcome.returncode == 2
     assert outcome.stderr.startswith("shapewright: cannot write the output")
     assert outcome.stderr.count("\n") == 1
+
+
+def test_ctrl_c_is_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever stops a command sees that it stopped, no traceback; the exit code is the shell's 130."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shapewright.report.devices.device_columns", interrupt)
+    code, out, err = run(["devices"], capsys)
+
+    assert (code, out, err.strip()) == (130, "", "stopped")

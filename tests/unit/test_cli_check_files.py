@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shapewright.cli import main
+from shapewright.config import read_model
 
 DEVICE = ["--device", "a100-sxm-80gb", "--fail-on", "never"]
 GPT2 = {
@@ -58,6 +59,15 @@ def test_fixed_config_has_nothing_left_to_fix(folder: Path, capsys: pytest.Captu
 
     assert "no exact suggestion" in capsys.readouterr().err
     assert (folder / "once.json").read_text(encoding="utf-8") == (folder / "twice.json").read_text(encoding="utf-8")
+
+
+def test_preset_is_written_as_upstream_has_it(folder: Path) -> None:
+    """A repaired preset is a config.json of its family, which reads as the repaired model."""
+    run(["check", "gpt2", *DEVICE, "--fix", "-o", "gpt2.json"])
+    written = json.loads((folder / "gpt2.json").read_text(encoding="utf-8"))
+
+    assert (written["model_type"], written["n_embd"], written["vocab_size"]) == ("gpt2", 768, 50304)
+    assert read_model(folder / "gpt2.json").config.vocab_size == 50304
 
 
 @pytest.mark.parametrize("target", ["missing/fixed.json", ".", "nul\0byte"])

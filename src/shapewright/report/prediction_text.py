@@ -124,15 +124,20 @@ def _row(entry: PricedOperation, step_s: float, peak: float) -> list[str]:
         facts["shape"],
         str(facts["repeats"]),
         format_seconds(facts["time_s"]),
-        format_percent(entry.total_time_s / step_s) if step_s else "",
+        _percent(entry.total_time_s / step_s) if step_s else "",
         f"{rate / TERA:.0f}" if rate else "",
-        format_percent(rate / peak) if rate else "",
+        _percent(rate / peak) if rate else "",
         f"{facts['tile'][0]}x{facts['tile'][1]}" + (f"/{facts['split_k']}" if facts["split_k"] > 1 else "")
         if facts["tile"]
         else "",
-        format_percent(facts["tile_efficiency"]) if facts["tile"] else "",
+        _percent(facts["tile_efficiency"]) if facts["tile"] else "",
         str(facts["num_waves"]) if facts["tile"] else "",
-        format_percent(facts["wave_efficiency"]) if facts["tile"] else "",
+        _percent(facts["wave_efficiency"]) if facts["tile"] else "",
         f"{facts['alignment']} B" if facts["alignment"] else "",
         facts["bound_by"],
     ]
+
+
+def _percent(fraction: float) -> str:
+    """With one decimal throughout, so that a column can be read downwards."""
+    return f"{100.0 * fraction:.1f} %"
