@@ -51,6 +51,8 @@ def print_prediction(
     hidden = 0 if top is None else max(0, len(prediction.operations) - top)
     if hidden:
         console.print(f"{hidden} more operations; --all lists them", style="dim")
+    if any(entry.exposed_fraction < 1.0 for entry in prediction.operations):
+        console.print("share: of communication, what no computation hides", style="dim")
     for line in (*notes, *prediction.warnings):
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
