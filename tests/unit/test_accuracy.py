@@ -269,6 +269,15 @@ def test_pointwise_bytes(tmp_path: Path) -> None:
     assert only_row(tmp_path).mape == pytest.approx(0.0, abs=1e-12)
 
 
+def test_a_record_that_cannot_be_left_aside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where --uncalibrated finds nobody else's record and prices with the device's own, it says so."""
+    monkeypatch.setattr("shapewright.accuracy.context.load_record", lambda kind, device, **_: load_record(kind, device))
+    write_parquet(tmp_path / "gemm.parquet", gemm_columns())
+    notes = judge_folder(tmp_path, uncalibrated=True).notes
+
+    assert notes == (f"gemm on {H100.name}: no other device has a record, so its own is used after all",)
+
+
 def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None:
     """All rows 1.2 times slower than predicted: no error is left after the factor."""
     device = load_device("a100-sxm-80gb")

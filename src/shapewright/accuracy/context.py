@@ -116,7 +116,15 @@ class Context:
 
     def record(self, kind: str, device: Device) -> CalibrationRecord:
         """The record to price with."""
-        return load_record(kind, device, uncalibrated=self.uncalibrated)
+        record = load_record(kind, device, uncalibrated=self.uncalibrated)
+        if self.uncalibrated and device.name in record.devices:
+            self.note(f"{kind} on {device.name}: no other device has a record, so its own is used after all")
+        return record
+
+    def note(self, words: str) -> None:
+        """Say something once."""
+        if words not in self.notes:
+            self.notes.append(words)
 
     def device_of(self, name: str, num_rows: int) -> Device | None:
         """The device of a measured file; None where it is not asked for, or unknown, which is counted."""

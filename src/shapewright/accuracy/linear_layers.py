@@ -51,7 +51,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     for device_name, found in chunks.items():
         ratios = np.concatenate([chunk.measured / chunk.prices.predicted for chunk in found])
         factor = float(np.median(ratios))
-        context.notes.append(f"linear_layers/scaled on {device_name}: predictions times {factor:.3f}, the median ratio")
+        context.note(f"linear_layers/scaled on {device_name}: predictions times {factor:.3f}, the median ratio")
         for chunk in found:
             yield replace(chunk, table="linear_layers/scaled", prices=chunk.prices.scale(factor))
 

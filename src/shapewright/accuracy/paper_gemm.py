@@ -36,7 +36,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
         yield from split_chunks("paper_gemm", names, rows.labels["sweep"], flops / (numbers["tflops"] * TERA), prices)
     if columns.num_rows:
-        context.notes.append("paper_gemm: bmm_* rows are the slowest of 100-200 iterations, the others means")
+        context.note("paper_gemm: bmm_* rows are the slowest of 100-200 iterations, the others means")
 
 
 def noted_overhead_s(table: str, device: Device, context: Context) -> float:
@@ -44,9 +44,7 @@ def noted_overhead_s(table: str, device: Device, context: Context) -> float:
     overhead_s = collector_overhead_s(context.record("gemm", device))
     origin = "as its record was fitted with" if overhead_s else "none known from its record"
     words = f"{format_seconds(overhead_s)} per call added for the collector's synchronisation"
-    note = f"{table} on {device.name}: {words}, {origin}"
-    if note not in context.notes:
-        context.notes.append(note)
+    context.note(f"{table} on {device.name}: {words}, {origin}")
     return overhead_s
 
 

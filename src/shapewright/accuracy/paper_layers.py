@@ -63,7 +63,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     for name in _BLOCKS:
         yield from _price_blocks(name, columns, context)
     if columns.num_rows:
-        context.notes.append("paper_layers: single products are the slowest of 100-200 iterations, layers medians")
+        context.note("paper_layers: single products are the slowest of 100-200 iterations, layers medians")
 
 
 def product_of(name: str, rows: Columns) -> Gemm:

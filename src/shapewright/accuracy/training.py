@@ -118,9 +118,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         context.advance(rows.num_rows)
     if assumed:
         listed = "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
-        context.notes.append(
-            f"published_training_throughput: tokens/s, a bias above 0 promises too much; assumed: {listed}"
-        )
+        context.note(f"published_training_throughput: tokens/s, a bias above 0 promises too much; assumed: {listed}")
 
 
 def _prices_of(prediction: Prediction) -> Prices:
