@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +198,14 @@ def accuracy_facts() -> list[dict[str, Any]]:
     for kind in RECORD_KINDS:
         for record in measured_records(kind):
             origin = record.provenance
-            for section, report in held_out_reports(origin).items():
+            for section, report, is_part in held_out_reports(origin):
                 facts.append(
                     {
                         "operation": kind,
                         "device": record.device,
                         "section": section,
                         "rows": report["rows"],
+                        "is_part": is_part,
                         "mean": report.get("mean_ape", report.get("mean_absolute_error")),
                         "median": report.get("median_ape", report.get("median_absolute_error")),
                         "p90": report.get("p90_ape", report.get("p90_absolute_error")),
@@ -220,21 +222,20 @@ def measured_records(kind: str) -> list[CalibrationRecord]:
     return sorted({record.id: record for record in found if record.transfer == "exact"}.values(), key=lambda it: it.id)
 
 
-def held_out_reports(origin: Any) -> dict[str, Any]:
-    """Reports on held-out rows, by section."""
-    found = {name: section["held_out"] for name, section in origin.get("sections", {}).items() if "held_out" in section}
+def held_out_reports(origin: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Reports on held-out rows: section, report, and whether its rows are part of another section's."""
     for name, section in origin.get("sections", {}).items():
-        odd = section.get("alignment", {})
-        if "held_out" in odd:
-            found[f"{name}, odd sizes"] = odd["held_out"]
+        yield name, section["held_out"], False
+        yield from ((f"{name}, {library}", report, True) for library, report in section.get("libraries", {}).items())
+        if "held_out" in section.get("alignment", {}):
+            yield f"{name}, odd sizes", section["alignment"]["held_out"], False
     for name, report in origin.get("reports", {}).items():
         if name == "held_out":
-            found["inside a node"] = report
+            yield "inside a node", report, False
         elif name.startswith("held out "):
-            found[f"without {name.removeprefix('held out ')}"] = report
-        elif isinstance(report, dict) and "held_out" in report:
-            found[name.replace("/main", "")] = report["held_out"]
-    return found
+            yield f"without {name.removeprefix('held out ')}", report, False
+        elif "held_out" in report:
+            yield name.replace("/main", ""), report["held_out"], False
 
 
 if __name__ == "__main__":
