@@ -221,7 +221,7 @@ def _price_block(
     m: Array, n: Array, k: Array, batch: Array, layout: str, dtype: str, parameters: GemmParameters, rates: DeviceRates
 ) -> dict[str, Array]:
     """Choose the fastest kernel for each shape of a block."""
-    factor, align = alignment_factor(m, n, k, layout, get_dtype(dtype).bits, parameters)
+    factor, align = alignment_factor(m, n, k, layout, get_dtype(dtype).bits, parameters, batch > 1)
     times = estimate_kernels(m[:, None], n[:, None], k[:, None], batch[:, None], factor[:, None], parameters, rates)
     best = np.argmin(times.total_s, axis=1)
     rows = np.arange(len(m))

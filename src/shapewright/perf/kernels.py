@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 # Shapes priced together; a block of 4096 shapes x 40 kernels of float64 (1.3 MB) stays in a core's cache.
 ROWS_PER_BLOCK = 4096
 
-# Roles of a contiguous dimension, in the order of GemmParameters.alignment_factor.
-ROLES = ("contracted", "free")
+# Roles of a contiguous dimension, in the order of GemmParameters.alignment_factor: of one product, and of a batch, for
+# which libraries take other kernels (on A100 an odd contracted one costs a batch much less).
+ROLES = ("contracted", "free", "contracted_batched", "free_batched")
 
 # Bytes that a split contraction's partial sum takes: every library accumulates in fp32.
 _ACCUMULATOR_BYTES = 4.0
@@ -71,8 +72,7 @@ class GemmParameters:
             operands come as they are. [byte]
         cast_row_s: Added cost of that cast per row of A. [s]
         write_ratio: Cost of writing a byte of C, in bytes read.
-        alignment_factor: Rate factor by role of a contiguous dimension (row 0: it is contracted, row 1: it is free) and
-            alignment class; shape [2, 8].
+        alignment_factor: Rate factor by role of a contiguous dimension (ROLES) and alignment class; shape [4, 8].
     """
 
     tile_m: Array
@@ -227,7 +227,13 @@ def estimate_kernels(
 
 
 def alignment_factor(
-    m: Array, n: Array, k: Array, layout: str, element_bits: int, parameters: GemmParameters
+    m: Array,
+    n: Array,
+    k: Array,
+    layout: str,
+    element_bits: int,
+    parameters: GemmParameters,
+    batched: NDArray[np.bool_] | bool = False,
 ) -> tuple[Array, Array]:
     """Rate factor that the contiguous dimensions allow, and the smallest alignment among them.
 
@@ -238,6 +244,7 @@ def alignment_factor(
         layout: How A and B lie in memory.
         element_bits: Width of an element. [bit]
         parameters: Holder of the factor table.
+        batched: Whether each is a batch of products.
 
     Returns:
         The factor, in (0, 1], and the alignment. [byte]
@@ -246,9 +253,10 @@ def alignment_factor(
     factor, smallest = np.ones(m.shape), np.full(m.shape, float(ALIGNMENT_CLASSES_BYTES[-1]))
     for letter in set(contiguous_dims(layout)):
         align = alignment_bytes(dims[letter], element_bits)
+        role = ROLES.index("contracted" if letter == "k" else "free") + len(ROLES) // 2 * np.asarray(batched)
         factor = np.minimum(
             factor,
-            parameters.alignment_factor[ROLES.index("contracted" if letter == "k" else "free"), alignment_class(align)],
+            parameters.alignment_factor[role, alignment_class(align)],
         )
         smallest = np.minimum(smallest, align)
     return factor, smallest
