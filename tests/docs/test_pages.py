@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from shapewright import errors
 from shapewright.cli.main import cli
+from shapewright.cli.main import main as run_command
 from shapewright.config import TransformerConfig
 from shapewright.layout import ParallelLayout
 from shapewright.lint import list_rules
@@ -98,6 +100,21 @@ def test_every_name_is_documented() -> None:
     names += [spec.name for cls in (TransformerConfig, Workload, ParallelLayout) for spec in fields(cls)]
 
     assert [name for name in names if name not in pages] == []
+
+
+@pytest.mark.parametrize("command", ["predict", "check", "predict --explain logits"])
+def test_json_keys_are_documented(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/json.md names every key that the JSON output has, down to each operation, finding and suggestion."""
+    with pytest.raises(SystemExit):
+        run_command([*command.split(), "gpt2", "--device", "a100-sxm-40gb", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    keys = set(facts)
+    for name in ("operations", "findings", "better_shapes"):
+        keys |= {key for entry in facts.get(name, []) for key in entry}
+    keys |= {key for finding in facts.get("findings", []) for entry in finding["suggestions"] for key in entry}
+    named = set(re.findall(r"`(\w+)`", text_of("docs/json.md")))
+
+    assert keys - named == set()
 
 
 def test_links_lead_somewhere() -> None:
