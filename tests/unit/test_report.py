@@ -148,6 +148,20 @@ def test_check_says_each_thing_once(question: Question) -> None:
     assert printed.count("pad it to 50304") == 1
 
 
+def test_ignored_reason_is_no_all_clear() -> None:
+    """A step that cannot run is not praised because the rule that says so is ignored."""
+    asked = ask("gpt2", "h100-sxm-80gb", layout={"tensor_parallel": 64})
+    report = check_model(
+        asked.config, device=asked.device, workload=asked.workload, layout=asked.layout, ignore=["PL", "WQ", "TC", "ME"]
+    )
+    text, console = paper(160)
+    print_check(report, console)
+
+    assert report.findings == ()
+    assert "cannot run: tensor_parallel=64 must divide num_heads=12" in text.getvalue()
+    assert "nothing to find fault" not in text.getvalue()
+
+
 def test_explanation_gives_every_reason(question: Question) -> None:
     """A GEMM's explanation has formula, terms, tile, waves, alignment, record and the code that priced it."""
     prediction = ask("gpt2", question.device).predict()

@@ -34,7 +34,11 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
     for finding in report.findings:
         print_finding(finding, console)
     if not report.findings:
-        console.print("nothing to find fault with", style="green")
+        if prediction is not None:
+            console.print("nothing to find fault with", style="green")
+        else:
+            # Whoever ignores the rule that explains it still has to know.
+            console.print(f"cannot run: {report.problem}", style=_STYLES["error"], soft_wrap=True)
     if report.num_suppressed:
         console.print(f"{report.num_suppressed} findings left out by --ignore", style="dim")
     if prediction is not None:
