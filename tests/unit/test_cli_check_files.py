@@ -121,6 +121,16 @@ def test_sarif(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "config.json"
 
 
+def test_sarif_place_is_a_uri(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path with a blank is written as URIs have it."""
+    (folder / "my model").mkdir()
+    (folder / "config.json").rename(folder / "my model" / "config.json")
+    run(["check", "my model/config.json", *DEVICE, "--format", "sarif"])
+    (artifact,) = sarif(capsys)["runs"][0]["artifacts"]
+
+    assert artifact["location"]["uri"] == "my%20model/config.json"
+
+
 def test_sarif_without_findings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A log without results is a log all the same."""
     assert folder.is_dir()

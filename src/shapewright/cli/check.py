@@ -97,7 +97,9 @@ def command(
     if form == "json":
         print_json({**to_json(report), "source": question.model.source, "notes": list(question.notes)})
     elif form == "sarif":
-        print_json(to_sarif(report, config or "flags"))
+        from urllib.parse import quote
+
+        print_json(to_sarif(report, quote(config or "flags")))
     else:
         from shapewright.report.check_text import print_check
 
