@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.memory import MemoryEstimate
     from shapewright.operations import Operation
+    from shapewright.operations.base import Count, Numeric
     from shapewright.perf.price import Price
     from shapewright.workload import Workload
 
 # Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for
 # the last layer's gradients. Assumed; buckets of 25 to 40 MB leave about this much.
 _OVERLAP_SHARE = 0.9
-# Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
-# each shape errs on its own.
-_ERROR_CORRELATION = 0.5
+ERROR_CORRELATION = 0.5
+"""Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
+each shape errs on its own."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,10 @@ def add_up(
         if operation.pass_name == "forward" and operation.stage == "every":
             layer_forward_s += total_s
     passes = num_microbatches(workload, layout)
-    ends_s = max(sums["first"], sums["last"]) if layout.pipeline_parallel > 1 else sums["first"] + sums["last"]
-    busiest_s = sums["every"] + ends_s
-    bubble_s = (layout.pipeline_parallel - 1) / layout.virtual_pipeline * sums["every"] / passes
-    step_s = busiest_s + bubble_s + sums["step"]
+    step_s, bubble_s = join_stages(sums, passes, layout)
     scale = step_s / max(sum(sums.values()), 1e-30)
     below, above = (
-        scale * sqrt((1.0 - _ERROR_CORRELATION) * alone + _ERROR_CORRELATION * together**2)
+        scale * sqrt((1.0 - ERROR_CORRELATION) * alone + ERROR_CORRELATION * together**2)
         for alone, together in zip(spread_alone, spread_together, strict=True)
     )
     return StepTimes(
@@ -103,6 +101,43 @@ def add_up(
         bubble_s=bubble_s,
         layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
     )
+
+
+def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout) -> tuple[Any, Any]:
+    """Time of a step and of its bubble, from what each stage adds up to; see add_up.
+
+    Args:
+        sums: Times of one step of the operations of ``every`` stage, of the ``first``, of the ``last``, and of those
+            that run once per ``step``; numbers, or arrays of one shape. [s]
+        passes: Micro-batches of one step.
+        layout: How the model is spread.
+
+    Returns:
+        Step and bubble. [s]
+    """
+    first_s, last_s = sums["first"], sums["last"]
+    ends_s = larger(first_s, last_s) if layout.pipeline_parallel > 1 else first_s + last_s
+    bubble_s = (layout.pipeline_parallel - 1) / layout.virtual_pipeline * sums["every"] / passes
+    return sums["every"] + ends_s + bubble_s + sums["step"], bubble_s
+
+
+def exposed_fraction(cover_s: Numeric, wanted_s: Numeric) -> Numeric:
+    """Share of overlapping communication that nothing hides.
+
+    Args:
+        cover_s: Computation of its pass. [s]
+        wanted_s: Overlapping communication of its pass, above zero. [s]
+    """
+    return larger(0.0, 1.0 - _OVERLAP_SHARE * cover_s / wanted_s)
+
+
+def larger(one: Numeric, other: Numeric) -> Numeric:
+    """The larger of two numbers, or of each pair where one is an array."""
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return max(one, other)
+    import numpy as np
+
+    return np.maximum(one, other)
 
 
 def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
@@ -118,7 +153,7 @@ def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
         elif entry.operation.overlaps:
             wanted_s[side] += entry.total_time_s
     exposed = {
-        side: max(0.0, 1.0 - _OVERLAP_SHARE * cover_s[side] / wanted) if wanted > 0.0 else 1.0
+        side: float(exposed_fraction(cover_s[side], wanted)) if wanted > 0.0 else 1.0
         for side, wanted in wanted_s.items()
     }
     return [
@@ -236,7 +271,7 @@ def predict(
         [PricedOperation(operation, price) for operation, price in zip(operations, prices, strict=True)]
     )
     times = add_up(priced, config, workload, layout)
-    tokens = _count_tokens(workload, layout)
+    tokens = count_tokens(workload, layout)
     model_flops, hardware_flops = _count_flops(config, workload, layout, operations)
     peak = device.peak_flops_per_s(workload.dtype)
     per_device_s = times.step_s * layout.num_devices
@@ -265,7 +300,7 @@ def predict(
     )
 
 
-def _count_tokens(workload: Workload, layout: ParallelLayout) -> int:
+def count_tokens(workload: Workload, layout: ParallelLayout) -> int:
     """New tokens of one step over all replicas; the context axis shares sequences and adds none."""
     sequences = workload.micro_batch_size * num_microbatches(workload, layout) * layout.data_parallel
     return sequences * workload.query_len

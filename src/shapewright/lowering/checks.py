@@ -38,17 +38,22 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
     if t == 1:
         return
     split = _widths_over_tensor_axis(config)
-    allowed = [degree for degree in _divisors(gcd(*split.values())) if _shares_kv_heads(config, degree)]
     for field_name, value in split.items():
         if value % t:
-            raise LayoutError(f"tensor_parallel={t} must divide {field_name}={value}; try {_nearest(t, allowed)}")
+            raise LayoutError(f"tensor_parallel={t} must divide {field_name}={value}; try {_degrees_near(t, config)}")
     if not _shares_kv_heads(config, t):
         raise LayoutError(
             f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it; "
-            f"try {_nearest(t, allowed)}"
+            f"try {_degrees_near(t, config)}"
         )
     if t > config.vocab_size:
         raise LayoutError(f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}; lower it")
+
+
+def _degrees_near(wanted: int, config: TransformerConfig) -> str:
+    """Tensor parallel degrees next to the wanted one that the model allows."""
+    degrees = _divisors(gcd(*_widths_over_tensor_axis(config).values()))
+    return _nearest(wanted, [degree for degree in degrees if _shares_kv_heads(config, degree)])
 
 
 def _widths_over_tensor_axis(config: TransformerConfig) -> dict[str, int]:

@@ -10,7 +10,7 @@ and 2 as many (reduce_scatter, all_gather), stage 3 half as many again (it gathe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.dtypes import get_dtype
 from shapewright.lowering.communication import collective, num_ranks_of
@@ -48,19 +48,20 @@ class WeightGroup:
     num_replicas: int
 
 
-def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tuple[int, int]:
+def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tuple[Any, Any]:
     """Elements of the second operands on this device: of ordinary GEMMs, and of grouped ones.
 
     Args:
         operations: Forward operations of the layers.
         num_passes: Micro-batches, which their repeats hold.
     """
-    dense = routed = 0
+    dense: Any = 0
+    routed: Any = 0
     for operation in operations:
         if isinstance(operation, GroupedGemm):
-            routed += int(operation.repeats // num_passes * operation.groups * operation.n * operation.k)
+            routed += operation.repeats // num_passes * operation.groups * operation.n * operation.k
         elif isinstance(operation, Gemm):
-            dense += int(operation.repeats // num_passes * operation.batch * operation.n * operation.k)
+            dense += operation.repeats // num_passes * operation.batch * operation.n * operation.k
     return dense, routed
 
 
@@ -157,7 +158,7 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup]) -> list[Operati
     narrow_bytes = shard.width_bytes if shard.width_bytes < _FP32_BYTES else 0.0
     for group in groups:
         shards = group.num_replicas if shard.layout.zero_stage else 1
-        weights = float(-(-group.num_weights // shards))
+        weights = 1.0 * -(-group.num_weights // shards)
         for name, read_bytes, written_bytes in (
             ("gradient_norm", _FP32_BYTES, 0.0),
             ("optimizer", _ADAM_READ_BYTES, _ADAM_WRITTEN_BYTES + narrow_bytes),
