@@ -112,6 +112,56 @@ def paper_rows(gpu: str) -> Callable[[Path], pd.DataFrame]:
     return read
 
 
+def layer_rows(gpu: str, products: Sequence[str], most: int | None = None) -> Callable[[Path], pd.DataFrame]:
+    """Single and batched products of the paper's layers, as times; most logs hold the slowest iteration.
+
+    Args:
+        gpu: Name in the table.
+        products: Columns to take.
+        most: Rows to keep of each product, so that long logs do not outweigh the clean sweeps.
+    """
+
+    def read(folder: Path) -> pd.DataFrame:
+        table = pd.read_csv(folder / "paper_layers.csv")
+        table = table[table.gpu == gpu]
+        h, t, s = table.hidden_size, table.tensor_parallel, table.seq_len
+        tokens, batch, head_dim = (
+            table.micro_batch_size * s,
+            table.micro_batch_size * table.num_heads // t,
+            h // table.num_heads,
+        )
+        one = batch * 0 + 1
+        shapes = {
+            "qkv": (one, tokens, 3 * h // t, h),
+            "score": (batch, s, s, head_dim),
+            "aov": (batch, s, head_dim, s),
+            "proj": (one, tokens, h, h // t),
+            "mlp_up": (one, tokens, 4 * h // t, h),
+            "mlp_down": (one, tokens, h, 4 * h // t),
+        }
+        parts = [
+            pd.DataFrame(dict(zip(("batch", "m", "n", "k"), shapes[name], strict=True))).assign(
+                tflops=table[f"{name}_tflops"]
+            )
+            for name in products
+        ]
+        parts = [part.dropna() for part in parts]
+        rows = pd.concat(part.sample(min(most or len(part), len(part)), random_state=0) for part in parts)
+        seconds = 2.0 * rows.batch * rows.m * rows.n * rows.k / (rows.tflops * 1e12)
+        kept = ["library", "slowest", "batch", "m", "n", "k", "latency_s"]
+        return rows.assign(library="", slowest=True, latency_s=seconds)[kept]
+
+    return read
+
+
+def joined(*readers: Callable[[Path], pd.DataFrame]) -> Callable[[Path], pd.DataFrame]:
+    """Rows of several tables."""
+    return lambda folder: pd.concat([read(folder) for read in readers], ignore_index=True).fillna({"slowest": False})
+
+
+PAPER = "paper_gemm.csv, paper_layers.csv"
+LAYER_ROWS = 60
+PRODUCTS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
 SOURCES = (
     Source("a100-sxm-80gb", "bf16", "gemm.parquet", library_rows("a100_sxm", "bf16"), "NT"),
     Source("h100-sxm-80gb", "bf16", "gemm.parquet", library_rows("h100_sxm", "bf16"), "NT"),
@@ -123,8 +173,8 @@ SOURCES = (
     Source("b200-sxm-180gb", "fp4", "gemm.parquet", library_rows("b200_sxm", "nvfp4"), "NT"),
     Source("l40s", "bf16", "gemm.parquet", library_rows("l40s", "bf16"), "NT", hot_cache=True),
     Source("l40s", "fp8", "gemm.parquet", library_rows("l40s", "fp8"), "NT", hot_cache=True),
-    Source("v100-sxm2-16gb", "fp16", "paper_gemm.csv", paper_rows("v100"), "NN"),
-    Source("mi250x-gcd", "fp16", "paper_gemm.csv", paper_rows("mi250x"), "NN"),
+    Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", PRODUCTS, LAYER_ROWS)), "NN"),
+    Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", PRODUCTS, LAYER_ROWS)), "NN"),
 )
 # Devices that share the measured chip and its clocks, and differ in memory alone.
 SHARED_CHIPS = {
@@ -154,7 +204,11 @@ def alignment_entries(starts: tuple[float, ...], roles: Sequence[str] = ROLES[:2
 
 # Starting points of the alignment factors: NVIDIA's narrow-load kernels lose a third to two thirds; the one AMD chip
 # that was measured shows next to nothing at 4 bytes, and nothing is known of 2.
-ALIGNMENT_STARTS = {"cdna2": (0.8, 0.95, 0.95, 0.97, 0.98, 0.99)}
+ALIGNMENT_STARTS = {
+    # Volta's libraries leave the tensor cores for odd sizes: 4 TFLOP/s at head widths 65 to 127, 25 beyond.
+    "volta": (0.4, 0.8, 0.8, 0.95, 0.95, 0.97),
+    "cdna2": (0.8, 0.95, 0.95, 0.97, 0.98, 0.99),
+}
 NVIDIA_ALIGNMENT_STARTS = (0.3, 0.6, 0.6, 0.93, 0.95, 0.97)
 
 
@@ -241,9 +295,7 @@ class Form:
         }
 
 
-def predict_rows(
-    rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str, overhead_s: float = 0.0
-) -> Array:
+def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str) -> Array:
     """Price measured rows with a section. [s]"""
     parameters: GemmParameters = read_parameters(section)
     out = []
@@ -252,7 +304,19 @@ def predict_rows(
         m, n, k, batch = (column[start : start + ROWS_PER_BLOCK] for column in columns)
         factor, _ = alignment_factor(m, n, k, layout, int(rates.element_bytes * 8), parameters, batch > 1)
         out.append(estimate_kernels(m, n, k, batch, factor, parameters, rates).total_s.min(axis=1))
-    return np.concatenate(out) + overhead_s
+    return np.concatenate(out)
+
+
+def predict_collected(
+    rows: pd.DataFrame,
+    form: Form,
+    x: Array,
+    rates: DeviceRates,
+    layout: str,
+    factors: dict[str, dict[str, float]] | None,
+) -> Array:
+    """Price measured rows as their collector timed them. [s]"""
+    return predict_rows(rows, form.section(x, factors), rates, layout) + form.values(x).get("overhead_s", 0.0)
 
 
 def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -276,8 +340,7 @@ def fit(
     target, prior = np.log(sample.latency_s.to_numpy()), form.start() if start is None else start
 
     def residuals(x: Array) -> Array:
-        overhead = form.values(x).get("overhead_s", 0.0)
-        predicted = predict_rows(sample, form.section(x, factors), rates, layout, overhead)
+        predicted = predict_collected(sample, form, x, rates, layout, factors)
         return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)])
 
     found: Array = least_squares(residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3).x
@@ -324,18 +387,6 @@ def round_section(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def score_rows(folder: Path, gpu: str) -> pd.DataFrame:
-    """The batched products of unfused attention in the paper's layers, as times of their slowest iteration."""
-    table = pd.read_csv(folder / "paper_layers.csv")
-    table = table[(table.gpu == gpu) & table.score_tflops.notna() & table.aov_tflops.notna()]
-    batch = table.micro_batch_size * table.num_heads // table.tensor_parallel
-    head_dim, seq_len = table.hidden_size // table.num_heads, table.seq_len
-    score = pd.DataFrame({"batch": batch, "m": seq_len, "n": seq_len, "k": head_dim, "tflops": table.score_tflops})
-    values = pd.DataFrame({"batch": batch, "m": seq_len, "n": head_dim, "k": seq_len, "tflops": table.aov_tflops})
-    rows = pd.concat([score, values])
-    return rows.assign(latency_s=2.0 * rows.batch * rows.m * rows.n * rows.k / (rows.tflops * 1e12))
-
-
 def fit_alignment_table(
     folder: Path, gpu: str, device: Device, section: dict[str, Any]
 ) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
@@ -345,7 +396,7 @@ def fit_alignment_table(
     factors: the collector's fixed cost per call, and a factor on all times of each table (an older library; the slowest
     iteration instead of the mean).
     """
-    tables = {"scale": paper_rows(gpu)(folder), "scale_slowest": score_rows(folder, gpu)}
+    tables = {"scale": paper_rows(gpu)(folder), "scale_slowest": layer_rows(gpu, ("score", "aov"))(folder)}
     rows = pd.concat(table.assign(scale=name) for name, table in tables.items())
     train, held = split_by_shape(rows)
     layers = train[train.scale == "scale_slowest"]
@@ -443,12 +494,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
         borrowed = ALIGNMENT_FROM.get(device.architecture)
         for source in (s for s in SOURCES if s.device == name):
-            own_table = source.table == "paper_gemm.csv"
+            own_table = source.table == PAPER
             factors = (
                 None if own_table else (borrowed_table(borrowed, device.architecture) if borrowed else factor_table({}))
             )
             entries = (
-                alignment_entries(ALIGNMENT_STARTS.get(device.architecture, NVIDIA_ALIGNMENT_STARTS))
+                alignment_entries(ALIGNMENT_STARTS.get(device.architecture, NVIDIA_ALIGNMENT_STARTS), ROLES)
                 if own_table
                 else ()
             )
@@ -463,13 +514,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             train, held = split_by_shape(source.rows(given.data))
             x = fit(train, form, rates, source.layout, factors)
             section, overhead = form.section(x, factors), form.values(x).get("overhead_s", 0.0)
-            predicted = predict_rows(held, section, rates, source.layout, overhead)
+            predicted = predict_collected(held, form, x, rates, source.layout, factors)
             report: dict[str, Any] = {
                 "source": source.table,
                 "rows_fitted": min(len(train), FIT_ROWS),
                 "collector_overhead_s": overhead,
                 "held_out": judge(predicted, held.latency_s.to_numpy()),
             }
+            if own_table:
+                for label, is_slowest in (("held_out_sweeps", False), ("held_out_layers", True)):
+                    part = held.slowest.astype(bool).to_numpy() == is_slowest
+                    report[label] = judge(predicted[part], held.latency_s.to_numpy()[part])
             if name in ALIGNMENT_SOURCES and source.dtype == "bf16":
                 section["alignment_factor"], report["alignment"] = fit_alignment_table(
                     given.data, ALIGNMENT_SOURCES[name], device, section
