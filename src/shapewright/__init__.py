@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shapewright.api import check as check
+    from shapewright.api import fits as fits
     from shapewright.api import mfu as mfu
     from shapewright.api import predict as predict
     from shapewright.config import TransformerConfig as TransformerConfig
@@ -31,6 +32,7 @@ _HOMES = {
     "TransformerConfig": "shapewright.config",
     "Workload": "shapewright.workload",
     "check": "shapewright.api",
+    "fits": "shapewright.api",
     "mfu": "shapewright.api",
     "predict": "shapewright.api",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "TransformerConfig",
     "Workload",
     "check",
+    "fits",
     "mfu",
     "predict",
 ]

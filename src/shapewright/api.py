@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.question import ask
 
 if TYPE_CHECKING:
+    from shapewright.capacity import Capacity
     from shapewright.config import Model, TransformerConfig
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
@@ -133,5 +134,43 @@ def mfu(
         layout=job.layout,
         convention=convention,
         notes=(*question.notes, *job.notes),
+        uncalibrated=uncalibrated,
+    )
+
+
+def fits(
+    config: str | PathLike[str] | Model | TransformerConfig | None,
+    *,
+    device: str | PathLike[str] | Device,
+    workload: Workload | Mapping[str, Any] | None = None,
+    layout: ParallelLayout | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    optimizer: str = "adamw",
+    uncalibrated: bool = False,
+) -> Capacity:
+    """Say whether a job fits in memory, what is the largest that does, and what to change if it does not.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        workload: Workload, or some of its fields.
+        layout: ParallelLayout, or some of its fields.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
+        uncalibrated: Price remedies as if nobody had measured the device.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line.
+    """
+    from shapewright.capacity import estimate_capacity
+
+    question = ask(config, device, overrides=overrides, workload=workload, layout=layout)
+    return estimate_capacity(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        layout=question.layout,
+        optimizer=optimizer,
+        notes=question.notes,
         uncalibrated=uncalibrated,
     )

@@ -5,6 +5,9 @@ from shapewright.memory.activations import list_saved_tensors as list_saved_tens
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
 from shapewright.memory.estimate import MemoryEstimate as MemoryEstimate
 from shapewright.memory.estimate import estimate_memory as estimate_memory
+from shapewright.memory.estimate import estimate_stages as estimate_stages
 from shapewright.memory.kv_cache import count_cached_elements as count_cached_elements
+from shapewright.memory.optimizers import OPTIMIZERS as OPTIMIZERS
+from shapewright.memory.optimizers import find_recipe as find_recipe
 from shapewright.memory.states import MIXED_ADAMW as MIXED_ADAMW
 from shapewright.memory.states import TrainingRecipe as TrainingRecipe

@@ -64,7 +64,9 @@ class MemoryEstimate:
     @cached_property
     def total_bytes(self) -> float:
         """Everything together. [byte]"""
-        return float(sum(getattr(self, spec.name) for spec in fields(self) if spec.name.endswith("_bytes")))
+        # No conversion: the search asks this of expressions over many shapes.
+        total: float = sum(getattr(self, spec.name) for spec in fields(self) if spec.name.endswith("_bytes"))
+        return total
 
 
 def estimate_memory(
@@ -93,12 +95,39 @@ def estimate_memory(
     >>> round(memory.weights_bytes / 1e9, 2)
     3.27
     """
+    indices = _stages_to_compare(config, layout)
+    return max(_estimate(config, workload, layout, recipe, indices), key=lambda estimate: estimate.total_bytes)
+
+
+def estimate_stages(
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    *,
+    recipe: TrainingRecipe | None = None,
+) -> tuple[MemoryEstimate, ...]:
+    """Estimate the memory of one device of every pipeline stage, in order.
+
+    Args:
+        config: The model.
+        workload: What is run.
+        layout: How it is spread.
+        recipe: Bytes of states a parameter in training; by default 18 (mixed AdamW) or 16 (fp32 AdamW).
+
+    Assumes: As estimate_memory does.
+    """
+    return tuple(_estimate(config, workload, layout, recipe, range(layout.pipeline_parallel)))
+
+
+def _estimate(
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    recipe: TrainingRecipe | None,
+    indices: Iterable[int],
+) -> list[MemoryEstimate]:
     counts = count_parameters(config)
-    stages = [
-        _estimate_stage(_Stage(config, layout, index), counts, workload, recipe)
-        for index in _stages_to_compare(config, layout)
-    ]
-    return max(stages, key=lambda estimate: estimate.total_bytes)
+    return [_estimate_stage(_Stage(config, layout, index), counts, workload, recipe) for index in indices]
 
 
 class _Stage:
@@ -109,14 +138,16 @@ class _Stage:
         self.is_first = index == 0
         self.is_last = index == layout.pipeline_parallel - 1
         per_stage = ceil_div(config.num_layers, layout.pipeline_parallel)
-        layers = range(index * per_stage, min((index + 1) * per_stage, config.num_layers))
+        first, end = index * per_stage, min((index + 1) * per_stage, config.num_layers)
+        num_layers = max(end - first, 0)
         if _are_alike(config):
-            self.windows = {config.window_of_layer(0): len(layers)}
-            self.moe_layers = len(layers) if config.is_moe_layer(0) else 0
+            self.windows = {config.window_of_layer(0): num_layers}
+            self.moe_layers = num_layers if config.is_moe_layer(0) else 0
         else:
+            layers = range(first, end)
             self.windows = dict(Counter(config.window_of_layer(layer) for layer in layers))
             self.moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
-        self.dense_layers = len(layers) - self.moe_layers
+        self.dense_layers = num_layers - self.moe_layers
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
 
     def layer_kinds(self) -> Iterable[tuple[bool, bool, int]]:

@@ -28,11 +28,14 @@ class TrainingRecipe:
         weight_bytes: Weights that the GEMMs read. [byte]
         gradient_bytes: Accumulated gradients. [byte]
         optimizer_bytes: Master weights and moments. [byte]
+        embedding_optimizer_bytes: The same for embeddings and logits, where an optimiser leaves them to another one;
+            None if they are treated alike. [byte]
     """
 
     weight_bytes: float
     gradient_bytes: float
     optimizer_bytes: float
+    embedding_optimizer_bytes: float | None = None
 
 
 # Megatron-LM: 16-bit weights, gradients accumulated in fp32, fp32 master weights and both Adam moments: 18 bytes
@@ -52,11 +55,13 @@ class DeviceParameters:
         dense: All but routed experts; replicated over data and context ranks.
         experts: Routed experts; replicated over data and context ranks of the same expert rank.
         largest_layer: The largest single layer among them, experts included.
+        outside_layers: Embeddings, logits and final norms among them.
     """
 
     dense: float
     experts: float
     largest_layer: float
+    outside_layers: float = 0.0
 
 
 def choose_recipe(dtype: str) -> TrainingRecipe:
@@ -102,6 +107,7 @@ def count_device_parameters(
         dense += num_layers * layer_dense
         experts += num_layers * layer_experts
         largest_layer = max(largest_layer, layer_dense + layer_experts)
+    inside_layers = dense
     if is_first:
         dense += counts.token_embedding / degree + counts.other_embedding
     if is_last:
@@ -109,7 +115,9 @@ def count_device_parameters(
         if config.tied_embeddings and not is_first:
             # The last stage multiplies by a copy of the embedding of the first.
             dense += counts.token_embedding / degree
-    return DeviceParameters(dense=dense, experts=experts, largest_layer=largest_layer)
+    return DeviceParameters(
+        dense=dense, experts=experts, largest_layer=largest_layer, outside_layers=dense - inside_layers
+    )
 
 
 def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int) -> float:
@@ -171,10 +179,14 @@ def estimate_states(
     replicas = layout.data_parallel * layout.context_parallel
     sharded = parameters.dense / replicas + parameters.experts / (replicas // layout.expert_parallel)
     stage = layout.zero_stage
+    optimizer_bytes = used.optimizer_bytes * (sharded if stage >= 1 else everything)
+    if used.embedding_optimizer_bytes is not None:
+        outside = parameters.outside_layers / (replicas if stage >= 1 else 1)
+        optimizer_bytes += (used.embedding_optimizer_bytes - used.optimizer_bytes) * outside
     gathered = parameters.largest_layer * (_GATHERED_LAYERS * used.weight_bytes + used.gradient_bytes)
     return StateBytes(
         weights_bytes=used.weight_bytes * (sharded if stage >= 3 else everything),
         gradients_bytes=used.gradient_bytes * (sharded if stage >= 2 else everything),
-        optimizer_bytes=used.optimizer_bytes * (sharded if stage >= 1 else everything),
+        optimizer_bytes=optimizer_bytes,
         gathered_bytes=gathered if stage >= 3 and replicas > 1 else 0.0,
     )

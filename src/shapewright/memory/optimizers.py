@@ -1,0 +1,144 @@
+"""What optimisers keep of each parameter, with the source of each number.
+
+In mixed precision the GEMMs read 16-bit weights, and an fp32 master weight stands behind each; gradients are summed in
+fp32, as Megatron-LM does. In fp32 the weight is its own master.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapewright.dtypes import get_dtype
+from shapewright.errors import WorkloadError, close_names
+from shapewright.memory.states import TrainingRecipe
+
+_FP32_BYTES = 4.0
+_NARROW_BYTES = 2.0
+_BITS_OF_FP32 = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """One optimiser's memory.
+
+    Attributes:
+        name: Word that chooses it.
+        title: What it keeps, in words.
+        state_bytes: Moments and corrections of a parameter. [byte]
+        source: Where that is written.
+        embedding_state_bytes: The same for embeddings and logits where another optimiser takes them. [byte]
+        gradient_bytes: A gradient in mixed precision. [byte]
+        keeps_master: Whether mixed precision keeps an fp32 master weight; without one weights are 16 bits wide alone.
+    """
+
+    name: str
+    title: str
+    state_bytes: float
+    source: str
+    embedding_state_bytes: float | None = None
+    gradient_bytes: float = _FP32_BYTES
+    keeps_master: bool = True
+
+
+OPTIMIZERS = {
+    optimizer.name: optimizer
+    for optimizer in (
+        Optimizer(
+            name="adamw",
+            title="two fp32 moments",
+            state_bytes=8.0,
+            source="arXiv 1910.02054, section 3.1; NVIDIA/Megatron-LM, distributed optimizer: 18 bytes in all",
+        ),
+        Optimizer(
+            name="adamw-narrow-gradients",
+            title="two fp32 moments, 16-bit gradients",
+            state_bytes=8.0,
+            gradient_bytes=_NARROW_BYTES,
+            source="arXiv 1910.02054, section 3.1: 16 bytes in all",
+        ),
+        Optimizer(
+            name="adamw-bf16",
+            title="two bf16 moments, bf16 weights without a master",
+            state_bytes=4.0,
+            gradient_bytes=_NARROW_BYTES,
+            keeps_master=False,
+            source="stas00/ml-engineering, anatomy of a model's memory: AnyPrecision in bf16, 8 bytes in all",
+        ),
+        Optimizer(
+            name="adamw-bf16-kahan",
+            title="two bf16 moments and a bf16 Kahan correction, bf16 weights without a master",
+            state_bytes=6.0,
+            gradient_bytes=_NARROW_BYTES,
+            keeps_master=False,
+            source="arXiv 2010.06192, section 3: one 16-bit correction per weight",
+        ),
+        Optimizer(
+            name="adamw-8bit",
+            title="two 8-bit moments",
+            state_bytes=2.0,
+            source="arXiv 2110.02861, section 2; scales of blocks of 2048 are below 0.01 bytes",
+        ),
+        Optimizer(
+            name="adafactor",
+            title="fp32 first moment, second one factored into rows and columns",
+            state_bytes=4.0,
+            source="stas00/ml-engineering, anatomy of a model's memory: 4 bytes",
+        ),
+        Optimizer(
+            name="adafactor-factored",
+            title="second moment factored into rows and columns alone",
+            state_bytes=0.0,
+            source="arXiv 1804.04235, section 3: sublinear, below 0.01 bytes at usual widths",
+        ),
+        Optimizer(name="lion", title="one fp32 momentum", state_bytes=4.0, source="arXiv 2302.06675, section 3"),
+        Optimizer(
+            name="sgd-momentum",
+            title="one fp32 momentum",
+            state_bytes=4.0,
+            source="stas00/ml-engineering, anatomy of a model's memory: 4 bytes",
+        ),
+        Optimizer(
+            name="muon",
+            title="one fp32 momentum for the layers' matrices, AdamW for embeddings and logits",
+            state_bytes=4.0,
+            embedding_state_bytes=8.0,
+            source="arXiv 2502.16982, section 2; AdamW of norms and biases is left out",
+        ),
+    )
+}
+"""Optimisers by name."""
+
+
+def find_recipe(name: str, dtype: str) -> TrainingRecipe:
+    """Bytes per parameter of an optimiser that trains in an element format.
+
+    Args:
+        name: One of OPTIMIZERS.
+        dtype: Element format of the GEMMs; 8 bits and less keep 16-bit weights.
+
+    Raises:
+        WorkloadError: no optimiser has this name, or it has no form for the dtype.
+
+    >>> find_recipe("adamw", "bf16")
+    TrainingRecipe(weight_bytes=2.0, gradient_bytes=4.0, optimizer_bytes=12.0, embedding_optimizer_bytes=None)
+    """
+    optimizer = OPTIMIZERS.get(name)
+    if optimizer is None:
+        hint = close_names(name, OPTIMIZERS)
+        raise WorkloadError(
+            f"unknown optimizer {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(OPTIMIZERS)}"
+        )
+    is_wide = get_dtype(dtype).bits >= _BITS_OF_FP32
+    if is_wide and not optimizer.keeps_master:
+        raise WorkloadError(
+            f"optimizer={name!r} keeps 16-bit weights alone and cannot train in dtype={dtype}; use --dtype bf16, or "
+            f"--optimizer adamw"
+        )
+    master_bytes = _FP32_BYTES if optimizer.keeps_master and not is_wide else 0.0
+    embedding = optimizer.embedding_state_bytes
+    return TrainingRecipe(
+        weight_bytes=_FP32_BYTES if is_wide else _NARROW_BYTES,
+        gradient_bytes=_FP32_BYTES if is_wide else optimizer.gradient_bytes,
+        optimizer_bytes=master_bytes + optimizer.state_bytes,
+        embedding_optimizer_bytes=None if embedding is None else master_bytes + embedding,
+    )

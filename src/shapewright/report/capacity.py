@@ -1,0 +1,197 @@
+"""Memory of a job: bars for a person, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from shapewright.capacity import ALLOCATOR_BAND_FRACTION, is_tight
+from shapewright.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.units import format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.capacity import Capacity
+    from shapewright.memory import MemoryEstimate
+
+_BAR_CHARACTERS = 40
+_VERDICT_STYLES = {"fits": "green", "tight": "yellow", "does not fit": "bold red"}
+_STYLES = {
+    "weights": "cyan",
+    "gradients": "blue",
+    "optimizer": "magenta",
+    "activations": "yellow",
+    "logits": "red",
+    "kv_cache": "green",
+    "workspace": "white",
+    "runtime": "white",
+}
+# Stages alike are most of a long pipeline: the ends and the busiest are shown.
+_MOST_STAGES = 16
+
+
+def capacity_to_json(found: Capacity) -> dict[str, Any]:
+    """Turn the result into plain values; units stand in the keys."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "fits": found.fits,
+        "verdict": found.verdict,
+        "total_bytes": found.busiest.total_bytes,
+        "capacity_bytes": found.device.memory_bytes,
+        "headroom_bytes": found.headroom_bytes,
+        "allocator_band_fraction": ALLOCATOR_BAND_FRACTION,
+        "total_high_bytes": found.busiest.total_bytes * (1.0 + ALLOCATOR_BAND_FRACTION),
+        "components": {f"{name}_bytes": amount for name, amount in _components(found.busiest).items()},
+        "stage": found.busiest.stage,
+        "stages": [
+            {"stage": stage.stage, "total_bytes": stage.total_bytes}
+            | {f"{name}_bytes": amount for name, amount in _components(stage).items()}
+            for stage in found.stages
+        ],
+        "largest_micro_batch_size": found.largest_micro_batch_size,
+        "largest_seq_len": found.largest_seq_len if found.workload.phase != "decode" else None,
+        "largest_context_len": found.largest_seq_len if found.workload.phase == "decode" else None,
+        "remedies": [
+            {
+                "changes": dict(remedy.changes),
+                "flags": _flags(remedy.changes),
+                "total_bytes": remedy.needed_bytes,
+                "tight": is_tight(remedy.needed_bytes, found.device),
+                "num_devices": remedy.num_devices,
+                "step_time_s": remedy.step_time_s,
+                "slowdown_fraction": remedy.slowdown_fraction,
+            }
+            for remedy in found.remedies
+        ],
+        "optimizer": found.optimizer or None,
+        "config": asdict(found.config),
+        "device": {"name": found.device.name, "title": found.device.title},
+        "workload": asdict(found.workload),
+        "layout": {**asdict(found.layout), "num_devices": found.layout.num_devices},
+        "notes": list(found.notes),
+    }
+
+
+def print_capacity(found: Capacity, console: Console) -> None:
+    """Print verdict, components, stages, largest sizes and remedies."""
+    workload, name = found.workload, found.config.name or found.config.model_type or "model"
+    length = f"context={workload.context_len}" if workload.phase == "decode" else f"s={workload.seq_len}"
+    recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
+    console.print(
+        f"{name} on {found.layout.num_devices} x {found.device.title}: {workload.phase}, "
+        f"b={workload.micro_batch_size} {length}, {workload.dtype}{recompute}",
+        style="bold",
+        soft_wrap=True,
+    )
+    console.print(_verdict_words(found), style=_VERDICT_STYLES[found.verdict], soft_wrap=True)
+    console.print()
+    _print_components(found, console)
+    if len(found.stages) > 1:
+        console.print()
+        print_table(_stage_columns(found), console)
+    console.print()
+    longest = "largest context_len" if workload.phase == "decode" else "largest seq_len"
+    print_facts(
+        {
+            "largest micro_batch_size": _or_none(found.largest_micro_batch_size),
+            longest: _or_none(found.largest_seq_len),
+        },
+        console,
+    )
+    if found.remedies:
+        console.print()
+        console.print("what makes it fit, cheapest in device time per token first", style="bold")
+        print_table(_remedy_columns(found), console)
+    for line in found.notes:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def _verdict_words(found: Capacity) -> str:
+    needed, capacity = format_bytes(found.busiest.total_bytes), format_bytes(found.device.memory_bytes)
+    where = f" on stage {found.busiest.stage}" if len(found.stages) > 1 else ""
+    rest = format_bytes(abs(found.headroom_bytes))
+    if not found.fits:
+        return f"does not fit: needs {needed} of {capacity}{where}, {rest} too much"
+    band = format_percent(ALLOCATOR_BAND_FRACTION)
+    if found.verdict == "tight":
+        return (
+            f"tight: needs {needed} of {capacity}{where}, {rest} left; allocator and communication buffers may take "
+            f"up to {band} more than that"
+        )
+    return f"fits: needs {needed} of {capacity}{where}, {rest} left, with up to {band} more for the allocator"
+
+
+def _print_components(found: Capacity, console: Console) -> None:
+    """One bar for each component of the busiest stage, as wide as its share of the device."""
+    from rich.text import Text
+
+    capacity = max(found.device.memory_bytes, found.busiest.total_bytes)
+    parts = {name: amount for name, amount in _components(found.busiest).items() if amount}
+    parts["total"] = found.busiest.total_bytes
+    rows = [
+        [name.replace("_", " "), format_bytes(amount), format_percent(amount / found.device.memory_bytes)]
+        for name, amount in parts.items()
+    ]
+    names = (("component", 0, True), ("memory", 0, False), ("of device", 0, False))
+    lines = ["  ".join(cells) for cells in zip(*(column.lines() for column in columns_of(rows, names)), strict=True)]
+    console.print(lines[0], style="dim", soft_wrap=True)
+    room = min(_BAR_CHARACTERS, console.width - len(lines[0]) - 2)
+    for line, (name, amount) in zip(lines[1:], parts.items(), strict=True):
+        text = Text(line)
+        if room > 0:
+            text.append("  " + "#" * round(room * amount / capacity), style=_STYLES.get(name, "bold"))
+        console.print(text, soft_wrap=True)
+
+
+def _stage_columns(found: Capacity) -> list[Column]:
+    """Stages, one row each; of a long pipeline the first ones, the last and the busiest."""
+    stages = found.stages
+    if len(stages) > _MOST_STAGES:
+        shown = {*range(_MOST_STAGES - 2), found.busiest.stage, len(stages) - 1}
+        stages = tuple(stage for stage in stages if stage.stage in shown)
+    kinds = [name for name in _components(stages[0]) if any(_components(stage)[name] for stage in stages)]
+    rows = [
+        [str(stage.stage), format_bytes(stage.total_bytes), *(format_bytes(_components(stage)[name]) for name in kinds)]
+        for stage in stages
+    ]
+    names = [("stage", 0, False), ("total", 0, False), *((name.replace("_", " "), 1, False) for name in kinds)]
+    return columns_of(rows, names)
+
+
+def _remedy_columns(found: Capacity) -> list[Column]:
+    rows = [
+        [
+            _flags(remedy.changes),
+            str(remedy.num_devices),
+            format_bytes(remedy.needed_bytes) + (" (tight)" if is_tight(remedy.needed_bytes, found.device) else ""),
+            "" if remedy.step_time_s is None else format_seconds(remedy.step_time_s),
+            "" if remedy.slowdown_fraction is None else f"{100 * remedy.slowdown_fraction:+.0f} %",
+        ]
+        for remedy in found.remedies
+    ]
+    names = (
+        ("change", 0, True),
+        ("devices", 0, False),
+        ("memory", 1, False),
+        ("step", 1, False),
+        ("time per token", 0, False),
+    )
+    return columns_of(rows, names)
+
+
+def _flags(changes: Mapping[str, Any]) -> str:
+    """Changes as options of the command line."""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+
+
+def _components(estimate: MemoryEstimate) -> dict[str, float]:
+    """Bytes by component, in the order of the estimate's fields."""
+    names = [spec.name for spec in fields(estimate) if spec.name.endswith("_bytes")]
+    return {name.removesuffix("_bytes"): getattr(estimate, name) for name in names}
+
+
+def _or_none(value: int) -> str:
+    return f"{value:,}" if value else "none fits"

@@ -1,0 +1,340 @@
+"""Does it fit: optimisers, the tables of the papers from public functions, largest sizes, remedies, the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import shapewright
+from shapewright.capacity import ALLOCATOR_BAND_FRACTION, Capacity
+from shapewright.capacity.fit import find_largest
+from shapewright.cli import main
+from shapewright.config import TransformerConfig
+from shapewright.errors import LayoutError, WorkloadError
+from shapewright.layout import ParallelLayout
+from shapewright.memory import OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
+from shapewright.memory.optimizers import Optimizer
+from shapewright.units import GIB
+from shapewright.workload import Workload
+
+LLAMA_3_8B_PARAMETERS = 8_030_261_248
+LLAMA_3_8B_EMBEDDINGS = 2 * 128_256 * 4096 + 4096  # and the final norm
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_per_parameter"),
+    [
+        ("adamw", 2 + 4 + 4 + 8),
+        ("adamw-narrow-gradients", 2 + 2 + 4 + 8),
+        ("adamw-bf16", 2 + 2 + 4),
+        ("adamw-bf16-kahan", 2 + 2 + 4 + 2),
+        ("adamw-8bit", 2 + 4 + 4 + 2),
+        ("adafactor", 2 + 4 + 4 + 4),
+        ("adafactor-factored", 2 + 4 + 4),
+        ("lion", 2 + 4 + 4 + 4),
+        ("sgd-momentum", 2 + 4 + 4 + 4),
+    ],
+)
+def test_optimizers_in_mixed_precision(name: str, bytes_per_parameter: int) -> None:
+    """Weight, gradient, master and states, by the tables of ml-engineering and the optimisers' papers."""
+    found = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", optimizer=name).busiest
+    total_bytes = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes
+    assert total_bytes == bytes_per_parameter * LLAMA_3_8B_PARAMETERS
+
+
+def test_muon_leaves_embeddings_to_adamw() -> None:
+    """Muon keeps one momentum of each matrix and two moments of each embedding: 4 bytes more of those."""
+    muon, lion = (
+        shapewright.fits("llama-3-8b", device="h100-sxm-80gb", optimizer=name).busiest for name in ("muon", "lion")
+    )
+    assert muon.optimizer_bytes - lion.optimizer_bytes == 4 * LLAMA_3_8B_EMBEDDINGS
+
+
+@pytest.mark.parametrize(("name", "bytes_per_parameter"), [("adamw", 16), ("adamw-8bit", 10), ("sgd-momentum", 12)])
+def test_fp32_is_its_own_master(name: str, bytes_per_parameter: int) -> None:
+    """In fp32 the weight takes 4 bytes and has no copy beside it."""
+    recipe = find_recipe(name, "fp32")
+    assert recipe.weight_bytes + recipe.gradient_bytes + recipe.optimizer_bytes == bytes_per_parameter
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_every_optimizer_has_a_source(optimizer: Optimizer) -> None:
+    """No number without a place where it can be looked up."""
+    assert "arXiv" in optimizer.source or "/" in optimizer.source
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "words"),
+    [
+        ("adam", "bf16", "unknown optimizer 'adam'; did you mean 'adamw'"),
+        ("zzz", "bf16", "choose one of adamw, "),
+        ("adamw-bf16", "fp32", "cannot train in dtype=fp32"),
+    ],
+)
+def test_unknown_optimizers_are_refused(name: str, dtype: str, words: str) -> None:
+    """The error names the value and what there is."""
+    with pytest.raises(WorkloadError, match=words):
+        find_recipe(name, dtype)
+
+
+# arXiv 2205.05198, Figure 1 and Table 2: parameters with optimiser states, then activations of the first stage in GiB
+# with tensor and sequence parallelism and selective recomputation, with tensor parallelism alone, with full
+# recomputation. Layers, width, heads, stages, chunks, micro-batch.
+FIRST_STAGES = {
+    "22B": ((48, 6144, 64, 1, 1, 4), 45.5625, 9.5625, 59.25, 4.50),
+    "175B": ((96, 12288, 96, 8, 3, 1), 45.5625, 12.3515625, 66.84375, 5.81),
+    "530B": ((105, 20480, 128, 35, 3, 1), 31.640625, 23.076171875, 114.0234375, 10.86),
+    "1T": ((128, 25600, 160, 64, 1, 1), 32.958984375, 26.5625, 131.25, 12.50),
+}
+
+
+def first_stage_gib(name: str, recompute: str, *, sequence_parallel: bool) -> float:
+    """Activations of the layers of the first stage. [GiB]"""
+    (num_layers, hidden_size, num_heads, stages, chunks, batch), *_ = FIRST_STAGES[name]
+    config = TransformerConfig(
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        vocab_size=51200,
+        attention_dropout=0.1,
+        hidden_dropout=0.1,
+        tied_embeddings=True,
+    )
+    workload = Workload(
+        micro_batch_size=batch,
+        seq_len=2048,
+        attention="unfused",
+        recompute=recompute,
+        global_batch_size=4 * stages * batch,
+    )
+    layout = ParallelLayout(
+        tensor_parallel=8, pipeline_parallel=stages, virtual_pipeline=chunks, sequence_parallel=sequence_parallel
+    )
+    both_ends = estimate_stages(config, workload, layout)[0].activations_bytes
+    # Beside the layers: a mask of the embedding's dropout of every micro-batch in flight, one byte an element, and
+    # without a pipeline the inputs of the final norm and of the logits.
+    elements = 2048 * batch * hidden_size / (8 if sequence_parallel else 1)
+    in_flight = 1 if stages == 1 else stages * (1 + (stages - 1) / (stages * chunks) * (chunks > 1))
+    return (both_ends - elements * in_flight - 4 * elements * (stages == 1)) / GIB
+
+
+@pytest.mark.parametrize("name", FIRST_STAGES)
+def test_first_stage_totals_of_the_paper(name: str) -> None:
+    """Formula of a layer, times the layers, times what interleaving adds: exact."""
+    _, _, selective, tensor_alone, full = FIRST_STAGES[name]
+
+    assert first_stage_gib(name, "selective", sequence_parallel=True) == pytest.approx(selective, rel=1e-9)
+    assert first_stage_gib(name, "none", sequence_parallel=False) == pytest.approx(tensor_alone, rel=1e-9)
+    assert first_stage_gib(name, "full", sequence_parallel=False) == pytest.approx(full, abs=0.005)
+
+
+@pytest.mark.parametrize("name", FIRST_STAGES)
+def test_states_of_the_paper(name: str) -> None:
+    """18 bytes for each of the 12 L h^2 weights over t p devices, in GiB."""
+    (num_layers, hidden_size, num_heads, stages, _, _), states_gib, *_ = FIRST_STAGES[name]
+    config = TransformerConfig(
+        hidden_size=hidden_size, num_layers=num_layers, num_heads=num_heads, vocab_size=8, norm_affine=False
+    )
+    layout = ParallelLayout(tensor_parallel=8, pipeline_parallel=stages)
+    middle = estimate_stages(config, Workload(micro_batch_size=1), layout)[stages // 2]
+    total_bytes = middle.weights_bytes + middle.gradients_bytes + middle.optimizer_bytes
+    assert total_bytes / GIB == pytest.approx(states_gib * _most_layers(num_layers, stages), rel=1e-3)
+
+
+def _most_layers(num_layers: int, stages: int) -> float:
+    """Layers of the fullest stage over those of an average one."""
+    return -(-num_layers // stages) * stages / num_layers
+
+
+def test_stages_agree_with_the_busiest() -> None:
+    """What estimate_memory returns is the largest of all stages."""
+    config = TransformerConfig(hidden_size=2048, num_layers=26, num_heads=16, vocab_size=256_000)
+    workload, layout = Workload(micro_batch_size=1), ParallelLayout(pipeline_parallel=4)
+    stages = estimate_stages(config, workload, layout)
+
+    assert [stage.stage for stage in stages] == [0, 1, 2, 3]
+    assert max(stage.total_bytes for stage in stages) == estimate_memory(config, workload, layout).total_bytes
+
+
+def total_bytes(found: Capacity, workload: Workload) -> float:
+    """Memory of the same job with another workload."""
+    recipe = find_recipe(found.optimizer, workload.dtype) if workload.is_training else None
+    return estimate_memory(found.config, workload, found.layout, recipe=recipe).total_bytes
+
+
+JOBS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("llama-3-8b", "h100-sxm-80gb", {"micro_batch_size": 1}, {"data_parallel": 8, "zero_stage": 1}),
+    ("gpt3-175b", "a100-sxm-80gb", {"micro_batch_size": 1}, {"tensor_parallel": 8, "pipeline_parallel": 8}),
+    ("llama-3-8b", "h100-sxm-80gb", {"phase": "decode", "context_len": 8191}, {}),
+    ("mixtral-8x7b", "h200-sxm-141gb", {"phase": "prefill", "micro_batch_size": 1}, {"tensor_parallel": 2}),
+]
+
+
+@pytest.mark.parametrize(("model", "device", "workload", "layout"), JOBS, ids=lambda value: str(value)[:20])
+def test_largest_sizes_fit_and_the_next_do_not(
+    model: str, device: str, workload: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    """The largest micro-batch fits and one more does not; the longest sequence fits and 128 tokens more do not."""
+    found = shapewright.fits(model, device=device, workload=workload, layout=layout)
+    length = "context_len" if found.workload.phase == "decode" else "seq_len"
+    capacity = found.device.memory_bytes
+    most, longest = found.largest_micro_batch_size, found.largest_seq_len
+
+    assert most >= 1
+    assert total_bytes(found, replace(found.workload, micro_batch_size=most)) <= capacity
+    assert total_bytes(found, replace(found.workload, micro_batch_size=most + 1)) > capacity
+    assert total_bytes(found, replace(found.workload, **{length: longest})) <= capacity
+    assert total_bytes(found, replace(found.workload, **{length: longest + 128})) > capacity
+
+
+def test_largest_micro_batch_divides_the_global_batch() -> None:
+    """With 24 sequences for 8 replicas the micro-batch is 1 or 3, however much memory there is."""
+    found = shapewright.fits(
+        "gpt2",
+        device="h100-sxm-80gb",
+        workload={"micro_batch_size": 1, "global_batch_size": 24},
+        layout={"data_parallel": 8},
+    )
+    assert found.largest_micro_batch_size == 3
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 2, 3, 7, 64, 100])
+def test_search_finds_the_threshold(threshold: int) -> None:
+    """Bisection returns the last size that fits, within its limit."""
+    assert find_largest(lambda size: size <= threshold, 100) == threshold
+    assert find_largest(lambda size: size <= threshold, 50) == min(threshold, 50)
+
+
+@pytest.mark.parametrize(
+    ("model", "workload", "layout"),
+    [
+        ("llama-3-8b", {}, {}),
+        ("llama-3-8b", {"micro_batch_size": 1}, {"data_parallel": 8}),
+        ("llama-3.1-405b", {"micro_batch_size": 1}, {"tensor_parallel": 8}),
+        ("llama-3-70b", {"phase": "decode", "micro_batch_size": 64, "context_len": 8192}, {}),
+        ("mixtral-8x22b", {"global_batch_size": 64}, {}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_remedies_fit_and_are_sorted(model: str, workload: dict[str, Any], layout: dict[str, Any]) -> None:
+    """Every remedy, asked about as a job of its own, fits; the cheapest in time per token comes first."""
+    found = shapewright.fits(model, device="h100-sxm-80gb", workload=workload, layout=layout)
+
+    assert found.verdict == "does not fit"
+    assert found.remedies
+    costs = [remedy.slowdown_fraction for remedy in found.remedies if remedy.slowdown_fraction is not None]
+    assert costs == sorted(costs)
+    for remedy in found.remedies:
+        of_layout = {name: value for name, value in remedy.changes.items() if hasattr(found.layout, name)}
+        of_workload = {name: value for name, value in remedy.changes.items() if name not in of_layout}
+        after = shapewright.fits(
+            model, device="h100-sxm-80gb", workload=workload | of_workload, layout=layout | of_layout
+        )
+        assert after.fits
+        assert after.layout.num_devices == remedy.num_devices
+        assert after.busiest.total_bytes == pytest.approx(remedy.needed_bytes)
+        assert after.remedies == ()
+
+
+def test_remedy_on_the_same_devices_is_the_mildest() -> None:
+    """Eight replicas of an 8 B model need sharded states, and stage 1 is enough: 2 and 3 are not listed beside it."""
+    found = shapewright.fits(
+        "llama-3-8b", device="h100-sxm-80gb", workload={"micro_batch_size": 1}, layout={"data_parallel": 8}
+    )
+    same_devices = [dict(remedy.changes) for remedy in found.remedies if remedy.num_devices == 8]
+    assert {"zero_stage": 1} in same_devices
+    assert {"zero_stage": 2} not in same_devices
+
+
+def test_long_sequences_get_context_ranks() -> None:
+    """A million tokens fit on no single layer's device; splitting the sequence is among what helps."""
+    found = shapewright.fits(
+        "llama-3-8b", device="h100-sxm-80gb", workload={"micro_batch_size": 1, "seq_len": 1_048_576}
+    )
+    assert any("context_parallel" in remedy.changes for remedy in found.remedies)
+
+
+def test_hopeless_job_says_so() -> None:
+    """A billion tokens fit nowhere that was looked at, and the notes say that."""
+    found = shapewright.fits("llama-3.1-405b", device="h100-sxm-80gb", workload={"seq_len": 10**9})
+    assert found.remedies == ()
+    assert any("nothing looked at makes it fit" in note for note in found.notes)
+
+
+def test_verdict_has_a_band() -> None:
+    """Between the estimate and the estimate with the allocator's share lies ``tight``."""
+    found = shapewright.fits("gpt2", device="h100-sxm-80gb")
+    needed = found.busiest.total_bytes
+    for memory_bytes, verdict in (
+        (needed * (1.01 + ALLOCATOR_BAND_FRACTION), "fits"),
+        (needed * 1.01, "tight"),
+        (needed * 0.99, "does not fit"),
+    ):
+        device = replace(found.device, memory_bytes=memory_bytes)
+        assert shapewright.fits("gpt2", device=device, workload=found.workload).verdict == verdict
+
+
+def test_layout_that_divides_nothing_is_an_error() -> None:
+    """Memory of a job that cannot exist is not estimated."""
+    with pytest.raises(LayoutError, match="tensor_parallel=5"):
+        shapewright.fits("gpt2", device="h100-sxm-80gb", layout={"tensor_parallel": 5})
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+def test_command_line_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Components add up to the total, stages are listed, and Megatron's 7.5 bytes a parameter are in it."""
+    job = ["llama-3-8b", "--device", "h100-sxm-80gb", "--micro-batch-size", "1", "--dp", "8", "--zero-stage", "1"]
+    code, out, err = run(["memory", *job, "--json"], capsys)
+    facts = json.loads(out)
+
+    assert (code, err) == (0, "")
+    assert facts["fits"] is True
+    assert sum(facts["components"].values()) == pytest.approx(facts["total_bytes"])
+    assert facts["headroom_bytes"] == pytest.approx(80e9 - facts["total_bytes"])
+    states = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+    assert sum(facts["components"][name] for name in states) == 7.5 * LLAMA_3_8B_PARAMETERS
+    assert facts["stages"][0]["total_bytes"] == facts["total_bytes"]
+
+
+def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    """Verdict, bars, stages, largest sizes; what to turn on where it does not fit."""
+    fitting = ["gpt3-175b", "--device", "a100-sxm-80gb", "--tp", "8", "--pp", "8", "--micro-batch-size", "1"]
+    _, report, _ = run(["memory", *fitting, "--recompute", "selective"], capsys)
+    _, missing, _ = run(["memory", "llama-3-8b", "--device", "h100-sxm-80gb"], capsys)
+
+    for words in ("fits: needs", "optimizer", "####", "stage", "largest micro_batch_size", "largest seq_len"):
+        assert words in report
+    for words in ("does not fit: needs 182 GiB of 74.5 GiB", "none fits", "--recompute full", "time per token"):
+        assert words in missing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--optimizer", "adam"], "unknown optimizer 'adam'"),
+        (["--tp", "5"], "tensor_parallel=5"),
+        (["--micro-batch-size", "0"], "micro_batch_size=0"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    code, out, err = run(["memory", "gpt2", "--device", "a100-sxm-80gb", *arguments], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_optimizer_without_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """An optimiser changes nothing in decode, and the report says so."""
+    _, out, _ = run(["memory", "gpt2", "--device", "a100-sxm-80gb", "--phase", "decode", "--optimizer", "lion"], capsys)
+    assert "optimizer=lion has no effect in decode" in out
