@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shapewright.api import check as check
+    from shapewright.api import compare as compare
     from shapewright.api import fits as fits
     from shapewright.api import mfu as mfu
     from shapewright.api import predict as predict
@@ -32,6 +33,7 @@ _HOMES = {
     "TransformerConfig": "shapewright.config",
     "Workload": "shapewright.workload",
     "check": "shapewright.api",
+    "compare": "shapewright.api",
     "fits": "shapewright.api",
     "mfu": "shapewright.api",
     "predict": "shapewright.api",
@@ -44,6 +46,7 @@ __all__ = [
     "TransformerConfig",
     "Workload",
     "check",
+    "compare",
     "fits",
     "mfu",
     "predict",

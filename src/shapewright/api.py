@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from shapewright.errors import CalibrationError, DeviceError, ShapewrightError
 from shapewright.question import ask
 
 if TYPE_CHECKING:
     from shapewright.capacity import Capacity
+    from shapewright.compare import Comparison
     from shapewright.config import Model, TransformerConfig
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
@@ -174,3 +176,55 @@ def fits(
         notes=question.notes,
         uncalibrated=uncalibrated,
     )
+
+
+def compare(
+    config: str | PathLike[str] | Model | TransformerConfig | None,
+    *,
+    devices: Sequence[str | PathLike[str] | Device],
+    usd_per_hour: Mapping[str, float] | None = None,
+    workload: Workload | Mapping[str, Any] | None = None,
+    layout: ParallelLayout | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+) -> Comparison:
+    """Predict the same job on several devices.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        devices: Device names, aliases, files, or Devices; each is taken once.
+        usd_per_hour: Price of one device by its name. [USD/h]
+        workload: Workload, or some of its fields; what is left out is completed for each device.
+        layout: ParallelLayout, or some of its fields.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the devices.
+
+    Returns:
+        A row for each device; one that cannot run the job has the reason in its row.
+
+    Raises:
+        ShapewrightError: a name is not known, or the job makes no sense on any device.
+    """
+    from shapewright.compare import compare_outcomes
+    from shapewright.config import Model, TransformerConfig, read_model
+    from shapewright.hardware import Device, load_device
+
+    model = config if isinstance(config, Model | TransformerConfig) else read_model(config, overrides)
+    found = [device if isinstance(device, Device) else load_device(str(device)) for device in devices]
+    if not found:
+        raise DeviceError("no device to compare; give at least one name, 'shapewright devices' lists all")
+    notes: dict[str, None] = {}
+    outcomes: list[tuple[Device, Prediction | ShapewrightError]] = []
+    for device in {device.name: device for device in found}.values():
+        try:
+            question = ask(model, device, workload=workload, layout=layout)
+            outcomes.append((device, question.predict(uncalibrated=uncalibrated)))
+            notes.update(dict.fromkeys(question.notes))
+        except ShapewrightError as error:
+            outcomes.append((device, error))
+    refusals = [outcome for _, outcome in outcomes if isinstance(outcome, ShapewrightError)]
+    is_alike = len(refusals) == len(outcomes) and len({str(refusal) for refusal in refusals}) == 1
+    if is_alike and not isinstance(refusals[0], DeviceError | CalibrationError):
+        raise refusals[0]  # no device's fault
+    prices = {load_device(name).name: price for name, price in (usd_per_hour or {}).items()}
+    return compare_outcomes(outcomes, prices, tuple(notes))

@@ -20,6 +20,7 @@ _COMMANDS = {
     "predict": ("shapewright.cli.predict", "Predict step time, throughput and memory, operation by operation."),
     "check": ("shapewright.cli.check", "Lint a model's shape against a device, with what each flaw costs."),
     "memory": ("shapewright.cli.memory", "Estimate memory: does it fit, what is the largest batch, what to turn on."),
+    "compare": ("shapewright.cli.compare", "Compare devices on the same job: time, tokens per dollar and joule."),
     "mfu": ("shapewright.cli.mfu", "Explain a measured training step: MFU, HFU, and where the rest went."),
     "devices": ("shapewright.cli.devices", "List devices, or show one with its sources."),
     "models": ("shapewright.cli.models", "List model presets."),

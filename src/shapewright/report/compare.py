@@ -1,0 +1,118 @@
+"""Devices side by side: a table and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.prediction_text import describe
+from shapewright.units import format_bytes, format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.compare import ComparedDevice, Comparison
+
+# A bound below this share of the step is left out of the table; the JSON has them all.
+_SHOWN_FROM_FRACTION = 0.01
+
+# Heading, how soon it leaves a narrow terminal, whether it is words.
+_COLUMNS = (
+    ("device", 0, True),
+    ("format", 5, True),
+    ("step", 0, False),
+    ("90 % interval", 4, False),
+    ("tokens/s", 0, False),
+    ("speed", 0, False),
+    ("MFU", 1, False),
+    ("memory", 1, False),
+    ("tokens/$", 2, False),
+    ("tokens/J", 2, False),
+    ("waits for", 3, True),
+)
+
+
+def comparison_to_json(found: Comparison) -> dict[str, Any]:
+    """Turn the comparison into plain values; units stand in the keys."""
+    first = next((row.prediction for row in found.rows if row.prediction is not None), None)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": None if first is None else asdict(first.config),
+        "layout": None if first is None else {**asdict(first.layout), "num_devices": first.layout.num_devices},
+        "devices": [_row_to_json(found, row) for row in found.rows],
+        "notes": list(found.notes),
+    }
+
+
+def _row_to_json(found: Comparison, row: ComparedDevice) -> dict[str, Any]:
+    """One device; what it has not is null."""
+    prediction = row.prediction
+    facts: dict[str, Any] = {
+        "name": row.device.name,
+        "title": row.device.title,
+        "runs": prediction is not None,
+        "problem": row.problem,
+        "fits": row.fits,
+        "capacity_bytes": row.device.memory_bytes,
+        "usd_per_hour": row.usd_per_hour,
+        "tdp_watts": row.device.tdp_watts,
+        "tokens_per_s": row.tokens_per_s,
+        "speed_fraction": found.speed_fraction(row),
+        "tokens_per_usd": row.tokens_per_usd,
+        "tokens_per_joule": row.tokens_per_joule,
+        "bound_by": row.bound_by or None,
+        "bound_fractions": row.bound_fractions,
+    }
+    names = ("step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_device", "mfu", "hfu")
+    facts |= {name: None if prediction is None else getattr(prediction, name) for name in names}
+    facts["total_bytes"] = None if prediction is None else prediction.memory.total_bytes
+    facts["workload"] = None if prediction is None else asdict(prediction.workload)
+    return facts
+
+
+def print_comparison(found: Comparison, console: Console) -> None:
+    """Print the devices that run the job as a table, then those that do not, with the reason."""
+    running = [row for row in found.rows if row.prediction is not None]
+    if running and running[0].prediction is not None:
+        job = describe(running[0].prediction).replace(f" on {running[0].device.title}", "", 1)
+        console.print(job, style="bold", soft_wrap=True)
+        print_table(_columns(found), console)
+    for row in found.rows:
+        if row.prediction is None:
+            console.print(f"{row.device.name}: cannot run it: {row.problem}", style="bold red", soft_wrap=True)
+    for line in found.notes:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def _columns(found: Comparison) -> list[Column]:
+    rows = []
+    for row in found.rows:
+        prediction = row.prediction
+        if prediction is None:
+            continue
+        low, high = prediction.step_time_low_s, prediction.step_time_high_s
+        bounds = sorted(row.bound_fractions.items(), key=lambda entry: -entry[1])
+        rows.append(
+            [
+                row.device.name,
+                prediction.workload.dtype,
+                format_seconds(prediction.step_time_s),
+                f"{format_seconds(low)} to {format_seconds(high)}",
+                f"{row.tokens_per_s or 0:,.0f}",
+                f"{found.speed_fraction(row) or 0:.2f}x",
+                format_percent(prediction.mfu),
+                format_bytes(prediction.memory.total_bytes)
+                + f" of {format_bytes(row.device.memory_bytes)}"
+                + ("" if row.fits else ", does not fit"),
+                "" if row.tokens_per_usd is None else format_count(row.tokens_per_usd),
+                "" if row.tokens_per_joule is None else f"{row.tokens_per_joule:.3g}",
+                ", ".join(
+                    f"{bound} {format_percent(fraction)}"
+                    for bound, fraction in bounds
+                    if fraction >= _SHOWN_FROM_FRACTION
+                ),
+            ]
+        )
+    return columns_of(rows, _COLUMNS)
