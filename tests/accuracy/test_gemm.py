@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 import tomllib
@@ -28,14 +28,8 @@ def calibrate() -> ModuleType:
     """The script that made the records; its split decides which rows are unseen."""
     pytest.importorskip("pandas", reason="judging needs the fit extra")
     pytest.importorskip("scipy", reason="judging needs the fit extra")
-    path = REPOSITORY / "scripts/calibrate_gemm.py"
-    spec = importlib.util.spec_from_file_location("calibrate_gemm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["calibrate_gemm"] = module
-    spec.loader.exec_module(module)
-    return module
+    sys.path.insert(0, str(REPOSITORY / "scripts"))
+    return importlib.import_module("calibrate_gemm")
 
 
 def mean_error(

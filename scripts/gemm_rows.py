@@ -1,0 +1,120 @@
+"""Measured GEMMs to fit: which rows of which table belong to a device and dtype, and which are never fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+HELD_OUT_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the rows of one record's section come from."""
+
+    device: str
+    dtype: str
+    table: str
+    rows: Callable[[Path], pd.DataFrame]
+    layout: str
+    hot_cache: bool = False
+
+
+def library_rows(alias: str, dtype: str) -> Callable[[Path], pd.DataFrame]:
+    """Rows of gemm.parquet of one device and dtype, all libraries."""
+
+    def read(folder: Path) -> pd.DataFrame:
+        table = pd.read_parquet(folder / "gemm.parquet", filters=[("device", "==", alias), ("dtype", "==", dtype)])
+        return table.assign(batch=1)[["library", "batch", "m", "n", "k", "latency_s"]]
+
+    return read
+
+
+def paper_rows(gpu: str) -> Callable[[Path], pd.DataFrame]:
+    """Rows of paper_gemm.csv of one GPU, as times."""
+
+    def read(folder: Path) -> pd.DataFrame:
+        table = pd.read_csv(folder / "paper_gemm.csv")
+        table = table[table.gpu == gpu]
+        seconds = 2.0 * table.batch * table.m * table.n * table.k / (table.tflops * 1e12)
+        return table.assign(library="", latency_s=seconds)[["library", "batch", "m", "n", "k", "latency_s"]]
+
+    return read
+
+
+def layer_rows(gpu: str, products: Sequence[str], most: int | None = None) -> Callable[[Path], pd.DataFrame]:
+    """Single and batched products of the paper's layers, as times; most logs hold the slowest iteration.
+
+    Args:
+        gpu: Name in the table.
+        products: Columns to take.
+        most: Rows to keep of each product, so that long logs do not outweigh the clean sweeps.
+    """
+
+    def read(folder: Path) -> pd.DataFrame:
+        table = pd.read_csv(folder / "paper_layers.csv")
+        table = table[table.gpu == gpu]
+        h, t, s = table.hidden_size, table.tensor_parallel, table.seq_len
+        tokens, batch, head_dim = (
+            table.micro_batch_size * s,
+            table.micro_batch_size * table.num_heads // t,
+            h // table.num_heads,
+        )
+        one = batch * 0 + 1
+        shapes = {
+            "qkv": (one, tokens, 3 * h // t, h),
+            "score": (batch, s, s, head_dim),
+            "aov": (batch, s, head_dim, s),
+            "proj": (one, tokens, h, h // t),
+            "mlp_up": (one, tokens, 4 * h // t, h),
+            "mlp_down": (one, tokens, h, 4 * h // t),
+        }
+        parts = [
+            pd.DataFrame(dict(zip(("batch", "m", "n", "k"), shapes[name], strict=True))).assign(
+                tflops=table[f"{name}_tflops"]
+            )
+            for name in products
+        ]
+        parts = [part.dropna() for part in parts]
+        rows = pd.concat(part.sample(min(most or len(part), len(part)), random_state=0) for part in parts)
+        seconds = 2.0 * rows.batch * rows.m * rows.n * rows.k / (rows.tflops * 1e12)
+        kept = ["library", "slowest", "batch", "m", "n", "k", "latency_s"]
+        return rows.assign(library="", slowest=True, latency_s=seconds)[kept]
+
+    return read
+
+
+def joined(*readers: Callable[[Path], pd.DataFrame]) -> Callable[[Path], pd.DataFrame]:
+    """Rows of several tables."""
+    return lambda folder: pd.concat([read(folder) for read in readers], ignore_index=True).fillna({"slowest": False})
+
+
+PAPER = "paper_gemm.csv, paper_layers.csv"
+LAYER_ROWS = 60
+PRODUCTS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
+SOURCES = (
+    Source("a100-sxm-80gb", "bf16", "gemm.parquet", library_rows("a100_sxm", "bf16"), "NT"),
+    Source("h100-sxm-80gb", "bf16", "gemm.parquet", library_rows("h100_sxm", "bf16"), "NT"),
+    Source("h100-sxm-80gb", "fp8", "gemm.parquet", library_rows("h100_sxm", "fp8"), "NT"),
+    Source("h200-sxm-141gb", "bf16", "gemm.parquet", library_rows("h200_sxm", "bf16"), "NT"),
+    Source("h200-sxm-141gb", "fp8", "gemm.parquet", library_rows("h200_sxm", "fp8"), "NT"),
+    Source("b200-sxm-180gb", "bf16", "gemm.parquet", library_rows("b200_sxm", "bf16"), "NT"),
+    Source("b200-sxm-180gb", "fp8", "gemm.parquet", library_rows("b200_sxm", "fp8"), "NT"),
+    Source("b200-sxm-180gb", "fp4", "gemm.parquet", library_rows("b200_sxm", "nvfp4"), "NT"),
+    Source("l40s", "bf16", "gemm.parquet", library_rows("l40s", "bf16"), "NT", hot_cache=True),
+    Source("l40s", "fp8", "gemm.parquet", library_rows("l40s", "fp8"), "NT", hot_cache=True),
+    Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", PRODUCTS, LAYER_ROWS)), "NN"),
+    Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", PRODUCTS, LAYER_ROWS)), "NN"),
+)
+
+
+def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Hold out whole (n, k) shapes."""
+    shapes = rows[["n", "k"]].drop_duplicates().reset_index(drop=True)
+    shapes["held_out"] = np.random.default_rng(seed).random(len(shapes)) < HELD_OUT_SHARE
+    marked = rows.merge(shapes, on=["n", "k"])
+    return marked[~marked.held_out], marked[marked.held_out]
