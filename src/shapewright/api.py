@@ -115,10 +115,11 @@ def mfu(
         ShapewrightError: what is wrong with any of them, in one line.
     """
     from shapewright.assumed_layout import assume_layout
-    from shapewright.utilization import explain_utilization
+    from shapewright.utilization import check_measurement, explain_utilization
 
     fields = {**(workload or {}), "global_batch_size": global_batch_size}
     question = ask(config, device, overrides=overrides, workload=fields)
+    check_measurement(question.workload, seconds, num_devices)
     job = assume_layout(
         question.config,
         question.device,

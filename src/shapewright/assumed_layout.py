@@ -62,12 +62,11 @@ def assume_layout(
     Raises:
         LayoutError: the known degrees do not divide the devices.
     """
-    if num_devices < 1:
-        raise LayoutError(f"gpus={num_devices} must be at least 1; give the devices of the whole job")
     if any(given.get(name) is not None for name in _DEGREES):
         layout = _complete(num_devices, given)
         chosen = workload if keep_micro_batch else _largest_micro_batch(config, device, workload, layout)
         return AssumedJob(chosen, layout, () if keep_micro_batch else (_say_micro_batch(chosen),))
+    refusal = f"no split of {num_devices} devices is possible"
     found: list[tuple[tuple[float, float], Workload, ParallelLayout]] = []
     for layout in _candidates(config, device, num_devices, given):
         try:
@@ -77,14 +76,13 @@ def assume_layout(
             missing_bytes = max(estimate_memory(config, chosen, layout).total_bytes - device.memory_bytes, 0.0)
             fits = missing_bytes == 0.0
             step_s = predict(config, device=device, workload=chosen, layout=layout).step_time_s if fits else 0.0
-        except ShapewrightError:
+        except ShapewrightError as error:
+            refusal = str(error)
             continue
         found.append(((missing_bytes, step_s), chosen, layout))
     if not found:
         return AssumedJob(
-            workload,
-            None,
-            (f"no waterfall: no layout of {num_devices} devices divides the model and its batch; give --tp and --pp",),
+            workload, None, (f"no waterfall, for no layout of {num_devices} devices can run the step: {refusal}",)
         )
     _, chosen, layout = min(found, key=lambda entry: entry[0])
     return AssumedJob(chosen, layout, (_say_layout(layout, chosen),))

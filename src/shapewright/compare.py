@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from shapewright.errors import ShapewrightError, WorkloadError
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 
 BOUNDS = ("compute", "memory", "latency", "communication", "bubble")
 """What a part of a step waits for: arithmetic, memory traffic, kernel starts, other devices, other pipeline stages."""
+
+LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR = 1e-6, 1e6
+"""Prices outside these are mistakes."""
 
 _SECONDS_PER_HOUR = 3600.0
 
@@ -124,8 +126,11 @@ def compare_outcomes(
     for name, price in prices.items():
         if name not in names:
             raise WorkloadError(f"usd_per_hour names {name!r}, which is not compared; give one of {', '.join(names)}")
-        if not (isfinite(price) and price > 0.0):
-            raise WorkloadError(f"usd_per_hour of {name} is {price!r}; give a price above 0")
+        if not LOWEST_USD_PER_HOUR <= price <= HIGHEST_USD_PER_HOUR:
+            raise WorkloadError(
+                f"usd_per_hour of {name} is {price!r}; give a price from {LOWEST_USD_PER_HOUR:g} to "
+                f"{HIGHEST_USD_PER_HOUR:g}"
+            )
     rows = tuple(
         ComparedDevice(device, None, str(outcome), prices.get(device.name))
         if isinstance(outcome, ShapewrightError)

@@ -11,7 +11,7 @@ factor, T its tile efficiency, W its wave efficiency. c = c (1 - A) + c A (1 - T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import fsum, isfinite
+from math import fsum
 from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
@@ -44,6 +44,9 @@ LOSSES = {
     "unexplained": "measured less predicted: data loading, stragglers, host, kernels unlike those assumed",
 }
 """Parts of the waterfall after the model's arithmetic, in order, and what each is."""
+
+SHORTEST_STEP_S, LONGEST_STEP_S, MOST_DEVICES = 1e-9, 1e9, 2**24
+"""Measurements outside these are mistakes: a nanosecond, thirty years, more devices than a layout can have."""
 
 MODEL_PART = "model_flops"
 _MODEL_WHY = "the model's arithmetic at the dense peak: MFU times the measured time"
@@ -171,7 +174,13 @@ def explain_utilization(
         LayoutError: the layout has another number of devices.
         UnknownRateError: the device has no rate for the dtype.
     """
-    _check_measurement(workload, seconds, num_devices, layout)
+    check_measurement(workload, seconds, num_devices)
+    if layout is not None and layout.num_devices != num_devices:
+        raise LayoutError(
+            f"the layout has {layout.num_devices} devices (tensor * pipeline * data * context = "
+            f"{layout.tensor_parallel} * {layout.pipeline_parallel} * {layout.data_parallel} * "
+            f"{layout.context_parallel}), but gpus={num_devices}; change one of them"
+        )
     peak = device.peak_flops_per_s(workload.dtype)
     get_convention(convention)
     results = tuple(_rate(name, config, workload, seconds, num_devices, peak) for name in CONVENTIONS)
@@ -203,22 +212,28 @@ def explain_utilization(
     )
 
 
-def _check_measurement(workload: Workload, seconds: float, num_devices: int, layout: ParallelLayout | None) -> None:
-    """Refuse what cannot be a measurement."""
+def check_measurement(workload: Workload, seconds: float, num_devices: int) -> None:
+    """Refuse what cannot be a measurement.
+
+    Args:
+        workload: What was run.
+        seconds: Measured time of one optimiser step. [s]
+        num_devices: Devices that took part.
+
+    Raises:
+        WorkloadError: it is no training step, or a number is out of range.
+    """
     if not workload.is_training:
         raise WorkloadError(f"utilization is explained for training, not phase={workload.phase!r}; leave --phase out")
-    if not (isfinite(seconds) and seconds > 0.0):
-        raise WorkloadError(f"seconds={seconds!r} must be above 0 and finite; give the time of one optimiser step")
-    if num_devices < 1:
-        raise WorkloadError(f"gpus={num_devices} must be at least 1; give the devices of the whole job")
+    if not SHORTEST_STEP_S <= seconds <= LONGEST_STEP_S:
+        raise WorkloadError(
+            f"seconds={seconds!r} must be from {SHORTEST_STEP_S:g} to {LONGEST_STEP_S:g}; give the time of one "
+            f"optimiser step"
+        )
+    if not 1 <= num_devices <= MOST_DEVICES:
+        raise WorkloadError(f"gpus={num_devices} must be from 1 to {MOST_DEVICES}; give the devices of the whole job")
     if workload.global_batch_size is None:
         raise WorkloadError("global_batch_size is missing; give the sequences of one optimiser step over all replicas")
-    if layout is not None and layout.num_devices != num_devices:
-        raise LayoutError(
-            f"the layout has {layout.num_devices} devices (tensor * pipeline * data * context = "
-            f"{layout.tensor_parallel} * {layout.pipeline_parallel} * {layout.data_parallel} * "
-            f"{layout.context_parallel}), but gpus={num_devices}; change one of them"
-        )
 
 
 def _rate(

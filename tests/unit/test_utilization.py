@@ -302,9 +302,11 @@ def test_die_and_card_name_each_other() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"seconds": 0.0}, WorkloadError, "seconds=0.0 must be above 0"),
-        ({"seconds": float("nan")}, WorkloadError, "seconds=nan must be above 0"),
-        ({"num_devices": 0}, LayoutError, "gpus=0 must be at least 1"),
+        ({"seconds": 0.0}, WorkloadError, "seconds=0.0 must be from 1e-09"),
+        ({"seconds": float("nan")}, WorkloadError, "seconds=nan must be from"),
+        ({"seconds": 1e-310}, WorkloadError, "seconds=1e-310 must be from"),
+        ({"num_devices": 0}, WorkloadError, "gpus=0 must be from 1 to 16777216"),
+        ({"num_devices": 10**18}, WorkloadError, "must be from 1 to 16777216"),
         ({"workload": {"phase": "decode"}}, WorkloadError, "phase='decode'"),
         ({"convention": "palm"}, WorkloadError, "unknown FLOP convention 'palm'"),
         ({"layout": {"tensor_parallel": 3}}, LayoutError, "gpus=8 must be a multiple of"),

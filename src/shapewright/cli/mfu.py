@@ -12,10 +12,10 @@ from shapewright.lowering.conventions import CONVENTIONS
 
 _EPILOG = """\b
 Examples:
-  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 5.2 --gpus 8 --global-batch 128
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 13.75 --gpus 64 --global-batch 64 --tp 8 --pp 8
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
-  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 5.2 --gpus 8 --global-batch 128 --oneline
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
 """
 
 

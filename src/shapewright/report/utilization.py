@@ -100,10 +100,11 @@ def print_utilization(found: Utilization, console: Console) -> None:
     """Print headline, conventions, waterfall and what is reachable."""
     chosen = found.result
     name = found.config.name or found.config.model_type or "model"
+    recompute = "no" if found.workload.recompute == "none" else found.workload.recompute
     console.print(
         f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} a step of "
         f"{found.workload.global_batch_size} x {found.workload.seq_len} tokens, {found.workload.dtype}, "
-        f"{found.workload.recompute} recompute",
+        f"{recompute} recompute",
         style="bold",
         soft_wrap=True,
     )
