@@ -57,6 +57,7 @@ Examples:
   shapewright predict llama-3-8b --device h100-sxm-80gb --tp 2 --dtype fp8
   shapewright predict ./config.json --device my-gpu.toml --phase decode --context-len 8192
   shapewright check --hidden-size 4096 --num-layers 32 --num-heads 32 --vocab-size 50257 --device mi300x
+  shapewright memory llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 1 --micro-batch-size 1
   shapewright devices show h200-sxm-141gb
 """
 
