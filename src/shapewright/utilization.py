@@ -298,8 +298,10 @@ def _attribute(entry: PricedOperation, peak: float, losses: dict[str, list[float
         arithmetic_s.append(ideal_s)
         if isinstance(operation, Attention):
             losses["attention"].append(total_s - ideal_s)
-        elif not isinstance(price, GemmPrice) or price.compute_s < price.memory_s:
+        elif price.compute_s < price.memory_s:
             losses["memory_bound"].append(total_s - ideal_s)
+        elif not isinstance(price, GemmPrice):
+            losses["kernels"].append(total_s - ideal_s)
         else:
             compute_s = float(price.compute_s) * repeats
             kept_s = compute_s

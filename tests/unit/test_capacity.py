@@ -217,7 +217,7 @@ def test_gpt_2_xl_states() -> None:
 
 
 def test_cache_of_keys_and_values() -> None:
-    """Width 4096, 32 layers, 4096 tokens, all heads: 2 GiB. EleutherAI/cookbook's calc_mem prints 1: it leaves values out."""
+    """Width 4096, 32 layers, 4096 tokens, all heads: 2 GiB. EleutherAI/cookbook prints 1: it leaves values out."""
     config = TransformerConfig(hidden_size=4096, num_layers=32, num_heads=32, vocab_size=50257)
     workload = Workload(phase="prefill", micro_batch_size=1, seq_len=4096)
     assert estimate_memory(config, workload, ParallelLayout()).kv_cache_bytes == 2 * GIB
