@@ -19,6 +19,7 @@ from shapewright.operations import Attention, Collective, Gemm, Pointwise
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
+from shapewright.perf.experts import read_idle_row_share
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.question import ask
@@ -293,19 +294,35 @@ def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None
 
 
 def test_experts_under_sharding(tmp_path: Path) -> None:
-    """Four devices of an expert group share experts and rows; two tensor shards halve the inner width."""
-    base = {"num_tokens": 512, "hidden_size": 2048, "inter_size": 1024, "topk": 8, "num_experts": 32}
-    shared = {**base, "moe_tp_size": 2, "moe_ep_size": 4}
-    alone = {**base, "num_tokens": 128, "inter_size": 512, "num_experts": 8, "moe_tp_size": 1, "moe_ep_size": 1}
+    """Two tensor shards halve the inner width; four devices share experts and rows, and clear those of the others."""
+    shared = {"num_tokens": 512, "hidden_size": 2048, "inter_size": 1024, "topk": 8, "num_experts": 32}
+    shared |= {"moe_tp_size": 2, "moe_ep_size": 4}
+    alone = {**shared, "num_tokens": 128, "inter_size": 512, "num_experts": 8, "moe_tp_size": 1, "moe_ep_size": 1}
     words = {"device": "h100_sxm", "library": "v", "kernel": "k", "dtype": "bf16", "distribution": "balanced"}
-    found = []
+    found_s = []
     for row in (shared, alone):
         assert set(row) == set(MOE_SIZES)
         columns = {key: [value] for key, value in (row | words | {"latency_s": 1e-3}).items()}
         write_parquet(tmp_path / "moe.parquet", columns)
-        found.append(only_row(tmp_path).bias)
+        found_s.append(1e-3 * math.exp(only_row(tmp_path).bias))
+    # 512 x 8 rows less a quarter; gate and up (2 x 512), activation (512) and output (2048) of each, in 2 bytes; what
+    # products wrote is read again.
+    idle_bytes = 3072 * (2 * 2 * 512 + 512 + 2 * 2048) * 2
+    idle_s = idle_bytes / H100.memory_bandwidth_bytes_per_s * read_idle_row_share(load_record("moe", H100), "bf16")
 
-    assert found[0] == pytest.approx(found[1])
+    assert found_s[0] - found_s[1] == pytest.approx(idle_s)
+
+
+def test_experts_of_a_skewed_router(tmp_path: Path) -> None:
+    """A power law makes the busiest of eight devices slower than even rows do, for the same shape."""
+    row = {"num_tokens": 8192, "hidden_size": 4096, "inter_size": 14336, "topk": 2, "num_experts": 8}
+    row |= {"moe_tp_size": 1, "moe_ep_size": 8, "latency_s": 1e-3}
+    words = {"device": "h100_sxm", "library": "v", "kernel": "k", "dtype": "bf16"}
+    columns = {key: [value] * 2 for key, value in (row | words).items()}
+    write_parquet(tmp_path / "moe.parquet", columns | {"distribution": ["balanced", "power_law_1.2"]})
+    bias = {found.part: found.bias for found in judge_folder(tmp_path, by=["part"]).rows}
+
+    assert bias["power_law_1.2"] > bias["balanced"] + math.log(1.5)
 
 
 def test_paper_sweeps_add_the_collector_s_cost(tmp_path: Path) -> None:

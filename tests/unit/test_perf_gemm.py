@@ -7,10 +7,10 @@ import pytest
 
 from shapewright.errors import CalibrationError, UnknownRateError
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm, GroupedGemm
+from shapewright.operations import Gemm
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import as_gemm, price_gemm, price_gemms
+from shapewright.perf.gemm import price_gemm, price_gemms
 from shapewright.perf.price import GemmPrice
 from shapewright.perf.tiling import count_tiles, count_waves, tile_efficiency, wave_efficiency
 
@@ -149,17 +149,6 @@ def test_many_at_once_equal_one_by_one() -> None:
     together = price_gemms(operations, device, record)
 
     assert together == [price_gemm(operation, device, record) for operation in operations]
-
-
-def test_few_tokens_read_few_experts() -> None:
-    """Two rows over 64 experts reach two of them; many rows reach all and split evenly."""
-    few = as_gemm(GroupedGemm(name="moe.up", m=2, n=1024, k=512, groups=64))
-    many = as_gemm(GroupedGemm(name="moe.up", m=64_000, n=1024, k=512, groups=64))
-    gradient = as_gemm(GroupedGemm(name="moe.up.wgrad", m=1024, n=512, k=64_000, groups=64, layout="TN"))
-
-    assert (few.batch, few.m) == (2, 1)
-    assert (many.batch, many.m) == (64, 1000)
-    assert (gradient.batch, gradient.k) == (64, 1000)
 
 
 def test_array_dims_give_array_prices() -> None:

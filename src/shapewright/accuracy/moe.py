@@ -1,30 +1,36 @@
-"""moe.parquet: a whole expert block without its router: two grouped GEMMs with the activation between them.
+"""moe.parquet: a whole expert block without its router, on the busiest device of its expert group.
 
-A device of an expert group of size e meets num_experts / e experts and, under balanced routing, num_tokens topk / e
-rows; tensor sharding cuts inter_size. Gated experts are assumed (gate and up in one matrix), and an even split of rows:
-the skew of a power-law distribution is not priced.
+    block = gate_up + activation + down + unpermute + idle rows
+
+The parts are those that a step is lowered to, on the rows that accuracy.routing gives to the busiest device; tensor
+sharding cuts inter_size. Idle rows are a benchmark's: libraries that run an expert group without an exchange keep the
+rows of all tokens in their buffers, where the products clear what they do not compute and the next kernel reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.accuracy.context import Chunk, Prices, split_chunks
-from shapewright.accuracy.gemm import HOT_CACHE_ARCHITECTURES
 from shapewright.accuracy.read import Format
+from shapewright.accuracy.routing import busiest_load
 from shapewright.dtypes import get_dtype
 from shapewright.operations import GroupedGemm, Pointwise
-from shapewright.perf.gemm import as_gemm, price_gemm
+from shapewright.perf.experts import price_grouped_gemm, read_idle_row_share, split_evenly
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.roofline import roofline_s
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shapewright.accuracy.columns import Columns
     from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
+
+    Array = NDArray[np.float64]
 
 _SIZES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 FORMAT = Format(
@@ -32,54 +38,118 @@ FORMAT = Format(
     labels=("device", "library", "kernel", "dtype", "distribution"),
     positive=("latency_s",),
 )
-# Activations between the products stay in 16 bits, whatever the products' format. [byte]
+# Rows between the products stay in 16 bits, whatever the products' format. [byte]
 _ACTIVATION_BYTES = 2.0
+
+# (top k, experts) of models whose experts have no gate (Nemotron 3, relu squared). The table does not say so, the times
+# do: with a gate their weights would be read at 1.3 times the memory's bandwidth.
+_PLAIN_EXPERTS = ((6, 128), (22, 512))
+# Libraries that timed them with a gate all the same: weights are read at 0.85 of bandwidth with it, at 0.57 without.
+_GATED_LIBRARIES = ("sglang 0.5.10", "vllm 0.14.0")
+# Where each token that reaches a device is computed with all its top k rows, those of other devices' experts too: with
+# balanced tokens the time stays the same up to top k devices. sglang 0.5.10 does so always, later ones for (2, 8).
+_WHOLE_TOKENS_LIBRARY, _WHOLE_TOKENS_FAMILY, _WHOLE_TOKENS_EXPERTS = "sglang 0.5.10", "sglang", (2, 8)
+
+
+class Block(NamedTuple):
+    """Operations of measured blocks; sizes are arrays over rows of the table.
+
+    Attributes:
+        products: gate_up (or up) and down.
+        pointwise: Activation and unpermutation of the device's own rows; the products gather them.
+        idle_bytes: Traffic that rows of other devices' experts would cause if each were cleared and read. [byte]
+    """
+
+    products: tuple[GroupedGemm, GroupedGemm]
+    pointwise: tuple[Pointwise, ...]
+    idle_bytes: Array
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; parts are distributions of tokens over experts."""
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
-        # The same block is timed under several distributions: each shape is priced once.
-        sizes = np.stack([rows.numbers[name] for name in _SIZES])
-        shapes, back = np.unique(sizes, axis=1, return_inverse=True)
-        found = _price_shapes(
-            dict(zip(_SIZES, shapes, strict=True)), device, get_dtype(words[1]).name, words[2], context
-        )
-        return found.take(back.reshape(-1))
+        library = f"{words[2]}/{words[3]}"
+        distributions = np.array(rows.labels["distribution"].words)[rows.labels["distribution"].codes]
+        dtype = get_dtype(words[1]).name
+        block = block_of({name: rows.numbers[name] for name in _SIZES}, distributions, dtype, words[2])
+        return _price_block(block, device, dtype, library, context)
 
-    for rows, device, words, prices in context.price_groups(columns, ("device", "dtype", "library"), price_group):
+    by = ("device", "dtype", "library", "kernel")
+    for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])
         yield from split_chunks("moe", names, rows.labels["distribution"], rows.numbers["latency_s"], prices)
 
 
-def _price_shapes(sizes: dict[str, np.ndarray], device: Device, dtype: str, library: str, context: Context) -> Prices:
-    h, inner = sizes["hidden_size"], np.ceil(sizes["inter_size"] / sizes["moe_tp_size"])
-    experts = np.maximum(np.floor(sizes["num_experts"] / sizes["moe_ep_size"]), 1.0)
-    rows = np.maximum(np.round(sizes["num_tokens"] * sizes["topk"] / sizes["moe_ep_size"]), 1.0)
-    hot = device.architecture in HOT_CACHE_ARCHITECTURES
-    record = context.record("gemm", device)
+def block_of(sizes: dict[str, Array], distributions: NDArray[np.str_], dtype: str, library: str) -> Block:
+    """Lower measured blocks as a step lowers an expert layer.
+
+    Args:
+        sizes: Columns of ``_SIZES``. [rows]
+        distributions: How tokens spread over experts. [rows]
+        dtype: Element format of the products.
+        library: Library and version that was measured.
+
+    Raises:
+        MeasuredFileError: a distribution is unknown.
+    """
+    tokens, h, inter, topk, experts, tensor, expert = (sizes[name] for name in _SIZES)
+    keys = zip(tokens, topk, experts, expert, distributions, strict=True)
+    loads = np.array([busiest_load(*(int(size) for size in key[:4]), str(key[4])) for key in keys])
+    rows, active, reached = loads.reshape(-1, 3).T
+    every = np.maximum(tokens * topk, rows)
+    takes_whole_tokens = library.startswith(_WHOLE_TOKENS_FAMILY) & _is_any(topk, experts, (_WHOLE_TOKENS_EXPERTS,))
+    takes_whole_tokens |= library == _WHOLE_TOKENS_LIBRARY
+    rows, every = (np.where(takes_whole_tokens, np.maximum(reached * topk, rows), each) for each in (rows, every))
+    f = np.ceil(inter / tensor)
+    is_plain = _is_any(topk, experts, _PLAIN_EXPERTS) & (library not in _GATED_LIBRARIES)
+    num_inputs = np.where(is_plain, 1.0, 2.0)
     products = (
-        GroupedGemm(name="gate_up", dtype=dtype, m=rows, n=2.0 * inner, k=h, groups=experts),
-        GroupedGemm(name="down", dtype=dtype, m=rows, n=h, k=inner, groups=experts),
+        GroupedGemm(name="gate_up", dtype=dtype, m=rows, n=num_inputs * f, k=h, groups=active),  # type: ignore[arg-type]
+        GroupedGemm(name="down", dtype=dtype, m=rows, n=h, k=f, groups=active),  # type: ignore[arg-type]
     )
-    between = Pointwise(
-        name="activation",
-        operation="activation",
-        read_bytes=2.0 * rows * inner * _ACTIVATION_BYTES,
-        written_bytes=rows * inner * _ACTIVATION_BYTES,
+    # Cleared by one kernel and read by the next: outputs of both products; the activation's own output is written.
+    idle_elements = (every - rows) * (2.0 * num_inputs * f + f + 2.0 * h)
+    return Block(products, _pointwise(rows, rows / topk, h, f, num_inputs), idle_elements * _ACTIVATION_BYTES)
+
+
+def _is_any(topk: Array, experts: Array, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:
+    """Whether a row has one of the pairs of top k and experts."""
+    found: NDArray[np.bool_] = np.logical_or.reduce([(topk == k) & (experts == e) for k, e in pairs])
+    return found
+
+
+def _pointwise(rows: Array, tokens: Array, h: Array, f: Array, num_inputs: Array) -> tuple[Pointwise, ...]:
+    """Activation and unpermutation, as lowering counts their traffic."""
+
+    def part(name: str, kind: str, read: Array, written: Array) -> Pointwise:
+        return Pointwise(
+            name=name,
+            operation=kind,
+            read_bytes=read * _ACTIVATION_BYTES,
+            written_bytes=written * _ACTIVATION_BYTES,
+        )
+
+    return (
+        part("activation", "activation", num_inputs * rows * f, rows * f),
+        part("unpermute", "permute", rows * h, tokens * h),
     )
+
+
+def _price_block(block: Block, device: Device, dtype: str, library: str, context: Context) -> Prices:
+    record, pointwise = context.record("moe", device), context.record("pointwise", device)
+    # A benchmark runs one block again and again: what fits the cache is found there.
     prices = [
-        *(price_gemm(as_gemm(product), device, record, hot_cache=hot, library=library) for product in products),
-        price_pointwise(between, device, context.record("pointwise", device)),
+        *(price_grouped_gemm(product, device, record, hot_cache=True, library=library) for product in block.products),
+        *(price_pointwise(operation, device, pointwise) for operation in block.pointwise),
     ]
-    flops = sum(np.asarray(product.flops) for product in products)
-    # Few rows reach few experts: only their weights are read.
-    moved = sum(np.asarray(as_gemm(product).num_bytes) for product in products)
-    # Ends of intervals add up as if all three erred alike.
+    idle_s = block.idle_bytes * read_idle_row_share(record, dtype, library) / device.memory_bandwidth_bytes_per_s
+    flops = sum(np.asarray(product.flops) for product in block.products)
+    moved = sum(np.asarray(split_evenly(product).num_bytes) for product in block.products)
+    # Ends of intervals add up as if all parts erred alike.
     return Prices(
-        predicted=np.asarray(sum(price.time_s for price in prices)),
-        low=np.asarray(sum(price.low_s for price in prices)),
-        high=np.asarray(sum(price.high_s for price in prices)),
+        predicted=np.asarray(sum(price.time_s for price in prices) + idle_s),
+        low=np.asarray(sum(price.low_s for price in prices) + idle_s),
+        high=np.asarray(sum(price.high_s for price in prices) + idle_s),
         roofline=np.asarray(roofline_s(flops, moved, device, dtype)),
     )

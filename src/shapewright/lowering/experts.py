@@ -3,7 +3,7 @@
 Legend: T tokens of this device, h hidden size, k_e experts per token, E experts, f_e inner width of one of them.
 
 Under balanced routing a device of the expert axis keeps its number of rows: it gives away T k_e rows and receives as
-many, which meet E / expert_parallel local experts. Unevenness is left to pricing.
+many, which meet E / expert_parallel local experts. A router that is not balanced takes longer.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shapewright.lowering.pointwise import activation, move
 from shapewright.operations import GroupedGemm, Pointwise
 
 if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
 
@@ -32,8 +33,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     spreads = layout.expert_parallel > 1
     local_experts = config.num_experts // layout.expert_parallel
     if not shard.workload.is_training:
-        # Few tokens reach few experts, and the others' weights are not read.
-        local_experts = min(local_experts, rows)
+        local_experts = _count_reached(local_experts, config, tokens * layout.expert_parallel)
     f = config.moe_intermediate_size // layout.tensor_parallel
 
     operations: list[Operation] = []
@@ -44,7 +44,9 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
         weight_gemm(shard, "moe.router", repeats, m=routed_tokens, n=config.num_experts, k=h, dtype=shard.dtype)
     )
     operations.append(_choose(shard, repeats, routed_tokens))
-    operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
+    if spreads or shard.workload.is_training:
+        # An exchange sends, and a backward pass keeps, rows in the order of their experts; otherwise products gather.
+        operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
     if spreads:
         operations += exchange_experts(shard, "moe.dispatch", repeats, rows=own_rows)
         operations += gather_tokens(shard, "moe", repeats, tokens=rows)
@@ -82,6 +84,15 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     if not spreads:
         operations += reduce_tokens(shard, "moe", repeats, tokens=tokens)
     return operations
+
+
+def _count_reached(local_experts: int, config: TransformerConfig, tokens: int) -> int:
+    """Expected number of a device's experts that get a row: few tokens reach few, and the others' weights stay unread.
+
+    local (1 - (1 - k_e / E)^tokens), where each token picks k_e distinct experts of E, all alike.
+    """
+    missed = (1.0 - min(config.num_experts_per_token / config.num_experts, 1.0)) ** tokens
+    return min(max(round(local_experts * (1.0 - missed)), 1), local_experts)
 
 
 def _choose(shard: Shard, repeats: int, tokens: int) -> Pointwise:

@@ -19,7 +19,7 @@ from shapewright.errors import CalibrationError
 if TYPE_CHECKING:
     from shapewright.hardware import Device
 
-RECORD_KINDS = ("gemm", "attention", "pointwise", "collectives")
+RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
 
 # Whose record an architecture borrows when it has none, nearest first. The order is judgement: same vendor and the
 # nearest generation of matrix unit. Everything ends at ampere, the best measured family.

@@ -14,7 +14,7 @@ import numpy as np
 
 from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError
-from shapewright.operations.gemm import Gemm, GroupedGemm
+from shapewright.operations.gemm import Gemm
 from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
-    from shapewright.operations.base import Count
     from shapewright.perf.calibration import CalibrationRecord
 
     Array = NDArray[np.float64]
@@ -105,44 +104,6 @@ def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationR
             values: dict[str, Any] = dict(zip(_ARRAY_FIELDS, row, strict=True))
             prices[index] = GemmPrice(calibration=flat.calibration, **values)
     return [price for price in prices if price is not None]
-
-
-def as_gemm(operation: GroupedGemm) -> Gemm:
-    """The batch of equal products that stands for an even split of rows over experts.
-
-    With fewer rows than experts only the expected number of distinct experts, g (1 - (1 - 1/g)^rows), is read.
-
-    Assumes: rows spread evenly; a skewed router is slower by up to its busiest expert's share.
-    """
-    rows = operation.k if operation.layout == "TN" else operation.m
-    active = _as_count(_expected_groups(operation.groups, rows))
-    share = -(-rows // active)
-    m, k = (operation.m, share) if operation.layout == "TN" else (share, operation.k)
-    return Gemm(
-        name=operation.name,
-        pass_name=operation.pass_name,
-        stage=operation.stage,
-        repeats=operation.repeats,
-        dtype=operation.dtype,
-        m=m,
-        n=operation.n,
-        k=k,
-        batch=active,
-        layout=operation.layout,
-    )
-
-
-def _expected_groups(groups: Count, rows: Count) -> Array:
-    """Expected number of distinct groups that get a row when each row picks one evenly; at least 1."""
-    total = np.maximum(np.asarray(groups, dtype=float), 1.0)
-    missed = np.where(total > 1.0, (1.0 - 1.0 / total) ** np.asarray(rows, dtype=float), 0.0)
-    expected: Array = np.maximum(np.round(total * (1.0 - missed)), 1.0)
-    return expected
-
-
-def _as_count(value: Array) -> Count:
-    """Whole numbers from floats that are whole: an int, or an integer array."""
-    return int(value) if value.ndim == 0 else value.astype(np.int64)
 
 
 _ARRAY_FIELDS = (

@@ -15,7 +15,8 @@ from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Poi
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
-from shapewright.perf.gemm import as_gemm, price_gemms
+from shapewright.perf.experts import price_grouped_gemms
+from shapewright.perf.gemm import price_gemms
 from shapewright.perf.pointwise import price_pointwises
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ def price_operations(operations: Sequence[Operation], device: Device, *, uncalib
 def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: bool) -> list[Price]:
     """Price operations that were not seen before, in their order."""
     listed = list(operations)
-    products = {
-        index: as_gemm(operation) if isinstance(operation, GroupedGemm) else operation
-        for index, operation in enumerate(listed)
-        if isinstance(operation, Gemm | GroupedGemm)
-    }
     prices: dict[int, Price] = {}
+    products = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Gemm)}
     if products:
         record = load_record("gemm", device, uncalibrated=uncalibrated)
         prices.update(zip(products, price_gemms(list(products.values()), device, record), strict=True))
+    experts = {index: operation for index, operation in enumerate(listed) if isinstance(operation, GroupedGemm)}
+    if experts:
+        record = load_record("moe", device, uncalibrated=uncalibrated)
+        prices.update(zip(experts, price_grouped_gemms(list(experts.values()), device, record), strict=True))
     traffic = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Pointwise)}
     if traffic:
         record = load_record("pointwise", device, uncalibrated=uncalibrated)

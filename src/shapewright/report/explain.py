@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 _FORMULAS = {
     "gemm": "time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",
-    "grouped_gemm": "a batch of equal GEMMs, one for each expert that gets rows; priced as a gemm",
+    "grouped_gemm": "as a gemm of each expert that gets rows, through the kernels and starts of measured expert blocks",
     "attention": "time = start + [(waves of query or key tiles)^p + (traffic / bandwidth)^p]^(1/p)",
     "pointwise": "time = kernels x start + bytes / achieved bandwidth",
     "collective": "time = latency + ring bytes / bus bandwidth, inside a node and between nodes",
 }
 _MODULES = {
     "gemm": "shapewright.perf.kernels",
-    "grouped_gemm": "shapewright.perf.kernels",
+    "grouped_gemm": "shapewright.perf.experts",
     "attention": "shapewright.perf.attention",
     "pointwise": "shapewright.perf.pointwise",
     "collective": "shapewright.perf.collectives",
 }
 _RECORD_KINDS = {
     "gemm": "gemm",
-    "grouped_gemm": "gemm",
+    "grouped_gemm": "moe",
     "attention": "attention",
     "pointwise": "pointwise",
     "collective": "collectives",

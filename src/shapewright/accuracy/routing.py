@@ -1,0 +1,104 @@
+"""How a benchmark's tokens spread over experts: what the busiest device of an expert group gets.
+
+Balanced: tokens go round the experts, so every device gets the same rows, and min(experts, rows) experts get one.
+
+Power law: each expert draws a weight x from p(x) ~ x^-alpha between two ends, rows follow the weights, no expert gets
+more rows than there are tokens, and the device with most rows is timed. Here weights stand at the middles of equal
+shares of probability, and devices are filled in shuffled orders; their busiest is averaged.
+
+Source: the procedure that ai-dynamo/aiconfigurator's collector describes for ``power_law_<alpha>``; its ends are 1 and
+0.8 tokens, or 0.01 and 2 where rows are no more than experts.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shapewright.errors import MeasuredFileError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+POWER_LAW = "power_law_"
+_NUM_SHUFFLES = 16
+
+
+class Load(NamedTuple):
+    """What a device's experts get.
+
+    Attributes:
+        rows: Rows of the busiest device.
+        experts: Its experts that get at least one.
+        tokens: Tokens that have a row there.
+    """
+
+    rows: float
+    experts: float
+    tokens: float
+
+
+@cache
+def busiest_load(num_tokens: int, topk: int, num_experts: int, num_devices: int, distribution: str) -> Load:
+    """Rows and experts in use of the busiest device of an expert group.
+
+    Args:
+        num_tokens: Tokens of the whole group.
+        topk: Experts of a token.
+        num_experts: Experts of the whole group.
+        num_devices: Devices that share them.
+        distribution: ``balanced``, or ``power_law_`` and the exponent.
+
+    Raises:
+        MeasuredFileError: the distribution is another.
+    """
+    rows = num_tokens * topk
+    local = max(num_experts // num_devices, 1)
+    if distribution == "balanced":
+        share = max(rows / num_devices, 1.0)
+        # Neighbouring experts go to different tokens, so a token meets a device once before it meets it twice.
+        return Load(share, min(float(local), share), min(float(num_tokens), share))
+    if not distribution.startswith(POWER_LAW):
+        raise MeasuredFileError(f"unknown distribution {distribution!r}; known are balanced and power_law_<alpha>")
+    ends = (1.0, max(0.8 * num_tokens, 1.0)) if rows > num_experts else (0.01, 2.0)
+    per_expert = _spread(rows, num_tokens, num_experts, float(distribution.removeprefix(POWER_LAW)), ends)
+    if per_expert is None:
+        return busiest_load(num_tokens, topk, num_experts, num_devices, "balanced")
+    shuffled = np.random.default_rng(0).permuted(np.tile(per_expert, (_NUM_SHUFFLES, 1)), axis=1)
+    devices = shuffled[:, : local * num_devices].reshape(_NUM_SHUFFLES, num_devices, local)
+    busiest = devices[np.arange(_NUM_SHUFFLES), devices.sum(axis=2).argmax(axis=1)]
+    # Experts choose tokens independently of each other.
+    reached = num_tokens * (1.0 - np.prod(1.0 - busiest / num_tokens, axis=1))
+    means = (busiest.sum(axis=1).mean(), (busiest > 0.0).sum(axis=1).mean(), reached.mean())
+    return Load(*(max(float(mean), 1.0) for mean in means))
+
+
+def _spread(rows: int, most: int, num_experts: int, alpha: float, ends: tuple[float, float]) -> Array | None:
+    """Whole rows of each expert, largest last; they sum up to ``rows``. [experts]
+
+    None where rows are so few that every expert's round to none: then they are dealt out as balanced ones are.
+    """
+    middles = (np.arange(num_experts) + 0.5) / num_experts
+    low, high = (end ** (1.0 - alpha) for end in ends)
+    weights = (low + (high - low) * middles) ** (1.0 / (1.0 - alpha))
+    # Experts at the limit leave the rest to the others; each pass finds more of them, from the largest down.
+    num_full = 0
+    while num_full < num_experts:
+        scale = (rows - most * num_full) / weights[: num_experts - num_full].sum()
+        reached = int(np.count_nonzero(weights * scale > most))
+        if reached <= num_full:
+            break
+        num_full = reached
+    spread: Array = np.round(np.minimum(weights * scale, most))
+    if not spread.any():
+        return None
+    # Rounding leaves rows over, which go to the experts with fewest one by one (the collector's times show it: more
+    # experts are read than their rounded rows say), or takes too many, which the largest give back.
+    missing = int(rows - spread.sum())
+    spread[: max(missing, 0)] += 1.0
+    spread[num_experts + min(missing, 0) :] -= 1.0
+    return spread

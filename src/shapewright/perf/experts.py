@@ -1,0 +1,109 @@
+"""Price of an expert layer's products: an even split of rows over experts, through kernels of their own record.
+
+Legend: R rows over all experts of a device, g experts that may get one, a of them that do, n columns, k contraction.
+
+    a     = min(g, R)                                                each reads its weights once
+    tiles = a ceil((R / a) / tile rows) ceil(n / tile columns)       the rest as in perf.kernels
+
+The kernels differ from those of dense products (docs/decisions/0007-moe.md): rows are gathered, tiles of one expert do
+not continue into the next, and libraries choose tiles by fewer rules. So a record of kind ``moe`` has its own menu.
+
+What a price contains: one of the two products, which gathers its rows, with half of what a block costs beside its
+listed operations (sorting tokens by expert, starting kernels). Activation and unpermutation are priced as pointwise
+operations; the record was fitted so that two products and these add up to the measured block.
+
+Assumes: rows are spread evenly over the experts in use. A skewed router is slower by what its busiest device gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.errors import CalibrationError
+from shapewright.operations.gemm import Gemm
+from shapewright.perf.gemm import price_gemm, price_gemms
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.operations import GroupedGemm
+    from shapewright.perf.calibration import CalibrationRecord
+    from shapewright.perf.price import GemmPrice
+
+
+def price_grouped_gemm(
+    operation: GroupedGemm,
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    hot_cache: bool = False,
+    library: str = "",
+) -> GemmPrice:
+    """Price the products of one expert layer, or arrays of them.
+
+    Args:
+        operation: The products; dims and groups are ints, or arrays of one shape.
+        device: The device.
+        record: A record of kind ``moe``.
+        hot_cache: Weights may lie in the last-level cache from a previous run, as in a benchmark.
+        library: Library, version and kernel that are meant, such as ``vllm 0.24.0/triton``, if the record knows them;
+            otherwise the record's default.
+
+    Returns:
+        The price; floats for int dims, arrays for array dims.
+
+    Raises:
+        UnknownRateError: the device has no rate for the dtype.
+        CalibrationError: the record is malformed.
+    """
+    return price_gemm(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
+
+
+def price_grouped_gemms(
+    operations: Sequence[GroupedGemm], device: Device, record: CalibrationRecord
+) -> list[GemmPrice]:
+    """Price many scalar grouped products at once, in their order."""
+    return price_gemms([split_evenly(operation) for operation in operations], device, record)
+
+
+def split_evenly(operation: GroupedGemm) -> Gemm:
+    """The batch of equal products that stands for an even split of rows; their rows need not be whole.
+
+    For wgrad (layout TN) k is the dimension that is split.
+    """
+    rows = operation.k if operation.layout == "TN" else operation.m
+    active: Any = np.maximum(np.minimum(operation.groups, rows), 1)
+    share = rows / active
+    m, k = (operation.m, share) if operation.layout == "TN" else (share, operation.k)
+    return Gemm(
+        name=operation.name,
+        pass_name=operation.pass_name,
+        stage=operation.stage,
+        repeats=operation.repeats,
+        dtype=operation.dtype,
+        m=m,
+        n=operation.n,
+        k=k,
+        batch=active,
+        layout=operation.layout,
+    )
+
+
+def read_idle_row_share(record: CalibrationRecord, dtype: str, library: str = "") -> float:
+    """Cost of a row that another device's expert works on, as a share of clearing and reading all that it has here.
+
+    Serving libraries that share tokens without an exchange keep such rows in their buffers, and clear or skip them. In
+    a step with an exchange there are none.
+
+    Raises:
+        CalibrationError: the record has no section for the dtype.
+    """
+    sections = record.parameters["libraries"].get(library, {})
+    section = sections.get(dtype, record.parameters["dtypes"].get(dtype))
+    if section is None:
+        raise CalibrationError(
+            f"record {record.id} has no section for {dtype}; it has {', '.join(record.parameters['dtypes'])}"
+        )
+    return float(section["idle_row_share"])

@@ -1,0 +1,117 @@
+"""Pricing of expert layers: how rows are split, and what measured blocks show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.operations import Gemm, GroupedGemm
+from shapewright.perf.calibration import CalibrationRecord, load_record
+from shapewright.perf.experts import price_grouped_gemm, price_grouped_gemms, read_idle_row_share, split_evenly
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.price import GemmPrice
+from shapewright.perf.pricing import price_operations
+
+H100 = load_device("h100-sxm-80gb")
+# Gate and up projections of Mixtral 8x7B, 4096 tokens to 2 of 8 experts.
+MIXTRAL = GroupedGemm(name="moe.gate_up", m=8192, n=28672, k=4096, groups=8)
+
+
+def price(operation: GroupedGemm) -> GemmPrice:
+    """Price on an H100."""
+    return price_grouped_gemm(operation, H100, load_record("moe", H100))
+
+
+@pytest.fixture(scope="module")
+def record() -> CalibrationRecord:
+    """The H100's record."""
+    return load_record("moe", H100)
+
+
+def test_rows_split_evenly() -> None:
+    """Two rows over 64 experts reach two of them; 100 rows over 8 give 12.5 each; wgrad splits its contraction."""
+    few = split_evenly(GroupedGemm(name="moe.up", m=2, n=1024, k=512, groups=64))
+    some = split_evenly(GroupedGemm(name="moe.up", m=100, n=1024, k=512, groups=8))
+    gradient = split_evenly(GroupedGemm(name="moe.up.wgrad", m=1024, n=512, k=64_000, groups=64, layout="TN"))
+
+    assert (few.batch, few.m) == (2, 1)
+    assert (some.batch, some.m) == (8, 12.5)
+    assert (gradient.batch, gradient.m, gradient.k) == (64, 1024, 1000)
+
+
+def test_experts_are_slower_than_the_same_work_as_one_product() -> None:
+    """Grouped kernels run at two thirds of a dense product's rate; measured 510 against 780 TFLOP/s."""
+    dense = price_gemm(Gemm(name="x", m=8192, n=28672, k=4096), H100, load_record("gemm", H100))
+
+    assert 1.2 <= price(MIXTRAL).time_s / dense.time_s <= 2.0
+
+
+def test_few_tokens_cost_the_reading_of_weights() -> None:
+    """64 rows over 8 experts are bound by memory, within 30 % of reading their weights at full bandwidth."""
+    found = price(replace(MIXTRAL, m=64))
+    reading_s = 8 * 28672 * 4096 * 2 / 3.35e12
+
+    assert found.bound_by == "memory"
+    assert 1.0 <= found.time_s / reading_s <= 1.3
+
+
+def test_experts_without_rows_cost_nothing() -> None:
+    """One row takes as long among 128 experts as among 8."""
+    assert price(replace(MIXTRAL, m=1, groups=128)).time_s == price(replace(MIXTRAL, m=1)).time_s
+
+
+def test_many_at_once_equal_one_by_one(record: CalibrationRecord) -> None:
+    """Order and numbers are those of single calls."""
+    operations = [replace(MIXTRAL, m=m, groups=g) for m, g in [(1, 8), (333, 8), (4096, 64), (70, 128)]]
+
+    together = price_grouped_gemms(operations, H100, record)
+
+    assert together == [price(operation) for operation in operations]
+
+
+def test_operations_are_priced_with_the_expert_record() -> None:
+    """In a step a grouped product carries the id of a moe record, its dense neighbour that of a gemm record."""
+    experts, dense = price_operations([MIXTRAL, Gemm(name="x", m=512, n=4096, k=4096)], H100)
+
+    assert experts.calibration.startswith("moe/h100-sxm-80gb/")
+    assert dense.calibration.startswith("gemm/h100-sxm-80gb/")
+
+
+def test_unnamed_libraries_are_todays_vllm(record: CalibrationRecord) -> None:
+    """The default is the kernel that the record says; an unknown name gives it too, a known one its own."""
+    names = [name for name, sections in record.parameters["libraries"].items() if "bf16" in sections]
+    found = {name: price_grouped_gemm(MIXTRAL, H100, record, library=name).time_s for name in [*names, "other"]}
+    vllm = next(name for name in names if name.startswith("vllm"))
+    sglang = next(name for name in names if name.endswith("sglang_fused_moe_triton"))
+
+    assert found[vllm] == found["other"] == price(MIXTRAL).time_s
+    assert found[sglang] > 1.5 * found[vllm]
+
+
+def test_a_device_nobody_measured_borrows() -> None:
+    """An H100 NVL takes Hopper's fractions, says so, and has a wider interval."""
+    device = load_device("h100-nvl")
+    found = price_grouped_gemm(MIXTRAL, device, load_record("moe", device))
+    own = price(MIXTRAL)
+
+    assert found.calibration.startswith("uncalibrated")
+    assert found.high_s / found.time_s > own.high_s / own.time_s
+
+
+def test_idle_rows_of_an_unknown_format(record: CalibrationRecord) -> None:
+    """Asking for a format without a section is an error that names those there are."""
+    assert read_idle_row_share(record, "bf16") > 0.0
+    with pytest.raises(CalibrationError, match=r"no section for int8; it has .*bf16"):
+        read_idle_row_share(record, "int8")
+
+
+def test_rows_step_up_with_tiles() -> None:
+    """At 128 columns, where arithmetic counts little, one row more than a tile holds costs a whole row of tiles."""
+    rows = np.arange(1, 2049) * 8
+    found = price_grouped_gemm(replace(MIXTRAL, m=rows), H100, load_record("moe", H100))
+
+    assert float(np.max(np.diff(found.num_tiles))) >= 8 * 28672 / 256
