@@ -15,6 +15,8 @@ one line and exits with 2.
     +-- MissingExtraError     an optional dependency is not installed
     +-- UnknownRuleError      no lint rule has this code or name
     +-- MeasuredFileError     a file of measurements is missing, broken or lacks columns
+    +-- StoreError            a store of measurements is missing, broken, full or newer than this program
+    +-- BenchError            there is nothing to measure on, or it cannot do what is asked
 """
 
 from __future__ import annotations
@@ -69,6 +71,14 @@ class UnknownRuleError(ShapewrightError):
 
 class MeasuredFileError(ShapewrightError):
     """A file of measurements is missing, broken or lacks columns."""
+
+
+class StoreError(ShapewrightError):
+    """A store of measurements is missing, broken, full or newer than this program."""
+
+
+class BenchError(ShapewrightError):
+    """There is nothing to measure on, or it cannot do what is asked."""
 
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -1,0 +1,231 @@
+"""Backend: the device that is measured, behind one small class for CUDA, ROCm and CPU.
+
+ROCm's PyTorch calls itself CUDA, so the two differ in names and versions alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapewright.bench.nvml import Nvml
+from shapewright.errors import BenchError, DeviceError, MissingExtraError
+from shapewright.hardware import detect_device
+
+# Last-level cache assumed where the driver does not tell. [byte]
+_CPU_CACHE_BYTES = 64e6
+_GPU_CACHE_BYTES = 128e6
+# Share of the free memory that the inputs and outputs of one row may take.
+_USABLE_FRACTION = 0.7
+# Largest single operation that is worth a CPU's time: about a second on two cores. [flop]
+_CPU_MOST_FLOPS = 2e10
+_CPU_DTYPES = ("fp32", "bf16", "fp16")
+# First compute capability with matrix units for the format. Source: NVIDIA CUDA C++ Programming Guide, table
+# "Tensor Core element types per compute capability".
+_CUDA_DTYPES: Mapping[str, tuple[int, int]] = {
+    "fp32": (0, 0), "fp16": (5, 3), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A device and how to time on it.
+
+    Attributes:
+        torch_device: The torch.device.
+        name: Canonical name of its device file, or what the driver calls it.
+        facts: Properties that the driver reports.
+        driver: Version of the driver; empty where there is none.
+        runtime: CUDA or ROCm with its version, or ``cpu``.
+        torch_version: Version of PyTorch.
+        dtypes: Element formats that it multiplies.
+        cache_bytes: Size of the last-level cache. [byte]
+        most_flops: Largest operation that is worth measuring here. [flop]
+        read_state: Gives clocks, power and temperature now.
+    """
+
+    torch_device: Any
+    name: str
+    facts: Mapping[str, Any]
+    driver: str
+    runtime: str
+    torch_version: str
+    dtypes: tuple[str, ...]
+    cache_bytes: float
+    most_flops: float
+    read_state: Callable[[], dict[str, float]] = field(default=dict)
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether calls are asynchronous and device events can time them."""
+        return str(self.torch_device.type) == "cuda"
+
+    @property
+    def library(self) -> str:
+        """Library and versions, as measured tables name them."""
+        return f"torch {self.torch_version} {self.runtime}"
+
+    def synchronize(self) -> None:
+        """Wait for everything that was started."""
+        if self.is_cuda:
+            import torch
+
+            torch.cuda.synchronize(self.torch_device)
+
+    def elapsed_s(self, run: Callable[[], object]) -> float:
+        """Time between two points of the device's own stream, or of the host's clock on a CPU. [s]"""
+        if not self.is_cuda:
+            begin = time.perf_counter()
+            run()
+            return time.perf_counter() - begin
+        import torch
+
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def capture(self, run: Callable[[], object]) -> Callable[[], object] | None:
+        """Record calls as a graph that is replayed without launch cost; None where that cannot be done."""
+        if not self.is_cuda:
+            return None
+        import torch
+
+        self.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                run()
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            return None
+        finally:
+            self.synchronize()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def usable_bytes(self) -> float:
+        """Memory that one row may fill. [byte]"""
+        if self.is_cuda:
+            import torch
+
+            free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
+            reusable_bytes = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(
+                self.torch_device
+            )
+            return _USABLE_FRACTION * float(free_bytes + reusable_bytes)
+        return _USABLE_FRACTION * float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+    def release(self) -> None:
+        """Give memory that no tensor holds back, after a row that failed."""
+        if self.is_cuda:
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def require_dtypes(self, dtypes: tuple[str, ...]) -> None:
+        """Refuse element formats that the device lacks.
+
+        Raises:
+            BenchError: it lacks one.
+        """
+        for dtype in dtypes:
+            if dtype not in self.dtypes:
+                raise BenchError(
+                    f"dtype {dtype!r} cannot be measured on {self.name}; --dtype takes {', '.join(self.dtypes)} there"
+                )
+
+
+def open_backend(*, cpu: bool = False, device_index: int = 0) -> Backend:
+    """Find the device to measure.
+
+    Args:
+        cpu: Measure the CPU.
+        device_index: Which of the visible GPUs.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+        BenchError: there is no such GPU.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtraError(
+            "measuring needs PyTorch, which is not installed; run: pip install 'shapewright[bench]'"
+        ) from error
+    if cpu:
+        return _cpu_backend(torch)
+    if not torch.cuda.is_available():
+        raise BenchError("PyTorch sees no GPU (CUDA or ROCm); use --cpu to measure the CPU, or install its GPU build")
+    count = torch.cuda.device_count()
+    if not 0 <= device_index < count:
+        raise BenchError(f"--device-index {device_index} is not there; this host shows GPUs 0 to {count - 1}")
+    return _gpu_backend(torch, device_index)
+
+
+def _cpu_backend(torch: Any) -> Backend:
+    facts = {"processor": _processor_name(), "num_threads": torch.get_num_threads()}
+    return Backend(
+        torch_device=torch.device("cpu"),
+        name="cpu",
+        facts=facts,
+        driver="",
+        runtime="cpu",
+        torch_version=str(torch.__version__),
+        dtypes=_CPU_DTYPES,
+        cache_bytes=_CPU_CACHE_BYTES,
+        most_flops=_CPU_MOST_FLOPS,
+    )
+
+
+def _gpu_backend(torch: Any, index: int) -> Backend:
+    torch.cuda.set_device(index)
+    properties = torch.cuda.get_device_properties(index)
+    hip = getattr(torch.version, "hip", None)
+    facts = {
+        "name": properties.name,
+        "num_sms": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "uuid": str(getattr(properties, "uuid", "")),
+    }
+    try:
+        name = detect_device(properties.name, properties.multi_processor_count, properties.total_memory).name
+    except DeviceError:
+        name = properties.name
+    nvml = None
+    if not hip:
+        with suppress(OSError):
+            nvml = Nvml(facts["uuid"])
+    has_matrix_units = {
+        dtype for dtype, capability in _CUDA_DTYPES.items() if (properties.major, properties.minor) >= capability
+    }
+    return Backend(
+        torch_device=torch.device("cuda", index),
+        name=name,
+        facts=facts,
+        driver=nvml.driver() if nvml else "",
+        runtime=f"rocm {hip}" if hip else f"cuda {torch.version.cuda}",
+        torch_version=str(torch.__version__),
+        dtypes=("fp32", "fp16", "bf16") if hip else tuple(dtype for dtype in _CUDA_DTYPES if dtype in has_matrix_units),
+        cache_bytes=float(getattr(properties, "L2_cache_size", 0) or _GPU_CACHE_BYTES),
+        most_flops=float("inf"),
+        read_state=nvml.state if nvml else dict,
+    )
+
+
+def _processor_name() -> str:
+    """What Linux calls the processor, or the architecture."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()

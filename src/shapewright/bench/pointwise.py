@@ -1,0 +1,135 @@
+"""Pointwise operations: kernels of torch that move exactly the bytes that the operation counts.
+
+A lowered operation knows its bytes alone, so each kind has a stand-in of one torch kernel with the same traffic, on
+rows of a given width. A gated activation is ``glu`` (a sigmoid for the gate), since a product of silu and up is two
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.bench.prepared import Prepared, normal, num_input_sets, relative_error, some_indices
+from shapewright.dtypes import get_dtype
+from shapewright.errors import BenchError
+
+if TYPE_CHECKING:
+    from shapewright.bench.backend import Backend
+    from shapewright.operations import Pointwise
+
+_CHECKED_ROWS = 64
+_DROPPED_FRACTION = 0.1
+# Room for the rounding of byte counts that come from other widths.
+_SAME_FRACTION = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StandIn:
+    """A torch kernel with known traffic.
+
+    Attributes:
+        reads: Elements read for each that is written.
+        make_inputs: Builds one set of inputs of (rows, width).
+        call: Runs it; given a set, or the same rows of it in float64.
+        mask_bytes: Bytes written besides for each element. [byte]
+    """
+
+    reads: float
+    make_inputs: Callable[[Callable[..., Any], int, int], tuple[Any, ...]]
+    call: Callable[..., Any]
+    mask_bytes: float = 0.0
+
+
+def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int) -> Prepared:
+    """Make a stand-in ready.
+
+    Args:
+        operation: Kind and bytes.
+        backend: Where it runs.
+        row_width: Elements of one row, over which norms and softmax go.
+
+    Raises:
+        BenchError: no single torch kernel has this traffic, or it does not fit.
+    """
+    if row_width < 1:
+        raise BenchError(f"pointwise {operation.operation} needs a row_width of at least 1, got {row_width}")
+    element_bytes = get_dtype(operation.dtype).num_bytes
+    name, stand_in, elements = _choose(operation, element_bytes)
+    num_rows = round(elements / row_width)
+    if num_rows < 1:
+        raise BenchError(f"{elements:.0f} elements are less than one row of {row_width}")
+    set_bytes = float(operation.num_bytes)
+    count = num_input_sets(set_bytes, backend)
+
+    def tensor(*shape: int) -> Any:
+        return normal(backend, *shape, dtype=operation.dtype)
+
+    def check(found: Any, arguments: tuple[Any, ...]) -> float:
+        out = found[0] if isinstance(found, tuple) else found
+        if not bool(out.isfinite().all()):
+            return float("nan")
+        rows = some_indices(num_rows, _CHECKED_ROWS)
+        if name == "dropout":
+            kept = out[rows] != 0
+            return relative_error(out[rows], arguments[0][rows] * kept / (1.0 - _DROPPED_FRACTION))
+        # Rows are independent in all kinds; an operand without rows (bias, table) is taken whole.
+        taken = [part[rows].cpu() if part.shape[0] == num_rows else part.cpu() for part in arguments]
+        reference = stand_in.call(*(part.double() if part.is_floating_point() else part for part in taken))
+        return relative_error(out[rows], reference)
+
+    inputs = [stand_in.make_inputs(tensor, num_rows, row_width) for _ in range(count)]
+    return Prepared(inputs=inputs, call=stand_in.call, check=check, kernel=name, set_bytes=set_bytes)
+
+
+def _choose(operation: Pointwise, element_bytes: float) -> tuple[str, _StandIn, float]:
+    """Name, stand-in and number of elements written."""
+    known = _stand_ins()
+    names = {"activation": ("gelu", "glu"), "norm": ("layer_norm",), "bias": ("bias",)}.get(
+        operation.operation, (operation.operation,)
+    )
+    for name in names:
+        if name not in known or int(operation.num_kernels) != 1:
+            continue
+        stand_in = known[name]
+        elements = float(operation.written_bytes) / (element_bytes + stand_in.mask_bytes)
+        expected_bytes, read_bytes = elements * stand_in.reads * element_bytes, float(operation.read_bytes)
+        if elements > 0.0 and abs(expected_bytes - read_bytes) <= _SAME_FRACTION * read_bytes:
+            return name, stand_in, elements
+    raise BenchError(
+        f"no single torch kernel stands for this {operation.operation} (reads {float(operation.read_bytes):.3g} B, "
+        f"writes {float(operation.written_bytes):.3g} B)"
+    )
+
+
+def _stand_ins() -> dict[str, _StandIn]:
+    import torch
+    from torch.nn import functional
+
+    def one(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
+        return (tensor(rows, width),)
+
+    def two(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
+        return tensor(rows, width), tensor(rows, width)
+
+    def row_and_vector(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
+        return tensor(rows, width), tensor(1, width)
+
+    def normalize(x: Any, weight: Any) -> Any:
+        return functional.layer_norm(x, x.shape[-1:], weight[0])
+
+    def drop(x: Any) -> Any:
+        return torch.native_dropout(x, _DROPPED_FRACTION, True)
+
+    return {
+        "layer_norm": _StandIn(reads=1.0, make_inputs=row_and_vector, call=normalize),
+        "gelu": _StandIn(reads=1.0, make_inputs=one, call=functional.gelu),
+        "glu": _StandIn(
+            reads=2.0, make_inputs=lambda tensor, rows, width: (tensor(rows, 2 * width),), call=functional.glu
+        ),
+        "residual": _StandIn(reads=2.0, make_inputs=two, call=torch.add),
+        "bias": _StandIn(reads=1.0, make_inputs=row_and_vector, call=torch.add),
+        "softmax": _StandIn(reads=1.0, make_inputs=one, call=lambda x: torch.softmax(x, -1)),
+        "dropout": _StandIn(reads=1.0, make_inputs=one, call=drop, mask_bytes=1.0),
+    }

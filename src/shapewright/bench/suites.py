@@ -1,0 +1,262 @@
+"""Suites: what is measured under one name, as data.
+
+Legend: h hidden size, a heads, s tokens per sequence, b sequences, v vocabulary; m, n, k of products are BLAS letters.
+
+A suite is a list of sweeps. Each sweep is walked coarse first (ends and middle, then the gaps between), and sweeps take
+turns, so that whatever a small budget reaches is spread over all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from shapewright.bench.record import Case
+from shapewright.dtypes import get_dtype
+from shapewright.errors import BenchError, close_names
+from shapewright.operations import Attention, Gemm, Pointwise
+
+LINEAR_LAYOUTS = ("NT", "NN", "TN")
+# Rows are shuffled within blocks of so many, so that drift of clocks and temperature does not look like shape while the
+# coarse rows still come first.
+_BLOCK_ROWS = 32
+# Formats that are measured where none is asked for, as far as the device has them.
+_DEFAULT_GPU_DTYPES = ("bf16", "fp16")
+
+Sweep = list[Case]
+
+
+def suite_names() -> tuple[str, ...]:
+    """Every suite."""
+    return tuple(_SUITES)
+
+
+def default_dtypes(suite: str, device_dtypes: Sequence[str], *, cpu: bool) -> tuple[str, ...]:
+    """Element formats that a suite is measured in where none is asked for."""
+    if cpu:
+        return ("fp32",)
+    wanted = ("bf16",) if suite in {"smoke", "tiles", "attention", "pointwise"} else _DEFAULT_GPU_DTYPES
+    return tuple(dtype for dtype in wanted if dtype in device_dtypes) or tuple(device_dtypes[:1])
+
+
+def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> list[Case]:
+    """List the cases of a suite in the order of measuring.
+
+    Args:
+        name: One of suite_names().
+        dtypes: Element formats.
+        small: Whether it is for a CPU: the same sweeps on shapes that a few cores finish.
+        seed: Of the shuffle within blocks.
+
+    Raises:
+        BenchError: there is no such suite.
+    """
+    if name not in _SUITES:
+        raise BenchError(
+            f"unknown suite {name!r}; {close_names(name, _SUITES) or 'choose one of ' + ', '.join(_SUITES)}"
+        )
+    sweeps = [sweep for dtype in dtypes for sweep in _SUITES[name](dtype, small)]
+    cases = list(take_turns([[sweep[index] for index in coarse_first(len(sweep))] for sweep in sweeps]))
+    return interleave(drop_repeated(cases), seed)
+
+
+def coarse_first(count: int) -> list[int]:
+    """Order in which a sweep is walked: both ends, the middle, then ever finer gaps.
+
+    >>> coarse_first(5)
+    [0, 4, 2, 1, 3]
+    """
+    order = [0, count - 1] if count > 1 else list(range(count))
+    gaps = [(0, count - 1)]
+    while gaps:
+        narrower = []
+        for low, high in gaps:
+            middle = (low + high) // 2
+            if low < middle < high:
+                order.append(middle)
+                narrower += [(low, middle), (middle, high)]
+        gaps = narrower
+    return order
+
+
+def take_turns(sweeps: Sequence[Sequence[Case]]) -> Iterator[Case]:
+    """One case of each sweep, then the next of each."""
+    for turn in zip_longest(*sweeps):
+        yield from (case for case in turn if case is not None)
+
+
+def drop_repeated(cases: Sequence[Case]) -> list[Case]:
+    """Keep the first of equal cases, whatever they are called."""
+    return list({case.key("", ""): case for case in cases}.values())
+
+
+def interleave(cases: Sequence[Case], seed: int) -> list[Case]:
+    """Shuffle within blocks, the same way for the same seed."""
+    shuffled = list(cases)
+    generator = random.Random(seed)
+    for start in range(0, len(shuffled), _BLOCK_ROWS):
+        block = shuffled[start : start + _BLOCK_ROWS]
+        generator.shuffle(block)
+        shuffled[start : start + _BLOCK_ROWS] = block
+    return shuffled
+
+
+def _gemm(name: str, dtype: str, m: int, n: int, k: int, *, batch: int = 1, layout: str = "NT") -> Case:
+    return Case(operation=Gemm(name=name, dtype=dtype, m=m, n=n, k=k, batch=batch, layout=layout))
+
+
+def _attention(
+    name: str, dtype: str, *, b: int, s: int, a: int, a_kv: int, d: int, variant: str = "",
+    causal: bool = True, backward: bool = False, queries: int | None = None,
+) -> Case:  # fmt: skip
+    operation = Attention(
+        name=name,
+        dtype=dtype,
+        batch_size=b,
+        query_len=queries or s,
+        kv_len=s,
+        num_heads=a,
+        num_kv_heads=a_kv,
+        head_dim=d,
+        v_head_dim=d,
+        causal=causal,
+        is_backward=backward,
+    )
+    return Case(operation=operation, variant=variant)
+
+
+def _pointwise(name: str, kind: str, dtype: str, rows: int, width: int) -> Case:
+    """Reads and writes as the lowering counts them for this kind."""
+    reads = {"residual": 2.0, "glu": 2.0}.get(kind, 1.0)
+    element_bytes = get_dtype(dtype).num_bytes
+    written_bytes = rows * width * (element_bytes + (1.0 if kind == "dropout" else 0.0))
+    operation = Pointwise(
+        name=name,
+        dtype=dtype,
+        operation="activation" if kind == "glu" else kind,
+        read_bytes=reads * rows * width * element_bytes,
+        written_bytes=written_bytes,
+    )
+    return Case(operation=operation, row_width=width)
+
+
+def _repeated(cases: Sweep) -> Sweep:
+    """Each case twice, so that one run shows by how much a median moves."""
+    twice = [
+        Case(operation=case.operation, variant=case.variant, row_width=case.row_width, repetition=1) for case in cases
+    ]
+    return cases + twice
+
+
+def _smoke(dtype: str, small: bool) -> list[Sweep]:
+    top = 256 if small else 4096
+    squares = [_gemm("square", dtype, top // part, top // part, top // part) for part in (1, 2, 4)]
+    widths = [_gemm(f"linear.{layout}", dtype, top, top + extra, top, layout=layout)
+              for layout in LINEAR_LAYOUTS for extra in (0, 1, 2, 4, 8, 64)]  # fmt: skip
+    batched = [_gemm("score", dtype, top // 2, top // 2, d, batch=8) for d in (32, 40, 64, 128)]
+    attention = [
+        _attention("attention", dtype, b=1, s=top // 2, a=8, a_kv=kv, d=d, backward=backward)
+        for d in (32, 64) for kv in (8, 2) for backward in (False, True)
+    ]  # fmt: skip
+    kinds = ("norm", "activation", "glu", "residual", "softmax", "dropout", "bias")
+    pointwise = [_pointwise(kind, kind, dtype, top, width) for kind in kinds for width in (top, 4 * top)]
+    return [_repeated(squares), widths, batched, attention, pointwise]
+
+
+def _paper(dtype: str, small: bool) -> list[Sweep]:
+    """The sweeps of arXiv 2401.14489: figures 5 to 11 and 16 to 20 of its sizes, in BLAS letters."""
+    scale = 16 if small else 1
+    steps = range(64 // min(scale, 8), 8192 // scale + 1, 128 // min(scale, 8))
+    long, middle, square = 27648 // scale, 4096 // scale, 2304 // scale
+    sweeps = [
+        [_gemm("paper.k", dtype, long, middle, k, layout="NN") for k in steps],
+        [_gemm("paper.n", dtype, square, n, middle, layout="NN") for n in steps],
+        [_gemm("paper.m", dtype, m, middle, middle, layout="NN") for m in steps],
+        [_gemm("paper.batched", dtype, 2048 // scale, 2048 // scale, k, batch=batch, layout="NN")
+         for batch in (4, 32, 128) for k in (16, 32, 48, 60, 64, 72, 80, 96, 100, 128, 192, 256)],
+        [_gemm("paper.vocabulary", dtype, 8192 // scale, v // scale + extra, 2560 // scale)
+         for v in (32000, 50176, 51200) for extra in (0, 1, 2, 4, 8, 16, 17, 32, 48, 63, 64, 81)],
+    ]  # fmt: skip
+    tokens, sequences = 2048 // scale, 4
+    for a in (8, 12, 16, 20, 24, 32, 40, 64, 80):
+        score, value, fused = [], [], []
+        for h in range(128 * a // scale, 8192 // scale + 1, max(a, (512 // scale) // a * a)):
+            if h % a == 0:
+                d = h // a
+                score.append(_gemm(f"paper.score.a{a}", dtype, tokens, tokens, d, batch=sequences * a))
+                value.append(_gemm(f"paper.value.a{a}", dtype, tokens, d, tokens, batch=sequences * a, layout="NN"))
+                if d <= 256 and d % 8 == 0:
+                    fused.append(_attention(f"paper.flash.a{a}", dtype, b=sequences, s=tokens, a=a, a_kv=a, d=d))
+        sweeps += [score, value, fused]
+    return [sweep for sweep in sweeps if sweep]
+
+
+def _alignment(dtype: str, small: bool) -> list[Sweep]:
+    """Sizes around multiples of 1 to 128, one dimension at a time, in the layouts of forward, dgrad and wgrad."""
+    bases = [(256, 192, 256)] if small else [(8192, 4096, 4096), (8192, 2560, 10240), (2048, 4096, 14336)]
+    offsets = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 120, 127, 128]
+    sweeps = []
+    for tokens, fan_in, fan_out in bases:
+        for place in range(3):
+            for layout in LINEAR_LAYOUTS:
+                sweep = []
+                for offset in offsets:
+                    t, i, o = (size + offset * (place == at) for at, size in enumerate((tokens, fan_in, fan_out)))
+                    m, n, k = {"NT": (t, o, i), "NN": (t, i, o), "TN": (o, i, t)}[layout]
+                    sweep.append(_gemm(f"alignment.{('tokens', 'in', 'out')[place]}", dtype, m, n, k, layout=layout))
+                sweeps.append(sweep)
+    return sweeps
+
+
+def _tiles(dtype: str, small: bool) -> list[Sweep]:
+    """Fine sweeps of n and m, whose steps are those of tiles and waves."""
+    if small:
+        return [[_gemm("tiles.n", dtype, 144, n, 128) for n in range(16, 513, 16)],
+                [_gemm("tiles.m", dtype, m, 128, 128) for m in range(8, 257, 8)]]  # fmt: skip
+    sweeps = [
+        [_gemm("tiles.n", dtype, m, n, k) for n in range(64, 9217, 64)]
+        for m, k in ((2304, 4096), (2048, 4096), (4096, 4096), (8192, 2048))
+    ]
+    return [*sweeps, [_gemm("tiles.m", dtype, m, 4096, 4096) for m in range(64, 8193, 64)]]
+
+
+def _attention_suite(dtype: str, small: bool) -> list[Sweep]:
+    """Kernels of scaled_dot_product_attention over head_dim, length, shared heads; forward and backward."""
+    sweeps = []
+    s, h, b = (64, 256, 1) if small else (2048, 4096, 4)
+    for variant in ("", "math") if small else ("flash", "cudnn", "efficient"):
+        for backward in (False, True):
+            name = f"attention.{variant or 'default'}{'.backward' if backward else ''}"
+            heads = [(d, max(1, h // d)) for d in range(32, 257, 32 if small else 8)]
+            sweeps.append([_attention(name, dtype, b=b, s=s, a=a, a_kv=a, d=d, variant=variant, backward=backward)
+                           for d, a in heads])  # fmt: skip
+            lengths = (32, 64, 128) if small else (512, 1024, 4096, 8192, 16384)
+            sweeps.append([_attention(name, dtype, b=max(1, b * s // length), s=length, a=h // d, a_kv=h // d // share,
+                                      d=d, variant=variant, backward=backward)
+                           for length in lengths for d in (64, 128) for share in (1, 2)])  # fmt: skip
+            sweeps.append([_attention(name, dtype, b=b, s=s, a=h // 64, a_kv=h // 64, d=64, causal=False,
+                                      variant=variant, backward=backward)])  # fmt: skip
+    caches = (64, 256) if small else (512, 2048, 8192, 32768)
+    for share in (1, 4):
+        sweeps.append([_attention("attention.decode", dtype, b=8, s=cached, a=h // 64, a_kv=h // 64 // share, d=64,
+                                  queries=1) for cached in caches])  # fmt: skip
+    return sweeps
+
+
+def _pointwise_suite(dtype: str, small: bool) -> list[Sweep]:
+    """Achieved bandwidth by kind, rows and width."""
+    rows = (16, 128, 512) if small else (64, 512, 2048, 8192, 32768)
+    widths = (64, 256, 1000, 1024) if small else (768, 1024, 2048, 2560, 4096, 5120, 8192, 11008, 16384)
+    kinds = ("norm", "activation", "glu", "residual", "softmax", "dropout", "bias")
+    return [[_pointwise(kind, kind, dtype, count, width) for count in rows for width in widths] for kind in kinds]
+
+
+_SUITES: Mapping[str, Callable[[str, bool], list[Sweep]]] = {
+    "smoke": _smoke,
+    "paper": _paper,
+    "alignment": _alignment,
+    "tiles": _tiles,
+    "attention": _attention_suite,
+    "pointwise": _pointwise_suite,
+}

@@ -1,0 +1,124 @@
+"""The timer: warm up until stable, replay without launch cost, repeat until the median is known well enough.
+
+Calls rotate over several sets of inputs, so that what one call leaves in the cache is not what the next one reads; the
+row says how many sets there were and whether together they exceed the cache.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any
+
+from shapewright.bench.statistics import Summary, summarize
+
+if TYPE_CHECKING:
+    from shapewright.bench.backend import Backend
+
+# A sample is the mean of so many calls that it lasts at least this long: well above the resolution of device events
+# (0.5 us, CUDA runtime API, cudaEventElapsedTime) and of the host's clock. [s]
+_SAMPLE_S = 2e-3
+_MOST_CALLS = 512
+_FEWEST_SAMPLES, _MOST_SAMPLES = 10, 400
+# Of the row's budget, what warming up may take; it ends earlier once three calls agree.
+_WARM_UP_FRACTION = 0.25
+_STABLE_FRACTION = 0.05
+_FEWEST_WARM_UPS = 3
+# Samples between two looks at the confidence interval.
+_SAMPLES_PER_LOOK = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What timing one operation gave.
+
+    Attributes:
+        summary: Of the kernel's time where ``method`` is ``graph``, else with what it takes to start it.
+        method: ``graph``, ``eager`` or ``host``.
+        calls_per_sample: Calls that one sample is the mean of.
+        launch_s: What issuing calls one by one adds to each; None where it was not told apart. [s]
+    """
+
+    summary: Summary
+    method: str
+    calls_per_sample: int
+    launch_s: float | None
+
+
+def measure(
+    backend: Backend,
+    call: Callable[..., object],
+    inputs: Sequence[tuple[Any, ...]],
+    *,
+    budget_s: float,
+    ci_fraction: float,
+    capturable: bool = True,
+) -> Timing:
+    """Time a call.
+
+    Args:
+        backend: Where it runs.
+        call: Takes one set of inputs.
+        inputs: Sets of inputs to rotate over.
+        budget_s: Time after which no further samples are begun; five are always taken. [s]
+        ci_fraction: Half width of the median's interval, over the median, that is narrow enough.
+        capturable: Whether a graph of the calls can be made.
+    """
+    deadline = time.monotonic() + budget_s
+    once_s = _warm_up(backend, call, inputs, budget_s * _WARM_UP_FRACTION)
+    num_calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / max(once_s, 1e-7)))
+    if backend.is_cuda and capturable:
+        num_calls = max(num_calls, len(inputs))  # a graph has its inputs fixed: all sets or none
+
+    def loop() -> None:
+        # Rotates on from where the last sample stopped.
+        for arguments in islice(rotation, num_calls):
+            call(*arguments)
+
+    rotation = (arguments for round_of_sets in repeat(inputs) for arguments in round_of_sets)
+    replay = backend.capture(loop) if capturable else None
+    run = replay or loop
+    if replay:
+        run()
+    samples = _sample(backend, run, num_calls, deadline, ci_fraction)
+    summary = summarize(samples)
+    method = "graph" if replay else "eager" if backend.is_cuda else "host"
+    launch_s = None
+    if replay:
+        eager = summarize([backend.elapsed_s(loop) / num_calls for _ in range(_SAMPLES_PER_LOOK)])
+        launch_s = max(0.0, eager.median_s - summary.median_s)
+    return Timing(summary=summary, method=method, calls_per_sample=num_calls, launch_s=launch_s)
+
+
+def _warm_up(
+    backend: Backend, call: Callable[..., object], inputs: Sequence[tuple[Any, ...]], budget_s: float
+) -> float:
+    """Run until three calls in a row agree or the time is up; give the time of one call. [s]"""
+    for arguments in inputs:
+        call(*arguments)
+    backend.synchronize()
+    begin, calls_s = time.monotonic(), list[float]()
+    while len(calls_s) < _FEWEST_WARM_UPS or time.monotonic() - begin < budget_s:
+        arguments = inputs[len(calls_s) % len(inputs)]
+        calls_s.append(backend.elapsed_s(partial(call, *arguments)))
+        latest = calls_s[-_FEWEST_WARM_UPS:]
+        if len(calls_s) > _FEWEST_WARM_UPS and max(latest) <= (1.0 + _STABLE_FRACTION) * min(latest):
+            break
+    return min(calls_s[-_FEWEST_WARM_UPS:])
+
+
+def _sample(
+    backend: Backend, run: Callable[[], object], num_calls: int, deadline: float, ci_fraction: float
+) -> list[float]:
+    samples: list[float] = []
+    while len(samples) < _MOST_SAMPLES:
+        samples += [backend.elapsed_s(run) / num_calls for _ in range(_SAMPLES_PER_LOOK)]
+        if time.monotonic() >= deadline:
+            break
+        if len(samples) >= _FEWEST_SAMPLES and summarize(samples).ci_fraction <= ci_fraction:
+            break
+    return samples

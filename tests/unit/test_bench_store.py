@@ -1,0 +1,247 @@
+"""The store of measurements: what is committed stays, whatever happens to the process or the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shapewright.bench import store as store_module
+from shapewright.bench.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.bench.store import Store
+from shapewright.errors import StoreError
+from shapewright.operations import Attention, Gemm
+
+RUN = Run(
+    run_id="r1",
+    started_utc="2026-01-01T00:00:00+00:00",
+    command="shapewright bench smoke",
+    suite="smoke",
+    device="h200-sxm-141gb",
+    device_facts={"num_sms": 132},
+    driver="580.1",
+    runtime="cuda 13.0",
+    torch_version="2.13.0",
+    library="torch 2.13.0 cuda 13.0",
+    shapewright_version="0.1.0",
+)
+
+
+def make_row(m: int = 8, *, status: str = OK, run: Run = RUN) -> Row:
+    """A row of one small product."""
+    case = Case(operation=Gemm(name="x", m=m, n=16, k=32))
+    measured = {"median_s": 1e-5, "num_samples": 10, "launch_s": 3e-6} if status == OK else {"error": "out of memory"}
+    now = "2026-01-01T00:00:01+00:00"
+    return Row(**row_facts(case, run), measured_utc=now, status=status, state_before={"power_watts": 80.5}, **measured)
+
+
+def open_store(folder: Path) -> Store:
+    """A store with its run."""
+    store = Store(folder / "s.sqlite")
+    store.add_run(RUN)
+    return store
+
+
+def test_rows_come_back_whole(tmp_path: Path) -> None:
+    """A row and its run are read from a new connection exactly as they were written."""
+    with open_store(tmp_path) as store:
+        assert store.add(make_row())
+    with Store(tmp_path / "s.sqlite", must_exist=True) as store:
+        assert store.rows() == [make_row()]
+        assert store.runs() == [RUN]
+        assert store.verify() == []
+
+
+def test_a_row_knows_its_operation() -> None:
+    """The operation of a row is the one that was measured, of the package's own classes."""
+    operations = (
+        Gemm(name="a", m=3, n=5, k=7, batch=2, layout="TN", dtype="fp16"),
+        Attention(name="b", batch_size=1, query_len=4, kv_len=4, num_heads=2, num_kv_heads=1, head_dim=8, v_head_dim=8),
+    )
+    for operation in operations:
+        row = Row(**row_facts(Case(operation=operation), RUN), measured_utc="", status=OK)
+
+        assert row.operation() == operation
+
+
+def test_key_tells_what_decides_the_time() -> None:
+    """Another name is the same measurement; another size, layout, dtype, kernel, repetition, device is not."""
+    base = Gemm(name="x", m=8, n=16, k=32)
+    same = Case(operation=dataclasses.replace(base, name="y", repeats=7, pass_name="backward"))
+    others = [
+        Case(operation=dataclasses.replace(base, m=9)),
+        Case(operation=dataclasses.replace(base, layout="NN")),
+        Case(operation=dataclasses.replace(base, dtype="fp16")),
+        Case(operation=base, variant="flash"),
+        Case(operation=base, repetition=1),
+    ]
+    key = Case(operation=base).key("d", "l")
+
+    assert same.key("d", "l") == key
+    assert len({case.key("d", "l") for case in others} | {key, same.key("e", "l"), same.key("d", "k")}) == 8
+
+
+def test_good_rows_are_never_replaced(tmp_path: Path) -> None:
+    """A failed row gives way to a good one, a good one to nothing."""
+    with open_store(tmp_path) as store:
+        assert store.add(make_row(status=FAILED))
+        assert store.finished_keys(statuses=(OK,)) == set()
+        assert store.add(make_row())
+        assert not store.add(make_row(status=FAILED))
+        assert not store.add(dataclasses.replace(make_row(), median_s=2e-5))
+        assert [(row.status, row.median_s) for row in store.rows()] == [(OK, 1e-5)]
+
+
+def test_two_writers_share_a_store(tmp_path: Path) -> None:
+    """Rows of two open connections are both there, and each sees the other's."""
+    with open_store(tmp_path) as first, Store(tmp_path / "s.sqlite") as second:
+        first.add(make_row(1))
+        second.add(make_row(2))
+        first.add(make_row(3))
+
+        assert first.finished_keys() == second.finished_keys()
+        assert sorted(row.m or 0 for row in first.rows()) == [1, 2, 3]
+
+
+def test_older_stores_are_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of an older schema keeps its rows and gets what newer versions add, once."""
+    with open_store(tmp_path) as store:
+        store.add(make_row())
+    added = (*store_module.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN remark TEXT NOT NULL DEFAULT 'none'",))
+    monkeypatch.setattr(store_module, "MIGRATIONS", added)
+    for _ in range(2):
+        with Store(tmp_path / "s.sqlite") as store:
+            assert store.rows() == [make_row()]
+    connection = sqlite3.connect(tmp_path / "s.sqlite")
+
+    assert connection.execute("SELECT remark FROM runs").fetchall() == [("none",)]
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(added),)
+    connection.close()
+
+
+def spoil(path: Path, how: str) -> None:
+    """Make a file that is no usable store."""
+    if how == "newer":
+        Store(path).close()
+        connection = sqlite3.connect(path)
+        connection.execute("PRAGMA user_version = 99")
+        connection.close()
+    elif how == "garbage":
+        path.write_bytes(b"not a database" * 500)
+    elif how == "foreign":
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE bookmarks (url TEXT)")
+        connection.commit()
+        connection.close()
+    elif how == "folder":
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("newer", "schema version 99, newer than"),
+        ("garbage", "damaged or no store"),
+        ("foreign", "no store of measurements"),
+        ("folder", "unable to open"),
+    ],
+)
+def test_bad_stores_are_refused_untouched(how: str, words: str, tmp_path: Path) -> None:
+    """A store of a newer schema, a damaged file, another program's database: one line, and not a byte changes."""
+    path = tmp_path / "s.sqlite"
+    spoil(path, how)
+    before = path.read_bytes() if path.is_file() else b""
+    with pytest.raises(StoreError, match=words) as caught:
+        Store(path)
+
+    assert "\n" not in str(caught.value)
+    assert (path.read_bytes() if path.is_file() else b"") == before
+
+
+def test_missing_store_is_not_made(tmp_path: Path) -> None:
+    """Who wants to read a store that is not there is told so, and none appears."""
+    with pytest.raises(StoreError, match="no store at"):
+        Store(tmp_path / "s.sqlite", must_exist=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def fill(store: Store) -> None:
+    """Add rows until it cannot take one more."""
+    for m in range(1, 10_000):
+        store.add(make_row(m))
+
+
+def test_full_disk_keeps_what_is_stored(tmp_path: Path) -> None:
+    """Where no further page can be had the row is refused in one line, and earlier rows are all there."""
+    with open_store(tmp_path) as store:
+        store._connection.execute("PRAGMA max_page_count = 20")
+        with pytest.raises(StoreError, match="free space"):
+            fill(store)
+        stored = [row.m for row in store.rows()]
+
+        assert stored == list(range(1, len(stored) + 1))
+        assert stored
+        assert store.verify() == []
+
+
+def test_verify_sees_damage(tmp_path: Path) -> None:
+    """A row that claims to be fine without a time is reported."""
+    with open_store(tmp_path) as store:
+        store.add(dataclasses.replace(make_row(), median_s=None))
+
+        assert store.verify() == ["1 rows are marked ok without a time"]
+
+
+# Measures 5000 products with a stand-in for the clock; says "measuring" before and "committed" after each.
+WRITER = """
+import dataclasses, sys, time
+from types import SimpleNamespace
+from shapewright.bench import run as bench
+from shapewright.bench.record import Case, Row, Run, row_facts
+from shapewright.bench.store import Store
+from shapewright.operations import Gemm
+
+def measure_case(case, backend, run, **_):
+    print("measuring", case.operation.m, flush=True)
+    return Row(**row_facts(case, run), measured_utc="x", status="ok", median_s=1.0, num_samples=1)
+
+bench.measure_case = measure_case
+backend = SimpleNamespace(name="d", facts={}, driver="", runtime="cpu", torch_version="2", library="l", most_flops=1e30)
+cases = [Case(operation=Gemm(name="x", m=m, n=1, k=1)) for m in range(1, 5001)]
+with Store(sys.argv[1]) as store:
+    run = bench.make_run(backend, suite="s", command="c")
+    bench.run_cases(cases, backend, store, run, budget_s=60.0, on_row=lambda row: print("committed", row.m, flush=True))
+"""
+
+
+def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
+    """Twenty kills at random moments: every row that was committed is there, and none is measured again."""
+    path = tmp_path / "s.sqlite"
+    generator = random.Random(3)
+    committed: set[str] = set()
+    for _ in range(20):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        lines = [writer.stdout.readline() for _ in range(generator.randrange(1, 60))]
+        os.kill(writer.pid, signal.SIGKILL)
+        rest = writer.communicate()[0]
+        words = [line.split() for line in "".join([*lines, rest]).splitlines(keepends=True) if line.endswith("\n")]
+        measured = {m for verb, m in words if verb == "measuring"}
+
+        assert measured & committed == set()
+        committed |= {m for verb, m in words if verb == "committed"}
+    with Store(path, must_exist=True) as store:
+        stored = [str(row.m) for row in store.rows()]
+
+        assert store.verify() == []
+    assert len(committed) > 100
+    assert committed <= set(stored)
+    assert len(stored) == len(set(stored))
