@@ -1,0 +1,252 @@
+"""shapewright search: shapes of the same size that run faster."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.cli.console import make_console, print_json, write_json_file
+from shapewright.cli.options import GroupedCommand, group_options, question_options
+from shapewright.errors import ConfigError, WorkloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shapewright.question import Question
+    from shapewright.search import Candidate, SearchResult
+
+EXIT_INTERRUPTED = 130
+_PROGRESS_EVERY_S = 0.2
+_DEFAULT_FAMILY = "llama"
+
+_EPILOG = """\b
+Examples:
+  shapewright search gpt3-2.7b --device a100-sxm-40gb --attention unfused
+  shapewright search gpt3-2.7b --device h100-sxm-80gb --vary ffn,vocab --keep heads=32 -o best.json
+  shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
+  shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
+  shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
+"""
+
+
+class Share(click.ParamType[Any]):
+    """A share such as ``2%`` or ``0.02``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the text into a fraction."""
+        if not isinstance(value, str):
+            return value
+        try:
+            text = value.strip()
+            return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
+        except ValueError:
+            self.fail(f"{value!r} is no share such as 2% or 0.02", param, ctx)
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@click.option("--params", metavar="N", help="parameters that shapes should have, such as 2.7b (default: CONFIG's)")
+@click.option("--family", metavar="NAME", help="without CONFIG: public models to start from, such as llama or gpt")
+@click.option("--tolerance", type=Share(), default=0.02, help="how far from that size shapes may be (default: 2%)")
+@click.option(
+    "--vary",
+    metavar="FIELD,...",
+    help="fields to vary: heads, head_dim, kv_heads, ffn, vocab, depth, width, micro_batch "
+    "(default: heads,kv_heads,ffn,vocab,depth,width)",
+)
+@click.option("--keep", multiple=True, metavar="FIELD=VALUE", help="a value that shapes must have; may be given again")
+@click.option(
+    "--objective",
+    type=click.Choice(("train-tokens-per-s", "prefill", "decode-latency")),
+    help="what is to be fast (default: what --phase says, else training)",
+)
+@click.option("--top", type=int, default=20, show_default=True, help="how many shapes to list")
+@click.option("--strict", is_flag=True, help="quality guard: stay close to the baseline's proportions")
+@click.option("--free", is_flag=True, help="no quality guard")
+@click.option("--explain", type=int, metavar="RANK", help="show baseline and one shape, operation by operation")
+@click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="shape that -o writes")
+@click.option("-o", "--output", metavar="FILE", help="write the picked shape as a config, in the form that was read")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
+def command(
+    config: str | None,
+    device: str,
+    uncalibrated: bool,
+    params: str | None,
+    family: str | None,
+    tolerance: float,
+    vary: str | None,
+    keep: tuple[str, ...],
+    objective: str | None,
+    top: int,
+    strict: bool,
+    free: bool,
+    explain: int | None,
+    pick: int,
+    output: str | None,
+    as_json: bool,
+    as_csv: bool,
+    **given: Any,
+) -> int:
+    """Find shapes of CONFIG's size that run faster on a device.
+
+    The same parameters, family and workload, faster: changes of one field first, then of more. Without CONFIG the
+    baseline is a public model scaled to --params. What is ranked is throughput per parameter: a model that is faster
+    because it is smaller gains nothing. Shapes stay inside a quality guard (docs/decisions/0006-search.md).
+
+    Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
+    """
+    from shapewright.search import DEFAULT_VARIED, SearchRequest, search_shapes
+
+    if (as_json and as_csv) or (explain is not None and (as_json or as_csv)):
+        raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
+    if strict and free:
+        raise click.UsageError("--strict and --free contradict each other: give one of them")
+    if output == "-":
+        raise click.UsageError("-o needs a file name: standard output carries the report")
+    num_parameters = _read_count(params) if params is not None else None
+    request = SearchRequest(
+        vary=tuple(dict.fromkeys(part.strip() for part in vary.split(",") if part.strip())) if vary else DEFAULT_VARIED,
+        keep=_read_keep(keep),
+        num_parameters=num_parameters,
+        tolerance_fraction=tolerance,
+        guard="strict" if strict else "free" if free else "usual",
+        top=top,
+    )
+    question, per_step = _ask(config, device, given, num_parameters, family, objective)
+    if per_step and "micro_batch" in request.vary:
+        raise ConfigError(
+            "--vary micro_batch has no meaning for decode-latency, where 1 is always fastest; leave it out"
+        )
+    result = search_shapes(
+        question.model,
+        question.device,
+        question.workload,
+        question.layout,
+        request,
+        per_step=per_step,
+        uncalibrated=uncalibrated,
+        progress=_show_progress(),
+    )
+    if output:
+        _write(question, _ranked(result, pick, "--pick"), output)
+    if explain is not None:
+        from shapewright.report.search_text import print_side_by_side
+
+        print_side_by_side(result, _ranked(result, explain, "--explain"), make_console())
+    elif as_json:
+        from shapewright.report.search_json import search_to_json
+
+        facts = search_to_json(result)
+        print_json({**facts, "source": question.model.source, "notes": [*question.notes, *facts["notes"]]})
+    elif as_csv:
+        from shapewright.report.search_json import search_to_rows
+
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(search_to_rows(result))
+        click.echo(text.getvalue(), nl=False)
+    else:
+        from shapewright.report.search_text import print_search
+
+        print_search(result, make_console(), notes=question.notes)
+    return 0 if result.is_complete else EXIT_INTERRUPTED
+
+
+def _ask(
+    config: str | None,
+    device: str,
+    given: dict[str, Any],
+    num_parameters: int | None,
+    family: str | None,
+    objective: str | None,
+) -> tuple[Question, bool]:
+    """The question about the baseline, and whether the step itself is to be short."""
+    from shapewright.config import read_model
+    from shapewright.question import ask
+    from shapewright.search import OBJECTIVES, scale_model, usual_model
+
+    groups = group_options(given)
+    phase = groups["workload"].get("phase")
+    if objective is not None and phase not in (None, OBJECTIVES[objective]):
+        raise WorkloadError(
+            f"--objective {objective} is measured in --phase {OBJECTIVES[objective]}, not in {phase}; give one of them"
+        )
+    phase = phase or OBJECTIVES[objective or "train-tokens-per-s"]
+    if config is None and not groups["model"]:
+        if num_parameters is None:
+            raise ConfigError("nothing to search: give CONFIG, or --params with --family, such as --params 3b")
+        model = usual_model(num_parameters, family or _DEFAULT_FAMILY)
+    else:
+        if family is not None:
+            raise ConfigError("--family has no effect beside a model; leave it out, or leave the model out")
+        model = read_model(config, groups["model"])
+        model = scale_model(model, num_parameters) if num_parameters is not None else model
+    workload = {**groups["workload"], "phase": phase}
+    return ask(model, device, workload=workload, layout=groups["layout"]), phase == "decode"
+
+
+def _read_count(text: str) -> int:
+    from shapewright.units import parse_count
+
+    try:
+        return parse_count(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"--params {text!r} is no number of parameters up to 100 trillion, such as 2.7b") from None
+
+
+def _read_keep(entries: tuple[str, ...]) -> dict[str, int]:
+    """Fields and values of --keep; one field twice under two values is a contradiction."""
+    from shapewright.search.request import field_of
+
+    kept: dict[str, int] = {}
+    for entry in (part for text in entries for part in text.split(",") if part):
+        name, _, value = entry.partition("=")
+        try:
+            number = int(value)
+        except ValueError:
+            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE with a whole number, such as heads=32") from None
+        field_name = field_of(name.strip())
+        if kept.setdefault(field_name, number) != number:
+            raise ConfigError(f"--keep asks for {field_name}={kept[field_name]} and {field_name}={number}; give one")
+    return kept
+
+
+def _ranked(result: SearchResult, rank: int, option: str) -> Candidate:
+    if not 1 <= rank <= len(result.candidates):
+        found = f"ranks 1 to {len(result.candidates)}" if result.candidates else "no faster shape"
+        raise ConfigError(f"{option} {rank}: the search found {found}; give one of them, or a higher --top")
+    return result.candidates[rank - 1]
+
+
+def _write(question: Question, candidate: Candidate, output: str) -> None:
+    from shapewright.config import write_back
+
+    write_json_file(output, write_back(question.model, candidate.config))
+    words = f"wrote {output} (rank {candidate.rank})"
+    if "micro_batch" in candidate.changed_fields:
+        words += f"; it is fastest with --micro-batch-size {candidate.prediction.workload.micro_batch_size}"
+    click.echo(words, err=True)
+
+
+def _show_progress() -> Callable[[int, int], None] | None:
+    """A line on standard error that counts up, where a person watches."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    last_s = time.monotonic()
+
+    def show(done: int, num_shapes: int) -> None:
+        nonlocal last_s
+        if done >= num_shapes:
+            click.echo("\r\033[K", nl=False, err=True)
+        elif time.monotonic() - last_s > _PROGRESS_EVERY_S:
+            last_s = time.monotonic()
+            click.echo(f"\r{100.0 * done / num_shapes:3.0f} % of {num_shapes:,} shapes", nl=False, err=True)
+
+    return show

@@ -1,0 +1,239 @@
+"""A search for a person: baseline, faster shapes, how far they move, what they gain by, the Pareto front."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.prediction_json import operation_to_json
+from shapewright.report.prediction_text import print_verdict
+from shapewright.units import TERA, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.search import Candidate, SearchResult
+
+_CANDIDATE_COLUMNS = (
+    ("rank", 0, False),
+    ("changes", 0, True),
+    ("speed-up", 0, False),
+    ("90 % interval", 1, False),
+    ("faster", 3, False),
+    ("at equal size", 2, False),
+    ("parameters", 2, False),
+    ("step", 4, False),
+    ("memory", 5, False),
+    ("KV/token", 6, False),
+)
+_SIDE_COLUMNS = (
+    ("operation", 0, True),
+    ("pass", 3, True),
+    ("baseline", 2, True),
+    ("shape", 2, True),
+    ("before", 0, False),
+    ("after", 0, False),
+    ("share saved", 0, False),
+    ("TFLOP/s", 1, True),
+    ("aligned to", 4, True),
+    ("tiles full", 5, True),
+    ("waves full", 6, True),
+)
+_GAINS_SHOWN = 4
+_FRONT_SHOWN = 8
+# Where a letter is shorter than the field's name and everybody knows it.
+_LETTERS = {
+    "hidden_size": "h",
+    "num_layers": "L",
+    "num_heads": "a",
+    "num_kv_heads": "a_kv",
+    "head_dim": "d",
+    "intermediate_size": "f",
+    "moe_intermediate_size": "f_e",
+    "vocab_size": "v",
+    "micro_batch_size": "b",
+}
+_MEASURE_WORDS = {
+    "aspect": "width per layer",
+    "head_dim": "head width",
+    "ffn_ratio": "MLP ratio",
+    "kv_group": "heads per KV head",
+}
+_PERCENT_AT_EDGE = 5.0
+
+
+def print_search(result: SearchResult, console: Console, *, notes: tuple[str, ...] = ()) -> None:
+    """Print a whole result.
+
+    Args:
+        result: What was found.
+        console: Where to.
+        notes: What the reader of the config had to say.
+    """
+    print_verdict(result.baseline.prediction, console)
+    console.print()
+    if result.candidates:
+        console.print("Faster shapes of the same size (models to train anew)", style="bold")
+        print_table(candidate_columns(result.candidates), console)
+        console.print()
+        console.print("Best by number of changed fields", style="bold")
+        for number, candidate in result.best_by_num_changes().items():
+            _print_best(number, candidate, console)
+        console.print()
+        console.print(
+            f"Pareto front over time, parameters, KV bytes per token and memory, the first of {len(result.front)}",
+            style="bold",
+        )
+        print_table(candidate_columns(result.front[:_FRONT_SHOWN]), console)
+        console.print()
+    console.print(describe_space(result), style="dim", soft_wrap=True)
+    console.print(
+        "Speed is predicted, quality is not: shapes inside the guard stay where published results show little change "
+        "of loss at equal parameters (Kaplan et al. 2020: a few per cent over wide ranges); only training tells.",
+        style="dim",
+        soft_wrap=True,
+    )
+    for line in (*notes, *result.notes):
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def candidate_columns(candidates: Sequence[Candidate]) -> list[Column]:
+    """Shapes, one row each, as the columns of a table."""
+    return columns_of((_row(candidate) for candidate in candidates), _CANDIDATE_COLUMNS)
+
+
+def describe_changes(candidate: Candidate) -> str:
+    """The fields that differ, in letters: ``a 32 -> 20, d 80 -> 128``."""
+    changes = dict(candidate.changes)
+    config = candidate.config
+    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
+        changes.pop("num_kv_heads", None)
+    return ", ".join(f"{_LETTERS[name]} {old} -> {new}" for name, (old, new) in changes.items())
+
+
+def describe_space(result: SearchResult) -> str:
+    """One line on how much was looked at."""
+    tally = result.tally
+    refused = sum(tally.refused.values())
+    parts = [
+        f"{tally.num_shapes:,} shapes in {format_seconds(result.elapsed_s)}",
+        f"{tally.outside_guard:,} outside the quality guard",
+        f"{tally.outside_budget:,} of another size",
+        *([f"{refused:,} that the layout cannot run"] if refused else []),
+        f"{tally.priced:,} priced",
+        f"{tally.faster:,} faster",
+    ]
+    return ("" if result.is_complete else "interrupted, the best so far: ") + "; ".join(parts)
+
+
+def _row(candidate: Candidate) -> list[str]:
+    speedup, prediction = candidate.speedup, candidate.prediction
+    change = candidate.parameters_change_fraction
+    return [
+        str(candidate.rank),
+        describe_changes(candidate),
+        f"{speedup.factor:.3f}x",
+        f"{speedup.low:.3f} to {speedup.high:.3f}",
+        f"{100.0 * speedup.probability_faster:.0f} %",
+        f"{candidate.equal_size_speedup:.3f}x",
+        f"{format_count(prediction.parameters.total)} ({100.0 * change:+.2f} %)",
+        format_seconds(prediction.step_time_s),
+        format_bytes(prediction.memory.total_bytes),
+        format_bytes(candidate.kv_bytes_per_token),
+    ]
+
+
+def _print_best(number: int, candidate: Candidate, console: Console) -> None:
+    fields = f"{number} ({', '.join(candidate.changed_fields)})"
+    console.print(
+        f"{fields}: rank {candidate.rank}, {candidate.speedup.factor:.3f}x, {describe_changes(candidate)}",
+        soft_wrap=True,
+    )
+    gains = [gain for gain in candidate.gains if gain.saved_fraction > 0.0][:_GAINS_SHOWN]
+    for gain in gains:
+        console.print(
+            f"    {gain.module} saves {100.0 * gain.saved_fraction:.1f} %: {gain.reason}", style="dim", soft_wrap=True
+        )
+    moved = describe_measures(candidate)
+    if moved:
+        console.print(f"    moves {moved}", style="dim", soft_wrap=True)
+
+
+def describe_measures(candidate: Candidate) -> str:
+    """How far a shape moved, and how usual that is among public models."""
+    parts = []
+    for name, (value, factor, percentile) in candidate.measures.items():
+        if abs(factor - 1.0) < 1e-3:
+            continue
+        rare = " (rare)" if not _PERCENT_AT_EDGE <= percentile <= 100.0 - _PERCENT_AT_EDGE else ""
+        parts.append(
+            f"{_MEASURE_WORDS[name]} {value / factor:.3g} -> {value:.3g}, percentile {percentile:.0f} of public "
+            f"models{rare}"
+        )
+    return "; ".join(parts)
+
+
+def print_side_by_side(result: SearchResult, candidate: Candidate, console: Console) -> None:
+    """Print baseline and one shape, operation by operation.
+
+    Args:
+        result: Where the baseline is.
+        candidate: The shape.
+        console: Where to.
+    """
+    console.print(
+        f"rank {candidate.rank}: {describe_changes(candidate)}; {candidate.speedup.factor:.3f}x", style="bold"
+    )
+    columns = columns_of(_side_rows(result.baseline.prediction, candidate.prediction), _SIDE_COLUMNS)
+    print_table(columns, console)
+    moved = describe_measures(candidate)
+    if moved:
+        console.print(f"moves {moved}", style="dim", soft_wrap=True)
+
+
+def _side_rows(baseline: Prediction, candidate: Prediction) -> list[list[str]]:
+    """Operations by what they save, the most first; times per baseline's worth of tokens."""
+    work = baseline.tokens_per_step / candidate.tokens_per_step
+    old, new = (
+        {(entry.operation.name, entry.operation.pass_name): entry for entry in prediction.busiest_operations}
+        for prediction in (baseline, candidate)
+    )
+    rows = []
+    for key in {**old, **new}:
+        before, after = old.get(key), new.get(key)
+        before_s = before.total_time_s if before else 0.0
+        after_s = work * after.total_time_s if after else 0.0
+        saved = (before_s - after_s) / baseline.step_time_s
+        rows.append((saved, [*key, *_side_cells(before, after, before_s, after_s, saved)]))
+    return [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
+
+
+def _side_cells(
+    before: PricedOperation | None, after: PricedOperation | None, before_s: float, after_s: float, saved: float
+) -> list[str]:
+    facts = [operation_to_json(entry) if entry else {} for entry in (before, after)]
+    return [
+        facts[0].get("shape", "-"),
+        facts[1].get("shape", "-"),
+        format_seconds(before_s),
+        format_seconds(after_s),
+        f"{100.0 * saved:+.2f} %",
+        _pair(facts, lambda fact: f"{fact['flops'] / fact['time_s'] / TERA:.0f}" if fact.get("flops") else ""),
+        _pair(facts, lambda fact: str(fact.get("alignment") or "")),
+        _pair(facts, lambda fact: _percent(fact.get("tile_efficiency"))),
+        _pair(facts, lambda fact: _percent(fact.get("wave_efficiency"))),
+    ]
+
+
+def _pair(facts: list[dict[str, Any]], words: Any) -> str:
+    before, after = (words(fact) if fact else "" for fact in facts)
+    if not before and not after:
+        return ""
+    return before if before == after else f"{before or '-'} -> {after or '-'}"
+
+
+def _percent(fraction: float | None) -> str:
+    return f"{100.0 * fraction:.0f} %" if fraction is not None else ""

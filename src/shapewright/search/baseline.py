@@ -1,0 +1,127 @@
+"""A baseline of a given size: the nearest public model of a family, scaled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from typing import TYPE_CHECKING
+
+from shapewright.config import Model, count_parameters, list_presets, load_preset, read_model
+from shapewright.errors import ConfigError, close_names
+from shapewright.search.request import FEWEST_PARAMETERS, MOST_PARAMETERS
+
+if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
+
+_UNIT = 128  # elements; what public models of some size keep to
+_HEADS_AROUND = 8  # key-value heads tried on either side of the scaled number
+_FAMILY_OF_WORD = {"gpt": "gpt3"}  # the table that later GPT-like models were copied from
+
+
+def usual_model(num_parameters: int, family: str) -> Model:
+    """A model of a family, scaled to a number of parameters.
+
+    Args:
+        num_parameters: Parameters wanted.
+        family: Beginning of preset names, such as ``llama``; ``gpt`` means the GPT-3 table.
+
+    Raises:
+        ConfigError: there is no such family, or no whole model of that size.
+    """
+    if not FEWEST_PARAMETERS <= num_parameters <= MOST_PARAMETERS:
+        raise ConfigError(
+            f"--params {num_parameters:,} is out of range; give from {FEWEST_PARAMETERS:,} to {MOST_PARAMETERS:.0e} "
+            f"parameters, such as 2.7b"
+        )
+    word = _FAMILY_OF_WORD.get(family.casefold(), family.casefold())
+    names = [name for name in list_presets() if name == word or name.startswith((f"{word}-", f"{word}."))]
+    models = [read_model(name) for name in names or [n for n in list_presets() if word and n.startswith(word)]]
+    models = [model for model in models if model.config.stack == "decoder" and not model.config.is_moe]
+    if not models:
+        families = sorted({load_preset(name).family for name in list_presets()} | {"gpt", "llama"})
+        hint = close_names(word, families) or "see 'shapewright models'"
+        raise ConfigError(f"--family {family!r}: no dense decoder preset begins with it; {hint}")
+    nearest = min(models, key=lambda model: abs(log(count_parameters(model.config).total / num_parameters)))
+    return scale_model(nearest, num_parameters)
+
+
+def scale_model(model: Model, num_parameters: int, tolerance_fraction: float = 0.01) -> Model:
+    """Scale width and depth alike until a model has a number of parameters; heads keep their width.
+
+    Args:
+        model: What to start from; returned as it is where its size is already within the tolerance.
+        num_parameters: Parameters wanted.
+        tolerance_fraction: How near is near enough.
+
+    Raises:
+        ConfigError: no whole model of that size.
+    """
+    config, own = model.config, count_parameters(model.config).total
+    if abs(own / num_parameters - 1.0) <= tolerance_fraction:
+        return model
+    if config.is_moe or config.is_mla or config.stack != "decoder":
+        raise ConfigError(
+            f"--params {num_parameters:,}: {config.name or 'this model'} has {own:,} parameters, and only dense "
+            f"decoders are scaled; leave --params out, or give a config of that size"
+        )
+    scaled = _scaled(config, (num_parameters / own) ** (1.0 / 3.0), num_parameters)
+    size = count_parameters(scaled).total
+    words = (
+        f"{config.name or 'the config'} scaled to {size:,} parameters: L={scaled.num_layers}, h={scaled.hidden_size}"
+    )
+    return replace(model, config=scaled, source=f"{model.source}, scaled", notes=(*model.notes, words))
+
+
+def _scaled(config: TransformerConfig, factor: float, num_parameters: int) -> TransformerConfig:
+    """The shape nearest to the scaled one among widths and depths around it."""
+    group = config.num_heads // config.num_kv_heads
+    inner = config.num_heads * config.head_dim / config.hidden_size
+    best: tuple[float, TransformerConfig] | None = None
+    middle = round(config.num_kv_heads * factor)
+    for num_kv_heads in range(max(1, middle - _HEADS_AROUND), middle + _HEADS_AROUND + 1):
+        num_heads = num_kv_heads * group
+        width = num_heads * config.head_dim
+        if inner != 1.0:
+            width = max(1, round(width / inner / _UNIT)) * _UNIT
+        unit = _UNIT if width > 8 * _UNIT else 8
+        ffn = max(1, round(config.intermediate_size * width / config.hidden_size / unit)) * unit
+        layers = _fitting_layers(config, width, num_heads, group, ffn, num_parameters)
+        for num_layers in {max(1, layers - 1), layers, layers + 1}:
+            shape = _with_sizes(config, width, num_layers, num_heads, group, ffn)
+            off = abs(log(count_parameters(shape).total / num_parameters))
+            # Ten per cent of proportion weigh as much as one of size.
+            off += 0.1 * abs(log(width / num_layers * config.num_layers / config.hidden_size))
+            if best is None or off < best[0]:
+                best = off, shape
+    assert best is not None
+    return _refit_ffn(best[1], num_parameters)
+
+
+def _refit_ffn(config: TransformerConfig, num_parameters: int) -> TransformerConfig:
+    """Make up with the MLP width for what whole layers miss, where that is a little."""
+    unit = _UNIT if config.hidden_size > 8 * _UNIT else 8
+    per_unit = (3 if config.gated_mlp else 2) * config.hidden_size * config.num_layers * unit
+    steps = round((num_parameters - count_parameters(config).total) / per_unit)
+    most = config.intermediate_size // (10 * unit)
+    return replace(config, intermediate_size=config.intermediate_size + min(max(steps, -most), most) * unit)
+
+
+def _fitting_layers(
+    config: TransformerConfig, width: int, num_heads: int, group: int, ffn: int, num_parameters: int
+) -> int:
+    one, two = (count_parameters(_with_sizes(config, width, layers, num_heads, group, ffn)).total for layers in (1, 2))
+    return min(max(1, int((num_parameters - one) / (two - one)) + 1), 2**15)
+
+
+def _with_sizes(
+    config: TransformerConfig, width: int, num_layers: int, num_heads: int, group: int, ffn: int
+) -> TransformerConfig:
+    return replace(
+        config,
+        hidden_size=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_heads // group,
+        intermediate_size=ffn,
+        embedding_size=width if config.embedding_size == config.hidden_size else config.embedding_size,
+    )

@@ -1,0 +1,80 @@
+"""Price an operation of a whole grid of shapes: each distinct one once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.perf.attention import price_attention
+from shapewright.perf.calibration import load_record
+from shapewright.perf.collectives import price_collective
+from shapewright.perf.experts import price_grouped_gemm
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.pointwise import price_pointwise
+from shapewright.search.grid import Values
+from shapewright.search.trace import Traced
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.operations import Operation
+    from shapewright.search.grid import Grid
+
+# Record kind and pricing function by kind of operation.
+_PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
+    Gemm: ("gemm", price_gemm),
+    GroupedGemm: ("moe", price_grouped_gemm),
+    Attention: ("attention", price_attention),
+    Pointwise: ("pointwise", price_pointwise),
+    Collective: ("collectives", price_collective),
+}
+_NOT_PRICED = ("name", "pass_name", "stage", "repeats")
+
+
+def price_key(operation: Operation) -> tuple[Any, ...]:
+    """What decides the price of an operation: equal keys, equal prices."""
+    values = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED)
+    return (type(operation), *(value.node if isinstance(value, Traced) else value for value in values))
+
+
+def price_on_grid(operation: Operation, grid: Grid, device: Device, *, uncalibrated: bool) -> Values:
+    """Time of one execution of an operation, over the axes that its sizes depend on. [s]"""
+    names = [spec.name for spec in fields(operation) if isinstance(getattr(operation, spec.name), Traced)]
+    names = [name for name in names if name not in _NOT_PRICED]
+    aligned = grid.align(*(grid.evaluate(getattr(operation, name).node) for name in names))
+    arrays = np.broadcast_arrays(*(values.array for values in aligned)) if names else []
+    shape = arrays[0].shape if names else (1,) * 5
+    rows = [array.reshape(-1) for array in arrays]
+    inverse: Any = slice(None)
+    if not isinstance(operation, Pointwise | Collective):  # a formula of few terms is sooner computed than sorted
+        rows, inverse = _distinct(rows)
+    sizes: dict[str, Any] = dict(zip(names, rows, strict=True))
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated)
+    times_s = np.broadcast_to(np.asarray(time_s, dtype=float), (1,) if not names else rows[0].shape)
+    return Values(times_s[inverse].reshape(shape), bool(names) and aligned[0].by_heads)
+
+
+def _price(operation: Operation, device: Device, uncalibrated: bool) -> Any:
+    """Time of operations whose sizes are numbers or arrays of one length. [s]"""
+    for kind, (record_kind, price) in _PRICES.items():
+        if isinstance(operation, kind):
+            return price(operation, device, load_record(record_kind, device, uncalibrated=uncalibrated)).time_s
+    raise TypeError(f"no price for {type(operation).__name__}")
+
+
+def _distinct(columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], NDArray[np.int64]]:
+    """Distinct rows, column by column, and which of them each row is."""
+    if not columns:
+        return [], np.zeros(1, dtype=np.int64)
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * len(values) + np.asarray(code).reshape(-1), return_inverse=True)
+        codes = np.asarray(codes).reshape(-1)
+    _, first = np.unique(codes, return_index=True)
+    return [column[first] for column in columns], codes

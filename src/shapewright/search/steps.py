@@ -1,0 +1,222 @@
+"""Step time of whole grids: the one lowering, traced, its operations priced in arrays and added up as predict does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.errors import ShapewrightError
+from shapewright.lowering import lower, num_microbatches, validate_layout
+from shapewright.operations import Collective
+from shapewright.predict import count_tokens, exposed_fraction, join_stages
+from shapewright.search.grid import AXES, Sum, Values, is_constant, split_by
+from shapewright.search.pricing import price_key, price_on_grid
+from shapewright.search.trace import Tape, Traced
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from shapewright.config import TransformerConfig
+    from shapewright.hardware import Device
+    from shapewright.layout import ParallelLayout
+    from shapewright.operations import Operation
+    from shapewright.search.grid import Grid, Index
+    from shapewright.search.trace import Guard
+    from shapewright.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all shapes of a search have in common.
+
+    Attributes:
+        config: The model that the shapes are variants of.
+        device: What it runs on.
+        workload: What is run.
+        layout: How it is spread.
+        uncalibrated: Price as if nobody had measured the device.
+        followers: Fields of the config that take the value of another one: name of the follower to name of the leader.
+    """
+
+    config: TransformerConfig
+    device: Device
+    workload: Workload
+    layout: ParallelLayout
+    uncalibrated: bool = False
+    followers: Mapping[str, str]
+
+    def traced(self, tape: Tape, shape: Mapping[str, int]) -> tuple[TransformerConfig, Workload]:
+        """Config and workload whose varied fields are traced numbers with the values of one shape."""
+        return self.with_numbers({name: tape.variable(name, value) for name, value in shape.items()})
+
+    def with_numbers(self, shape: Mapping[str, Any]) -> tuple[TransformerConfig, Workload]:
+        """Config and workload with other values of the varied fields, unchecked: traced numbers pass."""
+        numbers = dict(shape)
+        numbers |= {name: numbers[leader] for name, leader in self.followers.items() if leader in numbers}
+        config, workload = copy.copy(self.config), copy.copy(self.workload)
+        for name, number in numbers.items():
+            object.__setattr__(workload if name == "micro_batch_size" else config, name, number)
+        return config, workload
+
+    def concrete(self, shape: Mapping[str, int]) -> tuple[TransformerConfig, Workload]:
+        """Config and workload of one shape.
+
+        Raises:
+            ShapewrightError: its values contradict each other.
+        """
+        values: dict[str, Any] = {name: int(value) for name, value in shape.items()}
+        values |= {name: values[leader] for name, leader in self.followers.items() if leader in values}
+        micro_batch_size = values.pop("micro_batch_size", self.workload.micro_batch_size)
+        return replace(self.config, **values), replace(self.workload, micro_batch_size=micro_batch_size)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A grid on which one lowering holds for every shape."""
+
+    grid: Grid
+    operations: tuple[Operation, ...]
+    num_passes: Any
+    num_tokens: Any
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Shapes that cannot be lowered, and why the first of them cannot."""
+
+    num_shapes: int
+    reason: ShapewrightError
+
+
+def lower_grid(grid: Grid, setting: Setting) -> Iterator[Lowered | Refused]:
+    """Cut a grid into parts that lower alike, and lower each once."""
+    for axis in range(len(AXES)):
+        grid, refused = _drop_refused(grid, axis, setting)
+        yield from refused
+    waiting = [grid] if grid.num_shapes else []
+    while waiting:
+        part = waiting.pop()
+        tape = Tape()
+        config, workload = setting.traced(tape, part.first())
+        outcome: Lowered | Refused
+        try:
+            operations = lower(config, workload, setting.layout, node_size=setting.device.node_size)
+            passes, tokens = num_microbatches(workload, setting.layout), count_tokens(workload, setting.layout)
+            outcome = Lowered(part, operations, passes, tokens)
+        except ShapewrightError as error:
+            outcome = Refused(part.num_shapes, error)
+        differing = _first_differing(part, tape.guards)
+        if differing is None:
+            yield outcome
+        else:
+            waiting += split_by(part, differing.node)
+
+
+def _drop_refused(grid: Grid, axis: int, setting: Setting) -> tuple[Grid, list[Refused]]:
+    """Leave out entries of one axis that the layout does not divide, whatever the other axes say.
+
+    Lowering would find them as well, but cuts the grid for every number that its message mentions.
+    """
+    columns = grid.columns[AXES[axis]]
+    per_entry = grid.num_shapes // max(grid.lengths[axis], 1)
+    kept, refused = [], []
+    for entry in range(grid.lengths[axis]):
+        config, workload = setting.with_numbers({name: int(column[entry]) for name, column in columns.items()})
+        try:
+            validate_layout(config, workload, setting.layout)
+            num_microbatches(workload, setting.layout)
+            kept.append(entry)
+        except ShapewrightError as error:
+            refused.append(Refused(per_entry, error))
+    return (grid.take(axis, np.array(kept, dtype=np.int64)) if refused else grid), refused
+
+
+def _first_differing(grid: Grid, guards: list[Guard]) -> Guard | None:
+    return next((guard for guard in guards if not is_constant(grid, guard.node, guard.outcome)), None)
+
+
+class StepTimes:
+    """Step times of a lowered grid, in sums that are added up where a shape is looked at."""
+
+    def __init__(self, lowered: Lowered, setting: Setting) -> None:
+        self.grid, self._layout = lowered.grid, setting.layout
+        self._num_tokens = self._constant_or_sum(lowered.num_tokens)
+        self._num_passes = self._constant_or_sum(lowered.num_passes)
+        self._stages = {stage: Sum(self.grid) for stage in ("every", "first", "last", "step")}
+        # Computation that overlapping communication hides behind, and that communication, by direction and stage.
+        self._cover = {side: Sum(self.grid) for side in ("forward", "backward")}
+        self._wanted = {(side, stage): Sum(self.grid) for side in self._cover for stage in ("every", "first", "last")}
+        self._add_operations(lowered.operations, setting)
+        self._hides = any(self._wanted.values())
+        if not self._hides and self._layout.pipeline_parallel == 1:
+            for stage in ("first", "last", "step"):
+                self._stages["every"].merge(self._stages.pop(stage))
+            self._stages |= {stage: Sum(self.grid) for stage in ("first", "last", "step")}
+        for total in (*self._stages.values(), *self._cover.values(), *self._wanted.values()):
+            total.fold()
+
+    def step_s(self, index: Index) -> NDArray[np.float64]:
+        """Step times of the shapes at an index. [s]"""
+        sums: dict[str, Any] = {stage: total.at(index) for stage, total in self._stages.items() if total}
+        sums |= {stage: 0.0 for stage, total in self._stages.items() if not total}
+        if self._hides:
+            for side, cover in self._cover.items():
+                wanted = {stage: self._wanted[side, stage].at(index) for stage in ("every", "first", "last")}
+                wanted_s = sum(wanted.values())
+                shown = np.where(wanted_s > 0.0, exposed_fraction(cover.at(index), np.maximum(wanted_s, 1e-300)), 1.0)
+                for stage, part_s in wanted.items():
+                    sums[stage] = sums[stage] + shown * part_s
+        step_s, _ = join_stages(sums, self._read(self._num_passes, index), self._layout)
+        return np.asarray(step_s, dtype=float)
+
+    def num_tokens(self, index: Index) -> Any:
+        """New tokens of one step over all devices."""
+        return self._read(self._num_tokens, index)
+
+    def _add_operations(self, operations: tuple[Operation, ...], setting: Setting) -> None:
+        priced: dict[tuple[Any, ...], Values] = {}
+        by_repeats: dict[tuple[Any, Sum], tuple[Any, Sum]] = {}
+        for operation in operations:
+            key = price_key(operation)
+            if key not in priced:
+                priced[key] = price_on_grid(operation, self.grid, setting.device, uncalibrated=setting.uncalibrated)
+            repeats = operation.repeats.node if isinstance(operation.repeats, Traced) else operation.repeats
+            for target in self._targets(operation):
+                # Operations that run equally often are added before they are multiplied.
+                _, group = by_repeats.setdefault((repeats, target), (operation.repeats, Sum(self.grid)))
+                group.add(priced[key])
+        for (_, target), (repeats, group) in by_repeats.items():
+            target.merge(group.fold(), self._values(repeats))
+
+    def _targets(self, operation: Operation) -> Iterator[Sum]:
+        """Sums that an operation's time belongs to."""
+        side = "forward" if operation.pass_name == "forward" else "backward"
+        is_collective = isinstance(operation, Collective)
+        if isinstance(operation, Collective) and operation.overlaps:
+            yield self._wanted[side, operation.stage]
+        else:
+            yield self._stages["step" if operation.pass_name == "step" else operation.stage]
+        if not is_collective and operation.pass_name != "step":
+            yield self._cover[side]
+
+    def _values(self, number: Any) -> Values:
+        if isinstance(number, Traced):
+            return self.grid.evaluate(number.node)
+        return Values(np.full((1,) * len(self.grid.lengths), number), False)
+
+    def _constant_or_sum(self, number: Any) -> Any:
+        if not isinstance(number, Traced):
+            return number
+        total = Sum(self.grid)
+        total.add(self.grid.evaluate(number.node))
+        return total
+
+    @staticmethod
+    def _read(number: Any, index: Index) -> Any:
+        return number.at(index) if isinstance(number, Sum) else number

@@ -1,0 +1,259 @@
+"""Tracing: run code written for one shape once, and keep what it computed as expressions over many shapes.
+
+A ``Traced`` number behaves as the number of one representative shape and remembers how it came about. Where the code
+needs to know a value (a branch, the length of a range) the tape notes a guard: the expression and the outcome it had.
+For every shape on which all guards come out the same, evaluating the expressions gives exactly what the code would.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+_OPERATORS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    # name: on numbers of the representative, on arrays
+    "add": (operator.add, np.add),
+    "sub": (operator.sub, np.subtract),
+    "mul": (operator.mul, np.multiply),
+    "floordiv": (operator.floordiv, np.floor_divide),
+    "truediv": (operator.truediv, np.true_divide),
+    "mod": (operator.mod, np.remainder),
+    "pow": (operator.pow, np.power),
+    "lt": (operator.lt, np.less),
+    "le": (operator.le, np.less_equal),
+    "gt": (operator.gt, np.greater),
+    "ge": (operator.ge, np.greater_equal),
+    "eq": (operator.eq, np.equal),
+    "ne": (operator.ne, np.not_equal),
+    "round": (round, lambda number, _: np.rint(number).astype(np.int64)),
+}
+
+
+class Node:
+    """One step of a computation; equal steps of one tape are one object.
+
+    Attributes:
+        op: ``variable``, ``constant``, or a key of the operators.
+        args: Name of the variable, value of the constant, or the two operands.
+        variables: Names of the variables it depends on.
+    """
+
+    __slots__ = ("args", "op", "variables")
+
+    def __init__(self, op: str, args: tuple[Any, ...], variables: frozenset[str]) -> None:
+        self.op, self.args, self.variables = op, args, variables
+
+    def __repr__(self) -> str:
+        return f"Node({self.op}, {', '.join(map(repr, self.args))})"
+
+
+class Guard(NamedTuple):
+    """What the traced code asked, and the answer for the representative shape."""
+
+    node: Node
+    outcome: Any
+
+
+class Tape:
+    """The steps of one run, and what it asked."""
+
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+        self._nodes: dict[tuple[Any, ...], Node] = {}
+        self._guarded: set[Node] = set()
+
+    def variable(self, name: str, value: int) -> Traced:
+        """A number that differs between shapes, with its value for the representative."""
+        return Traced(self, self._intern(("variable", name), "variable", (name,), frozenset({name})), value)
+
+    def node_of(self, number: Any) -> Node:
+        """Expression of a traced or plain number."""
+        if isinstance(number, Traced):
+            return number.node
+        return self._intern(("constant", type(number), number), "constant", (number,), frozenset())
+
+    def apply(self, op: str, left: Any, right: Any) -> Traced:
+        """Carry out one step."""
+        first, second = self.node_of(left), self.node_of(right)
+        node = self._intern((op, first, second), op, (first, second), first.variables | second.variables)
+        return Traced(self, node, _OPERATORS[op][0](plain(left), plain(right)))
+
+    def ask(self, number: Traced) -> Any:
+        """Value of the representative, noted as a guard."""
+        if number.node not in self._guarded:
+            self._guarded.add(number.node)
+            self.guards.append(Guard(number.node, number.value))
+        return number.value
+
+    def _intern(self, key: tuple[Any, ...], op: str, args: tuple[Any, ...], variables: frozenset[str]) -> Node:
+        if key not in self._nodes:
+            self._nodes[key] = Node(op, args, variables)
+        return self._nodes[key]
+
+
+def plain(number: Any) -> Any:
+    """Value for the representative shape, without a guard."""
+    return number.value if isinstance(number, Traced) else number
+
+
+class Traced:
+    """A number of the representative shape that remembers how it came about.
+
+    >>> tape = Tape()
+    >>> width = tape.variable("width", 2560)
+    >>> rows = -(-width // 3)
+    >>> rows.value, evaluate(rows.node, {"width": np.array([6, 7])}).tolist()
+    (854, [2, 3])
+    >>> max(width, 100) is width, [(guard.node.op, guard.outcome) for guard in tape.guards]
+    (True, [('lt', False)])
+    """
+
+    __slots__ = ("node", "tape", "value")
+
+    def __init__(self, tape: Tape, node: Node, value: Any) -> None:
+        self.tape, self.node, self.value = tape, node, value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __add__(self, other: Any) -> Traced:
+        return self.tape.apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Traced:
+        return self.tape.apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Traced:
+        return self.tape.apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Traced:
+        return self.tape.apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Traced:
+        return self.tape.apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Traced:
+        return self.tape.apply("mul", other, self)
+
+    def __floordiv__(self, other: Any) -> Traced:
+        return self.tape.apply("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Traced:
+        return self.tape.apply("floordiv", other, self)
+
+    def __truediv__(self, other: Any) -> Traced:
+        return self.tape.apply("truediv", self, other)
+
+    def __rtruediv__(self, other: Any) -> Traced:
+        return self.tape.apply("truediv", other, self)
+
+    def __mod__(self, other: Any) -> Traced:
+        return self.tape.apply("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Traced:
+        return self.tape.apply("mod", other, self)
+
+    def __pow__(self, other: Any) -> Traced:
+        return self.tape.apply("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Traced:
+        return self.tape.apply("pow", other, self)
+
+    def __round__(self, digits: None = None) -> Traced:
+        return self.tape.apply("round", self, digits)
+
+    def __neg__(self) -> Traced:
+        return self.tape.apply("mul", self, -1)
+
+    def __lt__(self, other: Any) -> Traced:
+        return self.tape.apply("lt", self, other)
+
+    def __le__(self, other: Any) -> Traced:
+        return self.tape.apply("le", self, other)
+
+    def __gt__(self, other: Any) -> Traced:
+        return self.tape.apply("gt", self, other)
+
+    def __ge__(self, other: Any) -> Traced:
+        return self.tape.apply("ge", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return self.tape.apply("eq", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self.tape.apply("ne", self, other)
+
+    def __divmod__(self, other: Any) -> tuple[Traced, Traced]:
+        return self // other, self % other
+
+    def __bool__(self) -> bool:
+        if isinstance(self.value, bool):
+            return bool(self.tape.ask(self))
+        return bool(self.tape.ask(self.tape.apply("ne", self, 0)))
+
+    # Where only the value will do, shapes are held to this very one.
+    def __hash__(self) -> int:
+        return hash(self.tape.ask(self))
+
+    def __index__(self) -> int:
+        return operator.index(self.tape.ask(self))
+
+    def __int__(self) -> int:
+        return int(self.tape.ask(self))
+
+    def __float__(self) -> float:
+        return float(self.tape.ask(self))
+
+
+def evaluate(
+    node: Node, values: Mapping[str, NDArray[Any]], memo: dict[Node, NDArray[Any]] | None = None
+) -> NDArray[Any]:
+    """Compute an expression over arrays.
+
+    Args:
+        node: The expression.
+        values: An array for each variable; they broadcast together.
+        memo: What has been computed so far over the same arrays; extended.
+    """
+    memo = {} if memo is None else memo
+    if node not in memo:
+        if node.op == "variable":
+            memo[node] = values[node.args[0]]
+        elif node.op == "constant":
+            memo[node] = np.asarray(node.args[0])
+        else:
+            left, right = (evaluate(argument, values, memo) for argument in node.args)
+            memo[node] = _OPERATORS[node.op][1](left, right)
+    return memo[node]
+
+
+_MOST_SUMMANDS = 256
+
+
+def summands(node: Node) -> list[list[Node]]:
+    """Write an expression as a sum of products, as far as that keeps it short; minus is a product with -1.
+
+    >>> tape = Tape()
+    >>> a, b, c = (tape.variable(name, 1) for name in "abc")
+    >>> [[factor.args[0] for factor in product] for product in summands((a * (b + c)).node)]
+    [['a', 'b'], ['a', 'c']]
+    """
+    if node.op == "add":
+        return summands(node.args[0]) + summands(node.args[1])
+    if node.op == "sub":
+        return summands(node.args[0]) + [[*product, _MINUS_ONE] for product in summands(node.args[1])]
+    if node.op == "mul":
+        left, right = summands(node.args[0]), summands(node.args[1])
+        if len(left) * len(right) <= _MOST_SUMMANDS:
+            return [[*first, *second] for first in left for second in right]
+    return [[node]]
+
+
+_MINUS_ONE = Node("constant", (-1,), frozenset())

@@ -1,0 +1,209 @@
+"""The search in arrays against predictions one by one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapewright.errors import ShapewrightError
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.predict import predict
+from shapewright.question import ask
+from shapewright.search import SearchRequest, search_shapes
+from shapewright.search.grid import Grid
+from shapewright.search.memory import MemoryOfShapes, kv_bytes_per_token
+from shapewright.search.steps import Lowered, Refused, Setting, StepTimes, lower_grid
+from shapewright.workload import Workload
+
+MODELS = ("gpt3-125m", "qwen2.5-0.5b", "gemma-2-2b", "mixtral-8x7b", "bert-base")
+LAYOUTS = (
+    {},
+    {"tensor_parallel": 2},
+    {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1},
+    {"data_parallel": 4, "zero_stage": 3},
+    {"pipeline_parallel": 4, "virtual_pipeline": 2, "context_parallel": 2},
+)
+WORKLOADS = (
+    {"phase": "train", "attention": "unfused", "dtype": "fp16"},
+    {"phase": "train", "recompute": "full", "global_batch_size": 32},
+    {"phase": "prefill", "seq_len": 1024},
+    {"phase": "decode", "context_len": 3000},
+)
+FOLLOWERS = {"v_head_dim": "head_dim", "embedding_size": "hidden_size"}
+
+
+def columns(draw: st.DrawFn, is_moe: bool) -> dict[str, dict[str, Any]]:
+    """A small grid: sound heads, and any values of the rest, odd ones too."""
+    heads = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from((512, 768, 1000, 1024)),
+                st.sampled_from((1, 2, 4)),
+                st.sampled_from((1, 2, 4)),
+                st.sampled_from((40, 64, 80, 128)),
+            ),
+            min_size=1,
+            max_size=3,
+            unique=True,
+        )
+    )
+    sizes = st.lists(st.integers(64, 4096), min_size=1, max_size=2, unique=True)
+    return {
+        "heads": {
+            "hidden_size": [width for width, _, _, _ in heads],
+            "num_heads": [kv_heads * group for _, kv_heads, group, _ in heads],
+            "num_kv_heads": [kv_heads for _, kv_heads, _, _ in heads],
+            "head_dim": [head_dim for _, _, _, head_dim in heads],
+        },
+        "ffn": {"moe_intermediate_size" if is_moe else "intermediate_size": draw(sizes)},
+        "depth": {"num_layers": draw(st.lists(st.integers(1, 12), min_size=1, max_size=2, unique=True))},
+        "vocab": {"vocab_size": draw(st.lists(st.integers(100, 60_000), min_size=1, max_size=2, unique=True))},
+        "batch": {
+            "micro_batch_size": draw(st.lists(st.sampled_from((1, 2, 3, 8)), min_size=1, max_size=2, unique=True))
+        },
+    }
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Grid, Setting]:
+    """A grid around some model, with a device, a workload and a layout."""
+    name = draw(st.sampled_from(MODELS))
+    workload = draw(st.sampled_from(WORKLOADS))
+    if name == "bert-base" and workload["phase"] == "decode":
+        workload = WORKLOADS[0]
+    layout = draw(st.sampled_from(LAYOUTS))
+    question = ask(name, draw(st.sampled_from(("a100-sxm-80gb", "h100-sxm-80gb"))), workload=workload, layout=layout)
+    arrays = {
+        axis: {field: np.array(values, dtype=np.int64) for field, values in fields.items()}
+        for axis, fields in columns(draw, question.config.is_moe).items()
+    }
+    setting = Setting(
+        config=question.config,
+        device=question.device,
+        workload=question.workload,
+        layout=question.layout,
+        followers=FOLLOWERS,
+    )
+    return Grid(arrays, frozenset({"hidden_size"})), setting
+
+
+def every_index(grid: Grid) -> tuple[np.ndarray[Any, Any], ...]:
+    """Positions of all shapes of a grid."""
+    return tuple(positions.reshape(-1) for positions in np.indices(grid.lengths))
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems())
+def test_arrays_equal_predictions_one_by_one(problem: tuple[Grid, Setting]) -> None:
+    """Step time, tokens, memory and KV bytes of every shape are those of predict; shapes it refuses are refused."""
+    grid, setting = problem
+    num_lowered = num_refused = 0
+    for part in lower_grid(grid, setting):
+        if isinstance(part, Refused):
+            num_refused += part.num_shapes
+            continue
+        assert isinstance(part, Lowered)
+        index = every_index(part.grid)
+        times, shapes = StepTimes(part, setting), part.grid.fields_at(index)
+        memory_bytes, kv_bytes = MemoryOfShapes(setting).estimate(shapes)
+        steps_s = times.step_s(index)
+        tokens = np.broadcast_to(times.num_tokens(index), steps_s.shape)
+        for row in range(len(steps_s)):
+            config, workload = setting.concrete({name: int(column[row]) for name, column in shapes.items()})
+            one = predict(config, device=setting.device, workload=workload, layout=setting.layout)
+            assert steps_s[row] == pytest.approx(one.step_time_s, rel=1e-9)
+            assert tokens[row] == one.tokens_per_step
+            assert memory_bytes[row] == pytest.approx(one.memory.total_bytes, rel=1e-9)
+            assert kv_bytes[row] == kv_bytes_per_token(config, workload)
+        num_lowered += part.grid.num_shapes
+    possible = sum(can_run(setting, shape) for shape in every_shape(grid))
+    assert (num_lowered, num_refused) == (possible, grid.num_shapes - possible)
+
+
+def every_shape(grid: Grid) -> list[dict[str, int]]:
+    """Fields of every shape of a grid."""
+    shapes = grid.fields_at(every_index(grid))
+    return [{name: int(column[row]) for name, column in shapes.items()} for row in range(grid.num_shapes)]
+
+
+def can_run(setting: Setting, shape: dict[str, int]) -> bool:
+    """Whether predict answers at all."""
+    config, workload = setting.concrete(shape)
+    try:
+        predict(config, device=setting.device, workload=workload, layout=setting.layout)
+    except ShapewrightError:
+        return False
+    return True
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(("gpt3-125m", "pythia-160m", "smollm2-135m")),
+    st.sampled_from((0.005, 0.02, 0.2)),
+    st.sampled_from((("heads", "ffn"), ("vocab", "depth", "kv_heads"), ("width", "vocab"))),
+    st.sampled_from(({}, {"tensor_parallel": 2})),
+)
+def test_best_equals_brute_force(name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int]) -> None:
+    """The first of the list is what trying every shape of the space by itself finds."""
+    device = load_device("h100-sxm-80gb")
+    try:
+        question = ask(name, device, layout=layout)
+        baseline = question.predict()
+        request = SearchRequest(vary=vary, tolerance_fraction=tolerance)
+        result = search_shapes(question.model, device, question.workload, question.layout, request)
+    except ShapewrightError:
+        return  # a space without shapes, or a layout that does not divide the model: said in one line
+    costs = brute_force_costs(question.workload, question.layout, request, result, baseline.parameters.total)
+    own = baseline.step_time_s / baseline.parameters.active
+    faster = [(cost, step_s) for cost, step_s in costs if cost < own * 0.998 and step_s < baseline.step_time_s]
+    if not faster:
+        assert result.candidates == ()
+        return
+    best = result.candidates[0].prediction
+    assert best.step_time_s / best.parameters.active == pytest.approx(min(faster)[0], rel=1e-9)
+    assert len(faster) == result.tally.faster + result.tally.too_large
+
+
+def brute_force_costs(
+    workload: Workload, layout: ParallelLayout, request: SearchRequest, result: Any, wanted: int
+) -> list[tuple[float, float]]:
+    """Step time per parameter, and step time, of every shape inside guard and budget, predicted one at a time."""
+    from shapewright.config import count_parameters
+    from shapewright.search.bands import measure_shape
+    from shapewright.search.space import make_space
+
+    baseline = result.baseline.config
+    space = make_space(baseline, workload, layout, request)
+    axes = [range(length) for length in space.grid.lengths]
+    setting = Setting(
+        config=baseline,
+        device=result.baseline.prediction.device,
+        workload=workload,
+        layout=layout,
+        followers=space.followers,
+    )
+    found = []
+    for position in itertools.product(*axes):
+        fields = space.grid.fields_at(tuple(np.array([place]) for place in position))
+        config, _ = setting.concrete({name: int(column[0]) for name, column in fields.items()})
+        measures = measure_shape(config)
+        inside = all(
+            low * (1 - 1e-9) <= measures[name] <= high * (1 + 1e-9)
+            for name, (low, high) in space.ranges.items()
+            if name in ("aspect", "ffn_ratio")
+        )
+        counts = count_parameters(config)
+        if not inside or abs(counts.total - wanted) > request.tolerance_fraction * wanted:
+            continue
+        try:
+            one = predict(config, device=setting.device, workload=workload, layout=layout)
+        except ShapewrightError:
+            continue
+        found.append((one.step_time_s / counts.active, one.step_time_s))
+    return found

@@ -1,0 +1,223 @@
+"""Parts of the search: tracing, grids, fronts, changes, bands, requests, comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapewright.errors import ConfigError
+from shapewright.hardware import load_device
+from shapewright.question import ask
+from shapewright.search import SearchRequest, scale_model, usual_model
+from shapewright.search.bands import MEASURES, allowed_range, percentile_of, preset_measures
+from shapewright.search.compare import compare_times
+from shapewright.search.front import best_of_each, pareto
+from shapewright.search.grid import Grid, split_by, sum_of
+from shapewright.search.trace import Tape, evaluate, plain
+
+
+def grid_of(**columns: list[int]) -> Grid:
+    """A grid with a width on ``heads`` and one field on each of the other axes."""
+    axes: dict[str, dict[str, Any]] = {
+        "heads": {"hidden_size": columns.get("hidden_size", [64]), "num_heads": columns.get("num_heads", [1])},
+        "ffn": {"intermediate_size": columns.get("intermediate_size", [256])},
+        "depth": {"num_layers": columns.get("num_layers", [2])},
+        "vocab": {"vocab_size": columns.get("vocab_size", [100])},
+        "batch": {"micro_batch_size": columns.get("micro_batch_size", [1])},
+    }
+    arrays = {axis: {name: np.array(values) for name, values in fields.items()} for axis, fields in axes.items()}
+    return Grid(arrays, frozenset({"hidden_size"}))
+
+
+def test_traced_code_gives_what_it_would_on_each_value() -> None:
+    """Integer and float arithmetic, in both orders of the operands, come out as Python computes them."""
+
+    def formula(width: Any, heads: Any) -> Any:
+        return -(-width // heads) * 3 - width % heads + 2.0 * width / heads + heads**2 + 7 // heads + round(width / 7)
+
+    tape = Tape()
+    traced = formula(tape.variable("width", 100), tape.variable("heads", 8))
+    pairs = [(100, 8), (101, 8), (64, 3)]
+    values = {"width": np.array([pair[0] for pair in pairs]), "heads": np.array([pair[1] for pair in pairs])}
+
+    assert plain(traced) == formula(100, 8)
+    assert evaluate(traced.node, values).tolist() == [formula(*pair) for pair in pairs]
+    assert tape.guards == []
+
+
+def test_branches_become_guards() -> None:
+    """A comparison, a truth value, a range and a float() each note what they asked, once."""
+    tape = Tape()
+    width = tape.variable("width", 100)
+
+    assert min(width, 200) is width
+    assert min(width, 200) is width
+    assert width % 3
+    assert len(range(width)) == 100
+    assert float(width * 0.5) == 50.0
+    assert [(guard.node.op, guard.outcome) for guard in tape.guards] == [
+        ("gt", False),
+        ("ne", True),
+        ("variable", 100),
+        ("mul", 50.0),
+    ]
+
+
+def test_what_depends_on_width_is_computed_per_width() -> None:
+    """Entries of one width share their values; sums over the grid still give one value per shape."""
+    grid = grid_of(hidden_size=[64, 64, 128], num_heads=[1, 2, 2], num_layers=[2, 3, 4])
+    tape = Tape()
+    width, heads, layers = (tape.variable(name, 1) for name in ("hidden_size", "num_heads", "num_layers"))
+
+    assert grid.evaluate((width * layers).node).array.shape == (2, 1, 3, 1, 1)
+    total = sum_of(grid, (layers * (width * width + heads) + 5).node)
+    index = tuple(np.array(positions) for positions in ([0, 2, 1], [0, 0, 0], [0, 2, 1], [0, 0, 0], [0, 0, 0]))
+    assert total.at(index).tolist() == [2 * (64 * 64 + 1) + 5, 4 * (128 * 128 + 2) + 5, 3 * (64 * 64 + 2) + 5]
+    dense = np.broadcast_to(total.on_rows(np.array([1, 2])), (2, 1, 3, 1, 1))
+    assert dense[:, 0, :, 0, 0].tolist() == [
+        [layer * (64 * 64 + 2) + 5 for layer in (2, 3, 4)],
+        [layer * (128 * 128 + 2) + 5 for layer in (2, 3, 4)],
+    ]
+
+
+def test_grids_are_cut_where_a_branch_goes_another_way() -> None:
+    """The parts together are the whole, and on each the asked value is constant."""
+    grid = grid_of(hidden_size=[64, 65, 66, 68], num_heads=[1, 1, 1, 1], num_layers=[2, 3])
+    tape = Tape()
+    node = (tape.variable("hidden_size", 64) % 2).node
+    parts = list(split_by(grid, node))
+
+    assert sorted(part.columns["heads"]["hidden_size"].tolist() for part in parts) == [[64, 66, 68], [65]]
+    assert sum(part.num_shapes for part in parts) == grid.num_shapes
+
+
+def table_of(rows: list[tuple[float, float, float, float]], changes: list[int] | None = None) -> dict[str, Any]:
+    """A table from time per token, parameters, KV bytes and memory."""
+    columns = np.array(rows, dtype=float).T
+    return {
+        "token_s": columns[0],
+        "cost": columns[0] / columns[1],
+        "parameters": columns[1],
+        "kv_bytes": columns[2],
+        "memory_bytes": columns[3],
+        "changes": np.array(changes or [0] * len(rows)),
+    }
+
+
+def test_front_keeps_what_nothing_beats() -> None:
+    """A row goes where another is as good in all four respects; one that is best in a single respect stays."""
+    table = table_of(
+        [
+            (1.00, 1e9, 100.0, 1e10),  # fastest
+            (1.10, 1e9, 100.0, 1e10),  # slower, otherwise the same
+            (1.10, 1e9, 50.0, 1e10),  # slower, half the cache
+            (1.20, 1.1e9, 100.0, 1e10),  # slower, more parameters
+            (1.001, 1e9, 100.0, 1e10),  # as fast as anybody can tell
+        ]
+    )
+
+    assert sorted(pareto(table)["token_s"].tolist()) == [1.0, 1.1, 1.2]
+
+
+def test_best_of_each_kind_of_change() -> None:
+    """Of each kind the cheapest few stay."""
+    table = table_of([(time, 1.0, 1.0, 1.0) for time in (3.0, 1.0, 2.0, 5.0, 4.0)], changes=[1, 1, 1, 4, 4])
+
+    best = best_of_each(table, 2)
+
+    assert list(zip(best["changes"].tolist(), best["token_s"].tolist(), strict=True)) == [
+        (1, 1.0),
+        (1, 2.0),
+        (4, 4.0),
+        (4, 5.0),
+    ]
+
+
+def test_same_shape_has_no_uncertainty() -> None:
+    """Errors that two shapes share cancel: against itself a shape is neither faster nor unsure."""
+    own = ask("gpt3-2.7b", "a100-sxm-40gb").predict()
+    speedup = compare_times(own, own)
+
+    assert (speedup.factor, speedup.low, speedup.high, speedup.probability_faster) == (1.0, 1.0, 1.0, 0.5)
+
+
+def test_small_changes_are_surer_than_their_steps() -> None:
+    """A vocabulary padded alone leaves most of the step the same; its interval is far narrower than the step's."""
+    own, padded = (
+        ask("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16"}, overrides={"vocab_size": size}).predict()
+        for size in (50257, 50304)
+    )
+    speedup = compare_times(own, padded)
+
+    assert speedup.low < speedup.factor < speedup.high
+    assert speedup.high / speedup.low < 0.6 * own.step_time_high_s / own.step_time_low_s
+    assert speedup.probability_faster > 0.95
+    back = compare_times(padded, own)
+    assert back.probability_faster == pytest.approx(1.0 - speedup.probability_faster)
+
+
+def test_guard_is_narrower_when_strict_and_holds_the_baseline() -> None:
+    """The range of every measure has the baseline's value in it; strict ranges lie inside the usual ones."""
+    for measure in MEASURES:
+        for value in (0.3, 1.0, 4.0, 80.0, 128.0, 1000.0):
+            usual, strict = (allowed_range(measure, value, guard) for guard in ("usual", "strict"))
+            assert usual[0] <= strict[0] <= value <= strict[1] <= usual[1]
+    assert allowed_range(MEASURES[0], 80.0, "free") == (0.0, float("inf"))
+
+
+def test_percentiles_come_from_the_presets() -> None:
+    """A head width of 128 is what most public models have, 16 what none has."""
+    assert 30.0 < percentile_of("head_dim", 128.0) < 90.0
+    assert percentile_of("head_dim", 16.0) == 0.0
+    assert percentile_of("head_dim", 10_000.0) == 100.0
+    assert len(preset_measures()["head_dim"]) > 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"vary": ("heads", "colour")}, "'colour' is not known"),
+        ({"vary": ("head",)}, "did you mean 'heads'"),
+        ({"keep": {"nope": 1}}, "'nope' is no field"),
+        ({"keep": {"norm": 1}}, "has no effect"),
+        ({"keep": {"heads": 16, "num_heads": 20}}, "num_heads=16 and num_heads=20"),
+        ({"keep": {"heads": 0}}, "heads=0"),
+        ({"num_parameters": 0}, "out of range"),
+        ({"num_parameters": 10**18}, "out of range"),
+        ({"tolerance_fraction": -0.1}, "--tolerance"),
+        ({"tolerance_fraction": float("nan")}, "--tolerance"),
+        ({"top": 0}, "--top"),
+        ({"guard": "none"}, "guard='none'"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:
+    """Each says what is wrong in one line."""
+    with pytest.raises(ConfigError) as caught:
+        SearchRequest(**fields)
+
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt", "qwen2.5", "pythia"])
+@pytest.mark.parametrize("num_parameters", [200_000_000, 3_000_000_000, 40_000_000_000])
+def test_usual_model_has_the_size_asked_for(family: str, num_parameters: int) -> None:
+    """Scaled public models come within 2 % of any size, with whole heads and usual proportions."""
+    from shapewright.config import count_parameters
+
+    config = usual_model(num_parameters, family).config
+
+    assert count_parameters(config).total == pytest.approx(num_parameters, rel=0.02)
+    assert config.num_heads % config.num_kv_heads == 0
+    assert 10 < config.hidden_size / config.num_layers < 300
+
+
+def test_models_that_cannot_be_scaled_say_so() -> None:
+    """Experts and unknown families are refused in one line."""
+    model = ask("mixtral-8x7b", load_device("h100-sxm-80gb")).model
+    with pytest.raises(ConfigError, match="only dense decoders are scaled"):
+        scale_model(model, 10**9)
+    with pytest.raises(ConfigError, match="no dense decoder preset begins with it"):
+        usual_model(10**9, "lama")
