@@ -11,7 +11,16 @@ pytest.importorskip("torch", reason="comparing GEMMs with PyTorch needs the trac
 pytest.importorskip("transformers", reason="comparing GEMMs with PyTorch needs the trace extra (transformers)")
 
 from hf_models import TINY_CONFIGS, build_on_meta, model_type_of, tiny_config
-from traced_products import Product, Trace, trace_decode, trace_prefill, trace_training, turn, without_layout
+from traced_products import (
+    Product,
+    Trace,
+    trace_decode,
+    trace_prefill,
+    trace_training,
+    turn,
+    without_groups,
+    without_layout,
+)
 
 from shapewright.config.hf import read_hf
 from shapewright.layout import ParallelLayout
@@ -119,7 +128,9 @@ def test_every_gemm_of_prefill_and_decode_is_lowered(key: str) -> None:
     traced_prefill, _ = trace_prefill(model, BATCH_SIZE, SEQ_LEN)
     assert without_layout(lowered_products(config, prefill, "forward")) == without_layout(traced_prefill)
     traced_decode = trace_decode(model, BATCH_SIZE, CONTEXT_LEN)
-    assert without_layout(lowered_products(config, decode, "forward")) == without_layout(traced_decode)
+    # With few tokens transformers gathers one weight matrix per row; lowering counts the experts that rows may reach.
+    lowered_decode = without_groups(without_layout(lowered_products(config, decode, "forward")))
+    assert lowered_decode == without_groups(without_layout(traced_decode))
 
 
 def test_llama_4_differs_in_its_experts_alone() -> None:

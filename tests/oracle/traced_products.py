@@ -92,6 +92,14 @@ def without_layout(products: Counter[Product]) -> Counter[Product]:
     return merged
 
 
+def without_groups(products: Counter[Product]) -> Counter[Product]:
+    """Count again, grouped products by their rows alone."""
+    merged: Counter[Product] = Counter()
+    for product, count in products.items():
+        merged[product._replace(groups=1)] += count
+    return merged
+
+
 def _product_of(func: Any, args: Sequence[Any]) -> Product | None:
     """Read a dispatched product in BLAS letters; None if the operator is none."""
     if func in _SINGLE_PRODUCTS or func in _BATCHED_PRODUCTS:
