@@ -11,6 +11,7 @@ fold by fold. Kernels that were timed on fewer than three layouts are left out.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from calibrate_gemm import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section, transform, untransform
 from calibration_fit import HELD_OUT_FOLD, NUM_FOLDS, interval_of, write_record
+from gemm_fit import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section, transform, untransform
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
@@ -163,7 +164,7 @@ def read_rows(table: pd.DataFrame, device: Device, dtype: str) -> Rows:
         pd.DataFrame({"m": p.m / np.minimum(p.groups, p.m), "n": p.n, "k": p.k, "batch": np.minimum(p.groups, p.m)})
         for p in block.products
     )
-    return Rows(products, own, idle, table.latency_s.to_numpy(), table.fold.to_numpy())  # type: ignore[arg-type]
+    return Rows(products, own, idle, table.latency_s.to_numpy(), table.fold.to_numpy())
 
 
 def predict_blocks(rows: Rows, section: dict[str, Any], rates: Any) -> Array:
@@ -211,11 +212,10 @@ def fit_kernel(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> F
     report = {
         "rows": len(rows.measured),
         "rows_fitted": min(int((~held).sum()), FIT_ROWS),
-        "unseen_layouts": judge(unseen, rows.measured),
-        "seen_layouts": judge(predict_blocks(rows.take(~held), shipped, rates), rows.measured[~held]),
+        "held_out": judge(unseen, rows.measured),
+        "held_out_of_the_record": judge(unseen[held], rows.measured[held]),
+        "fitted": judge(predict_blocks(rows.take(~held), shipped, rates), rows.measured[~held]),
     }
-    if held.any():
-        report["held_out"] = judge(unseen[held], rows.measured[held])
     return Fitted(shipped, interval_of(unseen, rows.measured), report)
 
 
@@ -227,6 +227,7 @@ def fit_device(table: pd.DataFrame, name: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {"dtypes": {}, "libraries": {}}
     intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
     reports: dict[str, Any] = {}
+    defaults: dict[str, str] = {}
     # Larger groups later, so that the default is the newest vllm's most used kernel.
     groups = sorted(table.groupby(["dtype", "library", "kernel"]), key=lambda group: len(group[1]))
     for (word, library, kernel), blocks in groups:
@@ -238,11 +239,11 @@ def fit_device(table: pd.DataFrame, name: str) -> dict[str, Any]:
         key = f"{library}/{kernel}"
         parameters["libraries"].setdefault(key, {})[dtype] = fitted.section
         intervals["libraries"].setdefault(key, {})[dtype] = fitted.interval
-        reports.setdefault(key, {})[dtype] = fitted.report
+        reports[f"{dtype}, {key}"] = fitted.report
         if library.startswith(DEFAULT_LIBRARY):
             parameters["dtypes"][dtype], intervals["dtypes"][dtype] = fitted.section, fitted.interval
-            fitted.report["is_default"] = True
-        print(name, key, dtype, fitted.report["unseen_layouts"], fitted.report["seen_layouts"]["mean_ape"], flush=True)
+            defaults[dtype] = f"{dtype}, {key}"
+        print(name, dtype, key, json.dumps(fitted.report), flush=True)
     return {
         "devices": [name, *SHARED_CHIPS.get(name, ())],
         "architecture": device.architecture,
@@ -252,8 +253,8 @@ def fit_device(table: pd.DataFrame, name: str) -> dict[str, Any]:
             "command": f"python scripts/calibrate_moe.py --data DIR --device {name}",
             "date": datetime.now(UTC).date().isoformat(),
             "source": "moe.parquet (ai-dynamo/aiconfigurator @095f58a, Apache-2.0)",
-            "split": "a fifth of whole layouts (experts, top k, hidden, inner) held out; unseen_layouts: five folds",
-            "default": "sections under dtypes are those of the newest vllm's most measured kernel",
+            "split": "a fifth of whole layouts (experts, top k, hidden, inner) held out; reports: each fifth in turn",
+            "defaults": defaults,
             "reports": reports,
         },
     }

@@ -182,7 +182,8 @@ def accuracy() -> str:
         "# Accuracy of the calibration records",
         WRITTEN_BY,
         "Absolute percentage error of predicted against measured time, on rows that the fit did not see: whole (n, k) "
-        "shapes of GEMMs, whole head layouts of attention, whole (operation, group, message) cells of collectives, one "
+        "shapes of GEMMs, whole layouts of expert blocks (each fifth of them left out in turn), whole head layouts of "
+        "attention, whole (operation, group, message) cells of collectives, one "
         "whole model of pointwise operations. Splits and what is assumed are in [decisions](decisions), sources and "
         "licences of the data in the README.",
         markdown_table(["operation", "device", "section", "rows", "mean", "median", "p90", "fitted"], rows),

@@ -34,6 +34,14 @@ ACCURACY_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "GEMM, 16-bit": ("gemm", ("bf16", "fp16")),
     "GEMM, odd sizes": ("gemm", ("bf16, odd sizes",)),
     "GEMM, fp8": ("gemm", ("fp8",)),
+    "expert blocks, 16-bit": (
+        "moe",
+        (
+            "bf16, vllm 0.24.0/vllm_unquantizedfusedmoe_triton_tritonexperts",
+            "bf16, vllm 0.24.0/vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts",
+            "bf16, vllm 0.14.0/vllm_fused_moe",
+        ),
+    ),
     "attention, prefill": ("attention", ("16bit/prefill",)),
     "attention, decode": ("attention", ("16bit/decode",)),
     "collectives": ("collectives", ("inside a node",)),

@@ -102,11 +102,13 @@ def test_a_device_nobody_measured_borrows() -> None:
     assert found.high_s / found.time_s > own.high_s / own.time_s
 
 
-def test_idle_rows_of_an_unknown_format(record: CalibrationRecord) -> None:
-    """Asking for a format without a section is an error that names those there are."""
-    assert read_idle_row_share(record, "bf16") > 0.0
-    with pytest.raises(CalibrationError, match=r"no section for int8; it has .*bf16"):
-        read_idle_row_share(record, "int8")
+def test_idle_rows_of_a_format_without_a_section(record: CalibrationRecord) -> None:
+    """It takes the share of the nearest kin, as its price does; a record with none is an error that says so."""
+    empty = replace(record, parameters={"dtypes": {}, "libraries": {}})
+
+    assert read_idle_row_share(record, "fp4") == read_idle_row_share(record, "fp8") > 0.0
+    with pytest.raises(CalibrationError, match=r"no section for fp4 nor for fp8, bf16, fp16"):
+        read_idle_row_share(empty, "fp4")
 
 
 def test_rows_step_up_with_tiles() -> None:

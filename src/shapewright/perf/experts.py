@@ -24,7 +24,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
-from shapewright.perf.gemm import price_gemm, price_gemms
+from shapewright.perf.gemm import DTYPE_KIN, price_gemm, price_gemms
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -98,12 +98,14 @@ def read_idle_row_share(record: CalibrationRecord, dtype: str, library: str = ""
     a step with an exchange there are none.
 
     Raises:
-        CalibrationError: the record has no section for the dtype.
+        CalibrationError: the record has no section for the dtype nor for its kin.
     """
-    sections = record.parameters["libraries"].get(library, {})
-    section = sections.get(dtype, record.parameters["dtypes"].get(dtype))
-    if section is None:
-        raise CalibrationError(
-            f"record {record.id} has no section for {dtype}; it has {', '.join(record.parameters['dtypes'])}"
-        )
-    return float(section["idle_row_share"])
+    own = record.parameters["libraries"].get(library, {})
+    default = record.parameters["dtypes"]
+    for name in (dtype, *DTYPE_KIN[dtype]):
+        if name in own or name in default:
+            return float(own.get(name, default.get(name))["idle_row_share"])
+    raise CalibrationError(
+        f"record {record.id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
+        f"it has {', '.join(default)}"
+    )

@@ -1,0 +1,99 @@
+"""Expert-layer records against measured blocks whose whole layouts (experts, top k, widths) no fit saw."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from calibration_script import REPOSITORY, load_script
+from measured import measured_file
+
+from shapewright.accuracy import moe
+from shapewright.accuracy.columns import Columns, Labels
+from shapewright.accuracy.context import Chunk, Context
+
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["moe"]
+RECORDS = sorted((REPOSITORY / "src/shapewright/perf/data/moe").glob("*.json"))
+CASES = [
+    (library, name, dtype)
+    for library, devices in LIMITS.items()
+    for name, dtypes in devices.items()
+    for dtype in dtypes
+]
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script that made the records; its folds decide which layouts are unseen."""
+    return load_script("calibrate_moe")
+
+
+@cache
+def price_unseen(script: ModuleType, uncalibrated: bool = False) -> tuple[Chunk, ...]:
+    """Rows of held-out layouts that some kernel's fit could have seen, priced as the package prices them."""
+    table = script.read_table(measured_file("moe.parquet").parent)
+    layouts = table.drop_duplicates([*script.LAYOUT, "kernel", "device"]).groupby(["device", "kernel"]).size()
+    fitted = layouts[layouts >= script.FEWEST_LAYOUTS].index
+    table = table[table.set_index(["device", "kernel"]).index.isin(fitted) & (table.fold == script.HELD_OUT_FOLD)]
+    columns = Columns(
+        len(table),
+        {name: table[name].to_numpy(float) for name in (*moe.FORMAT.numbers, "latency_s")},
+        {name: Labels.of(table[name].to_numpy(str)) for name in moe.FORMAT.labels},
+    )
+    return tuple(moe.price(columns, Context(uncalibrated=uncalibrated)))
+
+
+def chosen(script: ModuleType, library: str, name: str, dtype: str) -> Iterator[Chunk]:
+    """Chunks of one library, device and dtype."""
+    found = [each for each in price_unseen(script) if (each.library, each.device, each.dtype) == (library, name, dtype)]
+    assert found
+    yield from found
+
+
+def error(chunks: Iterator[Chunk], field: str = "predicted") -> float:
+    """Mean |predicted / measured - 1|."""
+    ratios = [np.asarray(getattr(each.prices, field)) / each.measured for each in chunks]
+    return float(np.mean(np.abs(np.concatenate(ratios) - 1.0)))
+
+
+@pytest.mark.parametrize(("library", "name", "dtype"), CASES)
+def test_unseen_layouts(script: ModuleType, library: str, name: str, dtype: str) -> None:
+    """Mean error stays within the limit, over token counts, shardings and distributions."""
+    assert error(chosen(script, library, name, dtype)) <= LIMITS[library][name][dtype]
+
+
+def test_the_limits_can_fail(script: ModuleType) -> None:
+    """The plain roofline on the same rows is outside every limit."""
+    for library, name, dtype in CASES:
+        assert error(chosen(script, library, name, dtype), "roofline") > LIMITS[library][name][dtype]
+
+
+def test_interval_coverage(script: ModuleType) -> None:
+    """Of the unseen rows 80 to 97 % lie inside the 90 % interval."""
+    inside = [(each.measured >= each.prices.low) & (each.measured <= each.prices.high) for each in price_unseen(script)]
+
+    assert 0.80 <= float(np.mean(np.concatenate(inside))) <= 0.97
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_records_carry_their_provenance(path: Path) -> None:
+    """Each record says what it was fitted on, when, how, how wrong it is on layouts it did not see, and its default."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    reports = record["provenance"]["reports"]
+
+    assert record["id"] == f"moe/{path.stem}/{record['provenance']['date']}"
+    assert "calibrate_moe.py" in record["provenance"]["command"]
+    assert set(record["parameters"]["dtypes"]) == set(record["interval"]["dtypes"])
+    assert set(record["parameters"]["libraries"]) == set(record["interval"]["libraries"])
+    assert len(reports) == sum(map(len, record["parameters"]["libraries"].values()))
+    assert set(record["provenance"]["defaults"]) == set(record["parameters"]["dtypes"])
+    assert set(record["provenance"]["defaults"].values()) <= set(reports)
+    for report in reports.values():
+        assert report["held_out"]["rows"] == report["rows"] > 1000
+        assert report["held_out_of_the_record"]["rows"] > 100
