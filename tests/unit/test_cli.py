@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
+from shapewright.bench.store import Store
 from shapewright.cli import main
 from shapewright.cli.main import cli
 
@@ -101,6 +102,12 @@ def test_examples_of_help_run(
 ) -> None:
     """What a help page shows can be typed in as it is, beside a config.json, a device file and measured tables."""
     monkeypatch.chdir(tmp_path)
+    if " bench " in example:
+        pytest.importorskip("torch", reason="measuring needs the bench extra")
+        if "--cpu" not in example:
+            pytest.skip("needs an accelerator")
+    if "measured.sqlite" in example:
+        Store(tmp_path / "measured.sqlite").close()
     if "./measured" in example:
         measure_little(tmp_path / "measured")
     Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")

@@ -31,7 +31,7 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    _require_plain(operation)
+    require_plain(operation)
     torch.set_float32_matmul_precision("high" if operation.dtype == "tf32" else "highest")
     batch, queries, keys = int(operation.batch_size), int(operation.query_len), int(operation.kv_len)
     heads, kv_heads = int(operation.num_heads), int(operation.num_kv_heads)
@@ -85,8 +85,12 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     )
 
 
-def _require_plain(operation: Attention) -> None:
-    """Refuse what torch's fused call has no form for."""
+def require_plain(operation: Attention) -> None:
+    """Refuse what torch's fused call has no form for.
+
+    Raises:
+        BenchError: it has none.
+    """
     if int(operation.window_size) > 0:
         raise BenchError("attention with a window has no fused form in scaled_dot_product_attention")
     if operation.causal and 1 < int(operation.query_len) != int(operation.kv_len):

@@ -83,6 +83,15 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int) ->
     return Prepared(inputs=inputs, call=stand_in.call, check=check, kernel=name, set_bytes=set_bytes)
 
 
+def require_stand_in(operation: Pointwise) -> None:
+    """Refuse what no single torch kernel stands for.
+
+    Raises:
+        BenchError: there is none with this traffic.
+    """
+    _choose(operation, get_dtype(operation.dtype).num_bytes)
+
+
 def _choose(operation: Pointwise, element_bytes: float) -> tuple[str, _StandIn, float]:
     """Name, stand-in and number of elements written."""
     known = _stand_ins()

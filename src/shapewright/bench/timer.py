@@ -30,6 +30,10 @@ _STABLE_FRACTION = 0.05
 _FEWEST_WARM_UPS = 3
 # Samples between two looks at the confidence interval.
 _SAMPLES_PER_LOOK = 5
+# Samples that are taken even when the time is up.
+_SAMPLES_AFTER_DEADLINE = 3
+# A row of calls that takes so many times what a sample should is cut.
+_SLOW_FACTOR = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +68,13 @@ def measure(
         backend: Where it runs.
         call: Takes one set of inputs.
         inputs: Sets of inputs to rotate over.
-        budget_s: Time after which no further samples are begun; five are always taken. [s]
+        budget_s: Time after which no further samples are begun; three are always taken. [s]
         ci_fraction: Half width of the median's interval, over the median, that is narrow enough.
         capturable: Whether a graph of the calls can be made.
     """
     deadline = time.monotonic() + budget_s
     once_s = _warm_up(backend, call, inputs, budget_s * _WARM_UP_FRACTION)
-    num_calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / max(once_s, 1e-7)))
+    num_calls = _calls_per_sample(backend, call, inputs, once_s)
     if backend.is_cuda and capturable:
         num_calls = max(num_calls, len(inputs))  # a graph has its inputs fixed: all sets or none
 
@@ -111,14 +115,29 @@ def _warm_up(
     return min(calls_s[-_FEWEST_WARM_UPS:])
 
 
+def _calls_per_sample(
+    backend: Backend, call: Callable[..., object], inputs: Sequence[tuple[Any, ...]], once_s: float
+) -> int:
+    """Calls that fill a sample; fewer where a row of them turns out slower than one alone, as on a busy host."""
+    num_calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / max(once_s, 1e-7)))
+    done = 0
+    begin = time.monotonic()
+    while done < num_calls and time.monotonic() - begin < _SLOW_FACTOR * _SAMPLE_S:
+        call(*inputs[done % len(inputs)])
+        done += 1
+    backend.synchronize()
+    return max(1, done)
+
+
 def _sample(
     backend: Backend, run: Callable[[], object], num_calls: int, deadline: float, ci_fraction: float
 ) -> list[float]:
     samples: list[float] = []
     while len(samples) < _MOST_SAMPLES:
-        samples += [backend.elapsed_s(run) / num_calls for _ in range(_SAMPLES_PER_LOOK)]
-        if time.monotonic() >= deadline:
+        samples.append(backend.elapsed_s(run) / num_calls)
+        if len(samples) >= _SAMPLES_AFTER_DEADLINE and time.monotonic() >= deadline:
             break
-        if len(samples) >= _FEWEST_SAMPLES and summarize(samples).ci_fraction <= ci_fraction:
+        is_look = len(samples) >= _FEWEST_SAMPLES and len(samples) % _SAMPLES_PER_LOOK == 0
+        if is_look and summarize(samples).ci_fraction <= ci_fraction:
             break
     return samples

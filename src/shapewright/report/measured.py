@@ -1,0 +1,121 @@
+"""Measured rows as text and JSON, beside what is predicted for the same operations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shapewright.errors import ShapewrightError
+from shapewright.perf.pricing import price_operations
+from shapewright.report.columns import columns_of, print_table
+from shapewright.units import GIGA, TERA, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.hardware import Device
+    from shapewright.operations import Operation
+
+# Sizes of a row that are shown, with the letters that say which they are.
+_SHOWN = {
+    "gemm": ("batch", "m", "n", "k"),
+    "grouped_gemm": ("groups", "m", "n", "k"),
+    "attention": ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
+    "pointwise": ("operation", "row_width"),
+}
+_LETTERS = {
+    "batch_size": "b", "query_len": "s", "kv_len": "keys", "num_heads": "a", "num_kv_heads": "a_kv", "head_dim": "d",
+    "groups": "E", "row_width": "width", "operation": "",
+}  # fmt: skip
+# Longer lists are cut on a screen; the store shows all.
+MOST_SHOWN = 60
+
+
+def predict_rows_s(operations: Sequence[Operation], device: Device | None) -> list[float | None]:
+    """Predicted time of each operation, None where the device has no price for it. [s]"""
+    if device is None:
+        return [None] * len(operations)
+    found: list[float | None] = []
+    for operation in operations:
+        try:
+            found.append(float(price_operations([operation], device)[0].time_s))
+        except ShapewrightError:
+            found.append(None)
+    return found
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], console: Console, *, most: int | None = MOST_SHOWN) -> None:
+    """Print a table of rows; those that failed say why.
+
+    Args:
+        rows: Rows as Row.to_json gives them, with ``predicted_s`` and ``repeats`` where there are any.
+        console: Where to.
+        most: Rows to print at most.
+    """
+    shown = rows[:most]
+    names: list[tuple[str, int, bool]] = [
+        ("operation", 0, True), ("sizes", 1, True), ("dtype", 5, True), ("layout", 3, True), ("times", 4, False),
+        ("measured", 0, False), ("+-", 2, False), ("predicted", 0, False), ("off", 1, False),
+        ("TFLOP/s", 2, False), ("GB/s", 3, False), ("launch", 4, False), ("remark", 1, True),
+    ]  # fmt: skip
+    cells = [_cells(row) for row in shown]
+    kept = [place for place in range(len(names)) if any(line[place] for line in cells)]
+    print_table(columns_of([[line[place] for place in kept] for line in cells], [names[at] for at in kept]), console)
+    if len(rows) > len(shown):
+        console.print(f"{len(rows) - len(shown)} more rows; 'shapewright store show PATH' lists all", soft_wrap=True)
+
+
+def reading_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Sort key that puts rows of one sweep beside each other, smallest first."""
+    numbers = tuple(value for value in row["sizes"].values() if isinstance(value, int | float))
+    return row["kind"], row["name"], row["variant"], row["dtype"], row["layout"], numbers, row["repetition"]
+
+
+def step_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Measured and predicted time of what was measured of a step, in one line."""
+    timed = [row for row in rows if row["median_s"]]
+    measured_s = sum(row["median_s"] * row["repeats"] for row in timed)
+    line = f"measured operations of one step: {format_seconds(measured_s)}"
+    priced = [row for row in timed if row.get("predicted_s")]
+    if priced:
+        predicted_s = sum(row["predicted_s"] * row["repeats"] for row in priced)
+        same_s = sum(row["median_s"] * row["repeats"] for row in priced)
+        line += f"; predicted {format_seconds(predicted_s)} ({_signed(predicted_s / same_s - 1.0)})"
+    return line
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    median_s, predicted_s = row["median_s"], row.get("predicted_s")
+    timed = bool(median_s)
+    return [
+        f"{row['name']} {row['variant']}".strip(),
+        _sizes(row),
+        row["dtype"],
+        row["layout"],
+        f"{row['repeats']}" if row.get("repeats") else "",
+        format_seconds(median_s) if timed else "",
+        format_percent(row["ci_half_width_s"] / median_s) if timed else "",
+        format_seconds(predicted_s) if predicted_s else "",
+        _signed(predicted_s / median_s - 1.0) if timed and predicted_s else "",
+        f"{row['flops'] / median_s / TERA:.3g}" if timed and row["flops"] else "",
+        f"{row['num_bytes'] / median_s / GIGA:.3g}" if timed else "",
+        format_seconds(row["launch_s"]) if row["launch_s"] is not None else "",
+        f"{row['status']}: {row['error']}" if row["error"] else "",
+    ]
+
+
+def _sizes(row: Mapping[str, Any]) -> str:
+    sizes = row["sizes"]
+    words = []
+    for name in _SHOWN[row["kind"]]:
+        value = sizes.get(name)
+        if value is None or (name == "batch" and value == 1):
+            continue
+        words.append(f"{_LETTERS.get(name, name)}={value}".lstrip("="))
+    if row["kind"] == "pointwise":
+        words.append(f"{row['num_bytes'] / 1e6:.3g} MB")
+    return " ".join(words)
+
+
+def _signed(fraction: float) -> str:
+    return f"{100.0 * fraction:+.1f} %"

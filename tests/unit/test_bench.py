@@ -1,0 +1,356 @@
+"""Measuring on a CPU, with tiny shapes: statistics, suites, timing, correctness, the command line."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.bench import run as run_module
+from shapewright.bench.export import export_store
+from shapewright.bench.record import FAILED, OK, WRONG, Case
+from shapewright.bench.statistics import summarize
+from shapewright.bench.store import Store
+from shapewright.bench.suites import coarse_first, make_suite, suite_names
+from shapewright.cli import main
+from shapewright.errors import BenchError
+from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
+
+torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
+torch.set_num_threads(1)  # threads that wait for each other measure the other load of the machine
+
+from shapewright.bench.backend import Backend, open_backend  # noqa: E402
+from shapewright.bench.run import make_run, prepare, run_cases  # noqa: E402
+from shapewright.bench.timer import measure  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    """The CPU."""
+    return open_backend(cpu=True)
+
+
+def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line; exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+def test_median_interval_covers() -> None:
+    """The interval holds the true median about 95 times in 100, for skewed times too."""
+    import random
+
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(400):
+        samples = [generator.expovariate(1.0) for _ in range(41)]
+        summary = summarize(samples)
+        ordered = sorted(samples)
+        # Ranks 20 -+ 1.96 sqrt(41) / 2 = 20 -+ 6.3, outwards: 13 and 27.
+        assert summary.ci_half_width_s == pytest.approx((ordered[27] - ordered[13]) / 2)
+        hits += ordered[13] <= math.log(2.0) <= ordered[27]
+
+    assert 0.93 <= hits / 400 <= 0.995
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("name", suite_names())
+def test_suites_hold_different_cases(name: str, small: bool) -> None:
+    """A suite names no case twice, comes in the same order for the same seed and another for another."""
+    cases = make_suite(name, ("bf16",), small=small, seed=1)
+    keys = [case.key("d", "l") for case in cases]
+
+    assert len(set(keys)) == len(keys) >= 40
+    assert keys == [case.key("d", "l") for case in make_suite(name, ("bf16",), small=small, seed=1)]
+    assert keys != [case.key("d", "l") for case in make_suite(name, ("bf16",), small=small, seed=2)]
+
+
+def test_small_budgets_reach_every_sweep() -> None:
+    """A tenth of the alignment suite already has all three layouts and the far end of a sweep."""
+    cases = make_suite("alignment", ("bf16",), small=False, seed=0)
+    first = [case.operation for case in cases[: len(cases) // 10]]
+
+    assert {operation.layout for operation in first if isinstance(operation, Gemm)} == {"NT", "NN", "TN"}
+    assert {operation.m - 8192 for operation in first if isinstance(operation, Gemm)} >= {0, 128}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17])
+def test_coarse_first_is_a_permutation(count: int) -> None:
+    """Every place comes once, both ends first."""
+    order = coarse_first(count)
+
+    assert sorted(order) == list(range(count))
+    assert order[:2] == [0, count - 1][: min(2, count)]
+
+
+def attention(**changes: Any) -> Attention:
+    """A small call with shared heads."""
+    lengths = {"batch_size": 2, "query_len": 24, "kv_len": 24}
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "v_head_dim": 16}
+    return Attention(name="x", dtype="fp32", **{**lengths, **heads, **changes})
+
+
+def pointwise(kind: str, reads: float, writes: float) -> Pointwise:
+    """32 rows of 24 elements in fp32."""
+    size_bytes = 32 * 24 * 4
+    return Pointwise(
+        name=kind, dtype="fp32", operation=kind, read_bytes=reads * size_bytes, written_bytes=writes * size_bytes
+    )
+
+
+CASES = [
+    *(Case(operation=Gemm(name="x", dtype=dtype, m=17, n=33, k=21, batch=batch, layout=layout))
+      for dtype in ("fp32", "bf16") for layout in ("NT", "NN", "TN", "TT") for batch in (1, 3)),
+    *(Case(operation=GroupedGemm(name="x", dtype="fp32", m=19, n=8, k=23, groups=3, layout=layout))
+      for layout in ("NT", "NN", "TN")),
+    *(Case(operation=attention(**changes))
+      for changes in ({}, {"causal": False}, {"is_backward": True}, {"is_backward": True, "causal": False},
+                      {"query_len": 1}, {"num_kv_heads": 4, "v_head_dim": 8}, {"num_kv_heads": 1, "head_dim": 8})),
+    *(Case(operation=pointwise(kind, reads, writes), row_width=24)
+      for kind, reads, writes in (("norm", 1, 1), ("activation", 1, 1), ("activation", 2, 1), ("residual", 2, 1),
+                                  ("softmax", 1, 1), ("dropout", 1, 1.25), ("bias", 1, 1))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.operation.kind}-{case.key('', '')[-60:]}")
+def test_operations_are_checked_against_float64(case: Case, backend: Backend) -> None:
+    """Each operation agrees with its reference, and a result that is off, or not a number, does not."""
+    prepared = prepare(case, backend)
+    found = prepared.call(*prepared.inputs[0])
+    tolerance = run_module.TOLERANCE_FRACTION[case.operation.dtype]
+
+    assert prepared.check(found, prepared.inputs[0]) <= tolerance
+    for spoil in (lambda part: part * 1.1, lambda part: part.masked_fill(part == part.max(), math.nan)):
+        parts = (
+            tuple(spoil(part) if part.is_floating_point() else part for part in found)
+            if isinstance(found, tuple | list)
+            else spoil(found)
+        )
+        assert not prepared.check(parts, prepared.inputs[0]) <= tolerance
+
+
+def test_inputs_are_of_the_operation(backend: Backend) -> None:
+    """A layout says which dimension of each operand is contiguous in memory, and inputs differ from set to set."""
+    for layout, strides in {"NT": ((21, 1), (1, 21)), "NN": ((21, 1), (33, 1)), "TN": ((1, 17), (33, 1))}.items():
+        prepared = prepare(Case(operation=Gemm(name="x", dtype="fp32", m=17, n=33, k=21, layout=layout)), backend)
+        a, b = prepared.inputs[0]
+
+        assert (tuple(a.shape), tuple(b.shape)) == ((17, 21), (21, 33))
+        assert (a.stride(), b.stride()) == strides
+        assert not torch.equal(a, prepared.inputs[1][0])
+
+
+def test_timer_measures_time(backend: Backend) -> None:
+    """A call that waits 3 ms takes 3 ms, its inputs in turn; launch cost is not told apart on a CPU."""
+    import time
+
+    seen: list[int] = []
+
+    def wait(index: int) -> None:
+        seen.append(index)
+        time.sleep(3e-3)
+
+    timing = measure(backend, wait, [(0,), (1,), (2,)], budget_s=0.2, ci_fraction=0.01)
+
+    assert 3e-3 <= timing.summary.median_s <= 10e-3
+    assert timing.summary.num_samples >= 3
+    assert timing.method == "host"
+    assert timing.launch_s is None
+    # Only where one stage of the measurement follows another may the same inputs come twice in a row.
+    assert sum(first == second for first, second in pairwise(seen)) <= 3
+
+
+def measured(cases: list[Case], backend: Backend, folder: Path, **options: Any) -> Any:
+    """Run cases into a store; give the outcome."""
+    with Store(folder / "s.sqlite") as store:
+        return run_cases(
+            cases, backend, store, make_run(backend, suite="x", command="c"), **{"budget_s": 5.0, **options}
+        )
+
+
+def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) -> None:
+    """A second run has nothing to do, a third does only what was added."""
+    cases = [case for case in CASES if isinstance(case.operation, GroupedGemm)]
+    first, second = (measured(cases[:2], backend, tmp_path) for _ in range(2))
+    third = measured(cases, backend, tmp_path)
+
+    assert [row.status for row in first.measured] == [OK, OK]
+    assert (second.measured, second.num_known) == ((), 2)
+    assert [row.key for row in third.measured] == [cases[2].key("cpu", backend.library)]
+
+
+def test_errors_become_rows(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot run, and what is wrong, is a row with the reason; the run goes on, and can try those again."""
+    good = CASES[0]
+    huge = Case(operation=Gemm(name="x", dtype="fp32", m=10**6, n=10**6, k=1))
+    windowed = Case(operation=attention(window_size=4))
+    monkeypatch.setitem(run_module.TOLERANCE_FRACTION, "bf16", 0.0)
+    inexact = replace(good, operation=replace(good.operation, dtype="bf16", m=64))
+    outcome = measured([huge, windowed, inexact, good], replace(backend, most_flops=1e30), tmp_path)
+    statuses = [row.status for row in outcome.measured]
+    words = " ".join(row.error for row in outcome.measured)
+
+    assert statuses == [FAILED, FAILED, WRONG, OK]
+    assert "memory" in words
+    assert "window" in words
+    assert "relative error" in words
+    monkeypatch.undo()
+    again = measured([huge, windowed, inexact, good], replace(backend, most_flops=1e30), tmp_path, retry_failed=True)
+    assert [row.status for row in again.measured] == [FAILED, FAILED, OK]
+
+
+def test_budget_ends_the_run(backend: Backend, tmp_path: Path) -> None:
+    """Past the budget no row begins; what is left is counted, and so is what is too large for this device."""
+    cases = make_suite("pointwise", ("fp32",), small=True, seed=0)
+    outcome = measured(cases, backend, tmp_path, budget_s=0.3)
+
+    assert outcome.measured
+    assert len(outcome.measured) + outcome.num_left == len(cases)
+    assert outcome.wall_s < 2.0
+    assert measured(CASES[:1], replace(backend, most_flops=1.0), tmp_path).num_left_out == 1
+
+
+def test_export_is_what_accuracy_reads(backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of a known device come out as tables that the accuracy command judges, and one table has every row."""
+    pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
+    cases = [CASES[0], CASES[1], *CASES[-7:], *(Case(operation=attention(**more)) for more in ({}, {"query_len": 1}))]
+    cases = [replace(case, operation=replace(case.operation, dtype="bf16")) for case in cases[:1]] + cases[1:]
+    measured(cases, replace(backend, name="h100-sxm-80gb"), tmp_path)
+    with Store(tmp_path / "s.sqlite") as store:
+        written = export_store(store, tmp_path / "tables")
+    code, out, _ = call(["accuracy", str(tmp_path / "tables"), "--json", "--table", "gemm"], capsys)
+
+    assert written == {
+        "gemm.parquet": 1, "attention_prefill.parquet": 1, "attention_decode.parquet": 1, "pointwise.parquet": 4,
+        "measurements.parquet": len(cases),
+    }  # fmt: skip
+    assert code == 0
+    assert json.loads(out)[0]["rows"] == 1
+
+
+def test_smoke_suite_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON alone on stdout, rows in the store, and the same command goes on where the budget ended."""
+    path = str(tmp_path / "s.sqlite")
+    arguments = ["bench", "smoke", "--cpu", "--budget", "1s", "--store", path, "--json"]
+    code, out, err = call(arguments, capsys)
+    first = json.loads(out)
+    second = json.loads(call(arguments, capsys)[1])
+    shown = json.loads(call(["store", "show", path, "--json"], capsys)[1])
+
+    assert (code, err) == (0, "")
+    assert first["device"] == "cpu"
+    assert len(first["rows"]) == first["num_measured"] > 0
+    assert second["num_known"] == first["num_measured"]
+    assert len(shown["rows"]) == first["num_measured"] + second["num_measured"]
+    assert {row["status"] for row in shown["rows"]} == {OK}
+    assert call(["store", "verify", path], capsys) == (0, f"{len(shown['rows'])} rows, all sound\n", "")
+
+
+def test_shapes_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The products of one small model, forward and backward, each with its count, its time and its prediction."""
+    shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 97, "n_positions": 32}
+    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    options = ["--micro-batch-size", "2", "--seq-len", "16", "--device", "h100-sxm-80gb", "--budget", "20s"]
+    store = ["--store", str(tmp_path / "s.sqlite")]
+    code, out, _ = call(
+        ["bench", "--shapes-from", str(tmp_path / "config.json"), "--cpu", *options, *store, "--json"], capsys
+    )
+    rows = {(row["name"], row["layout"]): row for row in json.loads(out)["rows"]}
+    up = rows["mlp.up", "NT"]
+
+    assert code == 0
+    assert (up["m"], up["n"], up["k"], up["repeats"]) == (32, 256, 64, 2)
+    assert up["median_s"] > 0.0 < up["predicted_s"]
+    assert {layout for _, layout in rows} >= {"NT", "NN", "TN"}
+    assert any(row["sizes"].get("is_backward") for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bench"], ["smoke", "--shapes-from"]),
+        (["bench", "smok", "--cpu"], ["'smok'", "did you mean 'smoke'"]),
+        (["bench", "smoke", "--cpu", "--dtype", "fp8"], ["fp8", "fp32, bf16, fp16"]),
+        (["bench", "smoke", "--cpu", "--dtype", "fp9"], ["fp9", "did you mean"]),
+        (["bench", "smoke", "--cpu", "--budget", "soon"], ["soon", "8m"]),
+        (["bench", "smoke", "--cpu", "--budget", "-1s"], ["-1s", "8m"]),
+        (["bench", "smoke", "--cpu", "--seq-len", "8"], ["--seq-len", "no effect"]),
+        (["bench", "smoke", "--cpu", "--store", "nowhere/s.sqlite"], ["nowhere/s.sqlite", "folder that exists"]),
+        (["bench", "--shapes-from", "gpt22", "--cpu"], ["gpt22"]),
+        (["store", "show", "nothing.sqlite"], ["nothing.sqlite", "--store"]),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """One line that names the value and the way out, exit code 2, and no file is made."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(arguments, capsys)
+
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert all(word in err for word in words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_says_use_cpu() -> None:
+    """Without a GPU the way out is named."""
+    with pytest.raises(BenchError, match="use --cpu"):
+        open_backend()
+
+
+def test_no_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without PyTorch one line has the command that installs it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, _, err = call(["bench", "smoke", "--cpu"], capsys)
+
+    assert code == 2
+    assert "pip install 'shapewright[bench]'" in err
+
+
+def test_interrupt_keeps_finished_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in the fourth row: three rows are stored, the message says so, exit code 130."""
+    original, calls = run_module.measure_case, builtins.list[None]()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(run_module, "measure_case", interrupted)
+    path = tmp_path / "s.sqlite"
+    code, out, err = call(["bench", "pointwise", "--cpu", "--budget", "2s", "--store", str(path)], capsys)
+    with Store(path, must_exist=True) as store:
+        assert len(store.rows()) == 3
+
+    assert (code, out) == (130, "")
+    assert "every finished row" in err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_graph_and_launch_on_a_gpu(tmp_path: Path) -> None:
+    """A tiny product replayed from a graph is far shorter than one issued by the host, and the launch is told apart."""
+    gpu = open_backend()
+    case = Case(operation=Gemm(name="x", dtype="fp16", m=64, n=64, k=64))
+    (row,) = measured([case], gpu, tmp_path).measured
+
+    assert (row.status, row.method) == (OK, "graph")
+    assert row.launch_s is not None
+    assert 1e-7 < (row.median_s or 0.0) < 2e-5
