@@ -235,7 +235,7 @@ def held_out_reports(origin: Any) -> Iterator[tuple[str, Any, bool]]:
             yield "inside a node", report, False
         elif name.startswith("held out "):
             yield f"without {name.removeprefix('held out ')}", report, False
-        elif "held_out" in report:
+        elif report.get("held_out"):
             yield name.replace("/main", ""), report["held_out"], False
 
 
