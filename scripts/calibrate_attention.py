@@ -10,7 +10,7 @@ come from cross-validation among the other layouts. Needs the ``fit`` extra; abo
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from shapewright.perf.attention_kernels import (
     estimate_decode,
     estimate_prefill,
 )
+from shapewright.perf.attention_sections import SMALL_GROUPS, WIDEST_FLASH_HEAD, kernel_family
 
 SOURCE = "ai-dynamo/aiconfigurator @095f58a, Apache-2.0"
 # Record name -> name in the tables.
@@ -51,16 +52,37 @@ DEVICES = {
 }
 # Devices of the same chip with the same kernels: their record is exact for them too.
 SAME_CHIP = {"a100-sxm-80gb": ["a100-sxm-40gb"]}
-# Section -> (library, arithmetic, cache) of the rows that it is fitted on.
+# Sections that price models: (library, arithmetic, cache) of the rows that each is fitted on.
 SECTIONS = {
     "16bit": ("vllm", "bf16", "bfloat16"),
     "16bit_kv8": ("vllm", "bf16", "fp8"),
     "fp8": ("sglang", "fp8", "fp8"),
 }
+# Sections of another library, which price its measurements.
+OTHER_LIBRARY = "sglang"
+OTHER_SECTIONS = {"16bit": (OTHER_LIBRARY, "bf16", "bfloat16"), "16bit_kv8": (OTHER_LIBRARY, "bf16", "fp8")}
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "bfloat16": 2.0}
-ROWS_PER_FIT = 4000
+ROWS_PER_FIT = 2000
+ROWS_PER_TRIAL = 500
 PHASES = ("prefill", "decode")
-WIDEST_USUAL_HEAD = 256
+# How strongly constants are pulled to the stated start, and those of one head width to the family's: residual of a
+# factor of e off it, beside residuals that are logarithms of times.
+PULL_TO_START = 0.3
+PULL_TO_FAMILY = 1.0
+# What belongs to the device or to the copy into the cache, and so to all head widths: fitted with the family alone. A
+# width of few layouts could not tell these apart.
+OF_THE_FAMILY = (
+    "exponentials_per_sm_per_clock",
+    "power_drop_fraction",
+    "bandwidth_fraction",
+    "cache_write_passes",
+    "cache_write_token_cycles",
+    "l2_reach_fraction",
+    "l2_bytes_per_sm_clock",
+    "sequence_s",
+)
+# Constants of one width must beat the family's by this factor on layouts that they have not seen.
+WORTHWHILE_RATIO = 0.97
 # Rows of one head layout err alike, so there are fewer independent residuals than rows; aiming at 92 % among some 80
 # layouts covers about 90 % of rows of further ones.
 AIMED_COVERAGE = 0.92
@@ -89,8 +111,10 @@ PREFILL_START = {
     "cache_write_token_cycles": 50.0,
     "overlap_power": 2.0,
     "l2_reach_fraction": 1.0,
-    "l2_speedup": 2.0,
+    "l2_bytes_per_sm_clock": 30.0,
     "window_extra_key_tiles": 0.5,
+    "window_start_s": 3e-7,
+    "masked_key_work": 0.01,
 }
 PREFILL_BOUNDS = {
     "start_s": (3e-6, 3e-5),
@@ -104,19 +128,23 @@ PREFILL_BOUNDS = {
     "cache_write_token_cycles": (0.1, 5000.0),
     "overlap_power": (1.0, 12.0),
     "l2_reach_fraction": (0.1, 5.0),
-    "l2_speedup": (1.0, 8.0),
+    "l2_bytes_per_sm_clock": (5.0, 64.0),
     "window_extra_key_tiles": (0.01, 3.0),
+    "window_start_s": (1e-9, 2e-5),
+    "masked_key_work": (1e-4, 1.0),
 }
 DECODE_START = {
     "start_s": 9e-6,
     "most_splits": 64.0,
-    "sm_bandwidth_ratio": 1.5,
+    "sm_bytes_per_clock": 20.0,
     "key_tile_cycles": 300.0,
+    "dram_tile_cycles": 100.0,
     "row_work": 1.0,
     "block_cycles": 2000.0,
     "block_head_cycles": 2000.0,
     "wave_tail_fraction": 0.5,
     "sequence_s": 3e-9,
+    "cache_write_passes": 0.5,
     "reorder_s": 1e-7,
     "query_passes": 1.0,
     "partial_passes": 0.5,
@@ -124,18 +152,20 @@ DECODE_START = {
     "overlap_power": 3.0,
     "combine_s": 2e-6,
     "l2_reach_fraction": 0.8,
-    "l2_speedup": 1.5,
+    "l2_bytes_per_sm_clock": 30.0,
 }
 DECODE_BOUNDS = {
     "start_s": (2.5e-6, 2e-5),
     "most_splits": (8.0, 256.0),
-    "sm_bandwidth_ratio": (0.8, 20.0),
+    "sm_bytes_per_clock": (4.0, 128.0),
     "key_tile_cycles": (10.0, 1e4),
+    "dram_tile_cycles": (1.0, 1e4),
     "row_work": (0.05, 30.0),
     "block_cycles": (10.0, 3e4),
     "block_head_cycles": (10.0, 3e4),
     "wave_tail_fraction": (1e-3, 1.0),
     "sequence_s": (1e-11, 1e-7),
+    "cache_write_passes": (0.01, 10.0),
     "reorder_s": (1e-9, 2e-5),
     "query_passes": (0.1, 4.0),
     "partial_passes": (0.01, 3.0),
@@ -143,28 +173,32 @@ DECODE_BOUNDS = {
     "overlap_power": (1.0, 12.0),
     "combine_s": (1e-8, 2e-5),
     "l2_reach_fraction": (0.1, 3.0),
-    "l2_speedup": (1.0, 8.0),
+    "l2_bytes_per_sm_clock": (5.0, 64.0),
 }
-# Structure is chosen on the rows of the fit: FlashAttention 2 and 3 and trtllm differ in it.
+# Structure is chosen on the rows of the fit: FlashAttention 2 and 3 and trtllm differ in it. Sizes are whole numbers,
+# which a record keeps exactly: 128 keys must fill one tile of 128.
 PREFILL_CHOICES = [
-    {"query_tile": float(rows), "key_tile": float(keys), "packs_query_heads": packs}
+    {"query_tile": rows, "key_tile": keys, "packs_query_heads": packs}
     for (rows, keys), packs in product(((64, 64), (128, 64), (128, 128), (256, 128)), (False, True))
 ]
 DECODE_CHOICES = [
     {
-        "query_tile": 64.0,
+        "query_tile": 64,
         "key_tile_elements": elements,
         "packs_always": always,
         "key_tiles_per_split": tiles,
         "fill_waves": waves,
     }
-    for elements, always, tiles, waves in product((8192.0, 16384.0), (False, True), (1.0, 2.0, 4.0), (1.0, 2.0))
+    for elements, always, tiles, waves in product((8192, 16384), (False, True), (1.0, 2.0, 4.0), (1.0, 2.0))
 ]
 
 
-def read_rows(data: Path, phase: str, device_name: str, section: str) -> pd.DataFrame:
-    """Rows of one device and section; one query token is decode, whichever table it stands in."""
-    library, dtype, kv_dtype = SECTIONS[section]
+Source = tuple[str, str, str]
+
+
+def read_rows(data: Path, phase: str, device_name: str, source: Source) -> pd.DataFrame:
+    """Rows of one device, library and element formats; one query token is decode, whichever table it stands in."""
+    library, dtype, kv_dtype = source
     rows = pd.read_parquet(data / f"attention_{phase}.parquet")
     rows = rows[(rows.device == device_name) & rows.library.str.startswith(library)]
     rows = rows[(rows.dtype == (dtype if phase == "prefill" else "bf16")) & (rows.kv_cache_dtype == kv_dtype)]
@@ -172,12 +206,17 @@ def read_rows(data: Path, phase: str, device_name: str, section: str) -> pd.Data
         rows = rows[rows.query_len > 1].assign(kv_len=lambda frame: frame.query_len)
     else:
         rows = rows.assign(kv_len=lambda frame: frame.context_len)
-    return usual_kernel_only(rows)
+    rows = rows.assign(family=rows.kernel.map(kernel_family)).reset_index(drop=True)
+    if phase == "decode" and library == OTHER_LIBRARY and kv_dtype == "bfloat16":
+        for widest, family in reversed(SMALL_GROUPS):
+            small = (rows.family.str.startswith("flashinfer")) & (rows.num_heads <= widest * rows.num_kv_heads)
+            rows.loc[small, "family"] = family
+    return rows
 
 
-def shape_of(rows: pd.DataFrame, section: str) -> AttentionShape:
+def shape_of(rows: pd.DataFrame, source: Source) -> AttentionShape:
     """Sizes of rows as the pricing module takes them."""
-    _, dtype, kv_dtype = SECTIONS[section]
+    _, dtype, kv_dtype = source
 
     def column(name: str) -> Array:
         return rows[name].to_numpy(float)
@@ -197,10 +236,10 @@ def shape_of(rows: pd.DataFrame, section: str) -> AttentionShape:
     )
 
 
-def rates_of(device: Device, section: str) -> AttentionRates:
-    """Data-sheet rates for a section's arithmetic."""
+def rates_of(device: Device, source: Source) -> AttentionRates:
+    """Data-sheet rates for a source's arithmetic."""
     return AttentionRates(
-        flops_per_s=device.peak_flops_per_s(SECTIONS[section][1]),
+        flops_per_s=device.peak_flops_per_s(source[1]),
         bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         num_sms=float(device.num_sms or 0),
         clock_hz=float(device.boost_clock_hz or 0.0),
@@ -208,12 +247,27 @@ def rates_of(device: Device, section: str) -> AttentionRates:
     )
 
 
+def sample(rows: pd.DataFrame, most: int) -> pd.DataFrame:
+    """At most so many rows, the same in every run."""
+    return rows.sample(min(most, len(rows)), random_state=1)
+
+
+@dataclass
+class Fit:
+    """A structure with its constants."""
+
+    choice: dict[str, Any]
+    free: dict[str, float]
+    cost: float = np.inf
+
+
 class Kernel:
     """One kernel to fit: its formula, its free constants and its structural choices."""
 
-    def __init__(self, phase: str, device: Device, section: str, widths: list[int]) -> None:
-        self.phase, self.section, self.rates, self.widths = phase, section, rates_of(device, section), widths
+    def __init__(self, phase: str, device: Device, source: Source, widths: list[int]) -> None:
+        self.phase, self.source, self.rates, self.widths = phase, source, rates_of(device, source), widths
         self.fixed: dict[str, Any] = {"cache_write_start_s": CACHE_WRITE_START_S}
+        self.pull = PULL_TO_START
         if phase == "prefill":
             heads = FLASH_2_HEADS if device.architecture in ("ampere", "ada") else FLASH_3_HEADS
             self.fixed |= {"kernel_head_dims": heads, "backward_rate_fraction": BACKWARD_RATE_FRACTION}
@@ -223,14 +277,27 @@ class Kernel:
             if len(widths) == 1:
                 self.fixed["exponentials_per_sm_per_clock"] = EXPONENTIALS_PER_SM_PER_CLOCK
         else:
-            self.start, self.bounds, self.choices = DECODE_START, DECODE_BOUNDS, DECODE_CHOICES
+            self.start, self.bounds, self.choices = dict(DECODE_START), dict(DECODE_BOUNDS), DECODE_CHOICES
         self.bounds = {name: bound for name, bound in self.bounds.items() if name not in self.fixed}
 
-    def parameters(self, choice: dict[str, Any], fitted: dict[str, float]) -> dict[str, Any]:
+    def narrow(self, device: Device, width: int, fit: Fit) -> Kernel:
+        """The same kernel for one head width, starting from the family's constants and pulled to them."""
+        own = Kernel(self.phase, device, self.source, [width])
+        known = fit.free | {f"fraction_{width}": fit.free.get(f"fraction_{width}", 0.7)}
+        own.start = {name: known[name] for name in own.bounds if name in known}
+        shared = {name: fit.free[name] for name in OF_THE_FAMILY if name in fit.free}
+        own.fixed |= shared
+        own.bounds = {name: bound for name, bound in own.bounds.items() if name not in shared}
+        own.pull = PULL_TO_FAMILY
+        return own
+
+    def parameters(self, fit: Fit) -> dict[str, Any]:
         """Constants as the record holds them."""
-        merged: dict[str, Any] = {**self.fixed, **choice, **fitted}
+        merged: dict[str, Any] = {**self.fixed, **fit.choice, **fit.free}
         if self.phase == "prefill":
-            merged["tensor_fraction"] = {str(width): merged.pop(f"fraction_{width}") for width in self.widths}
+            fractions = {str(width): merged[f"fraction_{width}"] for width in self.widths}
+            merged = {name: value for name, value in merged.items() if not name.startswith("fraction_")}
+            merged["tensor_fraction"] = fractions
         return merged
 
     def predict(self, shape: AttentionShape, parameters: dict[str, Any]) -> Array:
@@ -241,84 +308,157 @@ class Kernel:
         constants = DecodeParameters(**{field.name: parameters[field.name] for field in fields(DecodeParameters)})
         return estimate_decode(shape, self.rates, constants, writes_cache=True, hot_cache=True).total_s
 
-    def fit(
-        self, rows: pd.DataFrame, choice: dict[str, Any], evaluations: int, start: dict[str, float] | None = None
-    ) -> tuple[dict[str, float], float]:
-        """Free constants for one structure, and the cost."""
-        rows = rows.sample(min(ROWS_PER_FIT, len(rows)), random_state=1)
-        shape, measured = shape_of(rows, self.section), rows.latency_s.to_numpy()
-        return fit_logs(
-            lambda free: self.predict(shape, self.parameters(choice, free)),
+    def fit(self, rows: pd.DataFrame, choice: dict[str, Any], evaluations: int, start: dict[str, float]) -> Fit:
+        """Free constants for one structure."""
+        shape, measured = shape_of(rows, self.source), rows.latency_s.to_numpy()
+        free, cost = fit_logs(
+            lambda values: self.predict(shape, self.parameters(Fit(choice, values))),
             measured,
-            start or self.start,
+            start,
             self.bounds,
             most_evaluations=evaluations,
+            pull=self.pull,
         )
+        return Fit(choice, free, cost)
 
-    def choose(self, rows: pd.DataFrame) -> tuple[dict[str, Any], dict[str, float]]:
-        """The structure that fits best, with its constants: all are tried briefly, the best three at length."""
-        costs = [self.fit(rows, choice, 12)[1] for choice in self.choices]
-        finalists = [self.choices[index] for index in np.argsort(costs)[:3]]
-        fits = [self.fit(rows, choice, 100) for choice in finalists]
-        best = min(range(len(fits)), key=lambda index: fits[index][1])
-        return finalists[best], fits[best][0]
-
-
-def family_of(kernel: str) -> str:
-    """Kernels of one library that count as one here: the prefill and decode kernels of flashinfer, say."""
-    return "triton" if "triton" in kernel else "fa4" if kernel.endswith("fa4") else "main"
+    def choose(self, rows: pd.DataFrame) -> Fit:
+        """The structure that fits best, with its constants: all are tried briefly, the best two at length."""
+        few, many = sample(rows, ROWS_PER_TRIAL), sample(rows, ROWS_PER_FIT)
+        trials = sorted((self.fit(few, choice, 6, self.start) for choice in self.choices), key=lambda fit: fit.cost)
+        return min((self.fit(many, trial.choice, 60, trial.free) for trial in trials[:2]), key=lambda fit: fit.cost)
 
 
-def usual_kernel_only(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of each head width's most frequent kernel; some tables hold a second one for the same shapes."""
-    family = rows.kernel.map(family_of)
-    usual = family.groupby(rows.head_dim).transform(lambda names: names.mode().iloc[0])
-    return rows[family == usual].reset_index(drop=True)
+def layout_folds(rows: pd.DataFrame) -> np.ndarray:
+    """Fold of each row's head layout."""
+    return folds_of(rows.num_heads, rows.num_kv_heads, rows.head_dim)
 
 
-def kernels_of_widths(rows: pd.DataFrame) -> dict[int, str]:
-    """Head widths that the library serves with another kernel than most, and a name for that kernel.
-
-    Heads wider than WIDEST_USUAL_HEAD are apart in any case, since their tiles no longer fit.
-    """
-    by_width = rows.kernel.map(family_of).groupby(rows.head_dim).agg(lambda names: names.mode().iloc[0])
-    usual = by_width[rows.head_dim.mode().iloc[0]]
-    others = {int(width): "wide" for width in by_width.index if width > WIDEST_USUAL_HEAD}
-    return others | {int(width): str(name) for width, name in by_width.items() if name != usual}
-
-
-def calibrate_kernel(device: Device, section: str, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """Fit one kernel on one device."""
-    folds = folds_of(rows.num_heads, rows.num_kv_heads, rows.head_dim)
-    seen, held = rows[folds != HELD_OUT_FOLD], rows[folds == HELD_OUT_FOLD]
-    kernel = Kernel(phase, device, section, sorted(int(width) for width in seen.head_dim.unique()))
-    choice, fitted = kernel.choose(seen)
-    parameters = tidy(kernel.parameters(choice, fitted))
-
-    # Residuals of layouts that a fit has not seen, by cross-validation among those that it may see.
-    seen_folds = folds[folds != HELD_OUT_FOLD]
-    unseen_predicted = np.empty(len(seen))
+def predict_unseen(kernel: Kernel, rows: pd.DataFrame, fit: Fit) -> Array:
+    """Times of each row from constants that did not see its layout. [s]"""
+    folds, predicted = layout_folds(rows), np.empty(len(rows))
     for fold in range(NUM_FOLDS):
-        inside = seen_folds == fold
+        inside = folds == fold
         if inside.any():
-            other = seen[~inside]
-            again = kernel.fit(other, choice, 40, fitted)[0] if set(other.head_dim) == set(seen.head_dim) else fitted
-            constants = kernel.parameters(choice, again)
-            unseen_predicted[inside] = kernel.predict(shape_of(seen[inside], section), constants)
-    interval = interval_of(unseen_predicted, seen.latency_s.to_numpy(), AIMED_COVERAGE)
+            other = rows[~inside]
+            enough = not other.empty and set(other.head_dim) == set(rows.head_dim)
+            again = kernel.fit(sample(other, ROWS_PER_FIT), fit.choice, 15, fit.free) if enough else fit
+            predicted[inside] = kernel.predict(shape_of(rows[inside], kernel.source), kernel.parameters(again))
+    return predicted
 
-    def judge(part: pd.DataFrame) -> dict[str, float]:
-        predicted, measured = kernel.predict(shape_of(part, section), parameters), part.latency_s.to_numpy()
-        return error_summary(predicted, measured) | {"interval_coverage": coverage_of(interval, predicted, measured)}
 
-    report = {
-        "libraries": sorted(rows.library.unique()),
-        "kernels": sorted(rows.kernel.unique()),
-        "fit": judge(seen),
-        "held_out": judge(held) if len(held) else None,
-    }
-    print(f"{device.name:16s} {section:10s} {phase:8s} {report['fit']} held out {report['held_out']}", flush=True)
-    return {"parameters": parameters, "interval": interval, "report": report}
+def error_of(predicted: Array, rows: pd.DataFrame) -> float:
+    """Mean |predicted / measured - 1|."""
+    return float(np.mean(np.abs(predicted / rows.latency_s.to_numpy() - 1.0)))
+
+
+def calibrate_family(device: Device, source: Source, phase: str, rows: pd.DataFrame) -> dict[str, Any]:
+    """Fit the kernels of one family, one for each head width, by width."""
+    held_out = layout_folds(rows) == HELD_OUT_FOLD
+    seen = rows[~held_out]
+    if seen.empty:
+        return {}
+    family = Kernel(phase, device, source, sorted(int(width) for width in seen.head_dim.unique()))
+    common = family.choose(seen)
+    results = {}
+    for width in family.widths:
+        part = seen[seen.head_dim == width]
+        kernel, fit = family, common
+        predicted = family.predict(shape_of(part, source), family.parameters(common))
+        if len(family.widths) == 1:
+            predicted = predict_unseen(family, part, common)
+        else:
+            narrow = family.narrow(device, width, common)
+            own = narrow.choose(part)
+            unseen = predict_unseen(narrow, part, own)
+            if error_of(unseen, part) < WORTHWHILE_RATIO * error_of(predicted, part):
+                kernel, fit, predicted = narrow, own, unseen
+        parameters = kernel.parameters(fit)
+        if phase == "prefill":
+            parameters["tensor_fraction"] = {str(width): parameters["tensor_fraction"][str(width)]}
+        parameters = tidy(parameters)
+        interval = interval_of(predicted, part.latency_s.to_numpy(), AIMED_COVERAGE)
+        held = rows[held_out & (rows.head_dim == width)]
+        report: dict[str, Any] = {
+            "libraries": sorted(part.library.unique()),
+            "kernels": sorted(part.kernel.unique()),
+            "own_width": kernel is not family,
+        }
+        for name, judged in (("fit", part), ("held_out", held)):
+            times, measured = kernel.predict(shape_of(judged, source), parameters), judged.latency_s.to_numpy()
+            covered = {"interval_coverage": coverage_of(interval, times, measured)} if len(judged) else {}
+            report[name] = error_summary(times, measured) | covered if len(judged) else None
+        errors = [report[name]["mean_absolute_error"] if report[name] else None for name in ("fit", "held_out")]
+        print(f"{device.name:16s} {source} {phase:8s} {family_word(part)}_{width} {errors}", flush=True)
+        results[width] = {"parameters": parameters, "interval": interval, "report": report}
+    return results
+
+
+def family_word(rows: pd.DataFrame) -> str:
+    """Family of the kernel that most rows ran."""
+    return str(rows.family.mode().iloc[0])
+
+
+class Library:
+    """Sections of one library: fits each table once, and takes a neighbour's phase where one was not measured."""
+
+    def __init__(self, data: Path, device: Device, alias: str) -> None:
+        self.data, self.device, self.alias = data, device, alias
+        self.done: dict[tuple[str, Source], dict[str, Any]] = {}
+
+    def phase(self, phase: str, source: Source) -> dict[str, Any]:
+        """Kernels of one phase by name; decode computes in 16 bits whatever the arithmetic of prefill."""
+        key = (phase, source if phase == "prefill" else (source[0], "bf16", source[2]))
+        if key not in self.done:
+            rows = read_rows(self.data, phase, self.alias, key[1])
+            found: dict[str, Any] = {}
+            for family in sorted(rows.family.unique()):
+                ours = rows[rows.family == family]
+                for part in (ours[ours.head_dim <= WIDEST_FLASH_HEAD], ours[ours.head_dim > WIDEST_FLASH_HEAD]):
+                    if not part.empty:
+                        fits = calibrate_family(self.device, key[1], phase, part.reset_index(drop=True))
+                        found |= {f"{family}_{width}": fit for width, fit in fits.items()}
+            self.done[key] = found
+        return self.done[key]
+
+    def section(self, source: Source) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
+        """Content, intervals and reports of a section; None where neither phase was measured."""
+        library, _, kv_dtype = source
+        own = {phase: self.phase(phase, source) for phase in PHASES}
+        if not own["decode"]:
+            return None
+        spare = {
+            "prefill": self.phase("prefill", (library, "bf16", "bfloat16")),
+            "decode": self.phase("decode", (library, "bf16", kv_dtype)),
+        }
+        for _, family in SMALL_GROUPS:  # one kernel in prefill, whatever the group
+            for table in (own, spare):
+                usual_family = {
+                    name.replace("flashinfer", family): fit
+                    for name, fit in table["prefill"].items()
+                    if name.startswith("flashinfer_") and name.replace("flashinfer", family) in table["decode"]
+                }
+                table["prefill"] = table["prefill"] | usual_family
+        names = sorted({*own["prefill"], *own["decode"]})
+        names = [name for name in names if all(name in own[phase] or name in spare[phase] for phase in PHASES)]
+        kernels: dict[str, Any] = {name: {} for name in names}
+        intervals, reports = {}, {}
+        for name, phase in product(names, PHASES):
+            is_measured = name in own[phase]
+            fit = own[phase][name] if is_measured else spare[phase][name]
+            kernels[name][phase] = fit["parameters"]
+            intervals[f"{name}/{phase}"] = fit["interval"]
+            reports[f"{name}/{phase}"] = fit["report"] if is_measured else {"borrowed": "16-bit cache and arithmetic"}
+        rows = read_rows(self.data, "decode", self.alias, (library, "bf16", kv_dtype))
+        rows = rows.assign(name=rows.kernel.map(kernel_family) + "_" + rows.head_dim.astype(str))
+        rows = rows[rows.name.isin(names)]
+        usual = {int(width): str(part.name.mode().iloc[0]) for width, part in rows.groupby("head_dim")}
+        flat = rows[rows.head_dim <= WIDEST_FLASH_HEAD]
+        content = {
+            "kernels": kernels,
+            "kernel_of_head_dim": usual,
+            "usual_kernel": usual[int(flat.head_dim.mode().iloc[0])],
+        }
+        return content, intervals, reports
 
 
 def main() -> None:
@@ -329,33 +469,27 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.device or DEVICES:
         device = load_device(name)
+        fits = Library(arguments.data, device, DEVICES[name])
         sections: dict[str, Any] = {}
+        libraries: dict[str, Any] = {}
         intervals: dict[str, Any] = {}
         reports: dict[str, Any] = {}
-        for section in SECTIONS:
-            tables = {
-                phase: read_rows(arguments.data, phase, DEVICES[name], section) for phase in ("prefill", "decode")
-            }
-            if any(table.empty for table in tables.values()):
-                continue
-            others = kernels_of_widths(tables["prefill"])
-            kernels: dict[str, Any] = {}
-            for kernel in ("main", *sorted(set(others.values()))):
-                kernels[kernel] = {}
-                for phase, table in tables.items():
-                    rows = table[[others.get(width, "main") == kernel for width in table.head_dim]]
-                    result = calibrate_kernel(device, section, phase, rows.reset_index(drop=True))
-                    kernels[kernel][phase] = result["parameters"]
-                    intervals[f"{section}/{kernel}/{phase}"] = result["interval"]
-                    reports[f"{section}/{kernel}/{phase}"] = result["report"]
-            sections[section] = {
-                "kernels": kernels,
-                "kernel_of_head_dim": {str(width): kernel for width, kernel in others.items()},
-            }
+        versions = read_rows(arguments.data, "decode", DEVICES[name], OTHER_SECTIONS["16bit"]).library.unique()
+        for prefix, into, sources in (
+            ("", sections, SECTIONS),
+            (f"{versions[0]}/", libraries.setdefault(str(versions[0]), {}), OTHER_SECTIONS),
+        ):
+            for section, source in sources.items():
+                found = fits.section(source)
+                if found is None:
+                    continue
+                into[section] = found[0]
+                for table, entries in ((intervals, found[1]), (reports, found[2])):
+                    table.update({f"{prefix}{section}/{path}": entry for path, entry in entries.items()})
         record = {
             "devices": [name, *SAME_CHIP.get(name, [])],
             "architecture": device.architecture,
-            "parameters": {"sections": sections},
+            "parameters": {"sections": sections, "libraries": libraries},
             "interval": intervals,
             "provenance": {
                 "source": SOURCE,

@@ -48,6 +48,7 @@ def fit_logs(
     bounds: Mapping[str, tuple[float, float]],
     *,
     most_evaluations: int = 60,
+    pull: float = 0.0,
 ) -> tuple[dict[str, float], float]:
     """Fit positive parameters to the logarithm of measured times, robustly.
 
@@ -57,6 +58,8 @@ def fit_logs(
         start: First guess of every parameter.
         bounds: Range of every parameter.
         most_evaluations: Limit on evaluations (Jacobians not counted).
+        pull: Residual of a parameter that is a factor of e off its start, against residuals that are logarithms of
+            times; keeps what the rows cannot tell at its start.
 
     Returns:
         The parameters and the cost.
@@ -67,11 +70,17 @@ def fit_logs(
     low, high = (np.log([bounds[name][side] for name in names]) for side in (0, 1))
     first = np.clip(np.log([start[name] for name in names]), low + 1e-6, high - 1e-6)
 
+    anchor = first.copy()
+
+    def residuals(vector: Array) -> Array:
+        errors: Array = np.log(predict(unfold(vector)) / measured)
+        return np.concatenate([errors, pull * (vector - anchor)]) if pull else errors
+
     def unfold(vector: Array) -> dict[str, float]:
         return {name: float(np.exp(value)) for name, value in zip(names, vector, strict=True)}
 
     result = least_squares(
-        lambda vector: np.log(predict(unfold(vector)) / measured),
+        residuals,
         first,
         bounds=(low, high),
         loss="soft_l1",

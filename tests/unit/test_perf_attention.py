@@ -41,8 +41,10 @@ ROUND_KERNEL = PrefillParameters(
     cache_write_start_s=0.0,
     overlap_power=1.0,
     l2_reach_fraction=1.0,
-    l2_speedup=1.0,
+    l2_bytes_per_sm_clock=1.0,
     window_extra_key_tiles=0.0,
+    window_start_s=0.0,
+    masked_key_work=0.0,
     backward_rate_fraction=0.5,
 )
 
@@ -61,10 +63,10 @@ def call(**sizes: object) -> Attention:
     return Attention(name="x", **{**defaults, **heads, **sizes})  # type: ignore[arg-type]
 
 
-def price(name: str, **sizes: object) -> Price:
+def price(name: str, *, library: str = "", kernel: str = "", **sizes: object) -> Price:
     """Price of such a call."""
     device = load_device(name)
-    return price_attention(call(**sizes), device, load_record("attention", device))
+    return price_attention(call(**sizes), device, load_record("attention", device), library=library, kernel=kernel)
 
 
 def test_causal_tiles_by_hand() -> None:
@@ -97,6 +99,16 @@ def test_window_caps_the_keys_of_a_tile() -> None:
     found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
 
     assert float(found.compute_s) == pytest.approx(64 * 128 * 4 * 128 / 1e12)
+
+
+def test_kernel_that_walks_over_masked_keys_pays_for_them() -> None:
+    """At half the price of a key, the 4096 - 128 keys before the window cost 1984 keys more; a window starts later."""
+    sizes = shape(batch_size=4, query_len=64, kv_len=4096, window_size=64)
+    walking = replace(ROUND_KERNEL, masked_key_work=0.5, window_start_s=3e-6)
+    found = estimate_prefill(sizes, ROUND_RATES, walking, writes_cache=False)
+
+    assert float(found.compute_s) == pytest.approx(64 * (128 + 1984) * 4 * 128 / 1e12)
+    assert float(found.start_s) == pytest.approx(1e-6 + 3e-6)
 
 
 def test_backward_is_five_products_at_its_own_rate() -> None:
@@ -199,6 +211,36 @@ def test_devices_without_tiles_get_their_roofline() -> None:
 
     assert found.time_s == found.roofline_s
     assert "roofline" in found.calibration
+
+
+def test_library_picks_its_kernels() -> None:
+    """Sglang's triton kernel at head width 64 is slower on L40S than FlashAttention 2, which prices models."""
+    sizes = {"head_dim": 64, "v_head_dim": 64}
+
+    assert price("l40s", library="sglang 0.5.14", **sizes).time_s > 1.2 * price("l40s", **sizes).time_s
+
+
+def test_unknown_library_is_priced_as_models_are() -> None:
+    """A library that no table holds gets the default kernels."""
+    assert price("l40s", library="someone 1.0") == price("l40s")
+
+
+def test_kernel_picks_among_those_of_one_width() -> None:
+    """On B200 sglang has triton beside trtllm at head width 256; the slower one must be asked for."""
+    sizes = {"head_dim": 256, "v_head_dim": 256, "library": "sglang 0.5.14"}
+    usual = price("b200-sxm-180gb", **sizes)
+
+    assert price("b200-sxm-180gb", kernel="trtllm_mha", **sizes) == usual
+    assert price("b200-sxm-180gb", kernel="triton", **sizes).time_s > 1.3 * usual.time_s
+
+
+def test_one_query_head_per_group_runs_another_decode_kernel() -> None:
+    """Flashinfer decodes small groups without tensor cores: three heads cost less than one alone, or than four."""
+    sizes = {"batch_size": 1024, "query_len": 1, "kv_len": 2, "library": "sglang 0.5.14", "num_kv_heads": 4}
+    one, three, four = (price("l40s", num_heads=4 * group, **sizes).time_s for group in (1, 3, 4))
+
+    assert three < one
+    assert three < 0.7 * four
 
 
 def test_incomplete_record_is_named() -> None:

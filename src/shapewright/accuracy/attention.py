@@ -46,11 +46,12 @@ def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterato
             writes_cache=True,  # these libraries time the copy into the cache with the call
             **sizes,  # type: ignore[arg-type]
         )
-        price = price_attention(operation, device, context.record("attention", device), hot_cache=True)
+        record = context.record("attention", device)
+        price = price_attention(operation, device, record, hot_cache=True, library=words[2], kernel=words[4])
         floor = roofline_s(operation.executed_flops, operation.num_bytes, device, dtype)
         return prices_of(price, floor)
 
-    by = ("device", "dtype", "library", "kv_cache_dtype")
+    by = ("device", "dtype", "library", "kv_cache_dtype", "kernel")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         is_narrow = get_dtype(words[3]).bits < get_dtype(words[1]).bits
         dtype = f"{words[1]}+{get_dtype(words[3]).name}kv" if is_narrow else words[1]

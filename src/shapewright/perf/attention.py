@@ -6,23 +6,20 @@ one key-value head fit a tile. All else, and every backward pass, runs the prefi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.dtypes import get_dtype
-from shapewright.errors import CalibrationError, WorkloadError
+from shapewright.errors import WorkloadError
 from shapewright.perf.attention_kernels import (
     AttentionRates,
     AttentionShape,
     DecodeParameters,
-    PrefillParameters,
     estimate_decode,
     estimate_prefill,
-    read_parameters,
 )
+from shapewright.perf.attention_sections import Section, choose_kernels, choose_section, read_kernel
 from shapewright.perf.gemm import interval_factors
 from shapewright.perf.price import Price
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
@@ -43,8 +40,6 @@ _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 _TILE_VENDORS = ("NVIDIA", "AMD")
 # Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
 _ASSUMED_WIDENING = 1.6
-# Widest head of the FlashAttention kernels; wider ones run another kernel of the library. [element]
-_WIDEST_FLASH_HEAD = 256
 # Clock where the sheet gives none: only overheads of some microseconds depend on it. [Hz]
 _ASSUMED_CLOCK_HZ = 1.6e9
 
@@ -52,7 +47,13 @@ _ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
 def price_attention(
-    operation: Attention, device: Device, record: CalibrationRecord, *, hot_cache: bool = False
+    operation: Attention,
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    hot_cache: bool = False,
+    library: str = "",
+    kernel: str = "",
 ) -> Price:
     """Price fused attention.
 
@@ -62,6 +63,9 @@ def price_attention(
         record: A record of kind ``attention``.
         hot_cache: Keys and values that decode reads may lie in the last-level cache from a previous run, as in a
             benchmark; then memory bandwidth is no bound. In a model the other layers have driven them out.
+        library: Library and version that runs, as the record names it; empty, or unknown to the record, for the
+            kernels that price models.
+        kernel: Kernel that runs, as libraries spell it, where a library has several for one head width.
 
     Returns:
         The price; floats for int sizes, arrays for arrays. compute_s of decode is the chain of key tiles.
@@ -82,7 +86,7 @@ def price_attention(
         return _bound(operation, floor_s, device, dtype)
 
     kv_dtype = operation.kv_cache_dtype or operation.dtype
-    section, is_own = _choose_section(dtype, get_dtype(kv_dtype).bits, record)
+    section = choose_section(dtype, get_dtype(kv_dtype).bits, record, library)
     shape = _shape_of(operation, kv_dtype)
     rates = AttentionRates(
         flops_per_s=device.peak_flops_per_s(dtype),
@@ -91,14 +95,14 @@ def price_attention(
         clock_hz=device.boost_clock_hz or _ASSUMED_CLOCK_HZ,
         l2_bytes=device.l2_bytes or 0.0,
     )
-    kernel_names = _kernels_of(shape, record.parameters["sections"][section])
+    kernel_names = choose_kernels(shape, section, kernel)
     columns: dict[str, Array] = {}
     for name in np.unique(kernel_names):
         here = kernel_names == name
-        fresh = _estimate(operation, shape, rates, _Kernel(record, section, str(name)), hot_cache=hot_cache)
+        fresh = _estimate(operation, shape, rates, (section, str(name)), hot_cache=hot_cache)
         columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns["total_s"], floor_s)
-    widening = record.interval_widening * (1.0 if is_own and not operation.is_backward else _ASSUMED_WIDENING)
+    widening = record.interval_widening * (1.0 if section.is_own and not operation.is_backward else _ASSUMED_WIDENING)
     return Price(
         time_s=_plain(time_s),
         low_s=_plain(np.maximum(time_s * columns["low"] ** widening, floor_s)),
@@ -107,24 +111,16 @@ def price_attention(
         memory_s=_plain(columns["memory_s"]),
         start_s=_plain(columns["start_s"]),
         roofline_s=_plain(floor_s),
-        calibration=record.label if is_own else f"{record.label}, fractions of {section}",
+        calibration=record.label if section.is_own else f"{record.label}, fractions of {section.name}",
     )
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """Which kernel of a record: its section (element formats) and its name in that section."""
-
-    record: CalibrationRecord
-    section: str
-    name: str
-
-
 def _estimate(
-    operation: Attention, shape: AttentionShape, rates: AttentionRates, kernel: _Kernel, *, hot_cache: bool
+    operation: Attention, shape: AttentionShape, rates: AttentionRates, kernel: tuple[Section, str], *, hot_cache: bool
 ) -> dict[str, Array]:
-    """Times and interval factors of one kernel; each formula runs only where some call needs it."""
-    prefill, decode = _read_kernel(kernel)
+    """Times and interval factors of one kernel of a section; each formula runs only where some call needs it."""
+    section, name = kernel
+    prefill, decode = read_kernel(section, name)
     is_decode = _runs_decode_kernel(operation, shape, decode)
     copies = operation.writes_cache
     columns: dict[str, Array] = {}
@@ -135,8 +131,7 @@ def _estimate(
             times = estimate_prefill(shape, rates, prefill, writes_cache=copies, is_backward=operation.is_backward)
         else:
             times = estimate_decode(shape, rates, decode, writes_cache=copies, hot_cache=hot_cache)
-        interval = kernel.record.interval[f"{kernel.section}/{kernel.name}/{phase}"]
-        low, high = interval_factors(interval, times.total_s, 1.0)
+        low, high = interval_factors(section.interval(name, phase), times.total_s, 1.0)
         fresh = {
             "total_s": times.total_s,
             "compute_s": times.compute_s,
@@ -156,16 +151,6 @@ def _merge(where: NDArray[np.bool_], fresh: dict[str, Array], columns: dict[str,
     return {key: np.where(where, value, columns[key]) for key, value in fresh.items()}
 
 
-def _kernels_of(shape: AttentionShape, section: Mapping[str, Any]) -> NDArray[np.str_]:
-    """Name of the kernel that each call's head width takes; latent heads (d != d_v) take the main one."""
-    names = np.full(shape.head_dim.shape, "main", dtype=object)
-    for listed, name in section["kernel_of_head_dim"].items():
-        width = int(listed)
-        beyond = shape.head_dim > _WIDEST_FLASH_HEAD if width > _WIDEST_FLASH_HEAD else shape.head_dim == width
-        names = np.where(beyond & (shape.head_dim == shape.v_head_dim), name, names)
-    return names.astype(np.str_)
-
-
 def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: DecodeParameters) -> NDArray[np.bool_]:
     """Where the library takes its decode kernel."""
     if operation.is_backward:
@@ -180,33 +165,6 @@ def _arithmetic_dtype(dtype: str, device: Device) -> str:
     if dtype in ("int8", "fp4"):
         return "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
     return dtype
-
-
-def _choose_section(dtype: str, kv_bits: int, record: CalibrationRecord) -> tuple[str, bool]:
-    """Section of the record for an element format of the products and of the cache, and whether it is its own."""
-    wanted = "fp8" if dtype == "fp8" else "16bit" if kv_bits >= 16 else "16bit_kv8"
-    sections = record.parameters["sections"]
-    for name in (wanted, "16bit_kv8", "16bit"):
-        if name in sections:
-            return name, name == wanted and dtype not in ("fp32", "tf32") and kv_bits >= 8
-    raise CalibrationError(
-        f"attention record {record.id} has no section {wanted!r} nor '16bit'; run scripts/calibrate_attention.py"
-    )
-
-
-def _read_kernel(kernel: _Kernel) -> tuple[PrefillParameters, DecodeParameters]:
-    """Constants of a kernel in both phases, unfolded once."""
-    key = (kernel.record.id, kernel.section, kernel.name)
-    if key not in _KERNELS:
-        raw = kernel.record.parameters["sections"][kernel.section]["kernels"][kernel.name]
-        _KERNELS[key] = (
-            read_parameters(PrefillParameters, raw["prefill"], kernel.record.id),
-            read_parameters(DecodeParameters, raw["decode"], kernel.record.id),
-        )
-    return _KERNELS[key]
-
-
-_KERNELS: dict[tuple[str, str, str], tuple[PrefillParameters, DecodeParameters]] = {}
 
 
 def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:

@@ -130,8 +130,11 @@ class PrefillParameters:
         cache_write_start_s: Part of start_s that belongs to that copy. [s]
         overlap_power: The exponent p.
         l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
-        l2_speedup: How much faster such traffic is.
+        l2_bytes_per_sm_clock: Rate of such traffic, per SM of the device and clock. [byte]
         window_extra_key_tiles: Key tiles visited beyond a window's own.
+        window_start_s: What a call with a window costs more, such as building its lists of keys. [s]
+        masked_key_work: Cost of a key before the window, in units of one inside: 0 where a kernel starts at the
+            window, more where it walks over all keys and skips the products.
         backward_rate_fraction: Rate of the backward kernel relative to the forward one.
     """
 
@@ -152,8 +155,10 @@ class PrefillParameters:
     cache_write_start_s: float
     overlap_power: float
     l2_reach_fraction: float
-    l2_speedup: float
+    l2_bytes_per_sm_clock: float
     window_extra_key_tiles: float
+    window_start_s: float
+    masked_key_work: float
     backward_rate_fraction: float
 
 
@@ -169,13 +174,15 @@ class DecodeParameters:
         key_tiles_per_split: Fewest key tiles worth a split of their own.
         most_splits: Upper bound of splits.
         fill_waves: Waves that the splits aim to fill.
-        sm_bandwidth_ratio: Most that one SM can draw, in units of its share of memory bandwidth.
-        key_tile_cycles: Latency of a key tile.
+        sm_bytes_per_clock: Most that one SM can draw. [byte]
+        key_tile_cycles: Latency of a key tile that lies in the last-level cache.
+        dram_tile_cycles: What a key tile from memory takes longer.
         row_work: Arithmetic of a key tile, in units of its FLOPs at the peak.
         block_cycles: Overhead of a block.
         block_head_cycles: Overhead of a block per 128 elements of head width.
         wave_tail_fraction: Share of the last wave's emptiness that is lost.
         sequence_s: Cost per sequence of the batch. [s]
+        cache_write_passes: Cost of writing the new token into the cache, in units of its one read and one write.
         reorder_s: Copies that packing needs with several key-value heads and sequences. [s]
         query_passes: Traffic of queries and outputs, in units of one read and one write.
         partial_passes: Traffic of the splits' partial outputs, in units of one write and one read in fp32.
@@ -183,7 +190,7 @@ class DecodeParameters:
         overlap_power: The exponent p.
         combine_s: Combination of the splits. [s]
         l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
-        l2_speedup: How much faster such traffic is.
+        l2_bytes_per_sm_clock: Rate of such traffic, per SM of the device and clock. [byte]
         cache_write_start_s: Part of start_s that belongs to writing the new token into the cache. [s]
     """
 
@@ -194,13 +201,15 @@ class DecodeParameters:
     key_tiles_per_split: float
     most_splits: float
     fill_waves: float
-    sm_bandwidth_ratio: float
+    sm_bytes_per_clock: float
     key_tile_cycles: float
+    dram_tile_cycles: float
     row_work: float
     block_cycles: float
     block_head_cycles: float
     wave_tail_fraction: float
     sequence_s: float
+    cache_write_passes: float
     reorder_s: float
     query_passes: float
     partial_passes: float
@@ -208,7 +217,7 @@ class DecodeParameters:
     overlap_power: float
     combine_s: float
     l2_reach_fraction: float
-    l2_speedup: float
+    l2_bytes_per_sm_clock: float
     cache_write_start_s: float
 
 
@@ -270,14 +279,15 @@ def estimate_prefill(
     moved_bytes = directions * (shape.q_and_out_bytes * p.query_passes + read_kv_bytes)
     new_bytes = shape.kv_bytes * np.minimum(shape.query_len / shape.kv_len, 1.0)
     copied_bytes = new_bytes * (1.0 + shape.element_bytes / shape.kv_element_bytes)
-    cache_speedup = _cache_speedup(shape.q_and_out_bytes + read_kv_bytes + copied_bytes, rates, p)
-    seconds_per_byte = cache_speedup / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
+    resident = _resident_fraction(shape.q_and_out_bytes + read_kv_bytes + copied_bytes, rates, p)
+    seconds_per_byte = _traffic_factor(resident, rates, p) / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
     memory_s = moved_bytes * seconds_per_byte
     new_tokens = shape.batch_size * np.minimum(shape.query_len, shape.kv_len)
     copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte
     copy_s = copy_s + new_tokens * p.cache_write_token_cycles / (rates.clock_hz * rates.num_sms)
     copy_s = copy_s if writes_cache else np.zeros_like(copy_s)
     start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
+    start_s = start_s + np.where(shape.window_size > 0, p.window_start_s, 0.0)
     total_s = start_s + _join(compute_s, memory_s, p.overlap_power) + copy_s
     return KernelTime(total_s=total_s, compute_s=compute_s, memory_s=memory_s + copy_s, start_s=start_s)
 
@@ -291,17 +301,11 @@ def _tiles_s(
     all_keys = np.ceil(shape.kv_len / p.key_tile) * p.key_tile
     reach = (np.ceil((shape.window_size + step) / p.key_tile) + p.window_extra_key_tiles) * p.key_tile
     most_keys = np.where(shape.window_size > 0, np.minimum(all_keys, reach), all_keys)
-    if shape.causal:
-        # Tile i (from 0) ends at query (i + 1) step, which sees that many keys and those before the first query;
-        # the sum over tiles grows until most_keys is reached.
-        before = np.maximum(shape.kv_len - shape.query_len, 0.0)
-        num_growing = np.clip(np.floor((most_keys - before) / step), 0.0, num_steps)
-        visited = step * num_growing * (num_growing + 1.0) / 2.0 + num_growing * before
-        visited = visited + (num_steps - num_growing) * most_keys
-        longest = np.minimum(most_keys, np.maximum(num_steps * step + before, p.key_tile))
-    else:
-        visited, longest = num_steps * most_keys, most_keys
-    visited = np.maximum(visited, num_steps * np.minimum(p.key_tile, most_keys))
+    visited, longest = _visit_keys(shape, step, most_keys, p)
+    if p.masked_key_work > 0.0 and np.any(most_keys < all_keys):
+        walked, longest_walk = _visit_keys(shape, step, all_keys, p)
+        visited = visited + p.masked_key_work * (walked - visited)
+        longest = longest + p.masked_key_work * (longest_walk - longest)
 
     widths = np.array([float(width) for width in p.tensor_fraction])
     fraction = np.interp(np.log(head_dim), np.log(widths), np.array(list(p.tensor_fraction.values())))
@@ -313,6 +317,29 @@ def _tiles_s(
     waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
     tiles_s: Array = np.maximum(longest_tile_s, _soften(waves, p.wave_tail_fraction) * mean_tile_s)
     return tiles_s
+
+
+def _visit_keys(shape: AttentionShape, step: Array, most_keys: Array, p: PrefillParameters) -> tuple[Array, Array]:
+    """Keys that the tiles of one head visit together, and those of the longest tile.
+
+    Args:
+        shape: The calls.
+        step: Query positions of one tile.
+        most_keys: Keys that one tile can visit at most.
+        p: The kernel.
+    """
+    num_steps = np.ceil(shape.query_len / step - _CEIL_SLACK)
+    if shape.causal:
+        # Tile i (from 0) ends at query (i + 1) step, which sees that many keys and those before the first query;
+        # the sum over tiles grows until most_keys is reached.
+        before = np.maximum(shape.kv_len - shape.query_len, 0.0)
+        num_growing = np.clip(np.floor((most_keys - before) / step), 0.0, num_steps)
+        visited = step * num_growing * (num_growing + 1.0) / 2.0 + num_growing * before
+        visited = visited + (num_steps - num_growing) * most_keys
+        longest = np.minimum(most_keys, np.maximum(num_steps * step + before, p.key_tile))
+    else:
+        visited, longest = num_steps * most_keys, most_keys
+    return np.maximum(visited, num_steps * np.minimum(p.key_tile, most_keys)), longest
 
 
 def estimate_decode(
@@ -342,25 +369,30 @@ def estimate_decode(
     room = np.minimum(rates.num_sms * p.fill_waves / blocks, num_key_tiles / p.key_tiles_per_split)
     splits = np.where(packs, np.maximum(np.floor(np.minimum(room, p.most_splits)), 1.0), 1.0)
 
-    sm_bytes_per_s = rates.bandwidth_bytes_per_s * p.sm_bandwidth_ratio / rates.num_sms
+    sm_bytes_per_s = p.sm_bytes_per_clock * rates.clock_hz
     sm_flops_per_s = rates.flops_per_s / rates.num_sms
     tile_kv_bytes = keys_per_tile * shape.kv_width * shape.kv_element_bytes
     tile_flops = keys_per_tile * np.minimum(rows, p.query_tile) * 4.0 * mean_dim
-    key_tile_s = tile_kv_bytes / sm_bytes_per_s + p.key_tile_cycles / rates.clock_hz
+    read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
+    resident = _resident_fraction(read_bytes, rates, p) if hot_cache else np.zeros_like(read_bytes)
+    latency_cycles = p.key_tile_cycles + p.dram_tile_cycles * (1.0 - resident)
+    key_tile_s = tile_kv_bytes / sm_bytes_per_s + latency_cycles / rates.clock_hz
     key_tile_s = key_tile_s + p.row_work * tile_flops / sm_flops_per_s
     block_s = (p.block_cycles + p.block_head_cycles * mean_dim / 128.0) / rates.clock_hz
     waves = _soften(np.maximum(blocks * splits / rates.num_sms, 1.0), p.wave_tail_fraction)
     chain_s = waves * (block_s + num_key_tiles / splits * key_tile_s)
 
-    read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
     partial_rows = shape.batch_size * shape.num_heads * shape.query_len * np.where(splits > 1.0, splits, 0.0)
     partial_bytes = partial_rows * shape.v_head_dim * 8.0  # fp32, written and read
-    cache_speedup = _cache_speedup(read_bytes, rates, p) if hot_cache else 1.0
-    memory_s = read_bytes * cache_speedup + partial_bytes * p.partial_passes
+    memory_s = read_bytes * _traffic_factor(resident, rates, p) + partial_bytes * p.partial_passes
     memory_s = memory_s / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
     fixed_s = np.where(splits > 1.0, p.combine_s, 0.0) + shape.batch_size * p.sequence_s
     reorders = packs & (group > 1.0) & (shape.num_kv_heads > 1.0) & (shape.batch_size > 1.0)
     fixed_s = fixed_s + np.where(reorders, p.reorder_s, 0.0)
+    if writes_cache:
+        new_tokens = shape.batch_size * shape.query_len * shape.num_kv_heads * shape.kv_width
+        copied_bytes = new_tokens * (shape.element_bytes + shape.kv_element_bytes)
+        fixed_s = fixed_s + copied_bytes * p.cache_write_passes / rates.bandwidth_bytes_per_s
     start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
     total_s = start_s + fixed_s + _join(chain_s, memory_s, p.overlap_power)
     return KernelTime(total_s=total_s, compute_s=chain_s, memory_s=memory_s, start_s=start_s + fixed_s)
@@ -386,9 +418,16 @@ def _join(compute_s: Array, memory_s: Array, power: float) -> Array:
     return joined
 
 
-def _cache_speedup(footprint_bytes: Array, rates: AttentionRates, p: PrefillParameters | DecodeParameters) -> Array:
-    """Factor on traffic time, below 1 while the footprint stays in the last-level cache."""
+def _resident_fraction(footprint_bytes: Array, rates: AttentionRates, p: PrefillParameters | DecodeParameters) -> Array:
+    """Share of traffic that the last-level cache serves: 1 for a small footprint, 0 beyond the cache's reach."""
     reach_bytes = max(rates.l2_bytes * p.l2_reach_fraction, 1.0)
-    resident = 1.0 / (1.0 + np.minimum(footprint_bytes / reach_bytes, 1e6) ** _CACHE_EDGE_POWER)
-    factor: Array = 1.0 - resident * (1.0 - 1.0 / p.l2_speedup)
+    share: Array = 1.0 / (1.0 + np.minimum(footprint_bytes / reach_bytes, 1e6) ** _CACHE_EDGE_POWER)
+    return share
+
+
+def _traffic_factor(resident: Array, rates: AttentionRates, p: PrefillParameters | DecodeParameters) -> Array:
+    """Factor on traffic time, below 1 where the last-level cache serves it faster than memory."""
+    cache_bytes_per_s = p.l2_bytes_per_sm_clock * rates.num_sms * rates.clock_hz
+    speedup = max(cache_bytes_per_s / rates.bandwidth_bytes_per_s, 1.0)
+    factor: Array = 1.0 - resident * (1.0 - 1.0 / speedup)
     return factor

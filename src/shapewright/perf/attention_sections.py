@@ -1,0 +1,136 @@
+"""Which kernel of an attention record prices a call: section (element formats), library, head width.
+
+A record's ``sections`` price models, with the newest measured library's kernels. ``libraries`` has sections of other
+libraries by name and version, for whoever knows which one runs. A section has one kernel per family and head width,
+since libraries compile each width apart with tiles of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.errors import CalibrationError
+from shapewright.perf.attention_kernels import DecodeParameters, PrefillParameters, read_parameters
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.perf.attention_kernels import AttentionShape
+    from shapewright.perf.calibration import CalibrationRecord
+
+# Widest head of the FlashAttention kernels; wider ones run another kernel of the library. [element]
+WIDEST_FLASH_HEAD = 256
+# What a kernel's name contains, and its family; the first that fits. flash_attention, fa2 and fa3 are what is left.
+_FAMILIES = (("triton", "triton"), ("trtllm", "trtllm"), ("flashinfer", "flashinfer"), ("fa4", "fa4"))
+# Flashinfer decodes few query heads per key-value head without tensor cores, one head and several in different kernels:
+# widest group and its family, narrowest first. Source: flashinfer's choice as sglang makes it (4 heads and more use
+# tensor cores, with a 16-bit cache); the step between 1 and 2 heads is in the measurements.
+SMALL_GROUPS = ((1, "flashinfer_group1"), (3, "flashinfer_group3"))
+
+
+@dataclass(frozen=True)
+class Section:
+    """Kernels of one library for one combination of element formats.
+
+    Attributes:
+        record: The record that holds it.
+        library: Library and version; empty for the default one.
+        name: Element formats, such as ``16bit_kv8``.
+        is_own: Whether these formats were measured, not others.
+    """
+
+    record: CalibrationRecord
+    library: str
+    name: str
+    is_own: bool
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """Kernels and the choice between them, as the record has them."""
+        parameters = self.record.parameters
+        sections = parameters["libraries"][self.library] if self.library else parameters["sections"]
+        found: Mapping[str, Any] = sections[self.name]
+        return found
+
+    def interval(self, kernel: str, phase: str) -> Mapping[str, Any]:
+        """Residual quantiles of a kernel in a phase."""
+        path = f"{self.name}/{kernel}/{phase}"
+        found: Mapping[str, Any] = self.record.interval[f"{self.library}/{path}" if self.library else path]
+        return found
+
+
+def kernel_family(kernel: str) -> str:
+    """Family of a kernel's name as libraries spell it.
+
+    >>> kernel_family("vllm_flashinfer_trtllmdecode"), kernel_family("fa3"), kernel_family("vllm_triton_attn")
+    ('trtllm', 'flash', 'triton')
+    """
+    return next((family for word, family in _FAMILIES if word in kernel), "flash")
+
+
+def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library: str) -> Section:
+    """Section for an element format of the products and of the cache.
+
+    A library that the record does not know, or that has no such section, is priced by the default one.
+
+    Raises:
+        CalibrationError: the record has no section that could serve.
+    """
+    wanted = "fp8" if dtype == "fp8" else "16bit" if kv_bits >= 16 else "16bit_kv8"
+    is_measured = dtype not in ("fp32", "tf32") and kv_bits >= 8
+    if wanted in record.parameters.get("libraries", {}).get(library, {}):
+        return Section(record, library, wanted, is_measured)
+    for name in (wanted, "16bit_kv8", "16bit"):
+        if name in record.parameters["sections"]:
+            return Section(record, "", name, is_measured and name == wanted)
+    raise CalibrationError(
+        f"attention record {record.id} has no section {wanted!r} nor '16bit'; run scripts/calibrate_attention.py"
+    )
+
+
+def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> NDArray[np.str_]:
+    """Name of the kernel that each call takes.
+
+    Args:
+        shape: The calls; latent heads (key and value widths differ) take the section's usual kernel.
+        section: The kernels.
+        kernel: Kernel that runs, as libraries spell it, if known; otherwise each width takes its usual one.
+    """
+    content = section.content
+    usual: dict[int, str] = {int(width): name for width, name in content["kernel_of_head_dim"].items()}
+    if kernel:
+        family = kernel_family(kernel)
+        own = {int(width): f"{family}_{width}" for width in usual if f"{family}_{width}" in content["kernels"]}
+        usual = own or usual
+    flat = [width for width in usual if width <= WIDEST_FLASH_HEAD] or list(usual)
+    wide = [width for width in usual if width > WIDEST_FLASH_HEAD] or list(usual)
+    names = np.full(shape.head_dim.shape, content["usual_kernel"], dtype=object)
+    for head_dim in np.unique(shape.head_dim):
+        widths = wide if head_dim > WIDEST_FLASH_HEAD else flat
+        nearest = min(widths, key=lambda width: (abs(np.log(width / head_dim)), -width))
+        here = (shape.head_dim == head_dim) & (shape.head_dim == shape.v_head_dim)
+        names[here] = usual[nearest]
+        for widest, family in reversed(SMALL_GROUPS):
+            small = f"{family}_{nearest}"
+            if usual[nearest].startswith("flashinfer_") and small in content["kernels"]:
+                names[here & (shape.num_heads <= widest * shape.num_kv_heads)] = small
+    return names.astype(np.str_)
+
+
+def read_kernel(section: Section, kernel: str) -> tuple[PrefillParameters, DecodeParameters]:
+    """Constants of a kernel in both phases, unfolded once."""
+    key = (section.record.id, section.library, section.name, kernel)
+    if key not in _KERNELS:
+        raw = section.content["kernels"][kernel]
+        _KERNELS[key] = (
+            read_parameters(PrefillParameters, raw["prefill"], section.record.id),
+            read_parameters(DecodeParameters, raw["decode"], section.record.id),
+        )
+    return _KERNELS[key]
+
+
+_KERNELS: dict[tuple[str, str, str, str], tuple[PrefillParameters, DecodeParameters]] = {}
