@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shapewright.api import fits as fits
     from shapewright.api import mfu as mfu
     from shapewright.api import predict as predict
+    from shapewright.api import search as search
     from shapewright.config import TransformerConfig as TransformerConfig
     from shapewright.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
@@ -37,6 +38,7 @@ _HOMES = {
     "fits": "shapewright.api",
     "mfu": "shapewright.api",
     "predict": "shapewright.api",
+    "search": "shapewright.api",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "fits",
     "mfu",
     "predict",
+    "search",
 ]
 
 

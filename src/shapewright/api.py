@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from shapewright.errors import CalibrationError, DeviceError, ShapewrightError
+from shapewright.errors import CalibrationError, ConfigError, DeviceError, ShapewrightError
 from shapewright.question import ask
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.lint import CheckReport
     from shapewright.predict import Prediction
+    from shapewright.search import SearchResult
     from shapewright.utilization import Utilization
     from shapewright.workload import Workload
 
@@ -229,3 +230,81 @@ def compare(
         raise refusals[0]  # no device's fault
     prices = {load_device(name).name: price for name, price in (usd_per_hour or {}).items()}
     return compare_outcomes(outcomes, prices, tuple(notes))
+
+
+def search(
+    config: str | PathLike[str] | Model | TransformerConfig | None = None,
+    *,
+    device: str | PathLike[str] | Device,
+    num_parameters: int | None = None,
+    family: str | None = None,
+    tolerance_fraction: float = 0.02,
+    vary: Sequence[str] = (),
+    keep: Mapping[str, int] | None = None,
+    objective: str | None = None,
+    guard: str = "usual",
+    top: int = 20,
+    workload: Mapping[str, Any] | None = None,
+    layout: ParallelLayout | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> SearchResult:
+    """Find shapes of the same size that run faster.
+
+    Args:
+        config: Baseline: preset name, config.json or its folder, hub id, Model or TransformerConfig; None for a public
+            model of ``family`` scaled to ``num_parameters``.
+        device: Device name, alias, file, or Device.
+        num_parameters: Parameters that shapes should have; the baseline is scaled to them. None: as many as it has.
+        family: Beginning of preset names, such as ``llama`` (the default) or ``gpt``.
+        tolerance_fraction: How far from that size shapes may be.
+        vary: Fields to vary, keys of ``shapewright.search.VARIED``; empty for the default ones.
+        keep: Values that fields must have.
+        objective: What is to be fast, a key of ``shapewright.search.OBJECTIVES``; by default what the phase says.
+        guard: Quality guard: ``usual``, ``strict`` or ``free``.
+        top: How many shapes to list.
+        workload: Some fields of Workload.
+        layout: ParallelLayout, or some of its fields.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+        progress: Told now and then how many shapes of how many are done.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, or which constraint leaves no shape, in one line.
+    """
+    from shapewright.config import Model, TransformerConfig, read_model
+    from shapewright.search import DEFAULT_VARIED, SearchRequest, phase_of, scale_model, search_shapes, usual_model
+
+    request = SearchRequest(
+        vary=tuple(dict.fromkeys(vary)) or DEFAULT_VARIED,
+        keep=keep or {},
+        num_parameters=num_parameters,
+        tolerance_fraction=tolerance_fraction,
+        guard=guard,
+        top=top,
+    )
+    phase = phase_of(objective, (workload or {}).get("phase"))
+    if config is None and not overrides:
+        if num_parameters is None:
+            raise ConfigError("nothing to search: give a model, or a number of parameters such as --params 3b")
+        model = usual_model(num_parameters, family or "llama")
+    else:
+        if family is not None:
+            raise ConfigError("--family has no effect beside a model; leave it out, or leave the model out")
+        if isinstance(config, TransformerConfig):
+            config = Model(config=config, raw=None, source="TransformerConfig")
+        model = config if isinstance(config, Model) else read_model(config, overrides)
+        model = model if num_parameters is None else scale_model(model, num_parameters)
+    question = ask(model, device, workload={**(workload or {}), "phase": phase}, layout=layout)
+    return search_shapes(
+        question.model,
+        question.device,
+        question.workload,
+        question.layout,
+        request,
+        per_step=phase == "decode",
+        notes=question.notes,
+        uncalibrated=uncalibrated,
+        progress=progress,
+    )

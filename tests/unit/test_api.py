@@ -69,3 +69,14 @@ def test_unknown_field_is_one_line() -> None:
     assert "seq_len" in str(raised.value)
     with pytest.raises(shapewright.ShapewrightError, match="tp"):
         shapewright.predict("gpt2", device="l40s", layout={"tp": 2})
+
+
+def test_search_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """The search function and the search command give the same shapes."""
+    with pytest.raises(SystemExit):
+        main(["search", "gpt3-125m", "--device", "a100-sxm-80gb", "--vary", "vocab,ffn", "--tolerance", "5%", "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    result = shapewright.search("gpt3-125m", device="a100-sxm-80gb", vary=("vocab", "ffn"), tolerance_fraction=0.05)
+
+    assert result.candidates
+    assert [shape["speedup"] for shape in printed["candidates"]] == [s.speedup.factor for s in result.candidates]

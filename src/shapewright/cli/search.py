@@ -12,17 +12,15 @@ import click
 
 from shapewright.cli.console import make_console, print_json, write_json_file
 from shapewright.cli.options import GroupedCommand, group_options, question_options
-from shapewright.errors import ConfigError, WorkloadError
+from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shapewright.question import Question
     from shapewright.search import Candidate, SearchResult
 
 EXIT_INTERRUPTED = 130
 _PROGRESS_EVERY_S = 0.2
-_DEFAULT_FAMILY = "llama"
 
 _EPILOG = """\b
 Examples:
@@ -103,7 +101,7 @@ def command(
 
     Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
     """
-    from shapewright.search import DEFAULT_VARIED, SearchRequest, search_shapes
+    from shapewright.api import search
 
     if (as_json and as_csv) or (explain is not None and (as_json or as_csv)):
         raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
@@ -111,32 +109,26 @@ def command(
         raise click.UsageError("--strict and --free contradict each other: give one of them")
     if output == "-":
         raise click.UsageError("-o needs a file name: standard output carries the report")
-    num_parameters = _read_count(params) if params is not None else None
-    request = SearchRequest(
-        vary=tuple(dict.fromkeys(part.strip() for part in vary.split(",") if part.strip())) if vary else DEFAULT_VARIED,
-        keep=_read_keep(keep),
-        num_parameters=num_parameters,
+    groups = group_options(given)
+    result = search(
+        config,
+        device=device,
+        num_parameters=_read_count(params) if params is not None else None,
+        family=family,
         tolerance_fraction=tolerance,
+        vary=[part.strip() for part in (vary or "").split(",") if part.strip()],
+        keep=_read_keep(keep),
+        objective=objective,
         guard="strict" if strict else "free" if free else "usual",
         top=top,
-    )
-    question, per_step = _ask(config, device, given, num_parameters, family, objective)
-    if per_step and "micro_batch" in request.vary:
-        raise ConfigError(
-            "--vary micro_batch has no meaning for decode-latency, where 1 is always fastest; leave it out"
-        )
-    result = search_shapes(
-        question.model,
-        question.device,
-        question.workload,
-        question.layout,
-        request,
-        per_step=per_step,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
         uncalibrated=uncalibrated,
         progress=_show_progress(),
     )
     if output:
-        _write(question, _ranked(result, pick, "--pick"), output)
+        _write(result, _ranked(result, pick, "--pick"), output)
     if explain is not None:
         from shapewright.report.search_text import print_side_by_side
 
@@ -144,8 +136,7 @@ def command(
     elif as_json:
         from shapewright.report.search_json import search_to_json
 
-        facts = search_to_json(result)
-        print_json({**facts, "source": question.model.source, "notes": [*question.notes, *facts["notes"]]})
+        print_json(search_to_json(result))
     elif as_csv:
         from shapewright.report.search_json import search_to_rows
 
@@ -155,41 +146,8 @@ def command(
     else:
         from shapewright.report.search_text import print_search
 
-        print_search(result, make_console(), notes=question.notes)
+        print_search(result, make_console())
     return 0 if result.is_complete else EXIT_INTERRUPTED
-
-
-def _ask(
-    config: str | None,
-    device: str,
-    given: dict[str, Any],
-    num_parameters: int | None,
-    family: str | None,
-    objective: str | None,
-) -> tuple[Question, bool]:
-    """The question about the baseline, and whether the step itself is to be short."""
-    from shapewright.config import read_model
-    from shapewright.question import ask
-    from shapewright.search import OBJECTIVES, scale_model, usual_model
-
-    groups = group_options(given)
-    phase = groups["workload"].get("phase")
-    if objective is not None and phase not in (None, OBJECTIVES[objective]):
-        raise WorkloadError(
-            f"--objective {objective} is measured in --phase {OBJECTIVES[objective]}, not in {phase}; give one of them"
-        )
-    phase = phase or OBJECTIVES[objective or "train-tokens-per-s"]
-    if config is None and not groups["model"]:
-        if num_parameters is None:
-            raise ConfigError("nothing to search: give CONFIG, or --params with --family, such as --params 3b")
-        model = usual_model(num_parameters, family or _DEFAULT_FAMILY)
-    else:
-        if family is not None:
-            raise ConfigError("--family has no effect beside a model; leave it out, or leave the model out")
-        model = read_model(config, groups["model"])
-        model = scale_model(model, num_parameters) if num_parameters is not None else model
-    workload = {**groups["workload"], "phase": phase}
-    return ask(model, device, workload=workload, layout=groups["layout"]), phase == "decode"
 
 
 def _read_count(text: str) -> int:
@@ -225,10 +183,10 @@ def _ranked(result: SearchResult, rank: int, option: str) -> Candidate:
     return result.candidates[rank - 1]
 
 
-def _write(question: Question, candidate: Candidate, output: str) -> None:
+def _write(result: SearchResult, candidate: Candidate, output: str) -> None:
     from shapewright.config import write_back
 
-    write_json_file(output, write_back(question.model, candidate.config))
+    write_json_file(output, write_back(result.model, candidate.config))
     words = f"wrote {output} (rank {candidate.rank})"
     if "micro_batch" in candidate.changed_fields:
         words += f"; it is fastest with --micro-batch-size {candidate.prediction.workload.micro_batch_size}"

@@ -42,6 +42,7 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
     prediction = result.baseline.prediction
     return {
         "schema_version": SCHEMA_VERSION,
+        "source": result.model.source,
         "device": {"name": prediction.device.name, "title": prediction.device.title},
         "workload": asdict(prediction.workload),
         "layout": {**asdict(prediction.layout), "num_devices": prediction.layout.num_devices},

@@ -65,14 +65,8 @@ _MEASURE_WORDS = {
 _PERCENT_AT_EDGE = 5.0
 
 
-def print_search(result: SearchResult, console: Console, *, notes: tuple[str, ...] = ()) -> None:
-    """Print a whole result.
-
-    Args:
-        result: What was found.
-        console: Where to.
-        notes: What the reader of the config had to say.
-    """
+def print_search(result: SearchResult, console: Console) -> None:
+    """Print a whole result."""
     print_verdict(result.baseline.prediction, console)
     console.print()
     if result.candidates:
@@ -96,7 +90,7 @@ def print_search(result: SearchResult, console: Console, *, notes: tuple[str, ..
         style="dim",
         soft_wrap=True,
     )
-    for line in (*notes, *result.notes):
+    for line in result.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from shapewright.search.request import DEFAULT_VARIED as DEFAULT_VARIED
 from shapewright.search.request import OBJECTIVES as OBJECTIVES
 from shapewright.search.request import VARIED as VARIED
 from shapewright.search.request import SearchRequest as SearchRequest
+from shapewright.search.request import phase_of as phase_of
 from shapewright.search.search import Candidate as Candidate
 from shapewright.search.search import SearchResult as SearchResult
 from shapewright.search.search import search_shapes as search_shapes

@@ -57,10 +57,14 @@ def pareto(table: Table) -> Table:
     columns = columns[order]
     fresh = np.r_[True, (columns[1:] != columns[:-1]).any(axis=1)]
     order, columns = order[fresh], columns[fresh]
+    # Whatever beats a row has a smaller sum of places, so that nothing that comes later beats the first one left.
+    places = sum(np.asarray(np.unique(column, return_inverse=True)[1]).reshape(-1) for column in columns.T)
+    by_places = np.argsort(places, kind="stable")
+    order, columns = order[by_places], columns[by_places]
     kept: list[int] = []
-    # In lexicographic order nothing that comes later can beat the first one left.
     while len(order):
         kept.append(int(order[0]))
-        left = ~(columns >= columns[0]).all(axis=1)
+        left = (columns[:, 0] < columns[0, 0]) | (columns[:, 1] < columns[0, 1])
+        left |= (columns[:, 2] < columns[0, 2]) | (columns[:, 3] < columns[0, 3])
         order, columns = order[left], columns[left]
     return take(table, np.array(sorted(kept, key=lambda row: table["cost"][row]), dtype=np.int64))

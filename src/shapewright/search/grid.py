@@ -66,6 +66,16 @@ class Grid:
         unique, inverse = np.unique(rows, axis=1, return_inverse=True)
         return dict(zip(names, unique, strict=True)), np.asarray(inverse).reshape(-1)
 
+    def count_cells(self, variables: frozenset[str]) -> int:
+        """Combinations of the entries of the axes that some fields lie on."""
+        count = 1
+        for axis, length in zip(AXES, self.lengths, strict=True):
+            here = variables & frozenset(self.columns[axis])
+            if here:
+                by_width = axis == "heads" and here <= self.width_fields
+                count *= len(np.unique(self._widths[1])) if by_width else length
+        return count
+
     def first(self) -> dict[str, int]:
         """Fields of the first shape."""
         return {name: int(column[0]) for axis in AXES for name, column in self.columns[axis].items()}

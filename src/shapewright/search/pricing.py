@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from shapewright.perf.experts import price_grouped_gemm
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.search.grid import Values
-from shapewright.search.trace import Traced
+from shapewright.search.trace import Traced, evaluate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import Operation
     from shapewright.search.grid import Grid
+    from shapewright.search.trace import Node
 
 # Record kind and pricing function by kind of operation.
 _PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
@@ -40,6 +41,38 @@ def price_key(operation: Operation) -> tuple[Any, ...]:
     """What decides the price of an operation: equal keys, equal prices."""
     values = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED)
     return (type(operation), *(value.node if isinstance(value, Traced) else value for value in values))
+
+
+def count_cells(operation: Operation, grid: Grid) -> int:
+    """Different values that the sizes of an operation can take together, as far as axes tell."""
+    numbers = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED)
+    variables = frozenset().union(*(number.node.variables for number in numbers if isinstance(number, Traced)))
+    return grid.count_cells(variables)
+
+
+def price_columns(
+    operation: Operation,
+    columns: Mapping[str, NDArray[Any]],
+    memo: dict[Node, NDArray[Any]],
+    device: Device,
+    *,
+    uncalibrated: bool,
+) -> NDArray[np.float64]:
+    """Time of one execution of an operation for some shapes, each by itself. [s]
+
+    Args:
+        operation: The operation, with traced sizes.
+        columns: Fields of the shapes.
+        memo: What has been computed so far for these shapes; extended.
+        device: The device.
+        uncalibrated: Price as if nobody had measured it.
+    """
+    traced = {spec.name: getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED}
+    sizes: dict[str, Any] = {
+        name: evaluate(number.node, columns, memo) for name, number in traced.items() if isinstance(number, Traced)
+    }
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated)
+    return np.asarray(time_s, dtype=float)
 
 
 def price_on_grid(operation: Operation, grid: Grid, device: Device, *, uncalibrated: bool) -> Values:

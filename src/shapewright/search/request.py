@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shapewright.config.changes import FIELD_NAMES
-from shapewright.errors import ConfigError, close_names
+from shapewright.errors import ConfigError, WorkloadError, close_names
 from shapewright.search.bands import check_guard
 
 if TYPE_CHECKING:
@@ -112,3 +112,21 @@ def ffn_field(config: TransformerConfig) -> str:
 def _hint(name: str) -> str:
     hint = close_names(name, (*VARIED, *VARIED.values()))
     return f"{hint} " if hint else ""
+
+
+def phase_of(objective: str | None, phase: str | None) -> str:
+    """Phase that a search is measured in.
+
+    Raises:
+        ConfigError: no such objective.
+        WorkloadError: objective and phase contradict each other.
+    """
+    if objective is None:
+        return phase or "train"
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"objective={objective!r} is not known; choose one of {', '.join(OBJECTIVES)}")
+    if phase not in (None, OBJECTIVES[objective]):
+        raise WorkloadError(
+            f"--objective {objective} is measured in --phase {OBJECTIVES[objective]}, not in {phase}; give one of them"
+        )
+    return OBJECTIVES[objective]

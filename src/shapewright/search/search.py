@@ -84,6 +84,7 @@ class SearchResult:
     """What a search found.
 
     Attributes:
+        model: The baseline with the form it was read in, which config.write_back takes.
         baseline: Where it started.
         candidates: Faster shapes, the fastest first: the best of each number of changes, then the best of all.
         front: Shapes that no other beats in time per token, parameters, KV bytes per token and memory, fastest first;
@@ -95,6 +96,7 @@ class SearchResult:
         notes: What to know.
     """
 
+    model: Model
     baseline: Candidate
     candidates: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
@@ -120,6 +122,7 @@ def search_shapes(
     request: SearchRequest,
     *,
     per_step: bool = False,
+    notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
@@ -132,6 +135,7 @@ def search_shapes(
         layout: How it is spread.
         request: What to vary, and how far.
         per_step: Make the step short (latency), and not the time of a token (throughput).
+        notes: What there is to say about the question.
         uncalibrated: Price as if nobody had measured the device.
         progress: Told how many shapes of how many are done.
 
@@ -139,7 +143,10 @@ def search_shapes(
         ShapewrightError: the baseline cannot run, or the space is empty; says which constraint emptied it.
     """
     start_s = time.perf_counter()
-    request, notes = keep_expressible(model, request)
+    if per_step and "micro_batch" in request.free_fields():
+        raise ConfigError("--vary micro_batch has no meaning for decode-latency, where 1 is fastest; leave it out")
+    request, remarks = keep_expressible(model, request)
+    notes += remarks
     config = model.config
     space = make_space(config, workload, layout, request)
     setting = Setting(
@@ -177,6 +184,7 @@ def search_shapes(
     if findings.tally.too_large:
         notes += (f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}",)
     return SearchResult(
+        model=model,
         baseline=finder.baseline,
         candidates=candidates,
         front=front,

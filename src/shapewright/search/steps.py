@@ -11,11 +11,11 @@ import numpy as np
 
 from shapewright.errors import ShapewrightError
 from shapewright.lowering import lower, num_microbatches, validate_layout
-from shapewright.operations import Collective
+from shapewright.operations import Collective, Pointwise
 from shapewright.predict import count_tokens, exposed_fraction, join_stages
 from shapewright.search.grid import AXES, Sum, Values, is_constant, split_by
-from shapewright.search.pricing import price_key, price_on_grid
-from shapewright.search.trace import Tape, Traced
+from shapewright.search.pricing import count_cells, price_columns, price_key, price_on_grid
+from shapewright.search.trace import Tape, Traced, evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.operations import Operation
     from shapewright.search.grid import Grid, Index
-    from shapewright.search.trace import Guard
+    from shapewright.search.trace import Guard, Node
     from shapewright.workload import Workload
+
+
+# Operations with more different sizes than this are priced for the shapes that are looked at, not for the whole grid.
+_MOST_CELLS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,23 +157,30 @@ class StepTimes:
         self._cover = {side: Sum(self.grid) for side in ("forward", "backward")}
         self._wanted = {(side, stage): Sum(self.grid) for side in self._cover for stage in ("every", "first", "last")}
         self._add_operations(lowered.operations, setting)
-        self._hides = any(self._wanted.values())
+        self._hides = any(self._wanted.values()) or any(
+            isinstance(operation, Collective) and operation.overlaps for operation in self._late
+        )
         if not self._hides and self._layout.pipeline_parallel == 1:
+            # All stages are one device, so that their times can be added up at once.
             for stage in ("first", "last", "step"):
-                self._stages["every"].merge(self._stages.pop(stage))
-            self._stages |= {stage: Sum(self.grid) for stage in ("first", "last", "step")}
+                self._stages["every"].merge(self._stages[stage])
+                self._stages[stage] = Sum(self.grid)
         for total in (*self._stages.values(), *self._cover.values(), *self._wanted.values()):
             total.fold()
 
     def step_s(self, index: Index) -> NDArray[np.float64]:
         """Step times of the shapes at an index. [s]"""
-        sums: dict[str, Any] = {stage: total.at(index) for stage, total in self._stages.items() if total}
-        sums |= {stage: 0.0 for stage, total in self._stages.items() if not total}
+        late = self._late_sums(index)
+        sums: dict[str, Any] = {stage: self._read_sum(total, index, late) for stage, total in self._stages.items()}
         if self._hides:
             for side, cover in self._cover.items():
-                wanted = {stage: self._wanted[side, stage].at(index) for stage in ("every", "first", "last")}
-                wanted_s = sum(wanted.values())
-                shown = np.where(wanted_s > 0.0, exposed_fraction(cover.at(index), np.maximum(wanted_s, 1e-300)), 1.0)
+                wanted = {
+                    stage: self._read_sum(self._wanted[side, stage], index, late)
+                    for stage in ("every", "first", "last")
+                }
+                wanted_s = np.asarray(sum(wanted.values()))
+                cover_s = self._read_sum(cover, index, late)
+                shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300)), 1.0)
                 for stage, part_s in wanted.items():
                     sums[stage] = sums[stage] + shown * part_s
         step_s, _ = join_stages(sums, self._read(self._num_passes, index), self._layout)
@@ -181,8 +192,12 @@ class StepTimes:
 
     def _add_operations(self, operations: tuple[Operation, ...], setting: Setting) -> None:
         priced: dict[tuple[Any, ...], Values] = {}
+        self._setting, self._late = setting, []
         by_repeats: dict[tuple[Any, Sum], tuple[Any, Sum]] = {}
         for operation in operations:
+            if isinstance(operation, Pointwise | Collective) and count_cells(operation, self.grid) > _MOST_CELLS:
+                self._late.append(operation)
+                continue
             key = price_key(operation)
             if key not in priced:
                 priced[key] = price_on_grid(operation, self.grid, setting.device, uncalibrated=setting.uncalibrated)
@@ -193,6 +208,23 @@ class StepTimes:
                 group.add(priced[key])
         for (_, target), (repeats, group) in by_repeats.items():
             target.merge(group.fold(), self._values(repeats))
+
+    def _late_sums(self, index: Index) -> dict[int, Any]:
+        """What the operations that differ on too many axes add to each sum, priced for these shapes alone. [s]"""
+        sums: dict[int, Any] = {}
+        if not self._late:
+            return sums
+        columns = self.grid.fields_at(index)
+        memo: dict[Node, NDArray[Any]] = {}
+        for operation in self._late:
+            time_s: Any = price_columns(
+                operation, columns, memo, self._setting.device, uncalibrated=self._setting.uncalibrated
+            )
+            repeats: Any = operation.repeats
+            time_s = time_s * (evaluate(repeats.node, columns, memo) if isinstance(repeats, Traced) else repeats)
+            for target in self._targets(operation):
+                sums[id(target)] = sums.get(id(target), 0.0) + time_s
+        return sums
 
     def _targets(self, operation: Operation) -> Iterator[Sum]:
         """Sums that an operation's time belongs to."""
@@ -216,6 +248,11 @@ class StepTimes:
         total = Sum(self.grid)
         total.add(self.grid.evaluate(number.node))
         return total
+
+    @staticmethod
+    def _read_sum(total: Sum, index: Index, late: dict[int, Any]) -> Any:
+        """A sum at an index, with what was priced late. [s]"""
+        return (total.at(index) if total else 0.0) + late.get(id(total), 0.0)
 
     @staticmethod
     def _read(number: Any, index: Index) -> Any:

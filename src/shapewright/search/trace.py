@@ -69,6 +69,7 @@ class Tape:
         self.guards: list[Guard] = []
         self._nodes: dict[tuple[Any, ...], Node] = {}
         self._guarded: set[Node] = set()
+        self._minus_one = self.node_of(-1)
 
     def variable(self, name: str, value: int) -> Traced:
         """A number that differs between shapes, with its value for the representative."""
@@ -81,10 +82,19 @@ class Tape:
         return self._intern(("constant", type(number), number), "constant", (number,), frozenset())
 
     def apply(self, op: str, left: Any, right: Any) -> Traced:
-        """Carry out one step."""
+        """Carry out one step; dividing a whole number by 1, as degrees of parallelism do, is none."""
+        if op in ("mul", "floordiv") and type(right) is int and right == 1 and type(plain(left)) is int:
+            assert isinstance(left, Traced)
+            return left
         first, second = self.node_of(left), self.node_of(right)
         node = self._intern((op, first, second), op, (first, second), first.variables | second.variables)
         return Traced(self, node, _OPERATORS[op][0](plain(left), plain(right)))
+
+    def negate(self, number: Traced) -> Traced:
+        """Change the sign; twice is not at all."""
+        if number.node.op == "mul" and number.node.args[1] is self._minus_one:
+            return Traced(self, number.node.args[0], -number.value)
+        return self.apply("mul", number, -1)
 
     def ask(self, number: Traced) -> Any:
         """Value of the representative, noted as a guard."""
@@ -170,7 +180,7 @@ class Traced:
         return self.tape.apply("round", self, digits)
 
     def __neg__(self) -> Traced:
-        return self.tape.apply("mul", self, -1)
+        return self.tape.negate(self)
 
     def __lt__(self, other: Any) -> Traced:
         return self.tape.apply("lt", self, other)

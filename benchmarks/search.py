@@ -1,0 +1,127 @@
+"""Measure how fast a search goes through a space: shapes a second, seconds in all, and memory.
+
+    python benchmarks/search.py [--params 3b] [--device h100-sxm-80gb] [--json FILE]
+
+Two spaces around a Llama-like model, each in a process of its own, on one thread. The first is what a person would
+ask, with all seven fields of the shape varied and no quality guard: parameters are counted everywhere, and what has
+the right size is priced. In the second every shape is priced, whatever its size. One prediction of the same model,
+cold and then with every price known, stands beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ALL_FIELDS = ("heads", "head_dim", "kv_heads", "ffn", "vocab", "depth", "width")
+SPACES = {
+    "all seven fields, same size": {"vary": ALL_FIELDS, "tolerance_fraction": 0.02, "guard": "free"},
+    "every shape priced": {
+        "vary": ("heads", "kv_heads", "ffn", "vocab", "depth", "width"),
+        "tolerance_fraction": 10.0,
+        "guard": "free",
+    },
+}
+
+
+def main() -> None:
+    """Run both spaces and print them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--params", default="3b")
+    parser.add_argument("--device", default="h100-sxm-80gb")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=SPACES, help="run one space here, and print its numbers as JSON")
+    arguments = parser.parse_args()
+    if arguments.only:
+        print(json.dumps(measure(arguments.only, arguments.params, arguments.device)))
+        return
+    rows = {}
+    for name in SPACES:
+        runs = [in_own_process(name, arguments) for _ in range(arguments.repeats)]
+        rows[name] = {**runs[0], "elapsed_s": statistics.median(run["elapsed_s"] for run in runs)}
+        rows[name]["elapsed_each_s"] = [run["elapsed_s"] for run in runs]
+        row = rows[name]
+        print(
+            f"{name}: {row['num_shapes']:,} shapes, {row['num_priced']:,} priced, {row['elapsed_s']:.2f} s "
+            f"({row['num_shapes'] / row['elapsed_s']:,.0f} shapes/s, {row['num_priced'] / row['elapsed_s']:,.0f} "
+            f"priced/s), {row['most_memory_bytes'] / 1e6:,.0f} MB"
+        )
+    rows["one prediction"] = predict_one(arguments.params, arguments.device)
+    print("one prediction: {cold_s:.2e} s cold, {warm_s:.2e} s with every price known".format(**rows["one prediction"]))
+    if arguments.json:
+        facts = {"machine": machine(), "params": arguments.params, "device": arguments.device, "results": rows}
+        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def in_own_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure one space in a fresh interpreter, so that its memory is its own."""
+    command = [sys.executable, __file__, "--only", name, "--params", arguments.params, "--device", arguments.device]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    facts = json.loads(run.stdout)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def measure(name: str, params: str, device: str) -> dict[str, Any]:
+    """Search one space."""
+    from shapewright.question import ask
+    from shapewright.search import SearchRequest, search_shapes, usual_model
+    from shapewright.units import parse_count
+
+    question = ask(usual_model(parse_count(params), "llama"), device)
+    result = search_shapes(
+        question.model, question.device, question.workload, question.layout, SearchRequest(**SPACES[name])
+    )
+    return {
+        "num_shapes": result.tally.num_shapes,
+        "num_priced": result.tally.priced,
+        "num_faster": result.tally.faster,
+        "elapsed_s": result.elapsed_s,
+        "most_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "best_speedup": result.candidates[0].speedup.factor if result.candidates else None,
+    }
+
+
+def predict_one(params: str, device: str) -> dict[str, float]:
+    """Time one prediction: of a vocabulary not seen before, and of one whose prices are all known."""
+    from dataclasses import replace
+
+    from shapewright.predict import predict
+    from shapewright.question import ask
+    from shapewright.search import usual_model
+    from shapewright.units import parse_count
+
+    question = ask(usual_model(parse_count(params), "llama"), device)
+    config, cold, warm = question.config, [], []
+    for step in range(20):
+        fresh = replace(config, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size + 64 * step)
+        for times in (cold, warm):
+            start_s = time.perf_counter()
+            predict(fresh, device=question.device, workload=question.workload, layout=question.layout)
+            times.append(time.perf_counter() - start_s)
+    return {"cold_s": statistics.median(cold), "warm_s": statistics.median(warm)}
+
+
+def machine() -> dict[str, str]:
+    """What it ran on."""
+    import numpy
+
+    names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
+    return {"cpu": model, "python": platform.python_version(), "numpy": numpy.__version__, "date": time.strftime("%F")}
+
+
+if __name__ == "__main__":
+    main()
