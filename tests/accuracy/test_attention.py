@@ -19,7 +19,8 @@ from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["attention"]
+ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
+LIMITS, BORROWED = ALL_LIMITS["attention"], ALL_LIMITS["attention_borrowed"]
 RECORDS = sorted((REPOSITORY / "src/shapewright/perf/data/attention").glob("*.json"))
 CASES = [(*path.rsplit("/", 1), name) for path, limits in LIMITS.items() for name in limits]
 
@@ -41,7 +42,7 @@ class Unseen(NamedTuple):
 
 
 @cache
-def price_unseen(script: ModuleType, name: str, section: str, phase: str) -> Unseen:
+def price_unseen(script: ModuleType, name: str, section: str, phase: str, *, uncalibrated: bool = False) -> Unseen:
     """Price a device's held-out rows; a section of another library begins with the library's name."""
     folder = measured_file(f"attention_{phase}.parquet").parent
     library, _, plain = section.rpartition("/")
@@ -51,7 +52,7 @@ def price_unseen(script: ModuleType, name: str, section: str, phase: str) -> Uns
     _, dtype, cache_dtype = source
     columns = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
     device = load_device(name)
-    record = load_record("attention", device)
+    record = load_record("attention", device, uncalibrated=uncalibrated)
     parts = []
     for (version, kernel), part in rows.groupby(["library", "kernel"]):
         operation = Attention(
@@ -78,6 +79,15 @@ def test_unseen_head_layouts(script: ModuleType, section: str, phase: str, name:
     unseen = price_unseen(script, name, section, phase)
 
     assert error(unseen.predicted, unseen.measured) <= LIMITS[f"{section}/{phase}"][name]
+
+
+@pytest.mark.parametrize(("phase", "name"), [(phase, name) for phase, limits in BORROWED.items() for name in limits])
+def test_borrowed_records(script: ModuleType, phase: str, name: str) -> None:
+    """Priced as if nobody had measured it, a device stays within the limit, and most rows within the interval."""
+    unseen = price_unseen(script, name, "16bit", phase, uncalibrated=True)
+
+    assert error(unseen.predicted, unseen.measured) <= BORROWED[phase][name]
+    assert float(np.mean((unseen.measured >= unseen.low) & (unseen.measured <= unseen.high))) >= 0.75
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -205,6 +205,31 @@ def test_borrowed_record_says_so_and_widens() -> None:
     assert far.high_s > near.high_s
 
 
+def test_far_borrowed_decode_widens_more_than_prefill() -> None:
+    """Another family's record says less about how keys are split; the same chip's is drawn wider alike in both."""
+    device = load_device("a100-sxm-80gb")
+    own = load_record("attention", device)
+
+    def width(transfer: str, **sizes: object) -> float:
+        found = price_attention(call(**sizes), device, replace(own, transfer=transfer))
+        return float(np.log(found.high_s / found.time_s))
+
+    far, near = (width(kind, query_len=1) / width(kind) for kind in ("generic", "architecture"))
+    assert far > 1.2 * near
+
+
+def test_more_bandwidth_per_sm_is_drawn_with_a_borrowed_record() -> None:
+    """B200 has twice the bandwidth per SM of H100: with its record, decode draws more than a Hopper SM could."""
+    device = load_device("b200-sxm-180gb")
+    borrowed = load_record("attention", device, uncalibrated=True)
+    sizes = {"batch_size": 32, "query_len": 1, "kv_len": 65536}
+    found = price_attention(call(**sizes), device, borrowed)
+    same_family = price_attention(call(**sizes), device, replace(borrowed, transfer="architecture"))
+
+    assert borrowed.transfer == "generic"
+    assert found.time_s < same_family.time_s
+
+
 def test_devices_without_tiles_get_their_roofline() -> None:
     """A TPU's price is its bound and is labelled so."""
     found = price("tpu-v5p")
