@@ -48,6 +48,13 @@ def test_more_experts_on_a_device_even_out() -> None:
     assert over[-1] == 1.0
 
 
+def test_rows_that_rounding_leaves_over() -> None:
+    """One token to 8 of 128 experts rounds to none: dealt out to 16 devices a row each, or packed on the timed one."""
+    assert busiest_load(1, 8, 128, 16, "power_law_1.2") == (1.0, 1.0, 1.0)
+    assert busiest_load(1, 8, 128, 16, "power_law_1.2", packs_rest=True) == (8.0, 8.0, 1.0)
+    assert busiest_load(1, 8, 128, 64, "power_law_1.2", packs_rest=True) == (2.0, 2.0, 1.0)
+
+
 def test_unknown_distributions() -> None:
     """The message names those that are known."""
     with pytest.raises(MeasuredFileError, match="unknown distribution 'zipf'; known are balanced"):

@@ -49,6 +49,8 @@ _GATED_LIBRARIES = ("sglang 0.5.10", "vllm 0.14.0")
 # Where each token that reaches a device is computed with all its top k rows, those of other devices' experts too: with
 # balanced tokens the time stays the same up to top k devices. sglang 0.5.10 does so always, later ones for (2, 8).
 _WHOLE_TOKENS_LIBRARY, _WHOLE_TOKENS_FAMILY, _WHOLE_TOKENS_EXPERTS = "sglang 0.5.10", "sglang", (2, 8)
+# Whose collector gave rows that rounding leaves over to the timed device: a token takes as long on 16 devices as on 1.
+_PACKING_LIBRARY = "vllm 0.14.0"
 
 
 class Block(NamedTuple):
@@ -95,7 +97,8 @@ def block_of(sizes: dict[str, Array], distributions: NDArray[np.str_], dtype: st
     """
     tokens, h, inter, topk, experts, tensor, expert = (sizes[name] for name in _SIZES)
     keys = zip(tokens, topk, experts, expert, distributions, strict=True)
-    loads = np.array([busiest_load(*(int(size) for size in key[:4]), str(key[4])) for key in keys])
+    packs = library == _PACKING_LIBRARY
+    loads = np.array([busiest_load(*(int(n) for n in key[:4]), str(key[4]), packs_rest=packs) for key in keys])
     rows, active, reached = loads.reshape(-1, 3).T
     every = np.maximum(tokens * topk, rows)
     takes_whole_tokens = library.startswith(_WHOLE_TOKENS_FAMILY) & _is_any(topk, experts, (_WHOLE_TOKENS_EXPERTS,))

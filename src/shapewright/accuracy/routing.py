@@ -4,7 +4,8 @@ Balanced: tokens go round the experts, so every device gets the same rows, and m
 
 Power law: each expert draws a weight x from p(x) ~ x^-alpha between two ends, rows follow the weights, no expert gets
 more rows than there are tokens, and the device with most rows is timed. Here weights stand at the middles of equal
-shares of probability, and devices are filled in shuffled orders; their busiest is averaged.
+shares of probability, and devices are filled in shuffled orders; their busiest is averaged. What rounding leaves over
+goes to the experts with fewest rows: measured times show more experts in use than round to a row.
 
 Source: the procedure that ai-dynamo/aiconfigurator's collector describes for ``power_law_<alpha>``; its ends are 1 and
 0.8 tokens, or 0.01 and 2 where rows are no more than experts.
@@ -43,7 +44,9 @@ class Load(NamedTuple):
 
 
 @cache
-def busiest_load(num_tokens: int, topk: int, num_experts: int, num_devices: int, distribution: str) -> Load:
+def busiest_load(
+    num_tokens: int, topk: int, num_experts: int, num_devices: int, distribution: str, *, packs_rest: bool = False
+) -> Load:
     """Rows and experts in use of the busiest device of an expert group.
 
     Args:
@@ -52,6 +55,7 @@ def busiest_load(num_tokens: int, topk: int, num_experts: int, num_devices: int,
         num_experts: Experts of the whole group.
         num_devices: Devices that share them.
         distribution: ``balanced``, or ``power_law_`` and the exponent.
+        packs_rest: What rounding leaves over goes to the timed device's experts, and not to all that have fewest.
 
     Raises:
         MeasuredFileError: the distribution is another.
@@ -65,23 +69,27 @@ def busiest_load(num_tokens: int, topk: int, num_experts: int, num_devices: int,
     if not distribution.startswith(POWER_LAW):
         raise MeasuredFileError(f"unknown distribution {distribution!r}; known are balanced and power_law_<alpha>")
     ends = (1.0, max(0.8 * num_tokens, 1.0)) if rows > num_experts else (0.01, 2.0)
-    per_expert = _spread(rows, num_tokens, num_experts, float(distribution.removeprefix(POWER_LAW)), ends)
-    if per_expert is None:
+    per_expert, rest = _spread(rows, num_tokens, num_experts, float(distribution.removeprefix(POWER_LAW)), ends)
+    packed = min(rest, local) if packs_rest else 0
+    if not per_expert.any():
+        # So few rows that every expert's round to none: they are packed, or dealt out as balanced ones are.
+        if packs_rest:
+            return Load(float(packed), float(packed), float(min(packed, num_tokens)))
         return busiest_load(num_tokens, topk, num_experts, num_devices, "balanced")
+    if not packs_rest:
+        per_expert[:rest] += 1.0
     shuffled = np.random.default_rng(0).permuted(np.tile(per_expert, (_NUM_SHUFFLES, 1)), axis=1)
     devices = shuffled[:, : local * num_devices].reshape(_NUM_SHUFFLES, num_devices, local)
     busiest = devices[np.arange(_NUM_SHUFFLES), devices.sum(axis=2).argmax(axis=1)]
+    busiest[:, :packed] += 1.0
     # Experts choose tokens independently of each other.
-    reached = num_tokens * (1.0 - np.prod(1.0 - busiest / num_tokens, axis=1))
+    reached = num_tokens * (1.0 - np.prod(1.0 - np.minimum(busiest / num_tokens, 1.0), axis=1))
     means = (busiest.sum(axis=1).mean(), (busiest > 0.0).sum(axis=1).mean(), reached.mean())
     return Load(*(max(float(mean), 1.0) for mean in means))
 
 
-def _spread(rows: int, most: int, num_experts: int, alpha: float, ends: tuple[float, float]) -> Array | None:
-    """Whole rows of each expert, largest last; they sum up to ``rows``. [experts]
-
-    None where rows are so few that every expert's round to none: then they are dealt out as balanced ones are.
-    """
+def _spread(rows: int, most: int, num_experts: int, alpha: float, ends: tuple[float, float]) -> tuple[Array, int]:
+    """Whole rows of each expert, largest last, and how many of ``rows`` rounding leaves over; shape [experts]."""
     middles = (np.arange(num_experts) + 0.5) / num_experts
     low, high = (end ** (1.0 - alpha) for end in ends)
     weights = (low + (high - low) * middles) ** (1.0 / (1.0 - alpha))
@@ -94,11 +102,7 @@ def _spread(rows: int, most: int, num_experts: int, alpha: float, ends: tuple[fl
             break
         num_full = reached
     spread: Array = np.round(np.minimum(weights * scale, most))
-    if not spread.any():
-        return None
-    # Rounding leaves rows over, which go to the experts with fewest one by one (the collector's times show it: more
-    # experts are read than their rounded rows say), or takes too many, which the largest give back.
-    missing = int(rows - spread.sum())
-    spread[: max(missing, 0)] += 1.0
-    spread[num_experts + min(missing, 0) :] -= 1.0
-    return spread
+    rest = int(rows - spread.sum())
+    # Where rounding took too many, the largest give them back.
+    spread[num_experts + min(rest, 0) :] -= 1.0
+    return spread, max(rest, 0)
