@@ -5,7 +5,9 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import random
 import sys
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from shapewright.bench import nvml as nvml_module
 from shapewright.bench import run as run_module
 from shapewright.bench.export import export_store
 from shapewright.bench.record import FAILED, OK, WRONG, Case
@@ -48,8 +51,6 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
 
 def test_median_interval_covers() -> None:
     """The interval holds the true median about 95 times in 100, for skewed times too."""
-    import random
-
     generator = random.Random(1)
     hits = 0
     for _ in range(400):
@@ -152,8 +153,6 @@ def test_inputs_are_of_the_operation(backend: Backend) -> None:
 
 def test_timer_measures_time(backend: Backend) -> None:
     """A call that waits 3 ms takes 3 ms, its inputs in turn; launch cost is not told apart on a CPU."""
-    import time
-
     seen: list[int] = []
 
     def wait(index: int) -> None:
@@ -168,6 +167,87 @@ def test_timer_measures_time(backend: Backend) -> None:
     assert timing.launch_s is None
     # Only where one stage of the measurement follows another may the same inputs come twice in a row.
     assert sum(first == second for first, second in pairwise(seen)) <= 3
+
+
+class Replaying:
+    """A device that takes 2 ms for a call and whose host takes 3 ms more to start it, unless a graph is replayed."""
+
+    is_cuda = True
+
+    def __init__(self) -> None:
+        self.is_replaying = False
+
+    def synchronize(self) -> None:
+        """Nothing is asynchronous here."""
+
+    def elapsed_s(self, run: Any) -> float:
+        """Time by the host's clock."""
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
+
+    def call(self, _index: int) -> None:
+        """One call."""
+        time.sleep(2e-3 if self.is_replaying else 5e-3)
+
+    def capture(self, run: Any) -> Any:
+        """A graph of the calls."""
+
+        def replay() -> None:
+            self.is_replaying = True
+            run()
+            self.is_replaying = False
+
+        return replay
+
+
+def test_launch_cost_stands_apart() -> None:
+    """What a graph replays is the kernel's time; what issuing calls one by one adds is another figure."""
+    device: Any = Replaying()
+    timing = measure(device, device.call, [(0,), (1,), (2,)], budget_s=0.1, ci_fraction=0.01)
+
+    assert timing.method == "graph"
+    assert timing.calls_per_sample >= 3
+    assert 2e-3 <= timing.summary.median_s < 4e-3
+    assert timing.launch_s == pytest.approx(3e-3, abs=1.5e-3)
+
+    eager = measure(device, device.call, [(0,)], budget_s=0.1, ci_fraction=0.01, capturable=False)
+
+    assert eager.method == "eager"
+    assert eager.summary.median_s >= 5e-3
+    assert eager.launch_s is None
+
+
+class FakeNvml:
+    """NVML of one GPU at 1980 MHz and 350 W that does not tell its temperature."""
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:  # noqa: N802
+        """Knows one GPU."""
+        return 0 if name == b"GPU-1234" else 2
+
+    def nvmlDeviceGetClockInfo(self, _handle: Any, clock: int, value: Any) -> int:  # noqa: N802
+        """MHz of the SMs (1) and of the memory (2)."""
+        value._obj.value = {1: 1980, 2: 3201}[clock]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, _handle: Any, value: Any) -> int:  # noqa: N802
+        """Milliwatts."""
+        value._obj.value = 350_000
+        return 0
+
+    def nvmlDeviceGetTemperature(self, _handle: Any, _sensor: int, _value: Any) -> int:  # noqa: N802
+        """NVML_ERROR_NOT_SUPPORTED."""
+        return 3
+
+
+def test_state_is_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks in Hz, power in watts; what the driver does not tell is left out, and an unknown GPU is an error."""
+    monkeypatch.setattr(nvml_module, "_load", FakeNvml)
+
+    expected = {"sm_clock_hz": 1.98e9, "memory_clock_hz": 3.201e9, "power_watts": 350.0}
+    assert nvml_module.Nvml("1234").state() == pytest.approx(expected)
+    with pytest.raises(OSError, match="GPU-5678"):
+        nvml_module.Nvml("5678")
 
 
 def measured(cases: list[Case], backend: Backend, folder: Path, **options: Any) -> Any:

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from shapewright.bench.nvml import Nvml
 from shapewright.errors import BenchError, DeviceError, MissingExtraError
 from shapewright.hardware import detect_device
+from shapewright.units import KIB
 
 # Last-level cache assumed where the driver does not tell. [byte]
 _CPU_CACHE_BYTES = 64e6
@@ -122,7 +124,7 @@ class Backend:
                 self.torch_device
             )
             return _USABLE_FRACTION * float(free_bytes + reusable_bytes)
-        return _USABLE_FRACTION * float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return _USABLE_FRACTION * _host_available_bytes()
 
     def release(self) -> None:
         """Give memory that no tensor holds back, after a row that failed."""
@@ -224,8 +226,21 @@ def _gpu_backend(torch: Any, index: int) -> Backend:
 
 def _processor_name() -> str:
     """What Linux calls the processor, or the architecture."""
-    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
-        for line in lines:
-            if line.startswith("model name"):
+    return _first_value(Path("/proc/cpuinfo"), "model name") or platform.machine()
+
+
+def _host_available_bytes() -> float:
+    """Memory that Linux could give away, caches of files included; all of it where it does not tell. [byte]"""
+    kibibytes = _first_value(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
+    if kibibytes.isdigit():
+        return float(kibibytes) * KIB
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _first_value(path: Path, name: str) -> str:
+    """What follows a name and its colon in a file of the kernel, or an empty string."""
+    with suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if line.startswith(name):
                 return line.partition(":")[2].strip()
-    return platform.machine()
+    return ""

@@ -213,6 +213,10 @@ def _print(facts: list[dict[str, Any]], outcome: Outcome, shapes: ModelShapes | 
     if outcome.num_left_out:
         words += f", {outcome.num_left_out} too large for this device"
     console.print(f"{words}; all in {store_path}", soft_wrap=True)
+    num_cold, num_timed = sum(fact["is_cold"] for fact in facts), sum(fact["median_s"] is not None for fact in facts)
+    console.print(
+        f"inputs rotate; in {num_cold} of {num_timed} rows they exceed the cache, the others may read from it"
+    )
 
 
 def _named_device(name: str | None) -> Any:
