@@ -156,7 +156,7 @@ def _reason(old: list[PricedOperation], new: list[PricedOperation], work: float)
     rate = _rate(new) / _rate(old) - 1.0 if _rate(old) else 0.0
     if abs(rate) >= _SMALLEST_CHANGE:
         words.append(f"{100.0 * rate:+.0f} % FLOP/s")
-    return ", ".join(words) or "runs less often"
+    return ", ".join(words) or ("a little less work" if min(flops, num_bytes) < 0.0 else "small differences")
 
 
 def _change(old: Iterable[PricedOperation], new: Iterable[PricedOperation], work: float, amount: str) -> float:
