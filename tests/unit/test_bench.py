@@ -289,6 +289,18 @@ def test_errors_become_rows(backend: Backend, tmp_path: Path, monkeypatch: pytes
     assert [row.status for row in again.measured] == [FAILED, FAILED, OK]
 
 
+def test_other_threads_are_another_measurement(backend: Backend) -> None:
+    """On a CPU the number of threads decides the time, so rows of one number do not stand for another's."""
+    torch.set_num_threads(2)
+    try:
+        other = open_backend(cpu=True)
+    finally:
+        torch.set_num_threads(1)
+
+    assert other.name == backend.name == "cpu"
+    assert CASES[0].key(other.name, other.library) != CASES[0].key(backend.name, backend.library)
+
+
 def test_budget_ends_the_run(backend: Backend, tmp_path: Path) -> None:
     """Past the budget no row begins; what is left is counted, and so is what is too large for this device."""
     cases = make_suite("pointwise", ("fp32",), small=True, seed=0)

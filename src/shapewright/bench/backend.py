@@ -43,7 +43,7 @@ class Backend:
         name: Canonical name of its device file, or what the driver calls it.
         facts: Properties that the driver reports.
         driver: Version of the driver; empty where there is none.
-        runtime: CUDA or ROCm with its version, or ``cpu``.
+        runtime: CUDA or ROCm with its version, or the processor and its threads.
         torch_version: Version of PyTorch.
         dtypes: Element formats that it multiplies.
         cache_bytes: Size of the last-level cache. [byte]
@@ -180,7 +180,8 @@ def _cpu_backend(torch: Any) -> Backend:
         name="cpu",
         facts=facts,
         driver="",
-        runtime="cpu",
+        # Part of a row's key: another processor, or another number of threads, is another measurement.
+        runtime=f"cpu {facts['processor']}, {facts['num_threads']} threads",
         torch_version=str(torch.__version__),
         dtypes=_CPU_DTYPES,
         cache_bytes=_CPU_CACHE_BYTES,

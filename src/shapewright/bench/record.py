@@ -76,7 +76,7 @@ class Run:
         device: Name of the device file, or what the driver calls it.
         device_facts: Properties that the driver reports.
         driver: Version of the driver; empty where there is none.
-        runtime: CUDA or ROCm with its version, or ``cpu``.
+        runtime: CUDA or ROCm with its version, or the processor and its threads.
         torch_version: Version of PyTorch.
         library: What measured tables call it: PyTorch and runtime with their versions.
         shapewright_version: Version of this package.
