@@ -72,7 +72,8 @@ def test_gpt3_2_7b_is_told_to_use_20_heads(attention: str, phase: str) -> None:
 
     assert dict(best.changes)["num_heads"] == 20
     assert (best.kind, best.parameters_change_fraction) == ("retrain", 0.0)
-    assert found.better_shapes[0].changes["num_heads"] == 20
+    of_heads = next(shape for shape in found.better_shapes if shape.changes["num_heads"] != 32)
+    assert of_heads.changes["num_heads"] == 20
     assert found.better_shapes[0].speedup > 1.0
 
 
