@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-POWER_LAW = "power_law_"
+POWER_LAW = "power_law"
 _NUM_SHUFFLES = 16
 
 
@@ -66,10 +66,9 @@ def busiest_load(
         share = max(rows / num_devices, 1.0)
         # Neighbouring experts go to different tokens, so a token meets a device once before it meets it twice.
         return Load(share, min(float(local), share), min(float(num_tokens), share))
-    if not distribution.startswith(POWER_LAW):
-        raise MeasuredFileError(f"unknown distribution {distribution!r}; known are balanced and power_law_<alpha>")
+    alpha = _read_exponent(distribution)
     ends = (1.0, max(0.8 * num_tokens, 1.0)) if rows > num_experts else (0.01, 2.0)
-    per_expert, rest = _spread(rows, num_tokens, num_experts, float(distribution.removeprefix(POWER_LAW)), ends)
+    per_expert, rest = _spread(rows, num_tokens, num_experts, alpha, ends)
     packed = min(rest, local) if packs_rest else 0
     if not per_expert.any():
         # So few rows that every expert's round to none: they are packed, or dealt out as balanced ones are.
@@ -86,6 +85,24 @@ def busiest_load(
     reached = num_tokens * (1.0 - np.prod(1.0 - np.minimum(busiest / num_tokens, 1.0), axis=1))
     means = (busiest.sum(axis=1).mean(), (busiest > 0.0).sum(axis=1).mean(), reached.mean())
     return Load(*(max(float(mean), 1.0) for mean in means))
+
+
+def _read_exponent(distribution: str) -> float:
+    """Exponent of ``power_law_<alpha>``.
+
+    Raises:
+        MeasuredFileError: the word is another, or alpha is 1, which this inversion divides by zero for.
+    """
+    prefix, _, word = distribution.rpartition("_")
+    try:
+        alpha = float(word)
+    except ValueError:
+        alpha = 1.0
+    if prefix != POWER_LAW or not 0.0 < abs(alpha - 1.0) < np.inf:
+        raise MeasuredFileError(
+            f"unknown distribution {distribution!r}; known are balanced and power_law_<alpha>, alpha other than 1"
+        )
+    return alpha
 
 
 def _spread(rows: int, most: int, num_experts: int, alpha: float, ends: tuple[float, float]) -> tuple[Array, int]:
