@@ -265,6 +265,7 @@ def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) 
     third = measured(cases, backend, tmp_path)
 
     assert [row.status for row in first.measured] == [OK, OK]
+    assert all(row.state_before["load_average"] >= 0.0 for row in first.measured)
     assert (second.measured, second.num_known) == ((), 2)
     assert [row.key for row in third.measured] == [cases[2].key("cpu", backend.library)]
 
