@@ -81,6 +81,8 @@ OF_THE_FAMILY = (
     "l2_bytes_per_sm_clock",
     "sequence_s",
 )
+# Head layouts from which on one width can tell them by itself.
+ENOUGH_LAYOUTS = 20
 # Constants of one width must beat the family's by this factor on layouts that they have not seen.
 WORTHWHILE_RATIO = 0.97
 # Rows of one head layout err alike, so there are fewer independent residuals than rows; aiming at 92 % among some 80
@@ -176,10 +178,13 @@ DECODE_BOUNDS = {
     "l2_bytes_per_sm_clock": (5.0, 64.0),
 }
 # Structure is chosen on the rows of the fit: FlashAttention 2 and 3 and trtllm differ in it. Sizes are whole numbers,
-# which a record keeps exactly: 128 keys must fill one tile of 128.
+# which a record keeps exactly: 128 keys must fill one tile of 128. FlashAttention 2 splits keys only in decode (its
+# source, mha_varlen_fwd).
 PREFILL_CHOICES = [
-    {"query_tile": rows, "key_tile": keys, "packs_query_heads": packs}
-    for (rows, keys), packs in product(((64, 64), (128, 64), (128, 128), (256, 128)), (False, True))
+    {"query_tile": rows, "key_tile": keys, "packs_query_heads": packs, "splits_keys": splits}
+    for (rows, keys), packs, splits in product(
+        ((64, 64), (128, 64), (128, 128), (256, 128)), (False, True), (False, True)
+    )
 ]
 DECODE_CHOICES = [
     {
@@ -264,8 +269,9 @@ class Fit:
 class Kernel:
     """One kernel to fit: its formula, its free constants and its structural choices."""
 
-    def __init__(self, phase: str, device: Device, source: Source, widths: list[int]) -> None:
+    def __init__(self, phase: str, device: Device, source: Source, widths: list[int], family: str) -> None:
         self.phase, self.source, self.rates, self.widths = phase, source, rates_of(device, source), widths
+        self.family = family
         self.fixed: dict[str, Any] = {"cache_write_start_s": CACHE_WRITE_START_S}
         self.pull = PULL_TO_START
         if phase == "prefill":
@@ -273,19 +279,21 @@ class Kernel:
             self.fixed |= {"kernel_head_dims": heads, "backward_rate_fraction": BACKWARD_RATE_FRACTION}
             self.start = PREFILL_START | {f"fraction_{width}": 0.7 for width in widths}
             self.bounds = PREFILL_BOUNDS | {f"fraction_{width}": (0.1, 1.0) for width in widths}
-            self.choices = PREFILL_CHOICES
+            is_flash_2 = self.family == "flash" and heads is FLASH_2_HEADS
+            self.choices = [choice for choice in PREFILL_CHOICES if not (is_flash_2 and choice["splits_keys"])]
             if len(widths) == 1:
                 self.fixed["exponentials_per_sm_per_clock"] = EXPONENTIALS_PER_SM_PER_CLOCK
         else:
             self.start, self.bounds, self.choices = dict(DECODE_START), dict(DECODE_BOUNDS), DECODE_CHOICES
         self.bounds = {name: bound for name, bound in self.bounds.items() if name not in self.fixed}
 
-    def narrow(self, device: Device, width: int, fit: Fit) -> Kernel:
+    def narrow(self, device: Device, width: int, fit: Fit, num_layouts: int) -> Kernel:
         """The same kernel for one head width, starting from the family's constants and pulled to them."""
-        own = Kernel(self.phase, device, self.source, [width])
+        own = Kernel(self.phase, device, self.source, [width], self.family)
         known = fit.free | {f"fraction_{width}": fit.free.get(f"fraction_{width}", 0.7)}
         own.start = {name: known[name] for name in own.bounds if name in known}
-        shared = {name: fit.free[name] for name in OF_THE_FAMILY if name in fit.free}
+        kept = OF_THE_FAMILY[:1] if num_layouts >= ENOUGH_LAYOUTS else OF_THE_FAMILY
+        shared = {name: fit.free[name] for name in kept if name in fit.free}
         own.fixed |= shared
         own.bounds = {name: bound for name, bound in own.bounds.items() if name not in shared}
         own.pull = PULL_TO_FAMILY
@@ -357,7 +365,7 @@ def calibrate_family(device: Device, source: Source, phase: str, rows: pd.DataFr
     seen = rows[~held_out]
     if seen.empty:
         return {}
-    family = Kernel(phase, device, source, sorted(int(width) for width in seen.head_dim.unique()))
+    family = Kernel(phase, device, source, sorted(int(width) for width in seen.head_dim.unique()), family_word(rows))
     common = family.choose(seen)
     results = {}
     for width in family.widths:
@@ -367,7 +375,8 @@ def calibrate_family(device: Device, source: Source, phase: str, rows: pd.DataFr
         if len(family.widths) == 1:
             predicted = predict_unseen(family, part, common)
         else:
-            narrow = family.narrow(device, width, common)
+            num_layouts = len(part[["num_heads", "num_kv_heads"]].drop_duplicates())
+            narrow = family.narrow(device, width, common, num_layouts)
             own = narrow.choose(part)
             unseen = predict_unseen(narrow, part, own)
             if error_of(unseen, part) < WORTHWHILE_RATIO * error_of(predicted, part):

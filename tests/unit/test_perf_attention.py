@@ -28,6 +28,7 @@ ROUND_KERNEL = PrefillParameters(
     query_tile=64.0,
     key_tile=64.0,
     packs_query_heads=False,
+    splits_keys=False,
     kernel_head_dims=(64, 128),
     tensor_fraction={"64": 1.0, "128": 1.0},
     exponentials_per_sm_per_clock=1e30,
@@ -83,6 +84,16 @@ def test_causal_waves_by_hand() -> None:
     found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
 
     assert float(found.compute_s) == pytest.approx(4 * 64 * 160 * 4 * 128 / 1e12)
+
+
+def test_idle_sms_take_part_of_a_long_tile() -> None:
+    """One tile of 64 rows and 2048 keys on four SMs: alone it takes 2048 keys' time, shared 512."""
+    sizes = shape(query_len=64, kv_len=2048, causal=False)
+    alone = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
+    shared = estimate_prefill(sizes, ROUND_RATES, replace(ROUND_KERNEL, splits_keys=True), writes_cache=False)
+
+    assert float(alone.compute_s) == pytest.approx(64 * 2048 * 4 * 128 / 1e12)
+    assert float(shared.compute_s) == pytest.approx(64 * 512 * 4 * 128 / 1e12)
 
 
 def test_partly_empty_wave_is_paid_whole() -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Compute time at which half of the power-limited slow-down is reached: clocks fall within about a millisecond. [s]
 POWER_HALF_S = 1e-3
+# Fewest steps over keys that are worth a part of their own in prefill.
+FEWEST_KEY_TILES_PER_SPLIT = 4.0
 # How sharp the edge of the last-level cache is; 8 falls from 1 to 0 between 0.75 and 1.35 of its reach.
 _CACHE_EDGE_POWER = 8.0
 # Rounding in floating division must not open another tile.
@@ -117,6 +119,7 @@ class PrefillParameters:
         query_tile: Rows of a tile. [element]
         key_tile: Keys of a step. [element]
         packs_query_heads: Whether the query heads of one key-value head may share a tile.
+        splits_keys: Whether idle SMs take part of a tile's keys, where tiles do not fill the device.
         kernel_head_dims: Head widths the kernel is compiled for, ascending; others are padded to the next.
         tensor_fraction: Share of the tensor peak, by head width.
         exponentials_per_sm_per_clock: Rate of the softmax.
@@ -142,6 +145,7 @@ class PrefillParameters:
     query_tile: float
     key_tile: float
     packs_query_heads: bool
+    splits_keys: bool
     kernel_head_dims: tuple[float, ...]
     tensor_fraction: Mapping[str, float]
     exponentials_per_sm_per_clock: float
@@ -312,9 +316,15 @@ def _tiles_s(
     per_score_s = 4.0 * head_dim / (fraction * rates.flops_per_s / rates.num_sms)
     per_score_s = per_score_s + 1.0 / (p.exponentials_per_sm_per_clock * rates.clock_hz)
     overhead_s = p.tile_overhead_cycles / rates.clock_hz
+    waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
+    if p.splits_keys:
+        # Idle SMs take part of each tile's keys; joining the parts costs another epilogue.
+        splits = np.minimum(np.floor(1.0 / waves), longest / (FEWEST_KEY_TILES_PER_SPLIT * p.key_tile))
+        splits = np.maximum(splits, 1.0)
+        longest, visited, waves = longest / splits, visited / splits, waves * splits
+        overhead_s = overhead_s * np.where(splits > 1.0, 2.0, 1.0)
     mean_tile_s = visited / num_steps * p.query_tile * per_score_s + overhead_s
     longest_tile_s = longest * p.query_tile * per_score_s + overhead_s
-    waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
     tiles_s: Array = np.maximum(longest_tile_s, _soften(waves, p.wave_tail_fraction) * mean_tile_s)
     return tiles_s
 
