@@ -315,7 +315,7 @@ def _tiles_s(
     fraction = np.interp(np.log(head_dim), np.log(widths), np.array(list(p.tensor_fraction.values())))
     per_score_s = 4.0 * head_dim / (fraction * rates.flops_per_s / rates.num_sms)
     per_score_s = per_score_s + 1.0 / (p.exponentials_per_sm_per_clock * rates.clock_hz)
-    overhead_s = p.tile_overhead_cycles / rates.clock_hz
+    overhead_s = np.full_like(visited, p.tile_overhead_cycles / rates.clock_hz)
     waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
     if p.splits_keys:
         # Idle SMs take part of each tile's keys; joining the parts costs another epilogue.
