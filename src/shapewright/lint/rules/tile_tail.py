@@ -13,18 +13,18 @@ A100 a GEMM of 27648 x n x 4096 ran at 242.6 TFLOP/s with n = 384, and at 220.8 
 
 ## Example
 
-An expert of width 448 fills three and a half tiles of 128.
+On an H100, an expert of width 320 fills two and a half tiles of 128.
 
 >>> from shapewright.lint.example import fires
 >>> experts = {"num_layers": 4, "hidden_size": 2048, "num_heads": 16, "num_experts": 16, "num_experts_per_token": 4}
->>> fires("WQ103", moe_intermediate_size=448, **experts)
+>>> fires("WQ103", device="h100-sxm-80gb", moe_intermediate_size=320, **experts)
 True
 
 ## Use instead
 
 The width that the finding names: whole tiles of the kernel that was assumed.
 
->>> fires("WQ103", moe_intermediate_size=384, **experts)
+>>> fires("WQ103", device="h100-sxm-80gb", moe_intermediate_size=384, **experts)
 False
 
 ## Fix safety
