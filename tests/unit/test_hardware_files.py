@@ -178,7 +178,7 @@ def test_file_name_and_family(device: Device) -> None:
 
 
 def test_text_of_a_file_is_ascii_and_base_units(device: Device) -> None:
-    """Files read alike everywhere, and carry no key of the workplace they were written in."""
+    """Files read alike everywhere: ASCII, and not one sparse rate."""
     text = read_device_text(device.name)
     assert text.isascii()
     assert "sparse_" not in text
