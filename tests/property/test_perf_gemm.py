@@ -11,6 +11,7 @@ from shapewright.hardware import list_devices, load_device
 from shapewright.operations import Gemm
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm import price_gemm
+from shapewright.perf.tiling import count_tiles, count_waves
 
 DEVICES = [name for name in list_devices() if "bf16" in load_device(name).dense_flops_per_s]
 dims = st.integers(1, 2**22)
@@ -30,6 +31,18 @@ def test_price_is_finite_ordered_and_above_its_roofline(
     assert 0.0 < found.roofline_s <= found.low_s <= found.time_s <= found.high_s < float("inf")
     assert 0.0 < found.tile_efficiency <= 1.0
     assert 0.0 < found.wave_efficiency <= 1.0
+
+
+@given(dims, dims, dims, st.integers(1, 64))
+def test_reported_tiles_and_waves_are_those_of_the_reported_kernel(m: int, n: int, k: int, batch: int) -> None:
+    """Tiles and waves of a price follow from its tile and split by exact integer arithmetic."""
+    device = load_device("h100-sxm-80gb")
+
+    found = price_gemm(Gemm(name="x", m=m, n=n, k=k, batch=batch), device, load_record("gemm", device))
+
+    tiles = count_tiles(m, n, int(found.tile_m), int(found.tile_n), batch) * int(found.split_k)
+    assert found.num_tiles == tiles
+    assert found.num_waves == count_waves(tiles, 132)
 
 
 @given(st.lists(st.tuples(dims, dims, dims), min_size=1, max_size=20), layouts)

@@ -33,11 +33,6 @@ class Labels:
         words, codes = np.unique(np.asarray(values, dtype=str), return_inverse=True)
         return cls(codes.reshape(-1).astype(np.int64), tuple(str(word) for word in words))
 
-    @classmethod
-    def constant(cls, word: str, num_rows: int) -> Labels:
-        """The same word in every row."""
-        return cls(np.zeros(num_rows, dtype=np.int64), (word,))
-
     def take(self, index: Any) -> Labels:
         """Rows of an index or of a mask."""
         return Labels(self.codes[index], self.words)

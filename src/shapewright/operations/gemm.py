@@ -25,8 +25,6 @@ from shapewright.operations.base import OperationBase
 if TYPE_CHECKING:
     from shapewright.operations.base import Count, Numeric
 
-LAYOUTS = ("NT", "NN", "TN", "TT")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm(OperationBase):

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-# Shapes priced together; a block of 4096 shapes x 40 kernels of float64 (1.3 MB) stays in a core's cache.
-ROWS_PER_BLOCK = 4096
-
 # Roles of a contiguous dimension, in the order of GemmParameters.alignment_factor: of one product, and of a batch, for
 # which libraries take other kernels (on A100 an odd contracted one costs a batch much less).
 ROLES = ("contracted", "free", "contracted_batched", "free_batched")
@@ -192,6 +189,7 @@ def estimate_kernels(
     """
     p = parameters
     num_tiles = batch * np.ceil(m / p.tile_m) * np.ceil(n / p.tile_n) * p.split_k
+    # perf.tiling has these counts too; on floats its exact -(-x // y) takes eight times as long as a division and ceil.
     full_waves = np.ceil(num_tiles / rates.num_sms)
     num_waves = full_waves - p.wave_give_back * (full_waves - np.maximum(num_tiles / rates.num_sms, 1.0))
     k_part = np.ceil(np.ceil(k / p.split_k) / p.k_step) * p.k_step
