@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from calibration_fit import (
+from record_file import write_record
+
+from shapewright.fit.logs import (
     HELD_OUT_FOLD,
     NUM_FOLDS,
     Array,
@@ -26,9 +28,7 @@ from calibration_fit import (
     folds_of,
     interval_of,
     tidy,
-    write_record,
 )
-
 from shapewright.hardware import Device, load_device
 
 DEVICES = {

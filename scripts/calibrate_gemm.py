@@ -18,7 +18,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from gemm_fit import (
+from gemm_rows import PAPER, SOURCES, layer_rows, paper_rows
+from scipy.optimize import least_squares
+
+from shapewright.fit.gemm import (
     ALIGNMENT_STARTS,
     FIT_ROWS,
     FIT_SCALE,
@@ -41,9 +44,7 @@ from gemm_fit import (
     transform,
     untransform,
 )
-from gemm_rows import PAPER, SOURCES, layer_rows, paper_rows, split_by_shape
-from scipy.optimize import least_squares
-
+from shapewright.fit.split import split_by_shape
 from shapewright.hardware import Device, load_device
 from shapewright.perf.kernels import ROLES
 

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from calibration_fit import HELD_OUT_FOLD, NUM_FOLDS, interval_of, write_record
-from gemm_fit import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section, transform, untransform
 from numpy.typing import NDArray
+from record_file import write_record
 from scipy.optimize import least_squares
 
 from shapewright.accuracy.moe import block_of
+from shapewright.fit.gemm import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section, transform, untransform
+from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, interval_of
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import load_record
 from shapewright.perf.pointwise import price_pointwise

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from calibration_fit import Array, coverage_of, error_summary, fit_logs, interval_of, write_record
+from record_file import write_record
 
+from shapewright.fit.logs import Array, coverage_of, error_summary, fit_logs, interval_of
 from shapewright.hardware import load_device
 from shapewright.perf.pointwise import _CACHE_EDGE_POWER
 

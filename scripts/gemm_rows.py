@@ -1,4 +1,4 @@
-"""Measured GEMMs to fit: which rows of which table belong to a device and dtype, and which are never fitted."""
+"""Measured GEMMs to fit: which rows of which table belong to a device and dtype."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-
-HELD_OUT_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -110,11 +107,3 @@ SOURCES = (
     Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", PRODUCTS, LAYER_ROWS)), "NN"),
     Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", PRODUCTS, LAYER_ROWS)), "NN"),
 )
-
-
-def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Hold out whole (n, k) shapes."""
-    shapes = rows[["n", "k"]].drop_duplicates().reset_index(drop=True)
-    shapes["held_out"] = np.random.default_rng(seed).random(len(shapes)) < HELD_OUT_SHARE
-    marked = rows.merge(shapes, on=["n", "k"])
-    return marked[~marked.held_out], marked[marked.held_out]

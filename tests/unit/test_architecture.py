@@ -21,7 +21,7 @@ LEVELS = {
     "predict": 3,
     **dict.fromkeys(("lint", "search", "question", "accuracy"), 4),
     **dict.fromkeys(("assumed_layout", "capacity", "compare", "utilization"), 4),
-    **dict.fromkeys(("report", "bench", "api"), 5),
+    **dict.fromkeys(("report", "bench", "api", "fit"), 5),
     **dict.fromkeys(("cli", "explorer"), 6),
     **dict.fromkeys(("__init__", "__main__"), 7),
 }

@@ -1,15 +1,9 @@
-"""What the calibration scripts share: splits by whole shapes, log-scale fits, intervals and the record file.
-
-Not a script itself. Needs the ``fit`` extra.
-"""
+"""What the fits share: splits by whole shapes, log-scale least squares, intervals, and the rounding of a record."""
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +11,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-RECORDS = Path(__file__).resolve().parent.parent / "src" / "shapewright" / "perf" / "data"
 NUM_FOLDS = 5
 HELD_OUT_FOLD = 0
 # A regime of the interval needs this many residuals; fewer are joined with the next.
@@ -142,17 +135,6 @@ def coverage_of(interval: Mapping[str, list[float]], predicted: Array, measured:
     regime = np.searchsorted(interval["edges_s"], predicted)
     low, high = (np.asarray(interval[end])[regime] for end in ("low", "high"))
     return _round(np.mean((measured >= predicted * low) & (measured <= predicted * high)))
-
-
-def write_record(kind: str, name: str, record: Mapping[str, Any]) -> Path:
-    """Write one calibration record; the date of the fit is part of its id."""
-    today = datetime.now(UTC).date().isoformat()
-    content = {"id": f"{kind}/{name}/{today}", "kind": kind, **record}
-    content["provenance"] = {"date": today, **record["provenance"]}
-    path = RECORDS / kind / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(tidy(content), indent=1) + "\n", encoding="utf-8")
-    return path
 
 
 def tidy(value: Any) -> Any:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
-from shapewright.hardware import Device
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES
 from shapewright.perf.gemm import ROWS_PER_BLOCK
 from shapewright.perf.kernels import (
@@ -23,6 +20,11 @@ from shapewright.perf.kernels import (
     rates_of,
     read_parameters,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shapewright.hardware import Device
 
 Array = NDArray[np.float64]
 
@@ -202,6 +204,8 @@ def fit(
     start: Array | None = None,
 ) -> Array:
     """Least squares of log(predicted / measured), outliers damped, pulled weakly to the start."""
+    from scipy.optimize import least_squares
+
     sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
     target, prior = np.log(sample.latency_s.to_numpy()), form.start() if start is None else start
 

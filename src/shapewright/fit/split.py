@@ -1,0 +1,20 @@
+"""Which measured rows no fit ever sees: whole shapes, so that a neighbour of a fitted row is no easy win."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HELD_OUT_SHARE = 0.2
+
+
+def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Hold out whole (n, k) shapes."""
+    shapes = rows[["n", "k"]].drop_duplicates().reset_index(drop=True)
+    shapes["held_out"] = np.random.default_rng(seed).random(len(shapes)) < HELD_OUT_SHARE
+    marked = rows.merge(shapes, on=["n", "k"])
+    return marked[~marked.held_out], marked[marked.held_out]
