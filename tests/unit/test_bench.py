@@ -17,14 +17,14 @@ import pytest
 
 from shapewright.bench import nvml as nvml_module
 from shapewright.bench import run as run_module
-from shapewright.bench.export import export_store
-from shapewright.bench.record import FAILED, OK, WRONG, Case
 from shapewright.bench.statistics import summarize
-from shapewright.bench.store import Store
 from shapewright.bench.suites import coarse_first, make_suite, suite_names
 from shapewright.cli import main
 from shapewright.errors import BenchError
 from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.store.export import export_store
+from shapewright.store.file import Store
+from shapewright.store.record import FAILED, OK, WRONG, Case
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 torch.set_num_threads(1)  # threads that wait for each other measure the other load of the machine

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from shapewright.bench import store as store_module
-from shapewright.bench.record import FAILED, OK, Case, Row, Run, row_facts
-from shapewright.bench.store import Store
 from shapewright.errors import StoreError
 from shapewright.operations import Attention, Gemm
+from shapewright.store import file as store_module
+from shapewright.store.file import Store
+from shapewright.store.record import FAILED, OK, Case, Row, Run, row_facts
 
 RUN = Run(
     run_id="r1",
@@ -205,8 +205,8 @@ WRITER = """
 import dataclasses, sys, time
 from types import SimpleNamespace
 from shapewright.bench import run as bench
-from shapewright.bench.record import Case, Row, Run, row_facts
-from shapewright.bench.store import Store
+from shapewright.store.record import Case, Row, Run, row_facts
+from shapewright.store.file import Store
 from shapewright.operations import Gemm
 
 def measure_case(case, backend, run, **_):

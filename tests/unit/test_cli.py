@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
-from shapewright.bench.store import Store
 from shapewright.cli import main
 from shapewright.cli.main import cli
+from shapewright.store.file import Store
 
 SURFACE = Path(__file__).with_name("cli_surface.json")
 DEMO = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]

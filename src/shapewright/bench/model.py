@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from shapewright.bench.attention import require_plain
 from shapewright.bench.pointwise import require_stand_in
-from shapewright.bench.record import Case
 from shapewright.errors import BenchError
 from shapewright.lowering import lower
 from shapewright.operations import Attention, Collective, Pointwise
+from shapewright.store.record import Case
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig

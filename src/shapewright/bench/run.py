@@ -16,14 +16,14 @@ from shapewright.bench.attention import prepare_attention
 from shapewright.bench.gemm import prepare_gemm, prepare_grouped_gemm
 from shapewright.bench.pointwise import prepare_pointwise
 from shapewright.bench.prepared import TOLERANCE_FRACTION, Prepared
-from shapewright.bench.record import FAILED, OK, STATUSES, WRONG, Case, Row, Run, row_facts
 from shapewright.bench.timer import measure
 from shapewright.errors import BenchError
 from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.store.record import FAILED, OK, STATUSES, WRONG, Case, Row, Run, row_facts
 
 if TYPE_CHECKING:
     from shapewright.bench.backend import Backend
-    from shapewright.bench.store import Store
+    from shapewright.store.file import Store
 
 # A row gets its share of what is left of the budget, within these. [s]
 _LEAST_ROW_S, _MOST_ROW_S = 0.03, 2.0

@@ -12,10 +12,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
-from shapewright.bench.record import Case
 from shapewright.dtypes import get_dtype
 from shapewright.errors import BenchError, close_names
 from shapewright.operations import Attention, Gemm, Pointwise
+from shapewright.store.record import Case
 
 LINEAR_LAYOUTS = ("NT", "NN", "TN")
 # Rows are shuffled within blocks of so many, so that drift of clocks and temperature does not look like shape while the

@@ -94,8 +94,8 @@ def command(
     """
     from shapewright.bench.backend import open_backend
     from shapewright.bench.run import make_run, rows_of, run_cases
-    from shapewright.bench.store import Store
     from shapewright.bench.suites import suite_names
+    from shapewright.store.file import Store
 
     if (suite is None) == (shapes_from is None):
         raise click.UsageError(f"give one suite ({', '.join(suite_names())}), or --shapes-from CONFIG instead of it")

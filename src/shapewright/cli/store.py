@@ -30,8 +30,8 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON with every column")
 def show(path: str, as_json: bool) -> int:
     """List every row of the store at PATH."""
-    from shapewright.bench.store import Store
     from shapewright.report.measured import print_rows
+    from shapewright.store.file import Store
 
     with Store(path, must_exist=True) as store:
         rows = [row.to_json() for row in store.rows()]
@@ -52,7 +52,7 @@ Examples:
 @click.argument("path", metavar="PATH")
 def verify(path: str) -> int:
     """Look for damage in the store at PATH. Exit code 1: there is some."""
-    from shapewright.bench.store import Store
+    from shapewright.store.file import Store
 
     with Store(path, must_exist=True) as store:
         problems, num_rows = store.verify(), len(store.finished_keys())
@@ -77,8 +77,8 @@ Examples:
 )  # fmt: skip
 def export(path: str, folder: str, format_name: str) -> int:
     """Write the store at PATH as tables into DIR: those that 'shapewright accuracy' judges, and one with all rows."""
-    from shapewright.bench.export import export_store
-    from shapewright.bench.store import Store
+    from shapewright.store.export import export_store
+    from shapewright.store.file import Store
 
     with Store(path, must_exist=True) as store:
         written = export_store(store, folder, format_name=format_name)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shapewright.bench.record import OK, Row
-from shapewright.bench.store import Store
 from shapewright.errors import MissingExtraError, StoreError
+from shapewright.store.file import Store
+from shapewright.store.record import OK, Row
 
 FORMATS = ("parquet", "csv")
 # Operation of the package -> name in pointwise.parquet, and whether it has a gate.

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from shapewright.bench.record import OK, STATUSES, Row, Run
 from shapewright.errors import StoreError
+from shapewright.store.record import OK, STATUSES, Row, Run
 
 # How long a writer waits for another one. [s]
 _BUSY_WAIT_S = 30.0
