@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import ShapewrightError
 from shapewright.perf.pricing import price_operations
+from shapewright.predict import predict
 from shapewright.report.columns import columns_of, print_table
 from shapewright.units import GIGA, TERA, format_percent, format_seconds
+from shapewright.whole import LayerRun, StepRun
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,26 +24,47 @@ _SHOWN = {
     "grouped_gemm": ("groups", "m", "n", "k"),
     "attention": ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim"),
     "pointwise": ("operation", "row_width"),
+    "collective": ("op_name", "num_ranks"),
+    "layer": ("passes",),
+    "step": (),
 }
+# Of a layer or step, fields of its config and workload that are shown, with their letters.
+_SHAPE_LETTERS = {
+    "phase": "", "hidden_size": "h", "num_layers": "L", "num_heads": "a", "num_kv_heads": "a_kv",
+    "intermediate_size": "f", "vocab_size": "v", "micro_batch_size": "b", "seq_len": "s", "context_len": "c",
+    "attention": "",
+}  # fmt: skip
 _LETTERS = {
     "batch_size": "b", "query_len": "s", "kv_len": "keys", "num_heads": "a", "num_kv_heads": "a_kv", "head_dim": "d",
-    "groups": "E", "row_width": "width", "operation": "",
+    "groups": "E", "row_width": "width", "operation": "", "op_name": "", "num_ranks": "ranks", "passes": "",
 }  # fmt: skip
 # Longer lists are cut on a screen; the store shows all.
 MOST_SHOWN = 60
 
 
-def predict_rows_s(operations: Sequence[Operation], device: Device | None) -> list[float | None]:
+def predict_rows_s(operations: Sequence[Operation | LayerRun | StepRun], device: Device | None) -> list[float | None]:
     """Predicted time of each operation, None where the device has no price for it. [s]"""
     if device is None:
         return [None] * len(operations)
     found: list[float | None] = []
     for operation in operations:
         try:
-            found.append(float(price_operations([operation], device)[0].time_s))
+            found.append(_predict_s(operation, device))
         except ShapewrightError:
             found.append(None)
     return found
+
+
+def _predict_s(operation: Operation | LayerRun | StepRun, device: Device) -> float:
+    """Predicted time of one operation, of one layer, or of one step. [s]"""
+    if isinstance(operation, StepRun):
+        config, workload = operation.question()
+        return predict(config, device=device, workload=workload).step_time_s
+    if isinstance(operation, LayerRun):
+        listed = operation.operations()
+        prices = price_operations(listed, device)
+        return sum(float(price.time_s) * int(entry.repeats) for price, entry in zip(prices, listed, strict=True))
+    return float(price_operations([operation], device)[0].time_s)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], console: Console, *, most: int | None = MOST_SHOWN) -> None:
@@ -112,8 +135,12 @@ def _sizes(row: Mapping[str, Any]) -> str:
         if value is None or (name == "batch" and value == 1):
             continue
         words.append(f"{_LETTERS.get(name, name)}={value}".lstrip("="))
-    if row["kind"] == "pointwise":
-        words.append(f"{row['num_bytes'] / 1e6:.3g} MB")
+    if row["kind"] in ("pointwise", "collective"):
+        words.append(f"{sizes.get('message_bytes', row['num_bytes']) / 1e6:.3g} MB")
+    if row["kind"] in ("layer", "step"):
+        fields = {**sizes["config"], **sizes["workload"]}
+        shown = {name: letter for name, letter in _SHAPE_LETTERS.items() if name in fields and fields[name] != 1}
+        words += [f"{letter}={fields[name]}".lstrip("=") for name, letter in shown.items()]
     return " ".join(words)
 
 

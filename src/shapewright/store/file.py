@@ -41,9 +41,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             state_after TEXT NOT NULL) STRICT""",
         "CREATE INDEX measurements_by_shape ON measurements (device, kind, dtype, m, n, k)",
     ),
+    ("ALTER TABLE measurements ADD COLUMN figures TEXT NOT NULL DEFAULT '{}'",),
 )
 
-_AS_JSON = {"sizes", "device_facts", "state_before", "state_after"}
+_AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
 _ROW_NAMES = tuple(spec.name for spec in fields(Row))
 _RUN_NAMES = tuple(spec.name for spec in fields(Run))
 

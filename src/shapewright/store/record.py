@@ -6,18 +6,21 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.whole import LayerRun, StepRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shapewright.operations import Operation
 
+    Measurable = Operation | LayerRun | StepRun
+
 OK, FAILED, WRONG = "ok", "failed", "wrong"
 STATUSES = (OK, FAILED, WRONG)
 
-_KINDS: Mapping[str, type[Gemm | GroupedGemm | Attention | Pointwise]] = {
-    cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Pointwise)
+_KINDS: Mapping[str, type[Gemm | GroupedGemm | Attention | Pointwise | Collective | LayerRun | StepRun]] = {
+    cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective, LayerRun, StepRun)
 }
 # Fields that say where and how often an operation runs, and nothing about how long one execution takes.
 _PLACE = ("name", "pass_name", "stage", "repeats")
@@ -28,13 +31,13 @@ class Case:
     """One thing to measure.
 
     Attributes:
-        operation: What runs.
+        operation: What runs: one operation, a layer or a whole step.
         variant: Which of the library's kernels is asked for, such as ``flash``; empty leaves it to the library.
         row_width: Elements of one row, for pointwise operations, which know their bytes alone; 0 for others.
         repetition: 0, or which further measurement of the same thing this is.
     """
 
-    operation: Operation
+    operation: Measurable
     variant: str = ""
     row_width: int = 0
     repetition: int = 0
@@ -137,6 +140,7 @@ class Row:
         is_cold: Whether those sets together exceed the last-level cache so far that none stays in it.
         state_before: Clocks, power and temperature before, as far as the device tells.
         state_after: The same after.
+        figures: What was measured beside the time, by a name with its unit, such as ``peak_memory_bytes``.
     """
 
     key: str
@@ -176,13 +180,14 @@ class Row:
     is_cold: bool = False
     state_before: Mapping[str, float] = field(default_factory=dict)
     state_after: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Every field by its name."""
         return asdict(self)
 
-    def operation(self) -> Operation:
-        """The operation that was measured, as the package's own object."""
+    def operation(self) -> Measurable:
+        """What was measured, as the package's own object."""
         cls = _KINDS[self.kind]
         known = {**self.sizes, "layout": self.layout, "name": self.name, "dtype": self.dtype}
         facts: dict[str, Any] = {spec.name: known[spec.name] for spec in fields(cls) if spec.name in known}
