@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shapewright.errors import LayoutError
 from shapewright.fields import note, noted_fields
 
+PIPELINE_SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 _LARGEST_DEGREE = 2**24
 
 
@@ -18,7 +19,7 @@ class ParallelLayout:
     DeepSpeed do, so expert_parallel must divide data_parallel * context_parallel.
 
     Raises:
-        LayoutError: a degree is not a positive integer, or degrees contradict each other.
+        LayoutError: a degree is not a positive integer, degrees contradict each other, or the schedule is not known.
     """
 
     tensor_parallel: int = note("devices that share each weight matrix", default=1, symbol="t")
@@ -31,11 +32,22 @@ class ParallelLayout:
         "sharding over replicas: 0 none, 1 optimiser states, 2 gradients too, 3 weights too", default=0
     )
     virtual_pipeline: int = note("model chunks per pipeline stage (interleaved schedule)", default=1)
+    pipeline_schedule: str = note(
+        "order of a pipeline's passes: 1f1b (interleaved with chunks), gpipe (all forward, then all backward), "
+        "zero-bubble (ZB-H1: weight gradients fill the end)",
+        default="1f1b",
+        choices=PIPELINE_SCHEDULES,
+    )
 
     def __post_init__(self) -> None:
-        for spec, _ in noted_fields(type(self)):
+        for spec, field_note in noted_fields(type(self)):
             value = getattr(self, spec.name)
             if spec.name == "sequence_parallel":
+                continue
+            if field_note.choices:
+                if value not in field_note.choices:
+                    allowed = ", ".join(field_note.choices)
+                    raise LayoutError(f"{spec.name}={value!r} is not known; choose one of {allowed}")
                 continue
             smallest, largest = (0, 3) if spec.name == "zero_stage" else (1, _LARGEST_DEGREE)
             if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
@@ -47,6 +59,14 @@ class ParallelLayout:
             )
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
             raise LayoutError(f"virtual_pipeline={self.virtual_pipeline} needs pipeline_parallel above 1")
+        if self.pipeline_schedule != "1f1b":
+            if self.pipeline_parallel == 1:
+                raise LayoutError(f"pipeline_schedule={self.pipeline_schedule!r} needs pipeline_parallel above 1")
+            if self.virtual_pipeline > 1:
+                raise LayoutError(
+                    f"virtual_pipeline={self.virtual_pipeline} interleaves 1f1b and does not go with "
+                    f"pipeline_schedule={self.pipeline_schedule!r}; use one of the two"
+                )
 
     @property
     def num_devices(self) -> int:

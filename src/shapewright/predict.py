@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
-from shapewright.lowering import count_hardware_flops, count_model_flops, layers_per_stage, lower, num_microbatches
+from shapewright.lowering import (
+    count_hardware_flops,
+    count_model_flops,
+    is_weight_gradient,
+    layers_per_stage,
+    lower,
+    num_microbatches,
+)
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Collective
@@ -35,6 +42,10 @@ _TRAINING_SOFTWARE_LOW, _TRAINING_SOFTWARE_HIGH = 0.84, 1.7
 ERROR_CORRELATION = 0.5
 """Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
 each shape errs on its own."""
+
+
+WEIGHT_GRADIENTS = "weight_gradients"
+"""Key of the part of every stage's time that gradients of its weights take; a part of ``every``, not beside it."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +85,20 @@ def add_up(
     """Add the operations of the busiest stage, the pipeline's bubble and the once-per-step work.
 
     With m micro-batches, p stages and v chunks each, the busiest stage works m passes and waits (p - 1) / v passes of
-    an average stage; so prefill and decode (m = 1) take all p stages one after the other.
+    an average stage; so prefill and decode (m = 1) take all p stages one after the other. GPipe waits as long as 1F1B.
+    The zero-bubble schedule ZB-H1 waits for (p - 1) (T_F + T_B - T_W), where 1F1B has (p - 1) (T_F + T_B + T_W):
+    gradients of weights, W, fill the end.
 
-    Source: arXiv 2104.04473, section 2.2.
+    Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1).
     """
     spread_alone, spread_together = [0.0, 0.0], [0.0, 0.0]
     layer_forward_s = 0.0
-    sums = dict.fromkeys(("every", "first", "last", "step"), 0.0)
+    sums = dict.fromkeys(("every", "first", "last", "step", WEIGHT_GRADIENTS), 0.0)
     for entry in priced:
         operation, price, total_s = entry.operation, entry.price, entry.total_time_s
         sums["step" if operation.pass_name == "step" else operation.stage] += total_s
+        if operation.stage == "every" and is_weight_gradient(operation):
+            sums[WEIGHT_GRADIENTS] += total_s
         if total_s > 0.0:
             for side, end in enumerate((price.low_s, price.high_s)):
                 width = total_s * abs(float(end) / float(price.time_s) - 1.0)
@@ -93,7 +108,7 @@ def add_up(
             layer_forward_s += total_s
     passes = num_microbatches(workload, layout)
     step_s, bubble_s = join_stages(sums, passes, layout)
-    scale = step_s / max(sum(sums.values()), 1e-30)
+    scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
     below, above = (
         scale * sqrt((1.0 - ERROR_CORRELATION) * alone + ERROR_CORRELATION * together**2)
         for alone, together in zip(spread_alone, spread_together, strict=True)
@@ -112,7 +127,8 @@ def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayo
 
     Args:
         sums: Times of one step of the operations of ``every`` stage, of the ``first``, of the ``last``, and of those
-            that run once per ``step``; numbers, or arrays of one shape. [s]
+            that run once per ``step``; where the schedule is zero-bubble also WEIGHT_GRADIENTS, those of ``every``
+            stage that compute gradients of weights; numbers, or arrays of one shape. [s]
         passes: Micro-batches of one step.
         layout: How the model is spread.
 
@@ -121,7 +137,10 @@ def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayo
     """
     first_s, last_s = sums["first"], sums["last"]
     ends_s = larger(first_s, last_s) if layout.pipeline_parallel > 1 else first_s + last_s
-    bubble_s = (layout.pipeline_parallel - 1) / layout.virtual_pipeline * sums["every"] / passes
+    waited_s = sums["every"]
+    if layout.pipeline_schedule == "zero-bubble":
+        waited_s = larger(0.0, waited_s - 2.0 * sums[WEIGHT_GRADIENTS])
+    bubble_s = (layout.pipeline_parallel - 1) / layout.virtual_pipeline * waited_s / passes
     return sums["every"] + ends_s + bubble_s + sums["step"], bubble_s
 
 
@@ -265,8 +284,8 @@ def predict(
         WorkloadError: the batch does not divide, or the device has no kernel for this attention.
         UnknownRateError: the device has no rate for the dtype, or no link that the layout needs.
 
-    Assumes: stages of a pipeline run the 1F1B schedule (interleaved with virtual_pipeline); no data loading, no
-    stragglers, no host that falls behind the device.
+    Assumes: stages of a pipeline take equally long; no data loading, no stragglers, no host that falls behind the
+    device.
     """
     layout = layout or ParallelLayout()
     operations = lower(config, workload, layout, node_size=device.node_size)

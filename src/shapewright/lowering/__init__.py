@@ -4,9 +4,12 @@ It knows models and no device. Every name is a module path, every size is what i
 repeats is per optimiser step (or per pass in prefill and decode) on one device of the stage that the operation names.
 """
 
+from shapewright.lowering.backward import is_weight_gradient as is_weight_gradient
 from shapewright.lowering.checks import validate_layout as validate_layout
 from shapewright.lowering.counts import layers_per_stage as layers_per_stage
 from shapewright.lowering.counts import num_microbatches as num_microbatches
 from shapewright.lowering.flops import count_hardware_flops as count_hardware_flops
 from shapewright.lowering.flops import count_model_flops as count_model_flops
+from shapewright.lowering.model import StepParts as StepParts
 from shapewright.lowering.model import lower as lower
+from shapewright.lowering.model import lower_parts as lower_parts

@@ -23,6 +23,15 @@ _MIRRORED = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 _GRADIENT_LAYOUTS = {"NT": ("NN", "TN", True), "NN": ("NT", "TN", False)}
 
 
+# Products of attention without weights (attention_core.py): both of their gradients are of activations.
+_WEIGHTLESS = (".score.wgrad", ".over_value.wgrad")
+
+
+def is_weight_gradient(operation: Operation) -> bool:
+    """Whether an operation computes the gradient of weights, which nothing later in the backward pass waits for."""
+    return operation.name.endswith(".wgrad") and not operation.name.endswith(_WEIGHTLESS)
+
+
 def lower_backward(forward: Iterable[Operation]) -> list[Operation]:
     """Gradients of forward operations, last one first."""
     backward: list[Operation] = []

@@ -145,7 +145,7 @@ def ring_keys_values(shard: Shard, repeats: int, *, elements_per_token: int) -> 
     )
 
 
-def send_to_next_stage(shard: Shard) -> list[Operation]:
+def send_to_next_stage(shard: Shard, virtual_pipeline: int) -> list[Operation]:
     """Hand the residual stream of each micro-batch to the next pipeline stage, once per model chunk.
 
     Interleaving sends more often and hides it behind other chunks.
@@ -157,8 +157,8 @@ def send_to_next_stage(shard: Shard) -> list[Operation]:
         "pipeline",
         "send_recv",
         "pipeline",
-        shard.num_passes * layout.virtual_pipeline,
+        shard.num_passes * virtual_pipeline,
         message_bytes=message_bytes,
         num_ranks=min(2, layout.pipeline_parallel),
-        overlaps=layout.virtual_pipeline > 1,
+        overlaps=virtual_pipeline > 1,
     )

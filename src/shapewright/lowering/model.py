@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.attention import lower_bias_gradients, lower_cross_inputs, lower_inputs, lower_output
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.lowering.counts import LayerCounts
     from shapewright.lowering.shard import Shard
+    from shapewright.lowering.step import WeightGroup
     from shapewright.operations import Operation
     from shapewright.workload import Workload
 
@@ -56,29 +57,109 @@ def lower(
         One busiest stage stands for all; its operations have stage ``every``, those at the ends of the model ``first``
         and ``last``. Eight-bit GEMMs are listed without the casts of their operands.
     """
+    parts = lower_parts(config, workload, layout, node_size=node_size)
+    forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.head
+    if not workload.is_training:
+        return tuple(forward)
+    return tuple(
+        forward
+        + parts.recompute(workload.recompute)
+        + parts.backward(layout.virtual_pipeline)
+        + parts.communication(layout.zero_stage)
+        + parts.step(layout.zero_stage)
+    )
+
+
+def lower_parts(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, *, node_size: int = 8
+) -> StepParts:
+    """Lower a step into the parts that recomputation, ZeRO stage and model chunks choose from.
+
+    Args:
+        config: The model.
+        workload: What is run; its mode of recomputation does not matter.
+        layout: How it is spread; its ZeRO stage, model chunks and schedule do not matter.
+        node_size: Devices of one node.
+
+    Raises:
+        LayoutError: the layout does not divide the model.
+        WorkloadError: the batch does not divide, or the model cannot run this phase.
+    """
     validate_layout(config, workload, layout)
     shard = make_shard(config, workload, layout, node_size)
     stacks = [_lower_stack(shard, count_layers(config, layout))]
     if shard.encodes_source:
         stacks.insert(0, _lower_stack(make_encoder_shard(shard), count_encoder_layers(config, layout)))
-    inputs = [operation for stack in stacks for operation in lower_embedding(stack.shard)]
     layers = [operation for stack in stacks for operation in stack.layers]
-    encoder_norms = [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)]
-    body = layers + encoder_norms + send_to_next_stage(shard)
-    forward = inputs + body + lower_head(shard)
-    if not workload.is_training:
-        return tuple(forward)
-
     cores = [operation for stack in stacks for operation in stack.cores]
-    repeated = {"none": [], "selective": cores, "full": layers}[workload.recompute]
-    recompute = [replace(operation, pass_name="recompute") for operation in repeated]
-    backward = lower_head_backward(shard) + lower_backward(body)
-    for stack in reversed(stacks):
-        backward += _lower_bias_gradients(stack) + lower_embedding_backward(stack.shard)
-    groups = weight_groups(shard, layers, cores, sum(stack.counts.num_layers for stack in stacks))
-    communication = lower_gradient_communication(shard, groups)
-    step = lower_tied_gradients(shard) + lower_optimizer(shard, groups)
-    return tuple(forward + recompute + backward + communication + step)
+    groups = []
+    if workload.is_training:
+        groups = weight_groups(shard, layers, cores, sum(stack.counts.num_layers for stack in stacks))
+    return StepParts(
+        shard=shard,
+        stacks=tuple(stacks),
+        inputs=[operation for stack in stacks for operation in lower_embedding(stack.shard)],
+        body=layers + [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)],
+        head=lower_head(shard),
+        groups=tuple(groups),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """A lowered step before recomputation, ZeRO stage and model chunks are chosen; none of them changes another part.
+
+    Attributes:
+        shard: Sizes of one device.
+        stacks: Layers of encoder and decoder.
+        inputs: Forward operations before the layers.
+        body: Forward operations of the layers, without what pipeline stages send.
+        head: Forward operations after the layers.
+        groups: Weights of this device, in training.
+    """
+
+    shard: Shard
+    stacks: tuple[_Stack, ...]
+    inputs: list[Operation]
+    body: list[Operation]
+    head: list[Operation]
+    groups: tuple[WeightGroup, ...]
+
+    def sends(self, virtual_pipeline: int) -> list[Operation]:
+        """What a stage hands to the next one in the forward pass."""
+        return send_to_next_stage(self.shard, virtual_pipeline)
+
+    def recompute(self, mode: str) -> list[Operation]:
+        """Forward operations that run again before the backward pass."""
+        repeated = {
+            "none": [],
+            "selective": [operation for stack in self.stacks for operation in stack.cores],
+            "full": [operation for stack in self.stacks for operation in stack.layers],
+        }[mode]
+        return [replace(operation, pass_name="recompute") for operation in repeated]
+
+    def backward(self, virtual_pipeline: int) -> list[Operation]:
+        """The backward pass, with what a stage hands to the one before it."""
+        return self.backward_of_head() + lower_backward(self.sends(virtual_pipeline)) + self.backward_of_layers()
+
+    def backward_of_head(self) -> list[Operation]:
+        """The backward pass down to the last layer."""
+        return lower_head_backward(self.shard)
+
+    def backward_of_layers(self) -> list[Operation]:
+        """The backward pass from the last layer to the embedding."""
+        backward = lower_backward(self.body)
+        for stack in reversed(self.stacks):
+            backward += _lower_bias_gradients(stack) + lower_embedding_backward(stack.shard)
+        return backward
+
+    def communication(self, zero_stage: int) -> list[Operation]:
+        """Gradients reduced over replicas, and sharded weights gathered."""
+        return lower_gradient_communication(self.shard, self.groups, zero_stage)
+
+    def step(self, zero_stage: int) -> list[Operation]:
+        """What follows the last backward pass."""
+        return lower_tied_gradients(self.shard) + lower_optimizer(self.shard, self.groups, zero_stage)
 
 
 class _Stack(NamedTuple):

@@ -90,14 +90,14 @@ def weight_groups(
     return groups
 
 
-def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup]) -> list[Operation]:
+def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int) -> list[Operation]:
     """Reduction of gradients over replicas, and gathering of sharded weights; layer by layer, behind computation.
 
     Gradients travel in the format of the activations.
     """
     operations: list[Operation] = []
     for group in groups:
-        for op_name, times, pass_name in _communication_plan(shard):
+        for op_name, times, pass_name in _communication_plan(shard, zero_stage):
             subject = "weights" if op_name == "all_gather" else "gradients"
             operations += collective(
                 shard,
@@ -115,7 +115,7 @@ def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup]) ->
     return operations
 
 
-def _communication_plan(shard: Shard) -> tuple[tuple[str, int, str], ...]:
+def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, str], ...]:
     """Collectives of one piece of the weights: name, times per step, pass.
 
     Sharded gradients are reduced in every pass, for no device can keep a whole sum of them.
@@ -126,7 +126,7 @@ def _communication_plan(shard: Shard) -> tuple[tuple[str, int, str], ...]:
         (("reduce_scatter", 1, "backward"), ("all_gather", 1, "forward")),
         (("reduce_scatter", passes, "backward"), ("all_gather", 1, "forward")),
         (("reduce_scatter", passes, "backward"), ("all_gather", passes, "forward"), ("all_gather", passes, "backward")),
-    )[shard.layout.zero_stage]
+    )[zero_stage]
 
 
 def lower_tied_gradients(shard: Shard) -> list[Operation]:
@@ -148,7 +148,7 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
     )
 
 
-def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup]) -> list[Operation]:
+def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int) -> list[Operation]:
     """Norm of the gradients (each read once), then AdamW; states are sharded over replicas from ZeRO stage 1 on.
 
     Mixed precision keeps fp32 gradient, master weight and moments and writes the narrow weight besides:
@@ -157,7 +157,7 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup]) -> list[Operati
     operations: list[Operation] = []
     narrow_bytes = shard.width_bytes if shard.width_bytes < _FP32_BYTES else 0.0
     for group in groups:
-        shards = group.num_replicas if shard.layout.zero_stage else 1
+        shards = group.num_replicas if zero_stage else 1
         weights = 1.0 * -(-group.num_weights // shards)
         for name, read_bytes, written_bytes in (
             ("gradient_norm", _FP32_BYTES, 0.0),

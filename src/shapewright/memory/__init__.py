@@ -4,6 +4,7 @@ from shapewright.memory.activations import SavedTensor as SavedTensor
 from shapewright.memory.activations import list_saved_tensors as list_saved_tensors
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
 from shapewright.memory.estimate import MemoryEstimate as MemoryEstimate
+from shapewright.memory.estimate import count_microbatches_in_flight as count_microbatches_in_flight
 from shapewright.memory.estimate import estimate_memory as estimate_memory
 from shapewright.memory.estimate import estimate_stages as estimate_stages
 from shapewright.memory.kv_cache import count_cached_elements as count_cached_elements

@@ -84,7 +84,7 @@ def estimate_memory(
         layout: How it is spread.
         recipe: Bytes of states a parameter in training; by default 18 (mixed AdamW) or 16 (fp32 AdamW).
 
-    Assumes: The allocator wastes nothing; 1F1B or interleaved 1F1B schedules; communication buffers and gradients of
+    Assumes: The allocator wastes nothing; communication buffers and gradients of
         activations, which reuse freed memory, are left out. Expect some percent on top.
 
     >>> from shapewright.config.transformer import TransformerConfig
@@ -233,7 +233,8 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
     """Micro-batches whose activations a stage holds at its busiest moment; fractions are chunks of an interleaved one.
 
     1F1B: p - i on stage i. Interleaved with v chunks: 2(p - i - 1) + (v - 1)p + 1 chunks of 1/v, which on the first
-    stage is p(1 + (p - 1)/(pv)). Never more than the step has.
+    stage is p(1 + (p - 1)/(pv)). GPipe: all of the step. Zero-bubble (ZB-H1): p on every stage, where i of them wait
+    for gradients of weights alone and could free a part. Never more than the step has.
 
     >>> from shapewright.layout import ParallelLayout
     >>> from shapewright.workload import Workload
@@ -241,12 +242,17 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
     >>> round(count_microbatches_in_flight(Workload(global_batch_size=64, micro_batch_size=1), layout, 0), 3)
     10.333
 
-    Source: arXiv 2104.04473, section 2.2; arXiv 2205.05198, section 4.2.
+    Source: arXiv 2104.04473, section 2.2; arXiv 2205.05198, section 4.2; arXiv 1811.06965, section 2 (GPipe); arXiv
+        2401.10241, section 2.3 (ZB-H1).
     """
     p, v = layout.pipeline_parallel, layout.virtual_pipeline
     in_step = p
     if workload.global_batch_size is not None:
         in_step = ceil_div(workload.global_batch_size, workload.micro_batch_size * layout.data_parallel)
+    if layout.pipeline_schedule == "gpipe":
+        return in_step
+    if layout.pipeline_schedule == "zero-bubble":
+        return min(p, in_step)
     if v == 1:
         return min(p - stage, in_step)
     return min(2 * (p - stage - 1) + (v - 1) * p + 1, in_step * v) / v

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import ShapewrightError
-from shapewright.lowering import lower, num_microbatches, validate_layout
+from shapewright.lowering import is_weight_gradient, lower, num_microbatches, validate_layout
 from shapewright.operations import Collective, Pointwise
-from shapewright.predict import count_tokens, exposed_fraction, join_stages
+from shapewright.predict import WEIGHT_GRADIENTS, count_tokens, exposed_fraction, join_stages
 from shapewright.search.grid import AXES, Sum, Values, is_constant, split_by
 from shapewright.search.pricing import count_cells, price_columns, price_key, price_on_grid
 from shapewright.search.trace import Tape, Traced, evaluate
@@ -153,6 +153,7 @@ class StepTimes:
         self._num_tokens = self._constant_or_sum(lowered.num_tokens)
         self._num_passes = self._constant_or_sum(lowered.num_passes)
         self._stages = {stage: Sum(self.grid) for stage in ("every", "first", "last", "step")}
+        self._weight_gradients = Sum(self.grid)
         # Computation that overlapping communication hides behind, and that communication, by direction and stage.
         self._cover = {side: Sum(self.grid) for side in ("forward", "backward")}
         self._wanted = {(side, stage): Sum(self.grid) for side in self._cover for stage in ("every", "first", "last")}
@@ -165,7 +166,7 @@ class StepTimes:
             for stage in ("first", "last", "step"):
                 self._stages["every"].merge(self._stages[stage])
                 self._stages[stage] = Sum(self.grid)
-        for total in (*self._stages.values(), *self._cover.values(), *self._wanted.values()):
+        for total in (*self._stages.values(), self._weight_gradients, *self._cover.values(), *self._wanted.values()):
             total.fold()
 
     def step_s(self, index: Index) -> NDArray[np.float64]:
@@ -183,6 +184,7 @@ class StepTimes:
                 shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300)), 1.0)
                 for stage, part_s in wanted.items():
                     sums[stage] = sums[stage] + shown * part_s
+        sums[WEIGHT_GRADIENTS] = self._read_sum(self._weight_gradients, index, late)
         step_s, _ = join_stages(sums, self._read(self._num_passes, index), self._layout)
         return np.asarray(step_s, dtype=float)
 
@@ -236,6 +238,9 @@ class StepTimes:
             yield self._stages["step" if operation.pass_name == "step" else operation.stage]
         if not is_collective and operation.pass_name != "step":
             yield self._cover[side]
+        fills_bubble = self._layout.pipeline_schedule == "zero-bubble" and operation.stage == "every"
+        if fills_bubble and is_weight_gradient(operation):
+            yield self._weight_gradients
 
     def _values(self, number: Any) -> Values:
         if isinstance(number, Traced):

@@ -1,0 +1,104 @@
+"""What the order of a pipeline's passes costs in time and in memory."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from shapewright.errors import LayoutError
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import is_weight_gradient
+from shapewright.memory import count_microbatches_in_flight
+from shapewright.predict import WEIGHT_GRADIENTS, join_stages
+from shapewright.question import ask
+from shapewright.workload import Workload
+
+H100 = "h100-sxm-80gb"
+
+
+def bubble_share(num_microbatches: int, weight_gradients_s: float = 0.0, **layout: object) -> float:
+    """Bubble over the work of a stage that needs one second for each micro-batch."""
+    work_s = float(num_microbatches)
+    sums = {"every": work_s, "first": 0.0, "last": 0.0, "step": 0.0, WEIGHT_GRADIENTS: weight_gradients_s}
+    _, bubble_s = join_stages(sums, num_microbatches, ParallelLayout(**layout))  # type: ignore[arg-type]
+    return float(bubble_s) / work_s
+
+
+def test_bubbles_of_published_formulas() -> None:
+    """8 stages, 64 micro-batches: 7/64 of the work with 1F1B and GPipe, a third with 3 chunks (arXiv 2104.04473)."""
+    assert bubble_share(64, pipeline_parallel=8) == 0.109375
+    assert bubble_share(64, pipeline_parallel=8, pipeline_schedule="gpipe") == 0.109375
+    assert bubble_share(64, pipeline_parallel=8, virtual_pipeline=3) == pytest.approx(0.036458, abs=1e-6)
+
+
+def test_zero_bubble_leaves_a_third_where_passes_are_equal() -> None:
+    """With T_F = T_B = T_W, ZB-H1 waits a third as long as 1F1B; never less than nothing (arXiv 2401.10241)."""
+    layout = {"pipeline_parallel": 8, "pipeline_schedule": "zero-bubble"}
+    assert bubble_share(64, 64 / 3, **layout) == pytest.approx(0.109375 / 3)
+    assert bubble_share(64, 60.0, **layout) == 0.0
+
+
+def test_zero_bubble_step_waits_without_weight_gradients() -> None:
+    """A predicted bubble is (p - 1) (T_F + T_B - T_W): the weight gradients of a pass leave it twice."""
+    layout = {"pipeline_parallel": 4}
+    workload = {"micro_batch_size": 1, "global_batch_size": 16}
+    plain = ask("llama-3-8b", H100, workload=workload, layout=layout).predict()
+    filled = ask("llama-3-8b", H100, workload=workload, layout={**layout, "pipeline_schedule": "zero-bubble"}).predict()
+    weights_s = sum(
+        entry.total_time_s
+        for entry in plain.operations
+        if entry.operation.stage == "every" and is_weight_gradient(entry.operation)
+    )
+
+    assert plain.bubble_time_s - filled.bubble_time_s == pytest.approx(3 / 16 * 2 * weights_s)
+    assert plain.step_time_s - filled.step_time_s == pytest.approx(3 / 16 * 2 * weights_s)
+
+
+def test_products_without_weights_have_no_weight_gradients() -> None:
+    """Both gradients of unfused scores are of activations, which earlier layers wait for."""
+    workload = {"attention": "unfused", "dtype": "fp16"}
+    names = [
+        entry.operation.name
+        for entry in ask("gpt3-125m", "a100-sxm-80gb", workload=workload).predict().operations
+        if is_weight_gradient(entry.operation)
+    ]
+
+    assert "mlp.up.wgrad" in names
+    assert not [name for name in names if "score" in name or "over_value" in name]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "expected"),
+    [
+        ("1f1b", 1, [8, 7, 1]),
+        ("1f1b", 2, [23 / 2, 21 / 2, 9 / 2]),  # 2 (p - i - 1) + (v - 1) p + 1 chunks
+        ("gpipe", 1, [64, 64, 64]),
+        ("zero-bubble", 1, [8, 8, 8]),
+    ],
+)
+def test_microbatches_in_flight(schedule: str, chunks: int, expected: list[float]) -> None:
+    """First, second and last of 8 stages, 64 micro-batches a step."""
+    layout = ParallelLayout(pipeline_parallel=8, virtual_pipeline=chunks, pipeline_schedule=schedule)
+    workload = Workload(global_batch_size=64, micro_batch_size=1)
+    assert [count_microbatches_in_flight(workload, layout, stage) for stage in (0, 1, 7)] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"pipeline_schedule": "2f2b"},
+            "pipeline_schedule='2f2b' is not known; choose one of 1f1b, gpipe, zero-bubble",
+        ),
+        ({"pipeline_schedule": "gpipe"}, "pipeline_schedule='gpipe' needs pipeline_parallel above 1"),
+        (
+            {"pipeline_schedule": "zero-bubble", "pipeline_parallel": 4, "virtual_pipeline": 2},
+            "virtual_pipeline=2 interleaves 1f1b and does not go with pipeline_schedule='zero-bubble'",
+        ),
+    ],
+)
+def test_impossible_schedules(fields: dict[str, object], message: str) -> None:
+    """A schedule that is not known, or that contradicts the degrees, is one line."""
+    with pytest.raises(LayoutError, match=re.escape(message)):
+        ParallelLayout(**fields)  # type: ignore[arg-type]
