@@ -287,3 +287,16 @@ def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.Captu
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_best_shape_is_written_for_a_framework(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--format writes the shape with its batch in a framework's words; without -o it has no effect, and says so."""
+    path = tmp_path / "best.args"
+    asked = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--vary", "heads", "--format", "megatron-args"]
+    code, _, _ = run([*asked, "-o", str(path), "--micro-batch-size", "2"], capsys)
+    words = path.read_text(encoding="utf-8").splitlines()
+
+    assert code == 0
+    assert {"--hidden-size 2560", "--num-attention-heads 20", "--micro-batch-size 2", "--seq-length 2048"} <= set(words)
+    assert run(asked, capsys)[0] == 2
+    assert "--format 'megatron' is not known" in run([*asked[:-1], "megatron", "-o", str(path)], capsys)[2]

@@ -42,7 +42,12 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def write_json_file(path: str, value: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all.
+    """Write a JSON file whole or not at all; raises as write_text_file does."""
+    write_text_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text_file(path: str, text: str) -> None:
+    """Write a file whole or not at all.
 
     Raises:
         ShapewrightError: the file cannot be written.
@@ -50,7 +55,7 @@ def write_json_file(path: str, value: dict[str, Any]) -> None:
     target = Path(path)
     draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
-        draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(target)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):

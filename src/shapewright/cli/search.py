@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json, write_json_file
+from shapewright.cli.console import make_console, print_json, write_json_file, write_text_file
 from shapewright.cli.options import GroupedCommand, group_options, question_options
 from shapewright.errors import ConfigError
 
@@ -26,6 +26,7 @@ _EPILOG = """\b
 Examples:
   shapewright search gpt3-2.7b --device a100-sxm-40gb --attention unfused
   shapewright search gpt3-2.7b --device h100-sxm-80gb --vary ffn,vocab --keep heads=32 -o best.json
+  shapewright search llama-2-7b --device h100-sxm-80gb --tp 2 -o best.args --format megatron-args
   shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
   shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
@@ -71,6 +72,14 @@ class Share(click.ParamType[Any]):
 @click.option("--explain", type=int, metavar="RANK", help="show baseline and one shape, operation by operation")
 @click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="shape that -o writes")
 @click.option("-o", "--output", metavar="FILE", help="write the picked shape as a config, in the form that was read")
+@click.option(
+    "--format",
+    "format_name",
+    default="hf",
+    show_default=True,
+    metavar="NAME",
+    help="form of -o: hf (a config as it was read), megatron-args, neox-yaml, torchtitan-toml or nanogpt",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
 def command(
@@ -89,6 +98,7 @@ def command(
     explain: int | None,
     pick: int,
     output: str | None,
+    format_name: str,
     as_json: bool,
     as_csv: bool,
     **given: Any,
@@ -107,6 +117,12 @@ def command(
         raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
     if strict and free:
         raise click.UsageError("--strict and --free contradict each other: give one of them")
+    if format_name != "hf":
+        from shapewright.formats import check_format
+
+        check_format(format_name)
+        if not output:
+            raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
     if output == "-":
         raise click.UsageError("-o needs a file name: standard output carries the report")
     groups = group_options(given)
@@ -128,7 +144,7 @@ def command(
         progress=_show_progress(),
     )
     if output:
-        _write(result, _ranked(result, pick, "--pick"), output)
+        _write(result, _ranked(result, pick, "--pick"), output, format_name)
     if explain is not None:
         from shapewright.report.search_text import print_side_by_side
 
@@ -183,13 +199,20 @@ def _ranked(result: SearchResult, rank: int, option: str) -> Candidate:
     return result.candidates[rank - 1]
 
 
-def _write(result: SearchResult, candidate: Candidate, output: str) -> None:
-    from shapewright.config import write_back
+def _write(result: SearchResult, candidate: Candidate, output: str, format_name: str) -> None:
+    prediction = candidate.prediction
+    if format_name == "hf":
+        from shapewright.config import write_back
 
-    write_json_file(output, write_back(result.model, candidate.config))
+        write_json_file(output, write_back(result.model, candidate.config))
+    else:
+        from shapewright.formats import write_format
+
+        text = write_format(format_name, candidate.config, workload=prediction.workload, layout=prediction.layout)
+        write_text_file(output, text)
     words = f"wrote {output} (rank {candidate.rank})"
-    if "micro_batch" in candidate.changed_fields:
-        words += f"; it is fastest with --micro-batch-size {candidate.prediction.workload.micro_batch_size}"
+    if "micro_batch" in candidate.changed_fields and format_name == "hf":
+        words += f"; it is fastest with --micro-batch-size {prediction.workload.micro_batch_size}"
     click.echo(words, err=True)
 
 

@@ -1,0 +1,215 @@
+"""Megatron-LM: command-line arguments of pretrain_gpt.py, one per line.
+
+Source: megatron/training/arguments.py of NVIDIA/Megatron-LM, 2025 (core 0.14); flags read there one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shapewright.formats.form import (
+    Form,
+    cannot,
+    cannot_run,
+    cannot_spread,
+    refuse_other_embedding_width,
+    replicas_of,
+    vocab_padding,
+)
+
+if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+_POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+_ACTIVATIONS: dict[tuple[str, bool], list[str]] = {
+    # (activation, gated): flags. Fused bias and GELU is the tanh form there, so all forms of it are one.
+    ("silu", True): ["--swiglu"],
+    ("relu2", False): ["--squared-relu"],
+    ("gelu", False): [],
+    ("gelu_new", False): [],
+    ("gelu_fast", False): [],
+    ("gelu_tanh", False): [],
+    ("gelu_pytorch_tanh", False): [],
+}
+_PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": list[str](), "fp8": ["--bf16", "--fp8-format hybrid"]}
+_RECOMPUTE = {
+    "none": list[str](),
+    "selective": ["--recompute-granularity selective"],
+    "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+}
+
+
+def write_arguments(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+    """Write arguments; a shell takes them as ``pretrain_gpt.py $(cat FILE)``."""
+    lines = [*_shape(config), *_attention(config), *_mlp(config), *_head(config, layout)]
+    lines += [] if layout is None else _spread(layout)
+    lines += [] if workload is None else _batch(workload, layout)
+    return "\n".join(lines) + "\n"
+
+
+def _shape(config: TransformerConfig) -> Iterator[str]:
+    refuse_other_embedding_width(FORM, config)
+    yield f"--num-layers {config.num_layers}"
+    yield f"--hidden-size {config.hidden_size}"
+    yield f"--ffn-hidden-size {config.intermediate_size}"
+    yield f"--num-attention-heads {config.num_heads}"
+    yield f"--max-position-embeddings {config.max_position_embeddings}"
+    if config.norm == "layernorm" and not config.norm_bias:
+        raise cannot(FORM.name, "a LayerNorm without bias", "its LayerNorm has one")
+    if config.norm == "rmsnorm" and config.norm_bias:
+        raise cannot(FORM.name, "an RMSNorm with bias", "its RMSNorm has none")
+    yield f"--normalization {'RMSNorm' if config.norm == 'rmsnorm' else 'LayerNorm'}"
+    if config.position_embedding not in _POSITIONS:
+        raise cannot(
+            FORM.name, f"position_embedding={config.position_embedding!r}", f"it has {', '.join(sorted(_POSITIONS))}"
+        )
+    yield f"--position-embedding-type {_POSITIONS[config.position_embedding]}"
+    yield f"--hidden-dropout {config.hidden_dropout}"
+    yield f"--attention-dropout {config.attention_dropout}"
+
+
+def _attention(config: TransformerConfig) -> Iterator[str]:
+    if config.is_mla:
+        yield "--multi-latent-attention"
+        if config.q_lora_rank:
+            yield f"--q-lora-rank {config.q_lora_rank}"
+        yield f"--kv-lora-rank {config.kv_lora_rank}"
+        yield f"--qk-head-dim {config.head_dim - config.qk_rope_head_dim}"
+        yield f"--qk-pos-emb-head-dim {config.qk_rope_head_dim}"
+        yield f"--v-head-dim {config.v_head_dim}"
+        yield "--qk-layernorm"  # of the compressed queries and keys, which latent attention always has
+    else:
+        if config.v_head_dim != config.head_dim:
+            raise cannot(FORM.name, f"v_head_dim={config.v_head_dim}", "it has v_head_dim = head_dim without MLA")
+        yield f"--kv-channels {config.head_dim}"
+        if config.num_kv_heads != config.num_heads:
+            yield "--group-query-attention"
+            yield f"--num-query-groups {config.num_kv_heads}"
+    if config.qk_norm != "none":
+        if config.qk_norm_bias != (config.norm == "layernorm"):
+            raise cannot(FORM.name, f"qk_norm_bias={config.qk_norm_bias}", "it normalises queries as it does layers")
+        yield "--qk-layernorm"
+    if config.attention_sinks:
+        yield "--softmax-type learnable"
+    yield from _windows(config)
+    biases = (config.qkv_bias, config.attention_out_bias, config.mlp_bias)
+    flags = {
+        (True, True, True): list[str](),
+        (False, False, False): ["--disable-bias-linear"],
+        (True, False, False): ["--disable-bias-linear", "--add-qkv-bias"],
+    }
+    if biases not in flags:
+        raise cannot(
+            FORM.name,
+            "qkv_bias={}, attention_out_bias={}, mlp_bias={}".format(*biases),
+            "it has all three, none, or that of queries, keys and values alone",
+        )
+    yield from flags[biases]
+
+
+def _windows(config: TransformerConfig) -> Iterator[str]:
+    sizes = {window for window in config.attention_windows if window}
+    if not sizes:
+        return
+    if len(sizes) > 1:
+        raise cannot(FORM.name, f"windows of {' and '.join(map(str, sorted(sizes)))}", "it has one window")
+    # Positions to the left of the query, which itself is one of the window's.
+    yield f"--window-size {sizes.pop() - 1},0"
+    flags = [int(config.window_of_layer(index) > 0) for index in range(config.num_layers)]
+    if not all(flags):
+        yield f"--window-attn-skip-freq {_list_of(flags)}"
+
+
+def _mlp(config: TransformerConfig) -> Iterator[str]:
+    key = (config.activation, config.gated_mlp)
+    if key not in _ACTIVATIONS:
+        gate = "with" if config.gated_mlp else "without"
+        raise cannot(
+            FORM.name, f"activation={config.activation!r} {gate} a gate", "it has SwiGLU, and GELU or relu2 without"
+        )
+    yield from _ACTIVATIONS[key]
+    if not config.is_moe:
+        return
+    yield f"--num-experts {config.num_experts}"
+    yield f"--moe-router-topk {config.num_experts_per_token}"
+    yield f"--moe-ffn-hidden-size {config.moe_intermediate_size}"
+    yield "--moe-grouped-gemm"
+    if config.shared_expert_intermediate_size:
+        yield f"--moe-shared-expert-intermediate-size {config.shared_expert_intermediate_size}"
+        if config.shared_expert_gate:
+            yield "--moe-shared-expert-gate"
+    flags = [int(config.is_moe_layer(index)) for index in range(config.num_layers)]
+    if not all(flags):
+        yield f"--moe-layer-freq {_list_of(flags)}"
+
+
+def _head(config: TransformerConfig, layout: ParallelLayout | None) -> Iterator[str]:
+    shards = layout.tensor_parallel if layout else 1
+    yield f"--vocab-size {config.vocab_size}"
+    yield f"--make-vocab-size-divisible-by {vocab_padding(FORM, config, shards)}"
+    if not config.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+
+
+def _spread(layout: ParallelLayout) -> Iterator[str]:
+    yield f"--tensor-model-parallel-size {layout.tensor_parallel}"
+    yield f"--pipeline-model-parallel-size {layout.pipeline_parallel}"
+    if layout.virtual_pipeline > 1:
+        yield f"--num-virtual-stages-per-pipeline-rank {layout.virtual_pipeline}"
+    yield f"--context-parallel-size {layout.context_parallel}"
+    if layout.expert_parallel > 1:
+        yield f"--expert-model-parallel-size {layout.expert_parallel}"
+    if layout.splits_sequence_over_tensor:
+        yield "--sequence-parallel"
+    if layout.zero_stage == 1:
+        yield "--use-distributed-optimizer"
+    elif layout.zero_stage > 1:
+        raise cannot_spread(FORM.name, f"zero_stage={layout.zero_stage}", "its distributed optimizer is stage 1")
+
+
+def _batch(workload: Workload, layout: ParallelLayout | None) -> Iterator[str]:
+    if not workload.is_training:
+        raise cannot_run(FORM.name, f"phase={workload.phase!r}", "these are arguments of a training run")
+    yield f"--seq-length {workload.seq_len}"
+    yield f"--micro-batch-size {workload.micro_batch_size}"
+    stages = layout.pipeline_parallel if layout else 1
+    own = workload.global_batch_size or workload.micro_batch_size * replicas_of(layout) * stages
+    yield f"--global-batch-size {own}"
+    if workload.dtype not in _PRECISIONS:
+        raise cannot_run(FORM.name, f"dtype={workload.dtype!r}", f"it has {', '.join(_PRECISIONS)}")
+    yield from _PRECISIONS[workload.dtype]
+    yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
+    yield from _RECOMPUTE[workload.recompute]
+
+
+def _list_of(flags: Sequence[int]) -> str:
+    """A list as its arguments take it, without blanks.
+
+    >>> _list_of([0, 1, 1])
+    '[0,1,1]'
+    """
+    return "[" + ",".join(map(str, flags)) + "]"
+
+
+FORM = Form(
+    name="megatron-args",
+    project="Megatron-LM",
+    written=frozenset(
+        (
+            *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "intermediate_size"),
+            *("vocab_size", "max_position_embeddings", "norm", "norm_bias", "hidden_dropout", "attention_dropout"),
+            *("attention_windows", "qkv_bias", "attention_out_bias", "mlp_bias", "qk_norm_bias", "attention_sinks"),
+            *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "activation", "gated_mlp", "num_experts"),
+            *("num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"),
+            *("shared_expert_gate", "moe_layers", "tied_embeddings", "embedding_size", "position_embedding"),
+        )
+    ),
+    fixed={
+        "qk_norm": ("none", "per-head"),
+    },
+    write=write_arguments,
+    suffix=".args",
+)

@@ -1,0 +1,147 @@
+"""torchtitan: a job config in TOML, with the flavor that its model file needs beside it.
+
+The job config of torchtitan names a flavor of a model; the sizes of a flavor stand in Python, in the table that the
+model's package registers. Both are written: the TOML, and above it, as a comment, the line to add to the table.
+
+Source: torchtitan/models/llama3 and qwen3 (model/args.py, train_configs) of pytorch/torchtitan 0.2, the last with TOML.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.formats.form import (
+    Form,
+    cannot,
+    cannot_run,
+    cannot_spread,
+    refuse_other_embedding_width,
+    replicas_of,
+)
+
+if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+_FLAVOR = "shapewright"
+
+
+def write_toml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+    """Write flavor and job config; data, optimiser and schedule are the reader's to add."""
+    refuse_other_embedding_width(FORM, config)
+    if config.v_head_dim != config.head_dim:
+        raise cannot(FORM.name, f"v_head_dim={config.v_head_dim}", "it has v_head_dim = head_dim")
+    model, table, arguments = _flavor(config)
+    lines = [
+        f"# Add to {table} in torchtitan/models/{model}/__init__.py:",
+        f'#     "{_FLAVOR}": {arguments},',
+        "",
+        "[model]",
+        f'name = "{model}"',
+        f'flavor = "{_FLAVOR}"',
+    ]
+    if workload is not None:
+        lines += _training(workload, layout)
+    if layout is not None:
+        lines += _parallelism(layout, workload)
+    return "\n".join(lines) + "\n"
+
+
+def _flavor(config: TransformerConfig) -> tuple[str, str, str]:
+    """Model, name of its table of flavors, and the flavor."""
+    sizes = (
+        f"dim={config.hidden_size}, n_layers={config.num_layers}, n_heads={config.num_heads}, "
+        f"n_kv_heads={config.num_kv_heads}, vocab_size={config.vocab_size}, "
+        f"max_seq_len={config.max_position_embeddings}"
+    )
+    whole_heads = config.num_heads * config.head_dim == config.hidden_size
+    if whole_heads and config.qk_norm == "none" and not config.tied_embeddings:
+        # The width is cut to a whole number, then rounded up to the multiple: half a step more where that does nothing.
+        multiple = config.intermediate_size & -config.intermediate_size
+        multiplier = (config.intermediate_size + (0.5 if multiple == 1 else 0.0)) / int(8 * config.hidden_size / 3)
+        return (
+            "llama3",
+            "llama3_args",
+            f"TransformerModelArgs({sizes}, ffn_dim_multiplier={multiplier!r}, multiple_of={multiple})",
+        )
+    return (
+        "qwen3",
+        "qwen3_args",
+        f"Qwen3ModelArgs({sizes}, head_dim={config.head_dim}, hidden_dim={config.intermediate_size}, "
+        f"qk_norm={config.qk_norm != 'none'}, enable_weight_tying={config.tied_embeddings})",
+    )
+
+
+def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
+    if not workload.is_training:
+        raise cannot_run(FORM.name, f"phase={workload.phase!r}", "this is the config of a training run")
+    if workload.dtype != "bf16":
+        raise cannot_run(FORM.name, f"dtype={workload.dtype!r}", "its mixed precision is bf16")
+    if workload.attention != "flash":
+        raise cannot_run(FORM.name, f"attention={workload.attention!r}", "its attention is fused")
+    lines = ["", "[training]", f"seq_len = {workload.seq_len}"]
+    if layout is not None and layout.pipeline_parallel > 1:
+        # Its local batch is what goes through the stages in one step, cut into micro-batches.
+        own = workload.micro_batch_size * layout.pipeline_parallel
+        local = workload.global_batch_size // layout.data_parallel if workload.global_batch_size else own
+        lines.append(f"local_batch_size = {local}")
+    else:
+        lines.append(f"local_batch_size = {workload.micro_batch_size}")
+        if workload.global_batch_size is not None:
+            lines.append(f"global_batch_size = {workload.global_batch_size}")
+    lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
+    return lines
+
+
+def _parallelism(layout: ParallelLayout, workload: Workload | None) -> list[str]:
+    if layout.virtual_pipeline > 1:
+        raise cannot_spread(FORM.name, f"virtual_pipeline={layout.virtual_pipeline}", "its schedules count otherwise")
+    sharded = layout.zero_stage in (2, 3)
+    replicas = replicas_of(layout)
+    if layout.zero_stage == 1:
+        raise cannot_spread(FORM.name, "zero_stage=1", "FSDP shards gradients too: give 0, 2 or 3")
+    if layout.expert_parallel > 1:
+        raise cannot_spread(FORM.name, f"expert_parallel={layout.expert_parallel}", "these models have no experts")
+    return [
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {1 if sharded else replicas}",
+        f"data_parallel_shard_degree = {replicas if sharded else 1}",
+        *([f'fsdp_reshard_after_forward = "{"always" if layout.zero_stage == 3 else "never"}"'] if sharded else []),
+        f"tensor_parallel_degree = {layout.tensor_parallel}",
+        f"pipeline_parallel_degree = {layout.pipeline_parallel}",
+        *(
+            [f"pipeline_parallel_microbatch_size = {workload.micro_batch_size}"]
+            if workload is not None and layout.pipeline_parallel > 1
+            else []
+        ),
+        f"context_parallel_degree = {layout.context_parallel}",
+    ]
+
+
+FORM = Form(
+    name="torchtitan-toml",
+    project="torchtitan (llama3, qwen3)",
+    written=frozenset(
+        (
+            *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "intermediate_size"),
+            *("vocab_size", "max_position_embeddings", "tied_embeddings", "embedding_size"),
+        )
+    ),
+    fixed={
+        "norm": ("rmsnorm",),
+        "norm_bias": (False,),
+        "hidden_dropout": (0.0,),
+        "attention_dropout": (0.0,),
+        "qkv_bias": (False,),
+        "attention_out_bias": (False,),
+        "qk_norm": ("none", "per-head"),
+        "activation": ("silu",),
+        "gated_mlp": (True,),
+        "mlp_bias": (False,),
+        "position_embedding": ("rotary",),
+    },
+    write=write_toml,
+    suffix=".toml",
+)

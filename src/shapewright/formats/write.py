@@ -1,0 +1,61 @@
+"""write_format: a shape in the words of a training framework."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.errors import ConfigError, close_names
+from shapewright.formats import megatron, nanogpt, neox, torchtitan
+from shapewright.formats.form import refuse_inexpressible
+
+if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
+    from shapewright.formats.form import Form
+    from shapewright.layout import ParallelLayout
+    from shapewright.workload import Workload
+
+FORMATS: dict[str, Form] = {form.name: form for form in (megatron.FORM, neox.FORM, torchtitan.FORM, nanogpt.FORM)}
+"""Every format by the name that ``--format`` takes."""
+
+
+def write_format(
+    name: str,
+    config: TransformerConfig,
+    *,
+    workload: Workload | None = None,
+    layout: ParallelLayout | None = None,
+) -> str:
+    """Write a model, and where given its batch and layout, as a framework reads them.
+
+    Args:
+        name: A key of FORMATS.
+        config: The shape.
+        workload: Batch, sequence length, dtype and recomputation of a training step.
+        layout: How it is spread.
+
+    Returns:
+        Text of the file, with a newline at its end.
+
+    Raises:
+        ConfigError: no such format, or one that cannot express the shape.
+        WorkloadError: it cannot express the workload.
+        LayoutError: it cannot express the layout.
+    """
+    form = check_format(name)
+    refuse_inexpressible(form, config)
+    return form.write(config, workload, layout)
+
+
+def check_format(name: str) -> Form:
+    """Look up a format.
+
+    Raises:
+        ConfigError: no such format.
+    """
+    form = FORMATS.get(name)
+    if form is None:
+        hint = close_names(name, (*FORMATS, "hf"))
+        raise ConfigError(
+            f"--format {name!r} is not known; {hint + ' ' if hint else ''}choose one of hf, {', '.join(FORMATS)}"
+        )
+    return form

@@ -1,0 +1,237 @@
+"""What training frameworks are told: every field arrives, or an error says why not."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import tomllib
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapewright.config import TransformerConfig, list_presets, read_model
+from shapewright.errors import ConfigError, LayoutError, ShapewrightError, WorkloadError
+from shapewright.formats import FORMATS, write_format
+from shapewright.formats.form import PLAIN_DECODER
+from shapewright.layout import ParallelLayout
+from shapewright.workload import Workload
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Read arguments as a shell and argparse would."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    words = text.split()
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            parser.add_argument(word, **({"action": "store_true"} if following.startswith("--") else {}))
+    return vars(parser.parse_args(words))
+
+
+def read_neox(text: str) -> dict[str, Any]:
+    """Read GPT-NeoX's YAML, whose quoted form is JSON but for comments and the last comma."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return dict(json.loads("\n".join(lines).replace(",\n}", "\n}")))
+
+
+def read_flavor(text: str) -> dict[str, Any]:
+    """Read the arguments of the flavor that stands in torchtitan's comment."""
+    line = next(line for line in text.splitlines() if "ModelArgs(" in line)
+    call = ast.parse(line.partition(": ")[2].rstrip(",")).body[0]
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.value.keywords}
+
+
+def read_assignments(text: str) -> dict[str, Any]:
+    """Read nanoGPT's file of assignments."""
+    return {
+        statement.targets[0].id: ast.literal_eval(statement.value)
+        for statement in ast.parse(text).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    }
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_field_can_get_lost(name: str) -> None:
+    """Each field of a config is written or held to values; one that is added later has to be decided on."""
+    form = FORMATS[name]
+    decided = form.written | set(form.fixed) | set(PLAIN_DECODER)
+
+    assert {spec.name for spec in fields(TransformerConfig)} - {"name", "model_type", "fused_qkv", "fused_gate_up"} == (
+        decided
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_preset_is_written_or_refused_in_one_line(name: str) -> None:
+    """No preset makes a format fail otherwise than by naming the field."""
+    refusals = []
+    for preset in list_presets():
+        try:
+            assert write_format(name, read_model(preset).config).endswith("\n")
+        except ConfigError as error:
+            refusals.append(str(error))
+
+    assert len(refusals) < len(list_presets()) - 25 or name == "nanogpt"
+    assert [words for words in refusals if not words.startswith(f"--format {name} cannot express ")] == []
+
+
+def test_megatron_arguments_of_a_dense_model() -> None:
+    """Llama 3 8B over 2 x 4 x 2 devices, in the flags of NVIDIA's own recipe."""
+    workload = Workload(seq_len=8192, micro_batch_size=1, global_batch_size=128, recompute="selective")
+    layout = ParallelLayout(tensor_parallel=2, pipeline_parallel=4, data_parallel=2, virtual_pipeline=2, zero_stage=1)
+    said = read_arguments(
+        write_format("megatron-args", read_model("llama-3-8b").config, workload=workload, layout=layout)
+    )
+
+    assert (
+        said
+        | {
+            "num_layers": "32",
+            "hidden_size": "4096",
+            "ffn_hidden_size": "14336",
+            "num_attention_heads": "32",
+            "group_query_attention": True,
+            "num_query_groups": "8",
+            "kv_channels": "128",
+            "normalization": "RMSNorm",
+            "position_embedding_type": "rope",
+            "swiglu": True,
+            "disable_bias_linear": True,
+            "untie_embeddings_and_output_weights": True,
+            "vocab_size": "128256",
+            "tensor_model_parallel_size": "2",
+            "pipeline_model_parallel_size": "4",
+            "num_virtual_stages_per_pipeline_rank": "2",
+            "sequence_parallel": True,
+            "use_distributed_optimizer": True,
+            "seq_length": "8192",
+            "micro_batch_size": "1",
+            "global_batch_size": "128",
+            "recompute_granularity": "selective",
+            "bf16": True,
+        }
+        == said
+    )
+    # Megatron pads to a multiple of this times the tensor axis: 128256 = 250.5 * 256 * 2 = 501 * 128 * 2.
+    assert said["make_vocab_size_divisible_by"] == "128"
+
+
+def test_megatron_arguments_of_experts_and_latent_attention() -> None:
+    """DeepSeek-V3: three dense layers, shared expert, and the parts of a latent head."""
+    said = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config))
+
+    assert (said["num_experts"], said["moe_router_topk"], said["moe_ffn_hidden_size"]) == ("256", "8", "2048")
+    assert json.loads(said["moe_layer_freq"]) == [0] * 3 + [1] * 58
+    assert said["moe_shared_expert_intermediate_size"] == "2048"
+    assert (said["qk_head_dim"], said["qk_pos_emb_head_dim"], said["v_head_dim"]) == ("128", "64", "128")
+    assert "kv_channels" not in said
+
+
+def test_gpt_neox_cuts_a_gated_mlp_to_its_width() -> None:
+    """GPT-NeoX takes three times the width of a gated MLP, and two of its three matrices are one."""
+    said = read_neox(write_format("neox-yaml", read_model("llama-2-7b").config))
+    # megatron/model/transformer.py: 2/3 of it is the first product's width, a third the second's.
+    first = int(said["intermediate_size"] * 2 / 3)
+
+    assert (first, first // 2) == (2 * 11008, 11008)
+    assert (said["activation"], said["norm"], said["pos_emb"]) == ("swiglu", "rmsnorm", "rotary")
+    assert (said["use_bias_in_mlp"], said["no_weight_tying"], said["mlp_multiple_of"]) == (False, True, 1)
+
+
+def test_gpt_neox_says_which_tokenizers_fit() -> None:
+    """Pythia's 50432 rows come of 50277 tokens padded over the tensor axis, and the file says so."""
+    layout = ParallelLayout(tensor_parallel=2, data_parallel=4, zero_stage=1)
+    workload = Workload(seq_len=2048, micro_batch_size=16, global_batch_size=1024)
+    text = write_format("neox-yaml", read_model("pythia-6.9b").config, workload=workload, layout=layout)
+    said = read_neox(text)
+
+    assert "tokenizers of 50177 to 50432 tokens" in text
+    assert -(-50277 // (said["make_vocab_size_divisible_by"] * 2)) * said["make_vocab_size_divisible_by"] * 2 == 50432
+    assert (said["gpt_j_residual"], said["gpt_j_tied"]) == (True, False)
+    assert said["gradient_accumulation_steps"] * said["train_micro_batch_size_per_gpu"] * 4 == 1024
+
+
+@given(st.integers(8, 20_000), st.integers(1, 60_000))
+def test_torchtitan_gets_the_very_mlp_width(eighths: int, width: int) -> None:
+    """Whatever the hidden size, the multiplier and the multiple that are written give the MLP width back."""
+    config = TransformerConfig(
+        hidden_size=8 * eighths,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=1024,
+        norm="rmsnorm",
+        activation="silu",
+        gated_mlp=True,
+        intermediate_size=width,
+    )
+    flavor = read_flavor(write_format("torchtitan-toml", config))
+    # torchtitan/models/llama3/model/model.py, FeedForward
+    hidden = int(2 * (4 * flavor["dim"]) / 3)
+    hidden = int(flavor["ffn_dim_multiplier"] * hidden)
+    hidden = flavor["multiple_of"] * ((hidden + flavor["multiple_of"] - 1) // flavor["multiple_of"])
+
+    assert hidden == width
+
+
+def test_torchtitan_takes_the_model_that_can_say_it() -> None:
+    """Tied embeddings and normalised heads go to qwen3; the rest of the file is TOML either way."""
+    workload = Workload(seq_len=4096, micro_batch_size=2)
+    layout = ParallelLayout(pipeline_parallel=2, data_parallel=4, zero_stage=3)
+    text = write_format("torchtitan-toml", read_model("qwen3-4b").config, workload=workload, layout=layout)
+    job, flavor = tomllib.loads(text), read_flavor(text)
+
+    assert (job["model"]["name"], flavor["head_dim"], flavor["hidden_dim"], flavor["qk_norm"]) == (
+        "qwen3",
+        128,
+        9728,
+        True,
+    )
+    assert job["training"]["local_batch_size"] == 4
+    assert job["parallelism"]["pipeline_parallel_microbatch_size"] == 2
+    assert job["parallelism"]["data_parallel_shard_degree"] == 4
+
+
+def test_nanogpt_takes_gpt2_with_a_padded_vocabulary() -> None:
+    """GPT-2 as train.py trains it; as published, its vocabulary is refused."""
+    config = read_model("gpt2").config
+    padded = replace(config, vocab_size=50304)
+    workload = Workload(seq_len=1024, micro_batch_size=12, global_batch_size=480)
+    said = read_assignments(write_format("nanogpt", padded, workload=workload, layout=ParallelLayout(data_parallel=8)))
+
+    assert (said["n_layer"], said["n_head"], said["n_embd"], said["block_size"]) == (12, 12, 768, 1024)
+    assert (said["batch_size"], said["gradient_accumulation_steps"], said["bias"]) == (12, 40, True)
+    with pytest.raises(ConfigError, match="vocab_size=50257"):
+        write_format("nanogpt", config)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "asked", "error", "words"),
+    [
+        ("megatron-args", "mpt-7b", {}, ConfigError, "LayerNorm without bias"),
+        ("neox-yaml", "mixtral-8x7b", {}, ConfigError, "num_experts=8"),
+        (
+            "megatron-args",
+            "gpt2",
+            {"layout": ParallelLayout(tensor_parallel=2)},
+            ConfigError,
+            "vocab_size=50257 over 2",
+        ),
+        ("torchtitan-toml", "gpt2", {}, ConfigError, "norm='layernorm'"),
+        ("megatron-args", "llama-3-8b", {"workload": Workload(phase="decode")}, WorkloadError, "phase='decode'"),
+        ("neox-yaml", "llama-2-7b", {"workload": Workload(recompute="selective")}, WorkloadError, "recompute"),
+        ("neox-yaml", "llama-2-7b", {"layout": ParallelLayout(context_parallel=2)}, LayoutError, "context_parallel=2"),
+        ("torchtitan-toml", "llama-2-7b", {"layout": ParallelLayout(zero_stage=1)}, LayoutError, "zero_stage=1"),
+        ("megatron", "llama-2-7b", {}, ConfigError, "did you mean"),
+    ],
+)
+def test_what_cannot_be_said_is_an_error(
+    name: str, preset: str, asked: dict[str, Any], error: type[ShapewrightError], words: str
+) -> None:
+    """A framework that cannot be told a field, a workload or a layout makes an error that names it."""
+    with pytest.raises(error, match=words):
+        write_format(name, read_model(preset).config, **asked)
