@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "shapewright"
 LEVELS = {
     **dict.fromkeys(("units", "errors", "dtypes", "fields"), 0),
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
-    **dict.fromkeys(("lowering", "perf", "memory"), 2),
+    **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("lint", "search", "question", "accuracy", "store"), 4),
     **dict.fromkeys(("assumed_layout", "capacity", "compare", "utilization"), 4),
