@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.errors import ShapewrightError, WorkloadError
 from shapewright.operations import Collective
+from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -89,7 +90,7 @@ class ComparedDevice:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(ShownInNotebook):
     """Devices side by side, in the order that they were asked for.
 
     Attributes:

@@ -21,6 +21,7 @@ from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Collective
 from shapewright.perf.pricing import price_operations
+from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(ShownInNotebook):
     """One step of one model on one device, with everything that went into it.
 
     Attributes:

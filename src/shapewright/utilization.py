@@ -20,6 +20,7 @@ from shapewright.lowering.conventions import CONVENTIONS, StepFlops, count_step_
 from shapewright.operations import Attention, Collective, Pointwise
 from shapewright.perf.price import GemmPrice
 from shapewright.predict import predict
+from shapewright.shown import ShownInNotebook
 from shapewright.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class ConventionResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utilization:
+class Utilization(ShownInNotebook):
     """What a measured step means.
 
     Attributes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
 from shapewright.lowering import validate_layout
 from shapewright.memory import OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
+from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -32,7 +33,7 @@ _TOKENS_STEP = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capacity:
+class Capacity(ShownInNotebook):
     """Memory of a job against its device.
 
     Attributes:

@@ -23,6 +23,7 @@ _COMMANDS = {
     "compare": ("shapewright.cli.compare", "Compare devices on the same job: time, tokens per dollar and joule."),
     "mfu": ("shapewright.cli.mfu", "Explain a measured training step: MFU, HFU, and where the rest went."),
     "search": ("shapewright.cli.search", "Find shapes of the same size that run faster."),
+    "report": ("shapewright.cli.report", "Write the case for or against a shape as one HTML file."),
     "devices": ("shapewright.cli.devices", "List devices, or show one with its sources."),
     "models": ("shapewright.cli.models", "List model presets."),
     "rule": ("shapewright.cli.rule", "Print a rule's page."),

@@ -13,6 +13,7 @@ from shapewright.lint.judge import judge
 from shapewright.lint.nearest import BetterShape, find_better_shapes
 from shapewright.lint.registry import list_rules, select_rules
 from shapewright.lint.what_if import WhatIf
+from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckReport:
+class CheckReport(ShownInNotebook):
     """What a check found.
 
     Attributes:

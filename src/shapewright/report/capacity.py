@@ -44,11 +44,11 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
         "headroom_bytes": found.headroom_bytes,
         "allocator_band_fraction": ALLOCATOR_BAND_FRACTION,
         "total_high_bytes": found.busiest.total_bytes * (1.0 + ALLOCATOR_BAND_FRACTION),
-        "components": {f"{name}_bytes": amount for name, amount in _components(found.busiest).items()},
+        "components": {f"{name}_bytes": amount for name, amount in memory_components(found.busiest).items()},
         "stage": found.busiest.stage,
         "stages": [
             {"stage": stage.stage, "total_bytes": stage.total_bytes}
-            | {f"{name}_bytes": amount for name, amount in _components(stage).items()}
+            | {f"{name}_bytes": amount for name, amount in memory_components(stage).items()}
             for stage in found.stages
         ],
         "largest_micro_batch_size": found.largest_micro_batch_size,
@@ -86,7 +86,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
         style="bold",
         soft_wrap=True,
     )
-    console.print(_verdict_words(found), style=_VERDICT_STYLES[found.verdict], soft_wrap=True)
+    console.print(verdict_words(found), style=_VERDICT_STYLES[found.verdict], soft_wrap=True)
     console.print()
     _print_components(found, console)
     if len(found.stages) > 1:
@@ -104,12 +104,13 @@ def print_capacity(found: Capacity, console: Console) -> None:
     if found.remedies:
         console.print()
         console.print("what makes it fit, cheapest in device time per token first", style="bold")
-        print_table(_remedy_columns(found), console)
+        print_table(remedy_columns(found), console)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 
-def _verdict_words(found: Capacity) -> str:
+def verdict_words(found: Capacity) -> str:
+    """Whether it fits, and by how much, in one line."""
     needed, capacity = format_bytes(found.busiest.total_bytes), format_bytes(found.device.memory_bytes)
     where = f" on stage {found.busiest.stage}" if len(found.stages) > 1 else ""
     rest = format_bytes(abs(found.headroom_bytes))
@@ -129,7 +130,7 @@ def _print_components(found: Capacity, console: Console) -> None:
     from rich.text import Text
 
     capacity = max(found.device.memory_bytes, found.busiest.total_bytes)
-    parts = {name: amount for name, amount in _components(found.busiest).items() if amount}
+    parts = {name: amount for name, amount in memory_components(found.busiest).items() if amount}
     parts["total"] = found.busiest.total_bytes
     rows = [
         [name.replace("_", " "), format_bytes(amount), format_percent(amount / found.device.memory_bytes)]
@@ -152,16 +153,21 @@ def _stage_columns(found: Capacity) -> list[Column]:
     if len(stages) > _MOST_STAGES:
         shown = {*range(_MOST_STAGES - 2), found.busiest.stage, len(stages) - 1}
         stages = tuple(stage for stage in stages if stage.stage in shown)
-    kinds = [name for name in _components(stages[0]) if any(_components(stage)[name] for stage in stages)]
+    kinds = [name for name in memory_components(stages[0]) if any(memory_components(stage)[name] for stage in stages)]
     rows = [
-        [str(stage.stage), format_bytes(stage.total_bytes), *(format_bytes(_components(stage)[name]) for name in kinds)]
+        [
+            str(stage.stage),
+            format_bytes(stage.total_bytes),
+            *(format_bytes(memory_components(stage)[name]) for name in kinds),
+        ]
         for stage in stages
     ]
     names = [("stage", 0, False), ("total", 0, False), *((name.replace("_", " "), 1, False) for name in kinds)]
     return columns_of(rows, names)
 
 
-def _remedy_columns(found: Capacity) -> list[Column]:
+def remedy_columns(found: Capacity) -> list[Column]:
+    """What makes it fit, as the columns of a table."""
     rows = [
         [
             _flags(remedy.changes),
@@ -187,7 +193,7 @@ def _flags(changes: Mapping[str, Any]) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
 
 
-def _components(estimate: MemoryEstimate) -> dict[str, float]:
+def memory_components(estimate: MemoryEstimate) -> dict[str, float]:
     """Bytes by component, in the order of the estimate's fields."""
     names = [spec.name for spec in fields(estimate) if spec.name.endswith("_bytes")]
     return {name.removesuffix("_bytes"): getattr(estimate, name) for name in names}

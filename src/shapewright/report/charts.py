@@ -77,7 +77,10 @@ class XYChart:
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """One colour of a stacked bar chart: a value for each category."""
+    """One colour of a stacked bar chart: a value for each category.
+
+    The colour ``transparent`` holds up what comes after it, as in a waterfall, and stays out of the legend.
+    """
 
     name: str
     values: Sequence[float]

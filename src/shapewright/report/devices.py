@@ -90,6 +90,16 @@ def print_device(device: Device, console: Console) -> None:
         style="bold",
         soft_wrap=True,
     )
+    print_table(device_number_columns(device), console)
+    console.print(f"measured: {calibration_words(device)}")
+    if device.aliases:
+        console.print("also known as: " + ", ".join(device.aliases), soft_wrap=True)
+    if device.notes:
+        console.print(f"note: {device.notes}", soft_wrap=True)
+
+
+def device_number_columns(device: Device) -> list[Column]:
+    """Every number of a device with its source, as the columns of a table."""
     rows = []
     for key, value in _numbers(device).items():
         origin = device.provenance.get(key, {})
@@ -97,12 +107,7 @@ def print_device(device: Device, console: Console) -> None:
         place = ", ".join(part for part in (source.get("title", ""), origin.get("place", "")) if part)
         rows.append([key, _in_units(key, value), origin.get("kind", ""), place])
     names = (("number", 0, True), ("value", 0, False), ("kind", 0, True), ("source", 0, True))
-    print_table(columns_of(rows, names), console)
-    console.print(f"measured: {calibration_words(device)}")
-    if device.aliases:
-        console.print("also known as: " + ", ".join(device.aliases), soft_wrap=True)
-    if device.notes:
-        console.print(f"note: {device.notes}", soft_wrap=True)
+    return columns_of(rows, names)
 
 
 def _numbers(device: Device) -> dict[str, Any]:

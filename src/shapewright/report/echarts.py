@@ -117,12 +117,14 @@ def _bars(chart: BarChart) -> Option:
         }
         for part in chart.parts
     ]
+    # What only holds others up, as the steps of a waterfall do, has no name to read.
+    shown = [part.name for part in chart.parts if part.color != "transparent"]
     if series and chart.limits:
-        series[0]["markLine"] = _mark_lines(chart.limits)
+        series[0]["markLine"] = _mark_lines(chart.limits, place="start")
     return {
         "tooltip": {"trigger": "axis", "axisPointer": {"type": "shadow"}},
-        "legend": {"type": "scroll", "bottom": 0, "left": 8, "right": 40},
-        "grid": {"left": 16, "right": 32, "top": 40, "bottom": 64, "containLabel": True},
+        "legend": {"data": shown, "type": "scroll", "bottom": 0, "left": 8, "right": 40},
+        "grid": {"left": _room_left(chart.categories), "right": 32, "top": 32, "bottom": 76},
         "xAxis": _axis(chart.value_label, from_zero=True, across=True) | _room_for(chart),
         "yAxis": {"type": "category", "data": list(chart.categories), "inverse": True},
         "series": series,
@@ -194,7 +196,7 @@ def _timeline(chart: Timeline) -> Option:
     return {
         "tooltip": {"trigger": "item"},
         "legend": {"data": kinds, "type": "scroll", "bottom": 0, "left": 8, "right": 40},
-        "grid": {"left": 16, "right": 24, "top": 40, "bottom": 64, "containLabel": True},
+        "grid": {"left": _room_left(chart.rows), "right": 24, "top": 32, "bottom": 76},
         "xAxis": _axis(chart.x_label, from_zero=True, across=True),
         "yAxis": {"type": "category", "data": list(chart.rows), "inverse": True},
         "dataZoom": [{"type": "inside", "filterMode": "weakFilter"}],
@@ -204,6 +206,15 @@ def _timeline(chart: Timeline) -> Option:
 
 # The name of an axis that runs across stands under its middle.
 _NAMED_ACROSS: Option = {"nameLocation": "middle", "nameGap": 28}
+
+
+# Width of a letter of the axis labels, generously. [px]
+_LETTER_PX = 7
+
+
+def _room_left(names: Sequence[str]) -> int:
+    """Room that the longest name needs beside the chart. [px]"""
+    return 16 + _LETTER_PX * max(map(len, names), default=0)
 
 
 def _axis(label: str, *, log: bool = False, from_zero: bool = False, across: bool = False) -> Option:
@@ -225,14 +236,17 @@ def _room_for(chart: BarChart) -> Option:
     return {"max": 1.05 * max(limits)} if limits and max(limits) > longest else {}
 
 
-def _mark_lines(marks: Sequence[Mark]) -> Option:
-    """Straight lines across a chart, with their words at the end."""
+def _mark_lines(marks: Sequence[Mark], *, place: str = "end") -> Option:
+    """Straight lines across a chart, with their words at the end that is free."""
     return {
         "symbol": "none",
         "silent": True,
         "lineStyle": {"color": "#7f7f7f", "type": "dotted", "width": 1},
         "data": [
-            {f"{mark.axis}Axis": mark.value, "label": {"formatter": mark.text, "show": bool(mark.text), "fontSize": 10}}
+            {
+                f"{mark.axis}Axis": mark.value,
+                "label": {"formatter": mark.text, "show": bool(mark.text), "fontSize": 10, "position": place},
+            }
             for mark in marks
         ],
     }

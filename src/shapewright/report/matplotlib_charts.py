@@ -121,7 +121,8 @@ def _draw_bars(chart: BarChart, axes: Any) -> None:
     rows = range(len(chart.categories))
     ends = [0.0] * len(chart.categories)
     for part in chart.parts:
-        axes.barh(rows, part.values, left=ends, color=colors[part.name], label=part.name, height=0.7)
+        if part.color != "transparent":
+            axes.barh(rows, part.values, left=ends, color=colors[part.name], label=part.name, height=0.7)
         ends = [end + value for end, value in zip(ends, part.values, strict=True)]
     axes.set_yticks(rows, chart.categories)
     axes.invert_yaxis()

@@ -14,9 +14,12 @@ from importlib import resources
 
 from shapewright import __version__
 from shapewright.report.charts import Chart
+from shapewright.report.columns import Column
 from shapewright.report.echarts import chart_option
 
 DEFAULT_CHART_HEIGHT_PX = 360
+# Cells of words longer than this wrap. [character]
+_LONGEST_UNWRAPPED = 44
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,18 @@ class Figure:
 Section = Words | Table | Figure
 
 
+def table_of(title: str, columns: Sequence[Column], *, note: str = "") -> Table:
+    """The columns that a terminal shows as a table of the page; here all of them fit."""
+    shown = [column for column in columns if any(column.cells)]
+    return Table(
+        title=title,
+        columns=tuple(column.name for column in shown),
+        rows=tuple(zip(*(column.cells for column in shown), strict=True)),
+        words=tuple(column.name for column in shown if column.is_text),
+        note=note,
+    )
+
+
 def render_page(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
     """Write a page as one HTML document.
 
@@ -74,6 +89,11 @@ def render_page(title: str, sections: Sequence[Section], *, subtitle: str = "") 
     )
 
 
+def render_fragment(sections: Sequence[Words | Table]) -> str:
+    """Words and tables as HTML without a page around them, such as a notebook shows under a cell."""
+    return "\n".join(_section(section, {}) for section in sections)
+
+
 def _section(section: Section, numbers: dict[int, int]) -> str:
     """One part of the page."""
     match section:
@@ -95,7 +115,7 @@ def _section(section: Section, numbers: dict[int, int]) -> str:
 
 def _table(table: Table) -> str:
     """A table that scrolls by itself where the screen is narrow."""
-    kinds = [' class="words"' if column in table.words else "" for column in table.columns]
+    kinds = [_cell_class(table, index) for index in range(len(table.columns))]
     head = "".join(
         f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, table.columns, strict=True)
     )
@@ -108,6 +128,14 @@ def _table(table: Table) -> str:
         f'<section><h2>{escape(table.title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>{note}</section>"
     )
+
+
+def _cell_class(table: Table, index: int) -> str:
+    """Numbers and short words stay on one line; sentences wrap."""
+    if table.columns[index] not in table.words:
+        return ""
+    is_prose = any(len(row[index]) > _LONGEST_UNWRAPPED for row in table.rows)
+    return ' class="words prose"' if is_prose else ' class="words"'
 
 
 def _scripts(figures: Sequence[Figure]) -> str:

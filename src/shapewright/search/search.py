@@ -21,6 +21,7 @@ from shapewright.search.memory import kv_bytes_per_token
 from shapewright.search.request import VARIED
 from shapewright.search.space import make_space
 from shapewright.search.steps import Setting
+from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchResult(ShownInNotebook):
     """What a search found.
 
     Attributes:

@@ -1,0 +1,123 @@
+"""The page for a design review, and results in a notebook."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import shapewright
+from shapewright.cli import main
+from shapewright.report.pdf import find_browser
+from shapewright.shown import PRINTERS
+
+QUESTION = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--dtype", "fp16", "--attention", "unfused"]
+
+
+def run(*arguments: str) -> int:
+    """Exit code of a command."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    return int(stopped.value.code or 0)
+
+
+def shown_text(page: str) -> str:
+    """Text of a page without its scripts, styles and marks."""
+    without = re.sub(r"<(script|style).*?</\1>", " ", page, flags=re.DOTALL)
+    return html.unescape(re.sub(r"<[^>]+>", " ", without))
+
+
+def test_report_says_what_predict_check_and_search_say(tmp_path: Path) -> None:
+    """Step, findings and the best shape stand on the page with the digits that the commands print."""
+    target = tmp_path / "review.html"
+    assert run("report", *QUESTION, "-o", str(target)) == 0
+    text = shown_text(target.read_text(encoding="utf-8"))
+    workload = {"dtype": "fp16", "attention": "unfused"}
+    prediction = shapewright.predict("gpt3-2.7b", device="a100-sxm-40gb", workload=workload)
+    assert f"{prediction.tokens_per_s_per_device:,.0f}" in text
+    for code in ("ME101", "TC103", "TC101"):
+        assert code in text
+    best = shapewright.search("gpt3-2.7b", device="a100-sxm-40gb", workload=workload).candidates[0]
+    assert f"{best.speedup.factor:.3f}x" in text
+    assert prediction.calibration["gemm"] in text
+
+
+def test_report_of_a_shape_that_cannot_run_says_why(tmp_path: Path) -> None:
+    """A config that contradicts its layout still gets a page, with the reason on top and no invented numbers."""
+    target = tmp_path / "review.html"
+    assert run("report", "gpt2", "--device", "h100-sxm-80gb", "--tp", "5", "-o", str(target)) == 0
+    text = shown_text(target.read_text(encoding="utf-8"))
+    assert "Cannot run" in text
+    assert "PL101" in text
+    assert "tokens/s/device" not in text
+
+
+def test_report_escapes_a_hostile_name(tmp_path: Path) -> None:
+    """A config is a stranger's: its name is shown, and never becomes markup."""
+    config = {
+        "model_type": "llama",
+        "_name_or_path": "<script>alert(1)</script>",
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "intermediate_size": 2816,
+        "vocab_size": 32000,
+    }
+    source, target = tmp_path / "config.json", tmp_path / "review.html"
+    source.write_text(json.dumps(config), encoding="utf-8")
+    assert run("report", str(source), "--device", "h100-sxm-80gb", "--no-search", "-o", str(target)) == 0
+    assert "<script>alert(1)" not in target.read_text(encoding="utf-8")
+
+
+def test_report_that_cannot_be_written_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that is not there is one line and exit code 2."""
+    target = tmp_path / "missing" / "review.html"
+    assert run("report", *QUESTION, "--no-search", "-o", str(target)) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_pdf_without_a_browser_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is written; the missing browser is one line and exit code 2."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    target = tmp_path / "review.html"
+    assert run("report", *QUESTION, "--no-search", "-o", str(target), "--pdf", str(tmp_path / "review.pdf")) == 2
+    assert "no browser" in capsys.readouterr().err
+    assert target.exists()
+
+
+@pytest.mark.skipif(find_browser() is None, reason="needs Chromium, Chrome or Edge")
+def test_pdf_is_printed(tmp_path: Path) -> None:
+    """Where a browser is, the page becomes a PDF of several pages with the figures in it."""
+    target, pdf = tmp_path / "review.html", tmp_path / "review.pdf"
+    assert run("report", *QUESTION, "--no-search", "-o", str(target), "--pdf", str(pdf)) == 0
+    assert pdf.read_bytes().startswith(b"%PDF-")
+    assert pdf.stat().st_size > 50_000
+
+
+def test_results_show_themselves_as_the_command_prints_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a notebook a result is what the command line prints, escaped and ready to embed."""
+    monkeypatch.setenv("COLUMNS", "120")
+    device = "a100-sxm-40gb"
+    results = [
+        shapewright.predict("gpt2", device=device),
+        shapewright.check("gpt2", device=device),
+        shapewright.fits("gpt2", device=device),
+        shapewright.compare("gpt2", devices=[device, "h100-sxm-80gb"]),
+        shapewright.mfu("gpt2", device=device, seconds=1.0, num_devices=1, global_batch_size=8),
+        shapewright.search("gpt2", device=device, vary=["vocab"]),
+    ]
+    assert {type(result).__name__ for result in results} == set(PRINTERS)
+    for result in results:
+        assert result._repr_html_().startswith("<pre")
+    run("predict", "gpt2", "--device", device)
+    printed = capsys.readouterr().out
+    shown = shown_text(results[0]._repr_html_())
+    assert shown.split() == printed.split()
