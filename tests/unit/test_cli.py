@@ -16,6 +16,7 @@ import pytest
 
 from shapewright.cli import main
 from shapewright.cli.main import cli
+from shapewright.report.pdf import find_browser
 from shapewright.store.file import Store
 
 SURFACE = Path(__file__).with_name("cli_surface.json")
@@ -106,6 +107,8 @@ def test_examples_of_help_run(
         pytest.importorskip("torch", reason="measuring needs the bench extra")
         if "--cpu" not in example:
             pytest.skip("needs an accelerator")
+    if "--pdf" in example and find_browser() is None:
+        pytest.skip("needs Chromium, Chrome or Edge")
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
     if "./measured" in example:

@@ -52,15 +52,6 @@ def write_text_file(path: str, text: str) -> None:
     Raises:
         ShapewrightError: the file cannot be written.
     """
-    write_text_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def write_text_file(path: str, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        ShapewrightError: the file cannot be written.
-    """
     target = Path(path)
     draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:

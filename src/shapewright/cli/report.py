@@ -57,6 +57,7 @@ def command(
     review = _review(question, uncalibrated=uncalibrated, no_search=no_search)
     page = render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
     write_text_file(output, page)
+    click.echo(review_subtitle(review))
     click.echo(f"wrote {output} ({format_bytes(float(len(page.encode())))})", err=True)
     if pdf:
         from shapewright.report.pdf import print_to_pdf
