@@ -73,7 +73,8 @@ def price_attention(
         kernel: Kernel that runs, as libraries spell it, where a library has several for one head width.
 
     Returns:
-        The price; floats for int sizes, arrays for arrays. compute_s of decode is the chain of key tiles.
+        The price; floats for int sizes, arrays for arrays. memory_s of decode is the whole device's
+        traffic, or one SM's wait for its key tiles if that is longer.
 
     Raises:
         WorkloadError: no fused attention exists for the device.

@@ -387,7 +387,8 @@ def estimate_decode(
     resident = _resident_fraction(read_bytes, rates, p) if hot_cache else np.zeros_like(read_bytes)
     latency_cycles = p.key_tile_cycles + p.dram_tile_cycles * (1.0 - resident)
     key_tile_s = tile_kv_bytes / sm_bytes_per_s + latency_cycles / rates.clock_hz
-    key_tile_s = key_tile_s + p.row_work * tile_flops / sm_flops_per_s
+    key_tile_work_s = p.row_work * tile_flops / sm_flops_per_s
+    key_tile_s = key_tile_s + key_tile_work_s
     block_s = (p.block_cycles + p.block_head_cycles * mean_dim / 128.0) / rates.clock_hz
     waves = _soften(np.maximum(blocks * splits / rates.num_sms, 1.0), p.wave_tail_fraction)
     chain_s = waves * (block_s + num_key_tiles / splits * key_tile_s)
@@ -405,7 +406,10 @@ def estimate_decode(
         fixed_s = fixed_s + copied_bytes * p.cache_write_passes / rates.bandwidth_bytes_per_s
     start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
     total_s = start_s + fixed_s + _join(chain_s, memory_s, p.overlap_power)
-    return KernelTime(total_s=total_s, compute_s=chain_s, memory_s=memory_s, start_s=start_s + fixed_s)
+    # Of the chain, arithmetic is the smaller part: the rest waits for keys and values, as the whole device does.
+    work_s = waves * num_key_tiles / splits * key_tile_work_s
+    feed_s = np.maximum(memory_s, chain_s - work_s)
+    return KernelTime(total_s=total_s, compute_s=work_s, memory_s=feed_s, start_s=start_s + fixed_s)
 
 
 def _pad_head(head_dim: Array, p: PrefillParameters) -> Array:
