@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.accuracy.columns import Columns, Labels, group_rows
 from shapewright.errors import ShapewrightError, UnknownDeviceError
-from shapewright.hardware import load_device
+from shapewright.hardware import find_measured_device
 from shapewright.perf.calibration import load_record
 
 if TYPE_CHECKING:
@@ -24,18 +23,6 @@ if TYPE_CHECKING:
     from shapewright.perf.price import Price
 
     Array = NDArray[np.float64]
-
-# Names of measured files that say too little, and the device that was measured. The paper's A100 has 40 GB (its logs
-# name the machine), its V100 is the SXM2 one of 16 GB, and one die of MI250X is what a process sees.
-MEASURED_DEVICES = {
-    "a100": "a100-sxm-40gb",
-    "v100": "v100-sxm2-16gb",
-    "mi250x": "mi250x-gcd",
-    "h100": "h100-sxm-80gb",
-    "h200": "h200-sxm-141gb",
-    "h100-sxm-96gb-hbm2e": "h100-sxm-96gb",
-}
-
 
 # Rows priced in one call: bounds the memory of what is kept beside them, and lets a progress bar move.
 ROWS_AT_ONCE = 131_072
@@ -129,7 +116,7 @@ class Context:
     def device_of(self, name: str, num_rows: int) -> Device | None:
         """The device of a measured file; None where it is not asked for, or unknown, which is counted."""
         try:
-            device = find_device(name)
+            device = find_measured_device(name)
         except UnknownDeviceError:
             if not self.devices:
                 self.skipped[f"no device file for {name!r}"] += num_rows
@@ -154,17 +141,6 @@ class Context:
                 else:
                     yield rows, device, words, prices
                 self.advance(rows.num_rows)
-
-
-@cache
-def find_device(name: str) -> Device:
-    """Device of a name as measured files spell it: an alias, or one with remarks in brackets.
-
-    Raises:
-        UnknownDeviceError: no device file has it.
-    """
-    plain = name.partition("(")[0].strip()
-    return load_device(MEASURED_DEVICES.get(plain.lower(), plain) or "?")
 
 
 def split_chunks(

@@ -29,7 +29,7 @@ _COMMANDS = {
     "rule": ("shapewright.cli.rule", "Print a rule's page."),
     "accuracy": ("shapewright.cli.accuracy", "Compare predictions with measured tables."),
     "bench": ("shapewright.cli.bench", "Measure operations on this machine's GPU or CPU."),
-    "store": ("shapewright.cli.store", "Look into a store of measurements, check it, export it."),
+    "store": ("shapewright.cli.store", "Look into a store of measurements, merge, import, export."),
 }
 
 

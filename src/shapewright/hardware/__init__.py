@@ -5,5 +5,6 @@ from shapewright.hardware.catalogue import list_devices as list_devices
 from shapewright.hardware.detect import detect_device as detect_device
 from shapewright.hardware.loader import load_device as load_device
 from shapewright.hardware.loader import read_device_file as read_device_file
+from shapewright.hardware.measured_names import find_measured_device as find_measured_device
 from shapewright.hardware.spec import Device as Device
 from shapewright.hardware.template import device_template as device_template

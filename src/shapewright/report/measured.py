@@ -117,7 +117,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         row["layout"],
         f"{row['repeats']}" if row.get("repeats") else "",
         format_seconds(median_s) if timed else "",
-        format_percent(row["ci_half_width_s"] / median_s) if timed else "",
+        format_percent(row["ci_half_width_s"] / median_s) if timed and row["ci_half_width_s"] is not None else "",
         format_seconds(predicted_s) if predicted_s else "",
         _signed(predicted_s / median_s - 1.0) if timed and predicted_s else "",
         f"{row['flops'] / median_s / TERA:.3g}" if timed and row["flops"] else "",
@@ -130,7 +130,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 def _sizes(row: Mapping[str, Any]) -> str:
     sizes = row["sizes"]
     words = []
-    for name in _SHOWN[row["kind"]]:
+    for name in _SHOWN.get(row["kind"], tuple(sizes)):
         value = sizes.get(name)
         if value is None or (name == "batch" and value == 1):
             continue

@@ -7,6 +7,7 @@ write at once. The schema has a version; older files are brought up to date when
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 _AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
 _ROW_NAMES = tuple(spec.name for spec in fields(Row))
 _RUN_NAMES = tuple(spec.name for spec in fields(Run))
+_REPLACE = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _ROW_NAMES if name != "key"
+)
 
 
 class Store:
@@ -55,31 +59,35 @@ class Store:
     Args:
         path: The file; it is made where it is not there.
         must_exist: Refuse to make it.
+        read_only: Leave the file exactly as it is: an older schema is brought up to date in a copy in memory.
 
     Raises:
         StoreError: the file is missing, no store, broken, or of a newer version of this package.
     """
 
-    def __init__(self, path: str | Path, *, must_exist: bool = False) -> None:
+    def __init__(self, path: str | Path, *, must_exist: bool = False, read_only: bool = False) -> None:
         self.path = Path(path)
-        if must_exist and not self.path.is_file():
+        if (must_exist or read_only) and not self.path.is_file():
             raise StoreError(f"no store at {self.path}; give the file that 'shapewright bench --store' wrote")
         try:
-            self._connection = sqlite3.connect(self.path, timeout=_BUSY_WAIT_S, isolation_level=None)
+            self._connection = _connect(_read_only_uri(self.path) if read_only else str(self.path))
         except sqlite3.Error as error:
             raise self._explain(error) from error
         try:
             with self._explained():
-                self._open()
+                self._open(read_only)
         except BaseException:
             self._connection.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, read_only: bool) -> None:
         execute = self._connection.execute
-        # Looked at before anything is written, so that a file of someone else's stays as it is.
+        # Looked at before anything is written, so that a file of someone else's stays as it is; in one transaction,
+        # since another process may be making the very same store.
+        execute("BEGIN")
         tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         version = self._version()
+        execute("COMMIT")
         if version > len(MIGRATIONS):
             raise StoreError(
                 f"{self.path} has schema version {version}, newer than {len(MIGRATIONS)}, the latest known here; "
@@ -87,6 +95,14 @@ class Store:
             )
         if (version == 0 and tables) or (version > 0 and not {"runs", "measurements"} <= tables):
             raise StoreError(f"{self.path} is an SQLite file but no store of measurements; give another --store")
+        if read_only:
+            if version == len(MIGRATIONS):
+                return
+            copy = _connect(":memory:")
+            self._connection.backup(copy)
+            self._connection.close()
+            self._connection = copy
+            execute = copy.execute
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
         execute("PRAGMA foreign_keys = ON")
@@ -120,10 +136,31 @@ class Store:
         Returns:
             Whether it was kept: a row that is fine is never replaced, one that failed is.
         """
-        updates = ", ".join(f"{name} = excluded.{name}" for name in _ROW_NAMES if name != "key")
         with self._explained(), self._transaction():
-            conflict = f"ON CONFLICT (key) DO UPDATE SET {updates} WHERE measurements.status <> '{OK}'"
-            return self._insert("measurements", _ROW_NAMES, row, conflict) == 1
+            return self._insert("measurements", _ROW_NAMES, row, f"{_REPLACE} WHERE measurements.status <> '{OK}'") == 1
+
+    def add_all(self, runs: Iterable[Run], rows: Iterable[Row]) -> dict[str, int]:
+        """Keep many finished rows with their runs: all of them, or none if anything goes wrong.
+
+        Where a key is there already, a good row stays as it is, and one that failed gives way to one that is good.
+
+        Returns:
+            Rows that were ``added``, that ``replaced`` a failed one, and that were ``kept`` out.
+        """
+        counts = {"added": 0, "replaced": 0, "kept": 0}
+        with self._explained(), self._transaction():
+            known = dict(self._connection.execute("SELECT key, status FROM measurements"))
+            for run in runs:
+                self._insert("runs", _RUN_NAMES, run, "ON CONFLICT (run_id) DO NOTHING")
+            for row in rows:
+                status = known.get(row.key)
+                if status is not None and (status == OK or row.status != OK):
+                    counts["kept"] += 1
+                    continue
+                self._insert("measurements", _ROW_NAMES, row, _REPLACE)
+                counts["added" if status is None else "replaced"] += 1
+                known[row.key] = row.status
+        return counts
 
     def finished_keys(self, *, statuses: Sequence[str] = STATUSES) -> set[str]:
         """Keys that need no measuring."""
@@ -168,6 +205,11 @@ class Store:
         statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks}) {conflict}"
         return self._connection.execute(statement, values).rowcount
 
+    @property
+    def schema_version(self) -> int:
+        """Version of the schema as it is read here; older files are brought up to date."""
+        return len(MIGRATIONS)
+
     def _version(self) -> int:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         assert isinstance(version, int)
@@ -203,6 +245,18 @@ class Store:
         else:
             advice = "give a file in a folder that exists and that you can write to"
         return StoreError(f"store {self.path}: {words}; {advice}")
+
+
+def _connect(target: str) -> sqlite3.Connection:
+    return sqlite3.connect(target, timeout=_BUSY_WAIT_S, isolation_level=None, uri=target.startswith("file:"))
+
+
+def _read_only_uri(path: Path) -> str:
+    """The file, never to be written; in a folder that takes no files beside it, also not to be shared."""
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    log = path.with_name(f"{path.name}-wal")
+    has_log = log.is_file() and log.stat().st_size > 0
+    return uri if has_log or os.access(path.resolve().parent, os.W_OK) else f"{uri}&immutable=1"
 
 
 def _encode(name: str, value: Any) -> Any:

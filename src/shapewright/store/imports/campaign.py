@@ -1,0 +1,235 @@
+"""Records of a measuring script that came before 'shapewright bench': one JSON line for each row of a block.
+
+A line is {"block", "case": {arguments}, ... times}; environment.jsonl beside it names the GPU and the versions. The
+same rows in parquet have the case as a struct or as JSON text. Layers and whole models were measured too, as modules of
+the script's own; they are no operations, and are left out with that reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapewright.operations import Attention, Gemm, Operation, Pointwise
+from shapewright.store.imports.measured import Measured, Overrides, detected_device, positive
+from shapewright.store.record import FAILED, OK, Case
+
+Record = Mapping[str, Any]
+# Layout of each product of a linear layer; see operations.gemm.
+_LAYOUTS = {"forward": "NT", "dgrad": "NN", "wgrad": "TN"}
+# Kind of the package, elements read and elements written for each element of the tensor, launches.
+_POINTWISE = {
+    "layer_norm": ("norm", 1.0, 1.0, 1),
+    "rms_norm": ("norm", 1.0, 1.0, 1),
+    "softmax": ("softmax", 1.0, 1.0, 1),
+    "gelu": ("activation", 1.0, 1.0, 1),
+    "silu_mul": ("activation", 1.0, 0.5, 2),
+    "add": ("residual", 2.0, 1.0, 1),
+    "dropout": ("dropout", 1.0, 1.5, 1),  # a byte of mask beside two of output
+    "copy": ("permute", 1.0, 1.0, 1),
+    "cross_entropy": ("cross_entropy", 1.0, 0.0, 1),
+}
+# The first of kernels with the same bytes has the package's own name, the others are variants.
+_OWN_NAME = ("layer_norm", "softmax", "gelu", "add", "dropout")
+# fp32 parameter, gradient and two moments read, all but the gradient written. [byte]
+_ADAMW_READ_BYTES, _ADAMW_WRITTEN_BYTES = 16.0, 12.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What environment.jsonl says.
+
+    Attributes:
+        device: Canonical name of the GPU; ``cpu`` where none is named.
+        library: torch and CUDA with their versions.
+        runtime: CUDA with its version.
+        driver: Version of the driver.
+        measured_utc: When the first block began.
+        facts: What the driver reported.
+    """
+
+    device: str = ""
+    library: str = ""
+    runtime: str = ""
+    driver: str = ""
+    measured_utc: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_environment(lines: Iterable[str]) -> Environment:
+    """Read the lines of environment.jsonl; the first one counts."""
+    for line in lines:
+        if not line.strip():
+            continue
+        facts = json.loads(line)
+        runtime = f"cuda {facts['cuda']}" if facts.get("cuda") else ""
+        gpu = str(facts.get("gpu") or "")
+        return Environment(
+            device=detected_device(gpu, int(facts["num_sms"]), float(facts["memory_bytes"])) if gpu else "cpu",
+            library=f"torch {facts.get('torch', '')} {runtime}".strip(),
+            runtime=runtime,
+            driver=str((facts.get("nvidia_smi") or {}).get("driver_version") or ""),
+            measured_utc=str(facts.get("time") or ""),
+            facts={name: facts[name] for name in ("gpu", "num_sms", "memory_bytes", "nvidia_smi") if name in facts},
+        )
+    return Environment()
+
+
+def read_lines(text: str) -> Iterator[Record]:
+    """Rows of a .jsonl file; a last line that was cut off is passed over.
+
+    Raises:
+        ValueError: a line in the middle is not JSON.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise ValueError(f"line {number} is not JSON") from error
+
+
+def read_campaign(
+    records: Iterable[Record], environment: Environment, overrides: Overrides, skipped: Counter[str]
+) -> Iterator[Measured]:
+    """Measurements of some rows; what is no operation is counted in ``skipped``."""
+    rows = [{**record, "case": _case_of(record["case"])} for record in records]
+    device = overrides.device or environment.device
+    forward_s = {_attention_key(row): row.get("time_s") for row in rows if row["block"] == "attention"}
+    for row in rows:
+        block, case = str(row["block"]), row["case"]
+        # On a CPU the script makes every tensor in fp32, whatever the case is called.
+        dtype = overrides.dtype or ("fp32" if device == "cpu" else str(case.get("dtype") or "bf16"))
+        make = _MAKERS.get(block.split("_", maxsplit=1)[0])
+        if make is None:
+            skipped[f"{block}: a module of the script's own, no operation"] += 1
+            continue
+        made = make(case, dtype)
+        time_s = row.get("time_s")
+        facts: dict[str, Any] = {}
+        if block == "attention" and case["backward"]:
+            # The script times both passes together; what the forward pass alone takes is taken off.
+            alone_s = forward_s.get(_attention_key({**row, "case": {**case, "backward": False}}))
+            if time_s is None or alone_s is None or time_s <= alone_s:
+                skipped["attention backward without its forward row"] += 1
+                continue
+            time_s, facts = time_s - alone_s, {"kernel": f"sdpa {case['backend']} backward, both passes less forward"}
+        yield Measured(
+            case=made,
+            device=device,
+            library=overrides.library or environment.library,
+            suite=f"campaign {block}",
+            median_s=positive(time_s),
+            status=FAILED if row.get("error") else OK,
+            facts={**_facts(row, environment, derived=bool(facts)), **facts},
+            runtime=environment.runtime,
+            driver=environment.driver,
+            device_facts=environment.facts,
+        )
+
+
+def _case_of(value: Any) -> dict[str, Any]:
+    """Arguments of a case: a mapping, or its JSON text; a struct of parquet has None where a case has nothing."""
+    found = json.loads(value) if isinstance(value, str) else dict(value)
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
+def _attention_key(row: Record) -> str:
+    return json.dumps(row["case"], sort_keys=True)
+
+
+def _facts(row: Record, environment: Environment, *, derived: bool) -> dict[str, Any]:
+    if row.get("error"):
+        return {"error": str(row["error"]), "measured_utc": environment.measured_utc}
+    spread = {} if derived else {"min_s": positive(row.get("time_min_s")), "max_s": positive(row.get("time_max_s"))}
+    return {
+        "method": str(row.get("method") or ""),
+        "num_samples": int(row.get("samples") or 0),
+        "calls_per_sample": int(row.get("calls") or 0),
+        "num_inputs": int(row.get("inputs") or 0),
+        "measured_utc": environment.measured_utc,
+        **spread,
+    }
+
+
+def _linear(case: Record, dtype: str) -> Case:
+    tokens, fan_in, fan_out = int(case["tokens"]), int(case["fan_in"]), int(case["fan_out"])
+    kind = str(case["kind"])
+    m, n, k = {
+        "forward": (tokens, fan_out, fan_in),
+        "dgrad": (tokens, fan_in, fan_out),
+        "wgrad": (fan_out, fan_in, tokens),
+    }[kind]
+    return Case(operation=Gemm(name=f"linear.{kind}", dtype=dtype, m=m, n=n, k=k, layout=_LAYOUTS[kind]))
+
+
+def _batched(case: Record, dtype: str) -> Case:
+    seq, width = int(case["seq"]), int(case["head_dim"])
+    is_score = case["which"] == "score"
+    n, k = (seq, width) if is_score else (width, seq)
+    operation = Gemm(
+        name=f"attention.{case['which']}",
+        dtype=dtype,
+        m=seq,
+        n=n,
+        k=k,
+        batch=int(case["batch"]),
+        layout="NT" if is_score else "NN",
+    )
+    return Case(operation=operation)
+
+
+def _attention(case: Record, dtype: str) -> Case:
+    seq, width = int(case["seq"]), int(case["head_dim"])
+    operation = Attention(
+        name=f"attention.{case['backend']}{'.backward' if case['backward'] else ''}",
+        dtype=dtype,
+        batch_size=int(case["micro_batch"]),
+        query_len=seq,
+        kv_len=seq,
+        num_heads=int(case["num_heads"]),
+        num_kv_heads=int(case["num_kv_heads"]),
+        head_dim=width,
+        v_head_dim=width,
+        causal=bool(case["causal"]),
+        is_backward=bool(case["backward"]),
+    )
+    return Case(operation=operation, variant=str(case["backend"]))
+
+
+def _pointwise(case: Record, dtype: str) -> Case:
+    name, tokens, width = str(case["operation"]), int(case["tokens"]), int(case["width"])
+    elements, element_bytes = float(tokens) * width, 4.0 if dtype in ("fp32", "tf32") else 2.0
+    operation: Operation
+    if name == "adamw":
+        operation = Pointwise(
+            name=name,
+            dtype="fp32",
+            operation="optimizer",
+            read_bytes=_ADAMW_READ_BYTES * elements,
+            written_bytes=_ADAMW_WRITTEN_BYTES * elements,
+        )
+        return Case(operation=operation, row_width=width)
+    kind, reads, writes, launches = _POINTWISE[name]
+    operation = Pointwise(
+        name=name,
+        dtype=dtype,
+        operation=kind,
+        read_bytes=reads * elements * element_bytes,
+        written_bytes=writes * elements * element_bytes,
+        num_kernels=launches,
+    )
+    return Case(operation=operation, row_width=width, variant="" if name in _OWN_NAME else name)
+
+
+_MAKERS: Mapping[str, Callable[[Record, str], Case]] = {
+    "linear": _linear,
+    "batched": _batched,
+    "attention": _attention,
+    "pointwise": _pointwise,
+}
