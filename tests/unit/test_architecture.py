@@ -19,11 +19,12 @@ LEVELS = {
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
-    **dict.fromkeys(("lint", "search", "question", "accuracy", "store"), 4),
-    **dict.fromkeys(("assumed_layout", "capacity", "compare", "utilization"), 4),
-    **dict.fromkeys(("report", "bench", "api", "fit"), 5),
-    **dict.fromkeys(("cli", "explorer"), 6),
-    **dict.fromkeys(("__init__", "__main__"), 7),
+    "store": 4,
+    **dict.fromkeys(("lint", "search", "question", "accuracy"), 5),
+    **dict.fromkeys(("assumed_layout", "capacity", "compare", "utilization"), 5),
+    **dict.fromkeys(("report", "bench", "api", "fit"), 6),
+    **dict.fromkeys(("cli", "explorer"), 7),
+    **dict.fromkeys(("__init__", "__main__"), 8),
 }
 HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub"}
 
