@@ -34,6 +34,7 @@ _DTYPES = {
         DType("bf16", 16),
         DType("fp8", 8),
         DType("int8", 8),
+        DType("int4", 4),
         DType("fp4", 4),
     )
 }
@@ -53,6 +54,11 @@ _ALIASES = {
 
 DTYPE_NAMES = tuple(_DTYPES)
 
+# Weights narrower than 8 bits carry a 16-bit scale for each group of 128 (arXiv 2210.17323 and 2306.00978, the usual
+# group). Wider ones have a scale for each row or matrix, which is nothing.
+_SCALE_BYTES_PER_WEIGHT = 2.0 / 128.0
+_BITS_WITHOUT_GROUPS = 8
+
 
 def get_dtype(name: str) -> DType:
     """Look an element format up by its name or a common other spelling of it.
@@ -69,3 +75,16 @@ def get_dtype(name: str) -> DType:
         hint = close_names(folded, _DTYPES) or f"choose one of {', '.join(DTYPE_NAMES)}"
         raise WorkloadError(f"unknown dtype {name!r}; {hint}")
     return _DTYPES[folded]
+
+
+def stored_weight_bytes(name: str) -> float:
+    """Width of one weight in memory, scales of narrow formats included. [byte]
+
+    >>> stored_weight_bytes("bf16"), stored_weight_bytes("int4")
+    (2.0, 0.515625)
+
+    Raises:
+        WorkloadError: the name is not known.
+    """
+    dtype = get_dtype(name)
+    return dtype.num_bytes + (_SCALE_BYTES_PER_WEIGHT if dtype.bits < _BITS_WITHOUT_GROUPS else 0.0)

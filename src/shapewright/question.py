@@ -131,6 +131,10 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tupl
     phase, lines = given.get("phase") or "train", []
     if phase == "decode" and config.stack == "decoder" and given.get("seq_len") is not None:
         lines.append(f"seq_len={given['seq_len']} has no effect in decode; context_len says how long the cache is")
-    if phase == "train" and given.get("kv_cache_dtype") is not None:
-        lines.append(f"kv_cache_dtype={given['kv_cache_dtype']} has no effect in train, which keeps no cache")
+    if phase == "train":
+        lines += [
+            f"{name}={given[name]} has no effect in train, which keeps no cache"
+            for name in ("kv_cache_dtype", "kv_block_tokens")
+            if given.get(name) is not None
+        ]
     return tuple(lines)

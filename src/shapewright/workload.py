@@ -36,7 +36,13 @@ class Workload:
         symbol="B",
     )
     dtype: str = note("element format of the GEMMs", default="bf16", choices=DTYPE_NAMES)
+    weight_dtype: str | None = note(
+        "element format in which weights are stored in inference and widened as they are read; default: that of the "
+        "GEMMs",
+        choices=DTYPE_NAMES,
+    )
     kv_cache_dtype: str | None = note("element format of the KV cache; default: that of the GEMMs", choices=DTYPE_NAMES)
+    kv_block_tokens: int = note("tokens of one block of a paged KV cache; 1: no blocks", default=1)
     attention: str = note(
         "flash: fused, scores never reach memory; unfused: two batched GEMMs with softmax between",
         default="flash",
@@ -47,7 +53,7 @@ class Workload:
     def __post_init__(self) -> None:
         for spec, field_note in noted_fields(type(self)):
             value = getattr(self, spec.name)
-            if spec.name in ("dtype", "kv_cache_dtype"):
+            if "dtype" in spec.name:
                 if value is not None:
                     object.__setattr__(self, spec.name, get_dtype(value).name)
             elif field_note.choices:
@@ -59,9 +65,24 @@ class Workload:
                 smallest = 0 if spec.name == "context_len" else 1
                 if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _LARGEST_COUNT:
                     raise WorkloadError(f"{spec.name}={value!r} must be a whole number from {smallest} to 2**40")
+        self._check_weight_dtype()
         if self.phase != "train" and self.recompute != "none":
             raise WorkloadError(
                 f"recompute={self.recompute!r} has no meaning in {self.phase}; leave it out or use --phase train"
+            )
+
+    def _check_weight_dtype(self) -> None:
+        if self.weight_dtype is None:
+            return
+        if self.phase == "train":
+            raise WorkloadError(
+                f"weight_dtype={self.weight_dtype} has no meaning in train, where weights are as wide as the GEMMs "
+                f"read them; leave it out or use --phase prefill or decode"
+            )
+        if get_dtype(self.weight_dtype).bits > get_dtype(self.dtype).bits:
+            raise WorkloadError(
+                f"weight_dtype={self.weight_dtype} is wider than dtype={self.dtype}; give a format of at most "
+                f"{get_dtype(self.dtype).bits} bits, or leave it out"
             )
 
     @property

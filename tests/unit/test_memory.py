@@ -160,12 +160,27 @@ def test_own_recipe_is_used() -> None:
     assert memory.optimizer_bytes == 2 * 8_030_261_248
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2.0), ("fp8", 1.0), ("fp4", 0.5), ("fp32", 4.0)])
-def test_inference_keeps_weights_in_the_dtype(dtype: str, width: float) -> None:
-    """No gradients and no optimiser, weights at the width of the dtype."""
-    memory = estimate_memory(LLAMA_3_8B, Workload(phase="decode", dtype=dtype), ParallelLayout())
+@pytest.mark.parametrize(
+    ("dtype", "stored", "width"),
+    [
+        ("bf16", None, 2.0),
+        ("fp8", None, 1.0),
+        ("fp4", None, 0.5 + 2 / 128),
+        ("fp32", None, 4.0),
+        ("bf16", "int8", 1.0),
+        ("bf16", "int4", 0.5 + 2 / 128),
+    ],
+)
+def test_inference_keeps_weights_in_the_dtype(dtype: str, stored: str | None, width: float) -> None:
+    """No gradients and no optimiser; layers as wide as their format, embeddings and logits 16 bits at least.
+
+    Formats of four bits have a 16-bit scale for each group of 128 weights.
+    """
+    workload = Workload(phase="decode", dtype=dtype, weight_dtype=stored)
+    memory = estimate_memory(LLAMA_3_8B, workload, ParallelLayout())
+    outside = 2 * 128_256 * 4096 + 4096
     assert (memory.gradients_bytes, memory.optimizer_bytes, memory.workspace_bytes) == (0, 0, 0)
-    assert memory.weights_bytes == width * 8_030_261_248
+    assert memory.weights_bytes == width * (8_030_261_248 - outside) + max(width, 2.0) * outside
 
 
 def test_kv_cache_of_llama_3() -> None:

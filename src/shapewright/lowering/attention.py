@@ -144,6 +144,7 @@ def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
                     k=k,
                     batch=shard.num_heads,
                     layout="NN",
+                    weight_dtype=shard.weight_dtype,
                 )
             )
     else:

@@ -60,6 +60,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
             n=n,
             k=k,
             groups=local_experts,
+            weight_dtype=shard.weight_dtype,
         )
 
     # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.

@@ -57,6 +57,12 @@ class Shard:
     width_bytes: float
 
     @property
+    def weight_dtype(self) -> str | None:
+        """Element format of stored weights where it is not that of the GEMMs."""
+        stored = self.workload.weight_dtype
+        return None if stored == self.gemm_dtype else stored
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of one pass that this device multiplies with its slice of the weights."""
         return self.batch_size * self.query_len

@@ -43,6 +43,7 @@ def estimate_kv_cache(
 
     Assumes: A layer with a window drops what no later token can see. Of an encoder-decoder, the decoder has seen its
         start token and ``context_len`` more, and every layer also keeps keys and values of ``seq_len`` encoder tokens.
+        A paged cache (kv_block_tokens above 1; arXiv 2309.06180, section 4) ends each sequence in a block of its own.
     """
     if workload.is_training or config.stack == "encoder":
         return 0.0
@@ -50,8 +51,14 @@ def estimate_kv_cache(
     tokens = 0
     for window, num_layers in windows:
         kept = min(window, length) if window else length
-        tokens += num_layers * ceil_div(kept, layout.context_parallel)
+        tokens += num_layers * _round_up(ceil_div(kept, layout.context_parallel), workload.kv_block_tokens)
         if config.has_cross_attention:
-            tokens += num_layers * ceil_div(workload.seq_len, layout.context_parallel)
+            source_len = ceil_div(workload.seq_len, layout.context_parallel)
+            tokens += num_layers * _round_up(source_len, workload.kv_block_tokens)
     width = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
     return width * workload.micro_batch_size * tokens * count_cached_elements(config, layout.tensor_parallel)
+
+
+def _round_up(tokens: int, block_tokens: int) -> int:
+    """Tokens of whole blocks; a block of one token leaves traced lengths as they are."""
+    return tokens if block_tokens == 1 else ceil_div(tokens, block_tokens) * block_tokens

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.config.parameters import LayerParameters, count_layer_parameters
 from shapewright.config.transformer import LayerGroup
-from shapewright.dtypes import get_dtype
-from shapewright.memory.activations import ceil_div
+from shapewright.dtypes import get_dtype, stored_weight_bytes
+from shapewright.memory.activations import activation_element_bytes, ceil_div
 
 if TYPE_CHECKING:
     from shapewright.config.parameters import ParameterCounts
@@ -174,7 +174,11 @@ def estimate_states(
     """
     everything = parameters.dense + parameters.experts
     if not workload.is_training:
-        return StateBytes(weights_bytes=get_dtype(workload.dtype).num_bytes * everything)
+        inside_bytes = stored_weight_bytes(workload.weight_dtype or workload.dtype)
+        # Embeddings and logits stay in 16 bits where the layers are narrower, as their products do.
+        outside_bytes = activation_element_bytes(workload.dtype)
+        inside = everything - parameters.outside_layers
+        return StateBytes(weights_bytes=inside_bytes * inside + outside_bytes * parameters.outside_layers)
     used = recipe or choose_recipe(workload.dtype)
     replicas = layout.data_parallel * layout.context_parallel
     sharded = parameters.dense / replicas + parameters.experts / (replicas // layout.expert_parallel)

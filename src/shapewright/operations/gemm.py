@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.dtypes import get_dtype
+from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.operations.base import OperationBase
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Gemm(OperationBase):
         k: Contracted dimension. [element]
         batch: Number of independent products.
         layout: How A and B lie in memory, see the module's text.
+        weight_dtype: Element format of B in memory where it is narrower than the product's and widened on the way to
+            the matrix units; None means ``dtype``.
     """
 
     m: Count
@@ -43,6 +45,7 @@ class Gemm(OperationBase):
     k: Count
     batch: Count = 1
     layout: str = "NT"
+    weight_dtype: str | None = None
 
     kind = "gemm"
 
@@ -59,8 +62,9 @@ class Gemm(OperationBase):
     def num_bytes(self) -> Numeric:
         """Operands read once and the result written once. [byte]"""
         width = get_dtype(self.dtype).num_bytes
-        elements = 1.0 * self.m * self.k + 1.0 * self.k * self.n + 1.0 * self.m * self.n
-        return elements * self.batch * width
+        weight_width = stored_weight_bytes(self.weight_dtype) if self.weight_dtype else width
+        elements = 1.0 * self.m * self.k + 1.0 * self.m * self.n
+        return (elements * width + 1.0 * self.k * self.n * weight_width) * self.batch
 
     @property
     def contiguous_dims(self) -> tuple[str, str, str]:
@@ -78,6 +82,7 @@ class GroupedGemm(OperationBase):
         k: Contracted dimension. [element]
         groups: Number of weight matrices (local experts).
         layout: How A and B lie in memory, as for Gemm.
+        weight_dtype: Element format of B in memory, as for Gemm.
     """
 
     m: Count
@@ -85,6 +90,7 @@ class GroupedGemm(OperationBase):
     k: Count
     groups: Count
     layout: str = "NT"
+    weight_dtype: str | None = None
 
     kind = "grouped_gemm"
 
@@ -102,7 +108,8 @@ class GroupedGemm(OperationBase):
         width = get_dtype(self.dtype).num_bytes
         if self.layout == "TN":
             return width * (1.0 * self.k * (self.m + self.n) + 1.0 * self.groups * self.m * self.n)
-        return width * (1.0 * self.m * (self.k + self.n) + 1.0 * self.groups * self.k * self.n)
+        weight_width = stored_weight_bytes(self.weight_dtype) if self.weight_dtype else width
+        return width * 1.0 * self.m * (self.k + self.n) + weight_width * 1.0 * self.groups * self.k * self.n
 
     @property
     def contiguous_dims(self) -> tuple[str, str, str]:

@@ -189,8 +189,8 @@ def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: Dec
 
 
 def _arithmetic_dtype(dtype: str, device: Device) -> str:
-    """Element format of the products: int8 and fp4 models keep their attention in 16 bits."""
-    if dtype in ("int8", "fp4"):
+    """Element format of the products: int8, int4 and fp4 models keep their attention in 16 bits."""
+    if dtype in ("int8", "int4", "fp4"):
         return "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
     return dtype
 

@@ -88,6 +88,7 @@ def split_evenly(operation: GroupedGemm) -> Gemm:
         k=k,
         batch=active,
         layout=operation.layout,
+        weight_dtype=operation.weight_dtype,
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.dtypes import get_dtype
+from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
 from shapewright.perf.kernels import (
@@ -47,12 +47,15 @@ DTYPE_KIN = {
     "fp32": ("bf16", "fp16"),
     "fp8": ("bf16", "fp16"),
     "int8": ("fp8", "bf16", "fp16"),
+    "int4": ("fp8", "bf16", "fp16"),
     "fp4": ("fp8", "bf16", "fp16"),
 }
 # fp16 and bf16 run at one rate through the same kernels on every device that has both.
 _SAME_KERNELS = {frozenset({"fp16", "bf16"})}
 # Widening of the logarithmic interval for a dtype that borrows another's fractions. Judgement, as TRANSFER_WIDENING is.
 _DTYPE_WIDENING = 1.6
+# The same for weights that are stored narrower than they are multiplied: no table of such kernels was fitted.
+_STORED_WIDENING = 1.6
 
 ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
@@ -80,7 +83,8 @@ def price_gemm(
     )
     shape = dims[0].shape
     m, n, k, batch = (dim.reshape(-1) for dim in dims)
-    price = _price_flat(m, n, k, batch, operation.layout, operation.dtype, device, record, hot_cache, library)
+    kind = (operation.layout, operation.dtype, operation.weight_dtype)
+    price = _price_flat(m, n, k, batch, kind, device, record, hot_cache, library)
     shaped: dict[str, Any] = {}
     for name in _ARRAY_FIELDS:
         column = getattr(price, name)
@@ -89,16 +93,16 @@ def price_gemm(
 
 
 def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationRecord) -> list[GemmPrice]:
-    """Price many scalar GEMMs at once: those of one layout and dtype share one evaluation."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    """Price many scalar GEMMs at once: those of one layout and element formats share one evaluation."""
+    groups: dict[tuple[str, str, str | None], list[int]] = {}
     for index, operation in enumerate(operations):
-        groups.setdefault((operation.layout, operation.dtype), []).append(index)
+        groups.setdefault((operation.layout, operation.dtype, operation.weight_dtype), []).append(index)
     prices: list[GemmPrice | None] = [None] * len(operations)
-    for (layout, dtype), indices in groups.items():
+    for kind, indices in groups.items():
         m, n, k, batch = (
             np.array([float(getattr(operations[i], name)) for i in indices]) for name in ("m", "n", "k", "batch")
         )
-        flat = _price_flat(m, n, k, batch, layout, dtype, device, record, False, "")
+        flat = _price_flat(m, n, k, batch, kind, device, record, False, "")
         rows = zip(*(getattr(flat, name).tolist() for name in _ARRAY_FIELDS), strict=True)
         for index, row in zip(indices, rows, strict=True):
             values: dict[str, Any] = dict(zip(_ARRAY_FIELDS, row, strict=True))
@@ -131,20 +135,22 @@ def _price_flat(
     n: Array,
     k: Array,
     batch: Array,
-    layout: str,
-    dtype: str,
+    kind: tuple[str, str, str | None],
     device: Device,
     record: CalibrationRecord,
     hot_cache: bool,
     library: str,
 ) -> GemmPrice:
-    """Price 1-d arrays of shapes, block by block."""
-    flops, num_bytes = 2.0 * m * n * k * batch, (m * k + k * n + m * n) * batch * get_dtype(dtype).num_bytes
+    """Price 1-d arrays of shapes, block by block; ``kind`` is their layout, dtype and the dtype of stored weights."""
+    layout, dtype, weight_dtype = kind
+    width_bytes = get_dtype(dtype).num_bytes
+    stored_share = stored_weight_bytes(weight_dtype) / width_bytes if weight_dtype else 1.0
+    flops, num_bytes = 2.0 * m * n * k * batch, (m * k + stored_share * k * n + m * n) * batch * width_bytes
     floor_s = np.asarray(roofline_s(flops, num_bytes, device, dtype))
     if device.roofline_only or device.num_sms is None:
         return _roofline_price(flops, num_bytes, floor_s, device, dtype)
     parameters, source_dtype, interval = _section(record, dtype, library)
-    rates = rates_of(device, dtype)
+    rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
         floor_s = flops / device.peak_flops_per_s(dtype)  # the memory's bandwidth is no floor for what the cache holds
@@ -165,8 +171,11 @@ def _price_flat(
     time_s = np.maximum(columns.pop("time_s"), floor_s)
     same = source_dtype == dtype or frozenset({source_dtype, dtype}) in _SAME_KERNELS
     widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
+    widening *= _STORED_WIDENING if weight_dtype else 1.0
     low, high = interval_factors(interval, time_s, widening)
     label = record.label if same else f"{record.label}, fractions of {source_dtype}"
+    if weight_dtype:
+        label += f", {weight_dtype} weights assumed to be widened for free"
     return GemmPrice(
         time_s=time_s,
         low_s=np.maximum(time_s * low, floor_s),

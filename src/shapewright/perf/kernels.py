@@ -150,6 +150,7 @@ class DeviceRates:
         element_bytes: Width of an element. [byte]
         l2_bytes: Last-level cache that operands may still lie in from a previous run, 0 for a cold cache. A model's
             step finds it cold; a benchmark that repeats one shape finds it hot. [byte]
+        stored_b_share: Bytes of B in memory over what they are once widened for the matrix units.
     """
 
     flops_per_s_per_sm: float
@@ -157,6 +158,7 @@ class DeviceRates:
     num_sms: float
     element_bytes: float
     l2_bytes: float = 0.0
+    stored_b_share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,14 +201,14 @@ def estimate_kernels(
     macs_per_s = rates.flops_per_s_per_sm / 2.0 * p.tile_rate_fraction * align_factor * sustained
     tile_s = (k_part + p.fill_k) * p.tile_m * p.tile_n / macs_per_s
     feed_s = (
-        (np.minimum(p.tile_m, m) + np.minimum(p.tile_n, n))
+        (np.minimum(p.tile_m, m) + rates.stored_b_share * np.minimum(p.tile_n, n))
         * k_part
         * rates.element_bytes
         / (p.feed_ratio * rates.bandwidth_bytes_per_s / rates.num_sms)
     )
     compute_s = num_waves * np.maximum(tile_s, feed_s)
 
-    traffic_bytes = batch * (m * k + k * n + p.write_ratio * m * n) * rates.element_bytes
+    traffic_bytes = batch * (m * k + rates.stored_b_share * k * n + p.write_ratio * m * n) * rates.element_bytes
     split_bytes = np.where(p.split_k > 1, 2.0 * p.split_k * batch * m * n * _ACCUMULATOR_BYTES, 0.0)
     bandwidth = p.bandwidth_fraction * rates.bandwidth_bytes_per_s
     if rates.l2_bytes and p.hot_cache_speedup > 1.0:
