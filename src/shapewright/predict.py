@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, hypot, log, sqrt
 from typing import TYPE_CHECKING, Any
@@ -121,6 +121,34 @@ def add_up(
         bubble_s=bubble_s,
         layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
     )
+
+
+def add_up_passes(
+    passes: Sequence[tuple[Sequence[Operation], Workload, ParallelLayout]],
+    config: TransformerConfig,
+    device: Device,
+    *,
+    uncalibrated: bool = False,
+) -> list[StepTimes]:
+    """Times of many passes of one model, as predict has them, with all their operations priced at once.
+
+    Args:
+        passes: Operations of each with the workload and the layout that they were lowered from.
+        config: The model.
+        device: What they run on.
+        uncalibrated: Price as if nobody had measured this device.
+    """
+    listed = [operation for operations, _, _ in passes for operation in operations]
+    prices = iter(price_operations(listed, device, uncalibrated=uncalibrated))
+    return [
+        add_up(
+            _hide_communication([PricedOperation(operation, next(prices)) for operation in operations]),
+            config,
+            workload,
+            layout,
+        )
+        for operations, workload, layout in passes
+    ]
 
 
 def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout) -> tuple[Any, Any]:

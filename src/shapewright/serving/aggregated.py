@@ -1,0 +1,140 @@
+"""Aggregated serving: each instance prefills and decodes, in continuous batches with chunked prefill.
+
+Legend: B sequences that decode in a pass, q prompt tokens of a pass that prefills besides, P prompt and O answer
+length, E tokens that a decode pass adds to a sequence (1 without speculation), T_d time of a pass that decodes alone,
+T_m of one that also prefills.
+
+    passes that a request prefills in         n = ceil(P / q), or 1 / r where r whole prompts share a pass
+    share of passes with prefill              f = B n E / (O - 1): sequences leave as fast as others are prefilled
+    mean pass                                 T = (1 - f) T_d + f T_m
+    time per further token                    T / E
+    time to first token                       S + f S / (2 (1 - f)) with S = max(n, 1) T_m: a queue with random arrivals
+    requests per second                       B E / ((O - 1) T) for each replica and pipeline stage
+
+Assumes: the batch is always full (a closed loop), lengths are all alike, decode passes are priced at the middle of the
+answer and chunks at their mean context; one prompt at a time unless r of them fit; scheduling and sampling on the host
+hide behind the device. Pipelines keep every stage busy with a batch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.serving.instance import batch_sizes
+from shapewright.serving.point import OperatingPoint, Span, span_of, waiting_s
+
+if TYPE_CHECKING:
+    from shapewright.predict import StepTimes
+    from shapewright.serving.instance import Instance
+    from shapewright.serving.passes import Pass
+
+MOST_LOAD_FRACTION = 0.8
+"""Share of the capacity to prefill that a plan uses. Judgement: at 0.8 a request waits for twice the service time on
+average, and the wait grows without bound towards 1."""
+
+_CHUNK_TOKENS = (512, 2048, 8192)
+"""Prompt tokens of one pass; vLLM's default is 2048 to 8192 by device (its max_num_batched_tokens)."""
+_MOST_PROMPTS = 4
+_MOST_PASS_TOKENS = 16384
+
+
+class PrefillShare(NamedTuple):
+    """How prompts are cut into passes.
+
+    Attributes:
+        prompts: Whole prompts that share a pass, 1 where one is cut.
+        tokens: Tokens of each in a pass.
+        num_passes: Passes that one prompt takes part in.
+        context_len: Mean number of its tokens that are cached before.
+    """
+
+    prompts: int
+    tokens: int
+    num_passes: int
+    context_len: int
+
+
+def prefill_shares(prompt_len: int) -> list[PrefillShare]:
+    """Ways to cut prompts into passes, or to put several into one.
+
+    >>> [(share.prompts, share.tokens, share.num_passes) for share in prefill_shares(4000)]
+    [(1, 500, 8), (1, 2000, 2), (1, 4000, 1), (2, 4000, 1), (4, 4000, 1)]
+    """
+    found = {}
+    for chunk in _CHUNK_TOKENS:
+        count = ceil(prompt_len / min(chunk, prompt_len))
+        tokens = ceil(prompt_len / count)
+        found[count] = PrefillShare(1, tokens, count, (count - 1) * tokens // 2)
+    shares = sorted(found.values(), key=lambda share: share.tokens)
+    prompts = 2
+    while prompts <= _MOST_PROMPTS and prompts * prompt_len <= _MOST_PASS_TOKENS:
+        shares.append(PrefillShare(prompts, prompt_len, 1, 0))
+        prompts *= 2
+    return shares
+
+
+class AggregatedCandidate(NamedTuple):
+    """One instance with a batch and a way to prefill, before its passes are priced."""
+
+    instance: Instance
+    batch_size: int
+    share: PrefillShare
+    load_fraction: float
+
+    def passes(self) -> tuple[Pass, Pass, Pass]:
+        """A plain decode pass, the decode pass that runs, and that with prefill."""
+        instance, request = self.instance, self.instance.request
+        context_len = request.prompt_len + request.output_len // 2
+        plain = instance.passes.decode(self.batch_size, context_len)
+        decode = (
+            instance.passes.decode(self.batch_size, context_len, request.query_len) if request.speculation else plain
+        )
+        prefill = instance.passes.prefill(self.share.prompts, self.share.tokens, self.share.context_len)
+        return plain, decode, instance.passes.mixed(decode, prefill)
+
+    def point(self, times: tuple[StepTimes, StepTimes, StepTimes]) -> OperatingPoint:
+        """What users and owner get, given the times of the passes."""
+        instance, request, share, load = self.instance, self.instance.request, self.share, self.load_fraction
+        plain, decode, mixed = (span_of(time) for time in times)
+        if request.speculation:
+            draft = plain.scaled(request.speculation.draft_s(1.0))
+            decode, mixed = decode.plus(draft), mixed.plus(draft)
+        mean = decode.scaled(1.0 - load).plus(mixed.scaled(load))
+        service = mixed.scaled(share.num_passes)
+        ttft = Span(*(end + waiting_s(end, load) for end in (service.middle_s, service.low_s, service.high_s)))
+        per_stream = self.batch_size * request.tokens_per_pass / ((request.output_len - 1) * mean.middle_s)
+        return OperatingPoint(
+            mode="aggregated",
+            format=instance.format,
+            layout=instance.layout,
+            batch_size=self.batch_size,
+            num_sequences=self.batch_size * instance.num_streams,
+            prefill_tokens=share.prompts * share.tokens,
+            prefill_load_fraction=load,
+            ttft=ttft,
+            tpot=mean.scaled(1.0 / request.tokens_per_pass),
+            requests_per_s=per_stream * instance.num_streams,
+            output_len=request.output_len,
+        )
+
+
+def aggregated_candidates(instance: Instance) -> Iterator[AggregatedCandidate]:
+    """Batches and ways to prefill that fit in memory and leave the prefill capacity some room."""
+    request = instance.request
+    stages = instance.layout.pipeline_parallel
+    for share in prefill_shares(request.prompt_len):
+        prefill_tokens = share.prompts * share.tokens
+        # Passes with prefill per sequence that leaves: f = B * this.
+        passes_per_sequence = share.num_passes / share.prompts * request.tokens_per_pass / (request.output_len - 1)
+        most = int(MOST_LOAD_FRACTION / passes_per_sequence)
+        most = min(most, instance.most_sequences(prefill_tokens) // stages - share.prompts)
+        if most < 1:
+            continue
+        # The pass over the decoding tokens of the largest batch takes activations too.
+        most = min(most, instance.most_sequences(prefill_tokens + most * request.query_len) // stages - share.prompts)
+        for batch_size in batch_sizes(most):
+            if batch_size < share.prompts:
+                continue  # prompts do not arrive together as fast as that
+            yield AggregatedCandidate(instance, batch_size, share, batch_size * passes_per_sequence)

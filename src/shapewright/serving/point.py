@@ -1,0 +1,141 @@
+"""Operating points: one way to serve, with what a user and the owner of the devices get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.predict import StepTimes
+
+if TYPE_CHECKING:
+    from shapewright.layout import ParallelLayout
+    from shapewright.serving.request import ServingFormat, ServingRequest
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time with the ends of its 90 % interval. [s]"""
+
+    middle_s: float
+    low_s: float
+    high_s: float
+
+    def scaled(self, factor: float) -> Span:
+        """The time multiplied by a number."""
+        return Span(self.middle_s * factor, self.low_s * factor, self.high_s * factor)
+
+    def plus(self, other: Span) -> Span:
+        """Two times after each other; their errors are taken as alike."""
+        return Span(self.middle_s + other.middle_s, self.low_s + other.low_s, self.high_s + other.high_s)
+
+
+def span_of(times: StepTimes) -> Span:
+    """Time of a pass with its interval."""
+    return Span(times.step_s, times.step_low_s, times.step_high_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint:
+    """One way to serve.
+
+    Attributes:
+        mode: ``aggregated`` (each instance prefills and decodes) or ``disaggregated``.
+        format: Element formats.
+        layout: Layout of an instance; of a decoding one where there are two kinds.
+        prefill_layout: Layout of a prefilling instance; None if aggregated.
+        num_instances: Instances of ``layout`` in the unit that repeats.
+        num_prefill_instances: Instances of ``prefill_layout`` in it.
+        batch_size: Sequences that one pass decodes on each replica of an instance.
+        num_sequences: Sequences that decode at once in the unit.
+        prefill_tokens: Prompt tokens of one pass that prefills, on each replica.
+        prefill_load_fraction: Share of its capacity to prefill that is used: of passes with prefill in them, or of the
+            time of prefilling instances.
+        ttft: Time to first token, waiting included.
+        tpot: Time per further token.
+        requests_per_s: Requests that the unit finishes in a second.
+        output_len: Tokens of an answer.
+    """
+
+    mode: str
+    format: ServingFormat
+    layout: ParallelLayout
+    prefill_layout: ParallelLayout | None = None
+    num_instances: int = 1
+    num_prefill_instances: int = 0
+    batch_size: int
+    num_sequences: int
+    prefill_tokens: int
+    prefill_load_fraction: float
+    ttft: Span
+    tpot: Span
+    requests_per_s: float
+    output_len: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the unit."""
+        prefill = self.prefill_layout.num_devices if self.prefill_layout else 0
+        return self.num_instances * self.layout.num_devices + self.num_prefill_instances * prefill
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Answered tokens per second of the unit."""
+        return self.requests_per_s * self.output_len
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Answered tokens per second and device."""
+        return self.tokens_per_s / self.num_devices
+
+    @property
+    def tokens_per_s_per_user(self) -> float:
+        """Tokens per second that one user sees after the first."""
+        return 1.0 / self.tpot.middle_s
+
+    def total_tokens_per_s(self, num_devices: int | None) -> float:
+        """Tokens per second of as many units as fit on some devices; of one device where no number is given."""
+        if num_devices is None:
+            return self.tokens_per_s_per_device
+        return num_devices // self.num_devices * self.tokens_per_s
+
+    def meets(self, request: ServingRequest) -> bool:
+        """Whether both limits are kept, by the middle of the prediction."""
+        return _within(self.ttft.middle_s, request.ttft_limit_s) and _within(self.tpot.middle_s, request.tpot_limit_s)
+
+
+def _within(value_s: float, limit_s: float | None) -> bool:
+    return limit_s is None or value_s <= limit_s
+
+
+def pareto_front(points: Iterable[OperatingPoint], num_devices: int | None = None) -> tuple[OperatingPoint, ...]:
+    """Points that no other beats in both tokens per second of the devices and tokens per second of a user.
+
+    Args:
+        points: To choose from.
+        num_devices: Devices that there are; None counts per device.
+
+    Returns:
+        The fastest for a user first.
+    """
+    ranked: Sequence[OperatingPoint] = sorted(
+        points, key=lambda point: (-point.tokens_per_s_per_user, -point.total_tokens_per_s(num_devices))
+    )
+    front: list[OperatingPoint] = []
+    for point in ranked:
+        if not front or point.total_tokens_per_s(num_devices) > front[-1].total_tokens_per_s(num_devices):
+            front.append(point)
+    return tuple(front)
+
+
+def waiting_s(service_s: float, load_fraction: float) -> float:
+    """Mean wait for one server with a fixed service time and random arrivals. [s]
+
+    rho S / (2 (1 - rho)): the Pollaczek-Khinchine formula for M/D/1.
+
+    Source: L. Kleinrock, Queueing Systems, volume 1 (1975), section 5.7.
+
+    >>> round(waiting_s(0.1, 0.5), 9)
+    0.05
+    """
+    return load_fraction * service_s / (2.0 * (1.0 - load_fraction))
