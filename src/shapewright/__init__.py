@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shapewright.api import mfu as mfu
     from shapewright.api import predict as predict
     from shapewright.api import search as search
+    from shapewright.api import serve_plan as serve_plan
     from shapewright.config import TransformerConfig as TransformerConfig
     from shapewright.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
@@ -39,6 +40,7 @@ _HOMES = {
     "mfu": "shapewright.api",
     "predict": "shapewright.api",
     "search": "shapewright.api",
+    "serve_plan": "shapewright.api",
 }
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "mfu",
     "predict",
     "search",
+    "serve_plan",
 ]
 
 

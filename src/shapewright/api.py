@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shapewright.lint import CheckReport
     from shapewright.predict import Prediction
     from shapewright.search import SearchResult
+    from shapewright.serving import ServingPlan
     from shapewright.utilization import Utilization
     from shapewright.workload import Workload
 
@@ -307,4 +308,77 @@ def search(
         notes=question.notes,
         uncalibrated=uncalibrated,
         progress=progress,
+    )
+
+
+def serve_plan(
+    config: str | PathLike[str] | Model | TransformerConfig | None,
+    *,
+    device: str | PathLike[str] | Device,
+    prompt_len: int,
+    output_len: int,
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
+    num_devices: int | None = None,
+    formats: Sequence[str] | None = None,
+    memory_fraction: float | None = None,
+    block_tokens: int | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+) -> ServingPlan:
+    """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig; a decoder.
+        device: Device name, alias, file, or Device.
+        prompt_len: Tokens of a prompt.
+        output_len: Tokens of an answer.
+        ttft_limit_s: Longest time to the first token. [s]
+        tpot_limit_s: Longest time per further token. [s]
+        num_devices: Devices that there are; None for instances of up to a node.
+        formats: Formats to compare with that of ``workload``, such as ``bf16:int4``; None for the usual ones.
+        memory_fraction: Share of a device's memory that the server takes.
+        block_tokens: Tokens of a block of the paged cache.
+        speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
+        workload: dtype, weight_dtype, kv_cache_dtype and attention, each if not the default.
+        layout: tensor_parallel, pipeline_parallel and expert_parallel, each if fixed.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
+    """
+    from shapewright.serving import (
+        ServingFormat,
+        ServingRequest,
+        Speculation,
+        plan_serving,
+        read_format,
+        usual_formats,
+    )
+
+    given = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
+    given |= {"memory_fraction": memory_fraction, "block_tokens": block_tokens}
+    request = ServingRequest(
+        prompt_len=prompt_len,
+        output_len=output_len,
+        speculation=Speculation(**speculation) if speculation else None,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+    question = ask(config, device, overrides=overrides, workload={**(workload or {}), "phase": "prefill"})
+    asked = question.workload
+    wanted = ServingFormat(asked.dtype, asked.weight_dtype or asked.dtype, asked.kv_cache_dtype or asked.dtype)
+    others = usual_formats(wanted, question.device) if formats is None else [read_format(text) for text in formats]
+    return plan_serving(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        request=request,
+        formats=[wanted, *others],
+        layout=layout,
+        notes=question.notes,
+        uncalibrated=uncalibrated,
     )

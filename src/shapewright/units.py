@@ -64,6 +64,27 @@ def format_percent(fraction: float) -> str:
     return f"{_three_digits(100.0 * fraction)} %"
 
 
+def parse_seconds(text: str) -> float:
+    """Read a duration such as ``300ms``, ``2 s`` or ``0.3``; without a unit it is in seconds.
+
+    >>> parse_seconds("300ms"), parse_seconds("2 s"), parse_seconds("0.3")
+    (0.3, 2.0, 0.3)
+
+    Raises:
+        ValueError: the text is no duration, or is not above zero.
+    """
+    body = text.strip().lower()
+    for scale, unit in sorted(_SECONDS, key=lambda entry: -len(entry[1])):
+        if body.endswith(unit):
+            value = float(body.removesuffix(unit)) * scale
+            break
+    else:
+        value = float(body)
+    if not 0.0 < value < float("inf"):
+        raise ValueError(f"{text!r} is not above zero")
+    return value
+
+
 def parse_count(text: str) -> int:
     """Read a count such as ``2.7b``, ``350M``, ``8k`` or ``12``.
 

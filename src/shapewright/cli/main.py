@@ -22,6 +22,10 @@ _COMMANDS = {
     "memory": ("shapewright.cli.memory", "Estimate memory: does it fit, what is the largest batch, what to turn on."),
     "compare": ("shapewright.cli.compare", "Compare devices on the same job: time, tokens per dollar and joule."),
     "mfu": ("shapewright.cli.mfu", "Explain a measured training step: MFU, HFU, and where the rest went."),
+    "serve-plan": (
+        "shapewright.cli.serve_plan",
+        "Plan serving: layout, batch, format, time to first token.",
+    ),
     "search": ("shapewright.cli.search", "Find shapes of the same size that run faster."),
     "report": ("shapewright.cli.report", "Write the case for or against a shape as one HTML file."),
     "devices": ("shapewright.cli.devices", "List devices, or show one with its sources."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -10,6 +10,7 @@ import click
 from shapewright.config.transformer import TransformerConfig
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
+from shapewright.units import parse_seconds
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -57,6 +58,21 @@ class FlagList(click.ParamType[Any]):
         return tuple(words[part] for part in parts)
 
 
+class Seconds(click.ParamType[Any]):
+    """A duration, such as ``300ms``, ``2s`` or ``0.3``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the text into seconds."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_seconds(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a time such as 300ms, 2s or 0.3", param, ctx)
+
+
 _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -75,8 +91,23 @@ def question_options(command: Command) -> Command:
 
 def job_options(command: Command) -> Command:
     """Add CONFIG, --uncalibrated and every field of model, workload and layout to a command."""
+    return _add_fields(command, {})
+
+
+def field_options(wanted: Mapping[str, Collection[str]]) -> Callable[[Command], Command]:
+    """Add CONFIG, --uncalibrated and fields to a command.
+
+    Args:
+        wanted: Names of the fields to take of a group; a group that it leaves out gives all of its fields.
+    """
+    return lambda command: _add_fields(command, wanted)
+
+
+def _add_fields(command: Command, wanted: Mapping[str, Collection[str]]) -> Command:
     for group, cls in reversed(_GROUPS):
         for spec, note in reversed(noted_fields(cls)):
+            if spec.name not in wanted.get(group, (spec.name,)):
+                continue
             word = str(spec.type).removesuffix(" | None")
             flag = "--" + spec.name.replace("_", "-")
             symbol = f" [{note.symbol}]" if note.symbol else ""

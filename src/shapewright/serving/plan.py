@@ -21,6 +21,7 @@ from shapewright.serving.disaggregated import (
 from shapewright.serving.instance import Instance
 from shapewright.serving.layouts import candidate_layouts, check_given
 from shapewright.serving.point import OperatingPoint, pareto_front
+from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class InstanceCapacity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingPlan:
+class ServingPlan(ShownInNotebook):
     """How to serve a model.
 
     Attributes:

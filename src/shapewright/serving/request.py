@@ -9,6 +9,7 @@ from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError
 
 if TYPE_CHECKING:
+    from shapewright.hardware import Device
     from shapewright.serving.speculation import Speculation
 
 LONGEST_LEN = 2**27
@@ -63,6 +64,13 @@ def read_format(text: str) -> ServingFormat:
         raise WorkloadError(f"format {text!r} has too many parts; give products:weights:cache, such as bf16:int4:fp8")
     dtype = words[0]
     return ServingFormat(dtype, words[1] if len(words) > 1 else dtype, words[2] if len(words) > 2 else dtype)
+
+
+def usual_formats(wanted: ServingFormat, device: Device) -> list[ServingFormat]:
+    """Formats that are worth a look beside the wanted one: 8-bit products, and 4-bit weights under the wanted ones."""
+    found = [ServingFormat("fp8", "fp8", "fp8")] if "fp8" in device.dense_flops_per_s else []
+    found.append(ServingFormat(wanted.dtype, "int4", wanted.kv_cache_dtype))
+    return [one for one in found if one.name != wanted.name and get_dtype(wanted.weight_dtype).bits > 8]
 
 
 @dataclass(frozen=True, kw_only=True)

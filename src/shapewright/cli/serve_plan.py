@@ -1,0 +1,132 @@
+"""shapewright serve-plan: how to serve a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from shapewright.cli.console import make_console, print_json, write_text_file
+from shapewright.cli.options import GroupedCommand, Seconds, field_options, group_options
+
+_EPILOG = """\b
+Examples:
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500
+  shapewright serve-plan llama-3-70b --device h200-sxm-141gb --isl 4000 --osl 500 --ttft 2s --tpot 30ms --gpus 16
+  shapewright serve-plan mixtral-8x7b --device h100-sxm-80gb --isl 1000 --osl 300 --formats fp8,bf16:int4 --json
+  shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --html plan.html
+"""
+
+_FIELDS = {
+    "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention"),
+    "layout": ("tensor_parallel", "pipeline_parallel", "expert_parallel"),
+}
+
+
+@click.command("serve-plan", cls=GroupedCommand, epilog=_EPILOG)
+@field_options(_FIELDS)
+@click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
+@click.option("--isl", type=int, required=True, metavar="N", help="tokens of a prompt")
+@click.option("--osl", type=int, required=True, metavar="N", help="tokens of an answer")
+@click.option("--ttft", type=Seconds(), metavar="TIME", help="longest time to the first token, such as 300ms")
+@click.option("--tpot", type=Seconds(), metavar="TIME", help="longest time per further token, such as 10ms")
+@click.option("--gpus", type=int, metavar="N", help="devices that there are (default: instances of up to a node)")
+@click.option(
+    "--formats",
+    metavar="F,F,...",
+    help="further formats to compare, each products[:weights[:cache]], such as fp8,bf16:int4; 'none' for no others "
+    "(default: fp8 where the device has it, and int4 weights)",
+)
+@click.option(
+    "--memory-fraction", type=float, metavar="F", help="share of a device's memory that the server takes (default: 0.9)"
+)
+@click.option("--block-tokens", type=int, metavar="N", help="tokens of a block of the paged cache (default: 16)")
+@click.option("--draft-tokens", type=int, metavar="N", help="speculative decoding: tokens proposed in a pass")
+@click.option("--acceptance", type=float, metavar="F", help="speculative decoding: chance that a proposal is accepted")
+@click.option(
+    "--draft-cost",
+    type=float,
+    metavar="F",
+    help="speculative decoding: time of a draft step over that of a decode step of the model",
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="write a page with the Pareto picture too")
+def command(
+    config: str | None,
+    device: str,
+    uncalibrated: bool,
+    isl: int,
+    osl: int,
+    ttft: float | None,
+    tpot: float | None,
+    gpus: int | None,
+    formats: str | None,
+    memory_fraction: float | None,
+    block_tokens: int | None,
+    draft_tokens: int | None,
+    acceptance: float | None,
+    draft_cost: float | None,
+    as_json: bool,
+    html: str | None,
+    **given: Any,
+) -> int:
+    """Plan how to serve CONFIG: batch, layout, format, prefill with or apart from decoding.
+
+    KV capacity, time to first token, time per token, throughput, and the front between tokens/s of a GPU and of a user.
+    Exit code 1: no way to serve keeps --ttft and --tpot.
+    """
+    from shapewright.api import serve_plan
+
+    groups = group_options(given)
+    found = serve_plan(
+        config,
+        device=device,
+        prompt_len=isl,
+        output_len=osl,
+        ttft_limit_s=ttft,
+        tpot_limit_s=tpot,
+        num_devices=gpus,
+        formats=None if formats is None else [word for word in formats.split(",") if word and word != "none"],
+        memory_fraction=memory_fraction,
+        block_tokens=block_tokens,
+        speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        uncalibrated=uncalibrated,
+    )
+    if html:
+        from shapewright.report.page import render_page
+        from shapewright.report.serving_page import serving_sections, serving_subtitle, serving_title
+
+        write_text_file(
+            html, render_page(serving_title(found), serving_sections(found), subtitle=serving_subtitle(found))
+        )
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        from shapewright.report.serving_json import serving_to_json
+
+        print_json(serving_to_json(found))
+    else:
+        from shapewright.report.serving_text import print_serving
+
+        print_serving(found, make_console())
+    return 0 if found.best() is not None else 1
+
+
+def _read_speculation(
+    draft_tokens: int | None, acceptance: float | None, draft_cost: float | None
+) -> Mapping[str, Any] | None:
+    """All three numbers of speculative decoding, or none of them."""
+    given = {
+        "num_draft_tokens": draft_tokens,
+        "acceptance_fraction": acceptance,
+        "draft_cost_fraction": draft_cost,
+    }
+    if all(value is None for value in given.values()):
+        return None
+    if any(value is None for value in given.values()):
+        raise click.UsageError("--draft-tokens, --acceptance and --draft-cost belong together: give all three")
+    return given

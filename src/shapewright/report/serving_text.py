@@ -1,0 +1,188 @@
+"""Serving plans for a person: the best ways to serve, the front between device and user, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from shapewright.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.units import format_bytes, format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.layout import ParallelLayout
+    from shapewright.serving import OperatingPoint, ServingPlan
+
+MODES = ("aggregated", "disaggregated")
+_FRONT_ROWS = 10
+_CAPACITY_ROWS = 8
+
+_POINT_COLUMNS = (
+    ("", 0, True),
+    ("instances", 0, True),
+    ("GPUs", 0, False),
+    ("batch", 0, False),
+    ("first token", 0, False),
+    ("90 % interval", 5, False),
+    ("per token", 0, False),
+    ("90 % interval ", 6, False),
+    ("tokens/s/GPU", 0, False),
+    ("tokens/s/user", 1, False),
+    ("requests/s", 3, False),
+    ("prefill load", 2, False),
+    ("prompt tokens a pass", 4, False),
+)
+
+
+def print_serving(found: ServingPlan, console: Console) -> None:
+    """Print the question, the best of each mode and format, the fronts, capacities and notes."""
+    console.print(describe_serving(found), style="bold", soft_wrap=True)
+    rows = best_rows(found)
+    if rows:
+        print_table(columns_of(rows, _POINT_COLUMNS), console)
+    else:
+        console.print(no_plan_words(found), style="bold red", soft_wrap=True)
+    if len(found.formats) > 1:
+        console.print()
+        console.print("formats, each at its best (other formats change what the model answers)", style="bold")
+        print_table(format_columns(found), console)
+    for mode in MODES:
+        front = found.front(mode)
+        if front:
+            console.print()
+            console.print(f"{mode}: tokens/s of a user against tokens/s of a GPU", style="bold")
+            print_table(point_columns(_spread(front, _FRONT_ROWS)), console)
+    console.print()
+    console.print(f"what one instance holds, {found.formats[0].name}", style="bold")
+    print_table(capacity_columns(found, _CAPACITY_ROWS), console)
+    speculation = found.request.speculation
+    if speculation:
+        console.print()
+        print_facts(
+            {
+                "speculative decoding": f"{speculation.num_draft_tokens} proposed, "
+                f"{format_percent(speculation.acceptance_fraction)} accepted",
+                "tokens per pass": f"{speculation.tokens_per_pass:.2f}",
+            },
+            console,
+        )
+    for line in found.notes:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def describe_serving(found: ServingPlan) -> str:
+    """The question in one line."""
+    request, name = found.request, found.config.name or found.config.model_type or "model"
+    limits = [
+        f"{word} at most {format_seconds(limit)}"
+        for word, limit in (("first token", request.ttft_limit_s), ("per token", request.tpot_limit_s))
+        if limit is not None
+    ]
+    devices = f"{request.num_devices} x " if request.num_devices else ""
+    return (
+        f"{name} on {devices}{found.device.title}: {request.prompt_len} tokens in, {request.output_len} out, "
+        f"{found.formats[0].name}" + "".join(f", {limit}" for limit in limits)
+    )
+
+
+def no_plan_words(found: ServingPlan) -> str:
+    """Why there is no plan: what the limits could be."""
+    own = [point for point in found.points if point.format.name == found.formats[0].name]
+    if not own:
+        return "nothing could be priced in this format"
+    first, token = min(point.ttft.middle_s for point in own), min(point.tpot.middle_s for point in own)
+    return (
+        f"no way to serve keeps the limits: the shortest time to a first token is {format_seconds(first)}, the "
+        f"shortest time per token {format_seconds(token)}, not always together; raise --ttft or --tpot, or give more "
+        f"--gpus"
+    )
+
+
+def best_rows(found: ServingPlan) -> list[list[str]]:
+    """Best point of each mode."""
+    return [_row(mode, best) for mode in MODES if (best := found.best(mode)) is not None]
+
+
+def format_columns(found: ServingPlan) -> list[Column]:
+    """Best point of each format, as columns of a table."""
+    bests = [(one.name, found.best(format_name=one.name)) for one in found.formats]
+    return columns_of([_row(name, best) for name, best in bests if best is not None], _POINT_COLUMNS)
+
+
+def point_columns(points: Iterable[OperatingPoint]) -> list[Column]:
+    """Points, as columns of a table."""
+    return columns_of([_row("", point) for point in points], _POINT_COLUMNS)
+
+
+def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column]:
+    """What instances of the wanted format hold, as columns of a table."""
+    own = [capacity for capacity in found.capacities if capacity.format == found.formats[0]]
+    rows = [
+        [
+            layout_words(capacity.layout),
+            str(capacity.layout.num_devices),
+            format_bytes(capacity.weights_bytes),
+            format_bytes(capacity.free_bytes),
+            format_bytes(capacity.cache_bytes_per_token),
+            format_count(capacity.cache_tokens),
+            f"{capacity.most_sequences:,}",
+        ]
+        for capacity in own[:most]
+    ]
+    names = (
+        ("instance", 0, True),
+        ("GPUs", 0, False),
+        ("weights a GPU", 1, False),
+        ("free for cache", 1, False),
+        ("cache a token", 2, False),
+        ("tokens in cache", 0, False),
+        ("sequences", 0, False),
+    )
+    return columns_of(rows, names)
+
+
+def layout_words(layout: ParallelLayout) -> str:
+    """Degrees of one instance, such as ``TP 4, PP 2``.
+
+    >>> from shapewright.layout import ParallelLayout
+    >>> layout_words(ParallelLayout(tensor_parallel=2)), layout_words(ParallelLayout())
+    ('TP 2', 'TP 1')
+    """
+    degrees = {"TP": layout.tensor_parallel, "PP": layout.pipeline_parallel, "EP": layout.expert_parallel}
+    return ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "TP 1"
+
+
+def instances_words(point: OperatingPoint) -> str:
+    """Instances of a unit, such as ``1 x (TP 2) prefill + 3 x (TP 4) decode``."""
+    if point.prefill_layout is None:
+        return layout_words(point.layout)
+    return (
+        f"{point.num_prefill_instances} x ({layout_words(point.prefill_layout)}) prefill + "
+        f"{point.num_instances} x ({layout_words(point.layout)}) decode"
+    )
+
+
+def _row(name: str, point: OperatingPoint) -> list[str]:
+    return [
+        name,
+        instances_words(point),
+        str(point.num_devices),
+        str(point.num_sequences),
+        format_seconds(point.ttft.middle_s),
+        f"{format_seconds(point.ttft.low_s)} to {format_seconds(point.ttft.high_s)}",
+        format_seconds(point.tpot.middle_s),
+        f"{format_seconds(point.tpot.low_s)} to {format_seconds(point.tpot.high_s)}",
+        f"{point.tokens_per_s_per_device:,.0f}",
+        f"{point.tokens_per_s_per_user:.1f}",
+        f"{point.requests_per_s:.2f}",
+        format_percent(point.prefill_load_fraction),
+        f"{point.prefill_tokens:,}",
+    ]
+
+
+def _spread(points: Sequence[OperatingPoint], most: int) -> list[OperatingPoint]:
+    """At most some of the points, evenly over the front, both ends among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
