@@ -35,7 +35,7 @@ pytest: .venv-test/installed | lint types
 docs: .venv-test/installed
 	$(TEST) scripts/write_notation.py
 	$(TEST) scripts/write_pages.py
-	$(TEST) scripts/write_readme_tables.py
+	$(TEST) scripts/write_results.py
 
 # The one figure; matplotlib is for it alone.
 figure: .venv-test/installed

@@ -40,7 +40,7 @@ def text_of(*names: str) -> str:
     return "\n".join((ROOT / name).read_text(encoding="utf-8") for name in names)
 
 
-@pytest.mark.parametrize("script", ["write_pages.py", "write_readme_tables.py"])
+@pytest.mark.parametrize("script", ["write_pages.py", "write_results.py"])
 def test_pages_are_fresh(script: str) -> None:
     """What the pages show as output is what comes out today, character by character."""
     outcome = run_script(script, "--check")
@@ -65,7 +65,7 @@ def test_stale_readme_is_noticed(before: str, after: str, tmp_path: Path) -> Non
     copy = tmp_path / "README.md"
     copy.write_text(stale, encoding="utf-8")
     assert stale != text
-    outcome = run_script("write_readme_tables.py", "--check", "--readme", str(copy))
+    outcome = run_script("write_results.py", "--check", str(copy))
 
     assert outcome.returncode == 1
     assert "make docs" in outcome.stderr

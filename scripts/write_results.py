@@ -1,33 +1,27 @@
-"""Write the parts of README.md that are results: tables, console blocks, what Python prints.
+"""Write the parts of README.md and docs/guides that are results: tables, console blocks, what Python prints.
 
-A console block begins with ``$ shapewright``; it is run, 100 columns wide. In a Python block, what a statement prints
-follows it as a comment. A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. With --check nothing
-is written; the exit code says whether the README is stale.
+A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; blocks are those of page_blocks.py. With
+--check nothing is written; the exit code says whether a page is stale.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import contextlib
-import io
-import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from page_blocks import refresh_blocks
 from write_pages import accuracy_facts, markdown_table
 
-from shapewright.cli import main as run_command
 from shapewright.config import list_presets
 from shapewright.hardware import list_devices, load_device
 from shapewright.report.devices import calibration_words
 
-README = Path(__file__).parent.parent / "README.md"
-NUM_COLUMNS = 100
-PRINTED = "# -> "
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+GUIDES = ROOT / "docs" / "guides"
 
 # Column of the accuracy table -> (operation, sections); a row has the first section that its device has.
 ACCURACY_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -49,68 +43,29 @@ ACCURACY_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def main() -> int:
-    """Write the README's results, or compare them with what would be written."""
+    """Write the results of the pages, or compare them with what would be written."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the README is stale")
-    parser.add_argument("--readme", type=Path, default=README, help="the file to work on")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    parser.add_argument("pages", nargs="*", type=Path, help="the files to work on; by default README and the guides")
     arguments = parser.parse_args()
-    text = arguments.readme.read_text(encoding="utf-8")
-    fresh = refresh(text)
-    if not arguments.check:
-        arguments.readme.write_text(fresh, encoding="utf-8")
-        return 0
-    if fresh != text:
-        print(f"{arguments.readme} is stale; run make docs", file=sys.stderr)
-    return int(fresh != text)
+    stale = 0
+    for page in arguments.pages or (README, *sorted(GUIDES.glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        fresh = refresh(text)
+        if not arguments.check:
+            page.write_text(fresh, encoding="utf-8")
+        elif fresh != text:
+            print(f"{page} is stale; run make docs", file=sys.stderr)
+            stale = 1
+    return stale
 
 
 def refresh(text: str) -> str:
-    """The README with every result made anew."""
-    for name, table in {"accuracy": accuracy_table(), "devices": devices_table()}.items():
+    """A page with every result made anew."""
+    for name, table in {"accuracy": accuracy_table, "devices": devices_table}.items():
         marks = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        assert marks.search(text), f"the README has no place for the {name} table"
-        text = marks.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", text)
-    text = re.sub(
-        r"```console\n(\$ shapewright .*?)```\n", lambda found: console_block(found[1]), text, flags=re.DOTALL
-    )
-    return re.sub(r"```python\n(.*?)```\n", lambda found: python_block(found[1]), text, flags=re.DOTALL)
-
-
-def console_block(body: str) -> str:
-    """The commands of a block, each with what it prints."""
-    commands = [line for line in body.splitlines() if line.startswith("$ shapewright ")]
-    shown = "".join(f"{command}\n{printed_by(command)}" for command in commands)
-    return f"```console\n{shown}```\n"
-
-
-def printed_by(command: str) -> str:
-    """What a command prints on a page of the README's width, without blanks at the ends of lines."""
-    out = io.StringIO()
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(NUM_COLUMNS)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-            run_command(shlex.split(command)[2:])
-    finally:
-        os.environ.pop("COLUMNS")
-        if before is not None:
-            os.environ["COLUMNS"] = before
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
-def python_block(body: str) -> str:
-    """The statements of a block, each followed by what it prints."""
-    source = "".join(f"{line}\n" for line in body.splitlines() if not line.startswith(PRINTED))
-    lines = source.splitlines()
-    shown, names, done = [], {"__name__": "readme"}, 0
-    for statement in ast.parse(source).body:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile(ast.Module([statement], []), "README.md", "exec"), names)
-        assert statement.end_lineno is not None
-        shown += lines[done : statement.end_lineno] + [PRINTED + line for line in out.getvalue().splitlines()]
-        done = statement.end_lineno
-    return "```python\n" + "".join(f"{line}\n" for line in shown + lines[done:]) + "```\n"
+        text = marks.sub(lambda found, table=table: f"{found[1]}\n{table()}\n\n{found[2]}", text)
+    return refresh_blocks(text)
 
 
 def accuracy_table() -> str:

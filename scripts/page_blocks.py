@@ -1,0 +1,68 @@
+"""Blocks of Markdown pages that show what a program prints, made by running it.
+
+A console block begins with ``$ shapewright``; it is run, 100 columns wide. A command that ends in ``| head -N`` shows
+its first N lines. In a Python block, what a statement prints follows it as a comment.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import shlex
+
+from shapewright.cli import main as run_command
+
+NUM_COLUMNS = 100
+PRINTED = "# -> "
+_HEAD = re.compile(r" \| head -(\d+)$")
+
+
+def refresh_blocks(text: str) -> str:
+    """A page with every console and Python block run again."""
+    text = re.sub(
+        r"```console\n(\$ shapewright .*?)```\n", lambda found: console_block(found[1]), text, flags=re.DOTALL
+    )
+    return re.sub(r"```python\n(.*?)```\n", lambda found: python_block(found[1]), text, flags=re.DOTALL)
+
+
+def console_block(body: str) -> str:
+    """The commands of a block, each with what it prints."""
+    commands = [line for line in body.splitlines() if line.startswith("$ shapewright ")]
+    shown = "".join(f"{command}\n{printed_by(command)}" for command in commands)
+    return f"```console\n{shown}```\n"
+
+
+def printed_by(command: str) -> str:
+    """What a command prints on a page of this width, without blanks at the ends of lines."""
+    out = io.StringIO()
+    head = _HEAD.search(command)
+    words = shlex.split(_HEAD.sub("", command))[2:]
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(NUM_COLUMNS)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            run_command(words)
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
+    lines = out.getvalue().splitlines()[: int(head[1]) if head else None]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def python_block(body: str) -> str:
+    """The statements of a block, each followed by what it prints."""
+    source = "".join(f"{line}\n" for line in body.splitlines() if not line.startswith(PRINTED))
+    lines = source.splitlines()
+    shown, names, done = [], {"__name__": "page"}, 0
+    for statement in ast.parse(source).body:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(compile(ast.Module([statement], []), "page", "exec"), names)
+        assert statement.end_lineno is not None
+        shown += lines[done : statement.end_lineno] + [PRINTED + line for line in out.getvalue().splitlines()]
+        done = statement.end_lineno
+    return "```python\n" + "".join(f"{line}\n" for line in shown + lines[done:]) + "```\n"
