@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: demo test lint types pytest docs figure bench clean
+.PHONY: demo test lint types pytest docs site figure bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -36,6 +36,10 @@ docs: .venv-test/installed
 	$(TEST) scripts/write_notation.py
 	$(TEST) scripts/write_pages.py
 	$(TEST) scripts/write_results.py
+
+# The documentation site, in build/site.
+site: .venv-test/installed
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=scripts $(TEST) -m mkdocs build --strict --quiet
 
 # The one figure; matplotlib is for it alone.
 figure: .venv-test/installed

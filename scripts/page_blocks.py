@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shlex
+import tempfile
 
 from shapewright.cli import main as run_command
 
@@ -43,12 +44,20 @@ def printed_by(command: str) -> str:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(NUM_COLUMNS)
     try:
-        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        with (
+            tempfile.TemporaryDirectory() as folder,  # for what a command writes
+            contextlib.chdir(folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(io.StringIO()) as errors,
+            contextlib.suppress(SystemExit),
+        ):
             run_command(words)
     finally:
         os.environ.pop("COLUMNS")
         if before is not None:
             os.environ["COLUMNS"] = before
+    # "wrote FILE" and progress go to standard error and are not shown; a usage error there would be a page's mistake.
+    assert not errors.getvalue().startswith("shapewright: "), f"{command}: {errors.getvalue()}"
     lines = out.getvalue().splitlines()[: int(head[1]) if head else None]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 

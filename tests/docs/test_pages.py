@@ -119,7 +119,7 @@ def test_json_keys_are_documented(command: str, capsys: pytest.CaptureFixture[st
 
 def test_links_lead_somewhere() -> None:
     """Every relative link of README and pages is a file or folder of the repository."""
-    for page in (README, *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (README, *sorted((ROOT / "docs").rglob("*.md"))):
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

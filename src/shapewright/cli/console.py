@@ -47,7 +47,7 @@ def write_json_file(path: str, value: dict[str, Any]) -> None:
 
 
 def write_text_file(path: str, text: str) -> None:
-    """Write a file whole or not at all.
+    """Write a file whole or not at all; what is there and is no plain file (a pipe, /dev/null) is written into.
 
     Raises:
         ShapewrightError: the file cannot be written.
@@ -55,6 +55,9 @@ def write_text_file(path: str, text: str) -> None:
     target = Path(path)
     draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")  # a draft moved over it would put a plain file in its place
+            return
         draft.write_text(text, encoding="utf-8")
         draft.replace(target)
     except (OSError, ValueError) as error:
