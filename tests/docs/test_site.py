@@ -81,7 +81,7 @@ def blocks() -> list[tuple[str, str, str]]:
 
 def parse_command(line: str) -> None:
     """Let the command line read a line, without running it; raises click's error where it would refuse."""
-    words = shlex.split(re.split(r" [|>] | && ", line)[0])[1:]
+    words = shlex.split(re.split(r" [|>] ", line)[0], comments=True)[1:]
     with cli.make_context("shapewright", words) as context:
         command = cli.get_command(context, words[0])
         assert command is not None, f"no command {words[0]}"
