@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,21 +37,38 @@ _KINDS = {
     "add": "residual",
     "emb": "embedding",
 }
+# Beginnings of the names of models whose attention and MLP run side by side; both are added to the residual stream.
+_TWO_BRANCHES = ("phi-1", "phi-2", "falcon", "gpt-j", "gpt-neox", "pythia")
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; parts are models and operations."""
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        model, gated = words[4], bool(np.all(rows.numbers["gated"]))
         operation = operation_of(rows, words[3], get_dtype(words[1]).num_bytes)
+        if words[3] == "input_layernorm" and not gated:
+            operation = replace(operation, operation="layernorm")
+        elif words[3] == "add" and adds_two_branches(model):
+            read, written = 2.0 * operation.read_bytes, 2.0 * operation.written_bytes
+            operation = replace(operation, read_bytes=read, written_bytes=written, num_kernels=2)
         found = price_pointwise(operation, device, context.record("pointwise", device))
         return prices_of(found, found.roofline_s)
 
-    by = ("device", "dtype", "library", "operation")
+    by = ("device", "dtype", "library", "operation", "model")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])
         parts = join_labels(rows.labels["model"], rows.labels["operation"])
         yield from split_chunks("pointwise", names, parts, rows.numbers["latency_s"], prices)
+
+
+def adds_two_branches(model: str) -> bool:
+    """Whether a model's residual addition stands for two, by its name.
+
+    >>> adds_two_branches("phi-2"), adds_two_branches("Llama-2-7b-hf")
+    (True, False)
+    """
+    return model.rpartition("/")[2].lower().startswith(_TWO_BRANCHES)
 
 
 def operation_of(rows: Columns, name: str, element_bytes: float) -> Pointwise:

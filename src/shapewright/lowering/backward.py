@@ -87,7 +87,7 @@ def _pointwise_gradient(forward: Pointwise) -> Pointwise:
     """
     x, y = forward.read_bytes, forward.written_bytes
     read, written, num_kernels = y, x, forward.num_kernels
-    if forward.operation == "norm":
+    if forward.operation in ("norm", "layernorm"):
         read, num_kernels = 2.0 * (x + y), 2
     elif forward.operation == "activation":
         read = x + y

@@ -59,7 +59,8 @@ def pointwise(
 def norm(shard: Shard, name: str, repeats: int, *, width: int, tokens: int, stage: str = "every") -> Pointwise:
     """Normalise ``tokens`` rows of ``width`` elements."""
     elements = 1.0 * tokens * width
-    return pointwise(shard, name, "norm", repeats, read=elements, written=elements, stage=stage)
+    operation = "layernorm" if shard.config.norm == "layernorm" else "norm"
+    return pointwise(shard, name, operation, repeats, read=elements, written=elements, stage=stage)
 
 
 def residual(shard: Shard, name: str, repeats: int) -> Pointwise:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 POINTWISE_KINDS = (
     "norm",
+    "layernorm",
     "activation",
     "residual",
     "rotary",
