@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from record_file import write_record
 
-from shapewright.fit.logs import Array, coverage_of, error_summary, fit_logs, interval_of
 from shapewright.accuracy.pointwise import adds_two_branches
+from shapewright.fit.logs import Array, coverage_of, error_summary, fit_logs, interval_of
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
 from shapewright.perf.pointwise import _CACHE_EDGE_POWER
@@ -133,7 +133,7 @@ def other_kinds(fitted: dict[str, float]) -> dict[str, dict[str, Any]]:
         "mask": (softmax, f"{paper}: mask and softmax together, 2.651 ms at h=3072, a=24"),
         "dropout": (
             dropout_fraction(softmax),
-            "arXiv 2205.05198, table 4: selective recomputation adds 1.3 ms to a layer of 22B, less products and softmax",
+            "arXiv 2205.05198, table 4: selective recomputation adds 1.3 ms to a layer, less products and softmax",
         ),
         "cross_entropy": (softmax, "assumption: passes of a softmax"),
         "permute": (0.55, "attention_prefill.parquet: the copy of keys and values into the cache, fitted there"),

@@ -31,6 +31,7 @@ def predict(
     layout: ParallelLayout | Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
+    software: str = "tuned",
 ) -> Prediction:
     """Predict the time, throughput and memory of one step.
 
@@ -41,12 +42,13 @@ def predict(
         layout: ParallelLayout, or some of its fields.
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
     """
     question = ask(config, device, overrides=overrides, workload=workload, layout=layout)
-    return question.predict(uncalibrated=uncalibrated)
+    return question.predict(uncalibrated=uncalibrated, software=software)
 
 
 def check(

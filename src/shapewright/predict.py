@@ -8,6 +8,7 @@ from math import exp, hypot, log, sqrt
 from typing import TYPE_CHECKING, Any
 
 from shapewright.config import count_parameters
+from shapewright.errors import WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import (
     count_hardware_flops,
@@ -21,6 +22,7 @@ from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Collective
 from shapewright.perf.pricing import price_operations
+from shapewright.perf.software import OVERLAP_SHARE, TUNED, Software, load_software
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
@@ -33,12 +35,9 @@ if TYPE_CHECKING:
     from shapewright.perf.price import Price
     from shapewright.workload import Workload
 
-# Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for
-# the last layer's gradients. Assumed; buckets of 25 to 40 MB leave about this much.
-_OVERLAP_SHARE = 0.9
 # Published training steps over predicted ones, 5 % and 95 % of 295 rows of 37 sources (docs/decisions/0002): the newest
 # tuned stacks take 0.8 to 1.1 of the prediction, PyTorch FSDP of 2023 and 2024 1.1 to 1.7. Which one a reader runs is
-# not known here, so the interval of a training step spans both.
+# not known without --software, so the interval of a training step spans both.
 _TRAINING_SOFTWARE_LOW, _TRAINING_SOFTWARE_HIGH = 0.84, 1.7
 ERROR_CORRELATION = 0.5
 """Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
@@ -173,14 +172,15 @@ def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayo
     return sums["every"] + ends_s + bubble_s + sums["step"], bubble_s
 
 
-def exposed_fraction(cover_s: Numeric, wanted_s: Numeric) -> Numeric:
+def exposed_fraction(cover_s: Numeric, wanted_s: Numeric, overlap_share: float = OVERLAP_SHARE) -> Numeric:
     """Share of overlapping communication that nothing hides.
 
     Args:
         cover_s: Computation of its pass. [s]
         wanted_s: Overlapping communication of its pass, above zero. [s]
+        overlap_share: Share of the computation that it can hide behind.
     """
-    return larger(0.0, 1.0 - _OVERLAP_SHARE * cover_s / wanted_s)
+    return larger(0.0, 1.0 - overlap_share * cover_s / wanted_s)
 
 
 def larger(one: Numeric, other: Numeric) -> Numeric:
@@ -192,7 +192,7 @@ def larger(one: Numeric, other: Numeric) -> Numeric:
     return np.maximum(one, other)
 
 
-def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
+def _hide_communication(priced: list[PricedOperation], software: Software) -> list[PricedOperation]:
     """Give overlapping collectives the share of their time that the computation of their pass cannot hide.
 
     Weights gathered for the forward pass hide behind it, gradients behind the backward pass.
@@ -205,15 +205,19 @@ def _hide_communication(priced: list[PricedOperation]) -> list[PricedOperation]:
         elif entry.operation.overlaps:
             wanted_s[side] += entry.total_time_s
     exposed = {
-        side: float(exposed_fraction(cover_s[side], wanted)) if wanted > 0.0 else 1.0
+        side: float(exposed_fraction(cover_s[side], wanted, software.overlap_share)) if wanted > 0.0 else 1.0
         for side, wanted in wanted_s.items()
     }
-    return [
-        replace(entry, exposed_fraction=exposed["forward" if entry.operation.pass_name == "forward" else "backward"])
-        if isinstance(entry.operation, Collective) and entry.operation.overlaps
-        else entry
-        for entry in priced
-    ]
+    return [replace(entry, exposed_fraction=_exposed_of(entry.operation, exposed, software)) for entry in priced]
+
+
+def _exposed_of(operation: Operation, exposed: Mapping[str, float], software: Software) -> float:
+    """Share of an operation's time that nothing hides."""
+    if not isinstance(operation, Collective):
+        return 1.0
+    if operation.overlaps:
+        return exposed["forward" if operation.pass_name == "forward" else "backward"]
+    return 1.0 - software.tensor_hidden_fraction if operation.axis == "tensor" else 1.0
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,8 @@ class Prediction(ShownInNotebook):
         hardware_flops_per_s: The same with recomputed FLOPs. [flop/s]
         mfu: model_flops_per_s over the device's dense peak.
         hfu: hardware_flops_per_s over the device's dense peak.
-        calibration: Ids of the calibration records used, by operation kind.
+        software: The training software that it is a prediction of.
+        calibration: Ids of the calibration records used, by operation kind, and that of the software.
         warnings: What the reader must know: transfers from other devices, missing links, memory that does not fit.
     """
 
@@ -261,6 +266,7 @@ class Prediction(ShownInNotebook):
     hardware_flops_per_s: float
     mfu: float
     hfu: float
+    software: str
     calibration: dict[str, str]
     warnings: tuple[str, ...]
 
@@ -295,6 +301,7 @@ def predict(
     workload: Workload,
     layout: ParallelLayout | None = None,
     uncalibrated: bool = False,
+    software: str | Software = TUNED,
 ) -> Prediction:
     """Predict the time, throughput and memory of one step.
 
@@ -304,6 +311,8 @@ def predict(
         workload: What is run.
         layout: How it is spread; one device if left out.
         uncalibrated: Price as if nobody had measured this device.
+        software: Generation of the training software, one of ``shapewright.perf.software.software_names()``; by default
+            a tuned stack of today. It has no meaning in prefill and decode.
 
     Returns:
         The prediction, with every operation and its price.
@@ -312,18 +321,29 @@ def predict(
         LayoutError: the layout does not divide the model.
         WorkloadError: the batch does not divide, or the device has no kernel for this attention.
         UnknownRateError: the device has no rate for the dtype, or no link that the layout needs.
+        CalibrationError: the software is not known.
 
     Assumes: stages of a pipeline take equally long; no data loading, no stragglers, no host that falls behind the
     device.
     """
     layout = layout or ParallelLayout()
+    stack = software if isinstance(software, Software) else load_software(software)
+    if not workload.is_training and stack.name != TUNED:
+        raise WorkloadError(
+            f"software={stack.name!r} is training software and means nothing in {workload.phase}; leave it out or use "
+            f"--phase train"
+        )
     operations = lower(config, workload, layout, node_size=device.node_size)
     prices = price_operations(operations, device, uncalibrated=uncalibrated)
     priced = _hide_communication(
-        [PricedOperation(operation, price) for operation, price in zip(operations, prices, strict=True)]
+        [
+            PricedOperation(operation, stack.adjust(operation, price, device))
+            for operation, price in zip(operations, prices, strict=True)
+        ],
+        stack,
     )
     times = add_up(priced, config, workload, layout)
-    low_s, high_s = _widen_by_software(times, workload)
+    low_s, high_s = _widen_by_software(times, workload, stack)
     tokens = count_tokens(workload, layout)
     model_flops, hardware_flops = _count_flops(config, workload, layout, operations)
     peak = device.peak_flops_per_s(workload.dtype)
@@ -348,7 +368,8 @@ def predict(
         hardware_flops_per_s=hardware_flops / per_device_s,
         mfu=model_flops / per_device_s / peak,
         hfu=hardware_flops / per_device_s / peak,
-        calibration=_label_calibration(priced),
+        software=stack.name,
+        calibration=_label_calibration(priced) | ({"software": stack.record} if stack.record else {}),
         warnings=_warn(config, device, workload, priced, memory),
     )
 
@@ -359,13 +380,16 @@ def count_tokens(workload: Workload, layout: ParallelLayout) -> int:
     return sequences * workload.query_len
 
 
-def _widen_by_software(times: StepTimes, workload: Workload) -> tuple[float, float]:
+def _widen_by_software(times: StepTimes, workload: Workload, software: Software) -> tuple[float, float]:
     """Ends of the step's interval, with what training software makes of the kernels.
 
-    The two are taken as independent: logarithmic half-widths add in quadrature.
+    A known generation has residuals of whole steps. Otherwise spread of operations and of software are taken as
+    independent: logarithmic half-widths add in quadrature.
     """
     if not workload.is_training or times.step_s <= 0.0:
         return times.step_low_s, times.step_high_s
+    if software.low is not None and software.high is not None:
+        return times.step_s * software.low, times.step_s * software.high
     below = hypot(log(times.step_s / max(times.step_low_s, 1e-3 * times.step_s)), log(_TRAINING_SOFTWARE_LOW))
     above = hypot(log(times.step_high_s / times.step_s), log(_TRAINING_SOFTWARE_HIGH))
     return times.step_s * exp(-below), times.step_s * exp(above)

@@ -44,12 +44,17 @@ class Question:
         """The shape that is asked about."""
         return self.model.config
 
-    def predict(self, *, uncalibrated: bool = False) -> Prediction:
+    def predict(self, *, uncalibrated: bool = False, software: str = "tuned") -> Prediction:
         """Predict the step."""
         from shapewright.predict import predict
 
         return predict(
-            self.config, device=self.device, workload=self.workload, layout=self.layout, uncalibrated=uncalibrated
+            self.config,
+            device=self.device,
+            workload=self.workload,
+            layout=self.layout,
+            uncalibrated=uncalibrated,
+            software=software,
         )
 
 

@@ -1,9 +1,10 @@
 """published_training_throughput.csv: tokens per second and device that vendors and labs published, dense models.
 
-Judged are pre-training rows that state shape, batches, layout and a time. What a row leaves open is taken as its
-software did it, and said: no recomputation and fused attention where checkpointing and attention are not stated;
-sequence parallelism where attention is fused (both came to Megatron in 2022). TFLOP/s and MFU are not used: their FLOP
-conventions differ. Here the bias is of tokens/s: above zero means promising too much.
+Judged are pre-training rows that state shape, batches, layout and a time, each as the generation of software that its
+source names would run it. What a row leaves open is taken as that software did it, and said: no recomputation and fused
+attention where checkpointing and attention are not stated; sequence parallelism where attention is fused (both came to
+Megatron in 2022). TFLOP/s and MFU are not used: their FLOP conventions differ. Here the bias is of tokens/s: above zero
+means promising too much.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from shapewright.accuracy.read import Format
 from shapewright.config import TransformerConfig
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import TUNED
 from shapewright.predict import add_up, predict
 from shapewright.workload import Workload
 
@@ -61,14 +63,39 @@ FORMAT = Format(
         "iter_time_s",
     ),
 )
+# Generation of software by the first words of a source.
+_SOFTWARE = {
+    "NVIDIA NeMo": "nemo-2024",
+    "NVIDIA Megatron-Bridge": "nemo-2024",
+    "mosaicml/llm-foundry": "fsdp-2023",
+    "torchtitan": "fsdp-2024",
+    "BLOOM": "megatron-deepspeed-2021",
+    "MT-NLG": "megatron-deepspeed-2021",
+    "Megatron-LM": "megatron-2020",
+    "BigScience": "megatron-2020",
+    "2104.04473": "megatron-2020",
+}
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
 _UNFUSED_ARCHITECTURES = ("volta", "turing")
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One published row, complete."""
+class PublishedRun:
+    """One published row, complete.
 
+    Attributes:
+        source: Who published it.
+        software: Generation of software that the source names.
+        device: What it ran on.
+        config: The model.
+        workload: Batches, length and element format.
+        layout: How it was spread.
+        tokens_per_s_per_device: What was measured.
+    """
+
+    source: str
+    software: str
+    device: Device
     config: TransformerConfig
     workload: Workload
     layout: ParallelLayout
@@ -88,6 +115,33 @@ class _UnusableRowError(ShapewrightError):
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Predict every complete row; the library is the first word of the source, parts are sources and models."""
+    for run in read_runs(columns, context):
+        try:
+            prediction = predict(
+                run.config,
+                device=run.device,
+                workload=run.workload,
+                layout=run.layout,
+                uncalibrated=context.uncalibrated,
+                software=run.software,
+            )
+        except ShapewrightError as error:
+            context.skipped[str(error)] += 1
+            continue
+        yield Chunk(
+            table="published_training_throughput",
+            device=run.device.name,
+            dtype=run.workload.dtype,
+            library=run.source.split(" ")[0],
+            part=f"{run.source}: {run.config.name}",
+            measured=np.array([run.tokens_per_s_per_device]),
+            prices=_prices_of(prediction),
+            seconds=np.array([run.step_s]),
+        )
+
+
+def read_runs(columns: Columns, context: Context) -> Iterator[PublishedRun]:
+    """Complete the rows that can be; why others cannot is counted in the context."""
     assumed: Counter[str] = Counter()
     for (gpu,), rows in columns.groups("gpu"):
         device = context.device_of(gpu, rows.num_rows)
@@ -95,26 +149,10 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
             assert device is not None
             try:
                 run = _read_run(rows, row, device, assumed)
-                prediction = predict(
-                    run.config,
-                    device=device,
-                    workload=run.workload,
-                    layout=run.layout,
-                    uncalibrated=context.uncalibrated,
-                )
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1
-                continue
-            yield Chunk(
-                table="published_training_throughput",
-                device=device.name,
-                dtype=run.workload.dtype,
-                library=rows.labels["source"][row].split(" ")[0],
-                part=f"{rows.labels['source'][row]}: {rows.labels['model'][row]}",
-                measured=np.array([run.tokens_per_s_per_device]),
-                prices=_prices_of(prediction),
-                seconds=np.array([run.step_s]),
-            )
+            else:
+                yield run
         context.advance(rows.num_rows)
     if assumed:
         listed = "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
@@ -136,7 +174,7 @@ def _prices_of(prediction: Prediction) -> Prices:
     )
 
 
-def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) -> _Run:
+def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) -> PublishedRun:
     """Complete one row.
 
     Raises:
@@ -173,7 +211,11 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
         raise _UnusableRowError(f"activation checkpointing {checkpointing!r} is not modelled")
     if not checkpointing:
         assumed["do not state activation checkpointing: none"] += 1
-    return _Run(
+    source = rows.labels["source"][row]
+    return PublishedRun(
+        source=source,
+        software=next((name for words, name in _SOFTWARE.items() if source.startswith(words)), TUNED),
+        device=device,
         config=_make_config(number, name=rows.labels["model"][row]),
         workload=Workload(
             micro_batch_size=int(number("micro_batch")),
@@ -188,7 +230,7 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
             pipeline_parallel=int(number("pp")),
             data_parallel=int(number("num_gpus")) // sharded,
             context_parallel=int(number("cp", 1.0)),
-            virtual_pipeline=int(number("vp", 1.0)) if number("pp") > 1.0 else 1,
+            virtual_pipeline=_num_chunks(int(number("num_layers")), int(number("pp")), int(number("vp", 1.0)), assumed),
             sequence_parallel=bool(number("sequence_parallel", fused)),
             zero_stage=_read_zero_stage(rows.labels["fsdp_zero"][row]),
         ),
@@ -219,6 +261,16 @@ def _make_config(number: Number, *, name: str) -> TransformerConfig:
         position_embedding="rotary" if gated else "learned",
         tied_embeddings=not gated,
     )
+
+
+def _num_chunks(num_layers: int, num_stages: int, num_chunks: int, assumed: Counter[str]) -> int:
+    """Model chunks of each stage; Megatron can count embedding and head as layers, so that there may be two more."""
+    if num_stages == 1:
+        return 1
+    if num_stages * num_chunks <= num_layers or num_stages * num_chunks > num_layers + 2:
+        return num_chunks
+    assumed["count embedding and head as layers: one chunk per stage less"] += 1
+    return num_chunks - 1
 
 
 def _read_dtype(word: str) -> str:

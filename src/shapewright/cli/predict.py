@@ -15,12 +15,20 @@ Examples:
   shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --context-len 8192 --micro-batch-size 32
   shapewright predict ./config.json --device h100-sxm-80gb --tp 8 --pp 4 --dp 16 --global-batch-size 1024
   shapewright predict llama-3-8b --hidden-size 4097 --head-dim 128 --device h200-sxm-141gb --json
+  shapewright predict llama-2-70b --device a100-sxm-80gb --dp 64 --zero-stage 3 --software fsdp-2024
   shapewright predict gpt2 --device a100-sxm-80gb --explain logits
 """
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@click.option(
+    "--software",
+    default="tuned",
+    show_default=True,
+    metavar="NAME",
+    help="training software: a tuned stack of today, or a generation such as nemo-2024, fsdp-2024 or fsdp-2023",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option(
     "--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv"
@@ -30,6 +38,7 @@ def command(
     config: str | None,
     device: str,
     uncalibrated: bool,
+    software: str,
     as_json: bool,
     explain: str | None,
     show_all: bool,
@@ -43,7 +52,7 @@ def command(
     if show_all and (as_json or explain):
         raise click.UsageError("--all has no effect with --json or --explain, which leave nothing out")
     question = ask_from_options(config, device, given)
-    prediction = question.predict(uncalibrated=uncalibrated)
+    prediction = question.predict(uncalibrated=uncalibrated, software=software)
     if explain:
         from shapewright.report.explain import explain_operation
 

@@ -43,6 +43,7 @@ def prediction_to_json(prediction: Prediction) -> dict[str, Any]:
             "fits": memory.total_bytes <= prediction.device.memory_bytes,
         },
         "operations": [operation_to_json(entry) for entry in prediction.operations],
+        "software": prediction.software,
         "calibration": _main_record(prediction.calibration),
         "calibration_records": prediction.calibration,
         "warnings": list(prediction.warnings),

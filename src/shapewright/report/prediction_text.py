@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.operations import Attention
+from shapewright.perf.software import TUNED
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import operation_to_json
 from shapewright.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
@@ -77,11 +78,12 @@ def describe(prediction: Prediction) -> str:
     spread = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one device"
     name = config.name or config.model_type or "model"
     recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
+    software = f", software of {prediction.software}" if prediction.software != TUNED else ""
     size = format_count(prediction.parameters.total)
     return (
         f"{name} ({size} parameters) on {prediction.device.title}: {workload.phase}, "
         f"b={workload.micro_batch_size} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; "
-        f"{spread}"
+        f"{spread}{software}"
     )
 
 

@@ -1,0 +1,131 @@
+"""Training software: what a framework of one generation makes of the kernels.
+
+Operations are priced with today's kernels, run by a host that keeps up. A generation says what was different then:
+
+    time of an operation = (price x attention factor, if it is fused attention) x time factor + host cost
+
+and how much communication its computation hides. At most one of these numbers is fitted per generation, on rows other
+than those that it is judged on; an attention factor is the choice of an older kernel, a different thing on each
+architecture. Each generation is a record, ``data/software/<name>.json``, written by ``scripts/calibrate_software.py``;
+``tuned`` is no record: it changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from shapewright.errors import CalibrationError, close_names
+from shapewright.operations import Attention
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.operations import Operation
+    from shapewright.perf.price import Price
+
+TUNED = "tuned"
+"""The default: a stack of today whose host never falls behind, and an interval that spans all published ones."""
+
+_FOLDER = "data/software"
+OVERLAP_SHARE = 0.9
+"""Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for
+the last layer's gradients. Assumed; buckets of 25 to 40 MB leave about this much."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """One generation of a framework.
+
+    Attributes:
+        name: Word that chooses it.
+        title: Frameworks and years that it stands for.
+        overlap_share: Share of a pass's computation that overlapping communication can hide behind.
+        tensor_hidden_fraction: Share of the tensor axis' communication that runs beside the product it belongs to.
+        time_factor: Factor on every operation.
+        host_s: What each operation of a pass costs more, because the host launches it and waits. [s]
+        attention_factor: Factor on fused attention by architecture; 1 where it is not named.
+        low: 5 % of measured / predicted steps that no fit saw; None for the interval of the operations.
+        high: 95 % of the same.
+        record: Id of its record; empty for ``tuned``.
+        provenance: Source, rows, split and errors of the record.
+    """
+
+    name: str = TUNED
+    title: str = "tuned stack of today"
+    overlap_share: float = OVERLAP_SHARE
+    tensor_hidden_fraction: float = 0.0
+    time_factor: float = 1.0
+    host_s: float = 0.0
+    attention_factor: Mapping[str, float] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+    record: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
+        """Price of an operation as this software runs it; scalar prices only."""
+        factor = self.time_factor
+        if isinstance(operation, Attention):
+            factor *= self.attention_factor.get(device.architecture, 1.0)
+        host_s = 0.0 if operation.pass_name == "step" else self.host_s
+        if factor == 1.0 and host_s == 0.0:
+            return price
+        return replace(
+            price,
+            time_s=price.time_s * factor + host_s,
+            low_s=price.low_s * factor + host_s,
+            high_s=price.high_s * factor + host_s,
+            start_s=price.start_s + host_s,
+        )
+
+
+_TUNED = Software()
+
+
+def load_software(name: str) -> Software:
+    """Find a generation by name.
+
+    Raises:
+        CalibrationError: there is no record of this name.
+    """
+    known = {TUNED: _TUNED, **_read_generations()}
+    if name not in known:
+        hint = close_names(name, known)
+        raise CalibrationError(
+            f"unknown software {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}"
+        )
+    return known[name]
+
+
+def software_names() -> tuple[str, ...]:
+    """Names to choose from, the default first."""
+    return (TUNED, *_read_generations())
+
+
+@cache
+def _read_generations() -> dict[str, Software]:
+    """All records, by name."""
+    folder = resources.files("shapewright.perf") / _FOLDER
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".json")), key=lambda entry: entry.name)
+    found = (_parse(entry.name, entry.read_text(encoding="utf-8")) for entry in files)
+    return {software.name: software for software in found}
+
+
+def _parse(file_name: str, text: str) -> Software:
+    try:
+        raw = json.loads(text)
+        return Software(
+            name=raw["name"],
+            title=raw["title"],
+            record=raw["id"],
+            low=raw["interval"]["low"],
+            high=raw["interval"]["high"],
+            provenance=raw["provenance"],
+            **raw["parameters"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CalibrationError(f"software record {file_name} is malformed: {error!r}") from error

@@ -1,0 +1,121 @@
+"""Generations of training software: what they do to prices, and how they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shapewright.errors import CalibrationError, WorkloadError
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.operations import Attention, Collective
+from shapewright.perf.software import TUNED, Software, load_software, software_names
+from shapewright.predict import Prediction
+from shapewright.predict import predict as predict_step
+from shapewright.question import ask
+
+H100 = "h100-sxm-80gb"
+SHARDED = ParallelLayout(data_parallel=8, zero_stage=3)
+
+
+def predict(software: Software | str, layout: ParallelLayout = SHARDED) -> Prediction:
+    """A training step of Llama-3-8B."""
+    question = ask("llama-3-8b", H100, workload={"micro_batch_size": 1, "seq_len": 4096}, layout=layout)
+    return predict_step(
+        question.config, device=question.device, workload=question.workload, layout=layout, software=software
+    )
+
+
+def test_tuned_changes_nothing() -> None:
+    """The default is the plain sum of operations, and names no record."""
+    plain, named = predict(Software()), predict(TUNED)
+
+    assert plain.step_time_s == named.step_time_s
+    assert named.software == TUNED
+    assert "software" not in named.calibration
+
+
+def test_a_factor_is_on_the_whole_step() -> None:
+    """Every operation 1.25 times as slow makes a step 1.25 times as slow, hidden communication included."""
+    assert predict(Software(time_factor=1.25)).step_time_s == pytest.approx(1.25 * predict(TUNED).step_time_s)
+
+
+def test_older_attention_weighs_on_attention_alone() -> None:
+    """Attention three times as slow on Hopper adds twice its time; a factor of another architecture adds nothing."""
+    plain = predict(Software(overlap_share=0.0))
+    attention_s = sum(entry.total_time_s for entry in plain.operations if isinstance(entry.operation, Attention))
+    slow = predict(Software(overlap_share=0.0, attention_factor={"hopper": 3.0}))
+
+    assert slow.step_time_s == pytest.approx(plain.step_time_s + 2.0 * attention_s)
+    assert predict(Software(attention_factor={"ampere": 3.0})).step_time_s == predict(TUNED).step_time_s
+
+
+def test_shards_that_nothing_hides() -> None:
+    """Without overlap the step has all communication of the shards."""
+    exposed = predict(Software(overlap_share=0.0))
+    collectives = [entry for entry in exposed.operations if isinstance(entry.operation, Collective)]
+
+    assert collectives
+    assert all(entry.exposed_fraction == 1.0 for entry in collectives)
+    assert exposed.step_time_s > predict(TUNED).step_time_s
+
+
+def test_tensor_communication_beside_its_product() -> None:
+    """Hiding half of the tensor axis' communication saves half of its time."""
+    layout = ParallelLayout(tensor_parallel=8)
+    plain, half = predict(TUNED, layout), predict(Software(tensor_hidden_fraction=0.5), layout)
+    tensor_s = sum(
+        entry.total_time_s
+        for entry in plain.operations
+        if isinstance(entry.operation, Collective) and entry.operation.axis == "tensor" and not entry.operation.overlaps
+    )
+
+    assert half.step_time_s == pytest.approx(plain.step_time_s - tensor_s / 2)
+
+
+def test_a_host_that_waits_costs_small_batches_most() -> None:
+    """A fixed cost per launch takes the larger share of a step the less a launch does."""
+    slow = Software(host_s=1e-4)
+    question = ask("llama-3-8b", H100)
+
+    def slowdown(micro_batch_size: int) -> float:
+        workload = replace(question.workload, micro_batch_size=micro_batch_size)
+        steps = [
+            predict_step(question.config, device=question.device, workload=workload, software=software).step_time_s
+            for software in (slow, Software())
+        ]
+        return steps[0] / steps[1]
+
+    assert slowdown(1) > slowdown(4) > 1.0
+
+
+def test_interval_of_a_known_generation() -> None:
+    """Whole steps that no fit saw make the interval of a generation, which is narrower than that of all of them."""
+    known, unknown = load_software("fsdp-2023"), predict(TUNED)
+    found = predict("fsdp-2023")
+
+    assert known.low is not None
+    assert known.high is not None
+    assert found.step_time_low_s == pytest.approx(known.low * found.step_time_s)
+    assert found.step_time_high_s == pytest.approx(known.high * found.step_time_s)
+    width = found.step_time_high_s / found.step_time_low_s
+    assert width < unknown.step_time_high_s / unknown.step_time_low_s
+
+
+@pytest.mark.parametrize("name", [name for name in software_names() if name != TUNED])
+def test_records_say_what_they_are_made_of(name: str) -> None:
+    """Each generation predicts, brackets its step, and names source, split, and errors on rows left out."""
+    found, software = predict(name), load_software(name)
+
+    assert found.step_time_low_s <= found.step_time_s <= found.step_time_high_s
+    assert found.calibration["software"] == software.record
+    assert software.provenance["reports"]["held out"]["rows"] == software.provenance["rows"]
+
+
+def test_unknown_software_and_wrong_phase() -> None:
+    """An unknown generation is answered with those that there are; serving has no training software."""
+    with pytest.raises(CalibrationError, match=r"unknown software 'fsdp-2032'.*fsdp-2023"):
+        predict("fsdp-2032")
+    with pytest.raises(WorkloadError, match=r"means nothing in decode"):
+        ask("llama-3-8b", load_device(H100), workload={"phase": "decode"}).predict(software="fsdp-2023")
