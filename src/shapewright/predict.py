@@ -22,7 +22,7 @@ from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Collective
 from shapewright.perf.pricing import price_operations
-from shapewright.perf.software import OVERLAP_SHARE, TUNED, Software, load_software
+from shapewright.perf.software import OVERLAP_SHARE, TUNED, TUNED_SOFTWARE, Software, load_software
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
@@ -192,7 +192,7 @@ def larger(one: Numeric, other: Numeric) -> Numeric:
     return np.maximum(one, other)
 
 
-def _hide_communication(priced: list[PricedOperation], software: Software) -> list[PricedOperation]:
+def _hide_communication(priced: list[PricedOperation], software: Software = TUNED_SOFTWARE) -> list[PricedOperation]:
     """Give overlapping collectives the share of their time that the computation of their pass cannot hide.
 
     Weights gathered for the forward pass hide behind it, gradients behind the backward pass.

@@ -83,7 +83,7 @@ class Software:
         )
 
 
-_TUNED = Software()
+TUNED_SOFTWARE = Software()
 
 
 def load_software(name: str) -> Software:
@@ -92,7 +92,7 @@ def load_software(name: str) -> Software:
     Raises:
         CalibrationError: there is no record of this name.
     """
-    known = {TUNED: _TUNED, **_read_generations()}
+    known = {TUNED: TUNED_SOFTWARE, **_read_generations()}
     if name not in known:
         hint = close_names(name, known)
         raise CalibrationError(
