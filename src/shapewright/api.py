@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from shapewright.errors import CalibrationError, ConfigError, DeviceError, ShapewrightError
+from shapewright.errors import CalibrationError, ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.question import ask
 
 if TYPE_CHECKING:
@@ -238,7 +238,8 @@ def compare(
 def search(
     config: str | PathLike[str] | Model | TransformerConfig | None = None,
     *,
-    device: str | PathLike[str] | Device,
+    device: str | PathLike[str] | Device | None = None,
+    devices: Sequence[str | PathLike[str] | Device] = (),
     num_parameters: int | None = None,
     family: str | None = None,
     tolerance_fraction: float = 0.02,
@@ -247,6 +248,10 @@ def search(
     objective: str | None = None,
     guard: str = "usual",
     top: int = 20,
+    train_tokens: int | None = None,
+    usd_per_hour: float | None = None,
+    engine: str = "local",
+    address: str | None = None,
     workload: Mapping[str, Any] | None = None,
     layout: ParallelLayout | Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
@@ -259,14 +264,19 @@ def search(
         config: Baseline: preset name, config.json or its folder, hub id, Model or TransformerConfig; None for a public
             model of ``family`` scaled to ``num_parameters``.
         device: Device name, alias, file, or Device.
+        devices: Several of them, instead: shapes are ranked by their worst regret over them.
         num_parameters: Parameters that shapes should have; the baseline is scaled to them. None: as many as it has.
         family: Beginning of preset names, such as ``llama`` (the default) or ``gpt``.
         tolerance_fraction: How far from that size shapes may be.
-        vary: Fields to vary, keys of ``shapewright.search.VARIED``; empty for the default ones.
+        vary: Fields to vary, of ``shapewright.search.VARIED`` and ``VARIED_IN_BRANCHES``; empty for the default ones.
         keep: Values that fields must have.
         objective: What is to be fast, a key of ``shapewright.search.OBJECTIVES``; by default what the phase says.
         guard: Quality guard: ``usual``, ``strict`` or ``free``.
         top: How many shapes to list.
+        train_tokens: Tokens of the training run whose savings are told.
+        usd_per_hour: Price of one device for an hour; the objective ``cost`` needs it. [USD/h]
+        engine: ``local``, or ``ray`` (extra ``ray``).
+        address: Address of a Ray cluster, ``auto`` for the one of this machine; None or ``local`` starts one here.
         workload: Some fields of Workload.
         layout: ParallelLayout, or some of its fields.
         overrides: TransformerConfig fields to change on top of ``config``.
@@ -276,8 +286,13 @@ def search(
     Raises:
         ShapewrightError: what is wrong with any of them, or which constraint leaves no shape, in one line.
     """
+    from dataclasses import replace
+
     from shapewright.config import Model, TransformerConfig, read_model
+    from shapewright.hardware import Device, load_device
+    from shapewright.horizon import Horizon, check_price
     from shapewright.search import DEFAULT_VARIED, SearchRequest, phase_of, scale_model, search_shapes, usual_model
+    from shapewright.search.engine import runner_of
 
     request = SearchRequest(
         vary=tuple(dict.fromkeys(vary)) or DEFAULT_VARIED,
@@ -288,6 +303,21 @@ def search(
         top=top,
     )
     phase = phase_of(objective, (workload or {}).get("phase"))
+    check_price(usd_per_hour)
+    if objective == "cost" and usd_per_hour is None:
+        raise WorkloadError("--objective cost needs the price of a device: give --usd-per-hour, such as 2.5")
+    if train_tokens is not None and phase != "train":
+        raise WorkloadError(f"--train-tokens has no meaning in {phase}; leave it out, or use --phase train")
+    asked = [device] if device is not None else list(devices)
+    if device is not None and devices:
+        raise DeviceError("give one device or several, not both")
+    found = {
+        one.name: one for one in (each if isinstance(each, Device) else load_device(str(each)) for each in asked)
+    }
+    if not found:
+        raise DeviceError("no device to search for; give at least one name, 'shapewright devices' lists all")
+    if len(found) > 1 and (objective == "cost" or usd_per_hour is not None):
+        raise WorkloadError("a price belongs to one device; give --device, or ask 'shapewright compare' for several")
     if config is None and not overrides:
         if num_parameters is None:
             raise ConfigError("nothing to search: give a model, or a number of parameters such as --params 3b")
@@ -299,18 +329,29 @@ def search(
             config = Model(config=config, raw=None, source="TransformerConfig")
         model = config if isinstance(config, Model) else read_model(config, overrides)
         model = model if num_parameters is None else scale_model(model, num_parameters)
-    question = ask(model, device, workload={**(workload or {}), "phase": phase}, layout=layout)
-    return search_shapes(
-        question.model,
-        question.device,
-        question.workload,
-        question.layout,
-        request,
-        per_step=phase == "decode",
-        notes=question.notes,
-        uncalibrated=uncalibrated,
-        progress=progress,
-    )
+    questions = [
+        ask(model, one, workload={**(workload or {}), "phase": phase}, layout=layout) for one in found.values()
+    ]
+    first = questions[0]
+    with runner_of(engine, address) as run:
+        result = search_shapes(
+            first.model,
+            first.device,
+            first.workload,
+            first.layout,
+            request,
+            others=[(question.device, question.workload) for question in questions[1:]],
+            per_step=phase == "decode",
+            notes=tuple(dict.fromkeys(note for question in questions for note in question.notes)),
+            uncalibrated=uncalibrated,
+            run=run,
+            progress=progress,
+        )
+    if train_tokens is None and usd_per_hour is not None:
+        train_tokens = 10**9  # what a price is told for where nobody says how long the run is
+    if train_tokens is None or phase != "train":
+        return result
+    return replace(result, horizon=Horizon(train_tokens=train_tokens, usd_per_hour=usd_per_hour))
 
 
 def serve_plan(

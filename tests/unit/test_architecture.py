@@ -19,14 +19,14 @@ LEVELS = {
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
-    "store": 4,
+    **dict.fromkeys(("store", "horizon"), 4),
     **dict.fromkeys(("lint", "search", "question", "accuracy"), 5),
     **dict.fromkeys(("assumed_layout", "capacity", "compare", "serving", "utilization"), 5),
     **dict.fromkeys(("report", "bench", "api", "fit"), 6),
     **dict.fromkeys(("cli", "explorer"), 7),
     **dict.fromkeys(("__init__", "__main__"), 8),
 }
-HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub"}
+HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "ray"}
 
 UNIT_LESS_END = re.compile(r"(?:^|_)(?:time|size|bandwidth|latency)$|_memory$|flops_efficiency$")
 # Counts that Hugging Face and vendors spell so, and the one function that estimates more than a number.

@@ -55,6 +55,15 @@ _LETTERS = {
     "moe_intermediate_size": "f_e",
     "vocab_size": "v",
     "micro_batch_size": "b",
+    "num_experts": "E",
+    "num_experts_per_token": "k_e",
+    "shared_expert_intermediate_size": "f_shared",
+    "tensor_parallel": "t",
+    "pipeline_parallel": "p",
+    "data_parallel": "dp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "recompute": "recompute",
 }
 _MEASURE_WORDS = {
     "aspect": "width per layer",

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from shapewright.search.steps import Setting
 
-CHANGES = ("width", "depth", "heads", "kv_heads", "ffn", "vocab", "micro_batch")
-"""What may change, in the order of the bits of a code."""
+CHANGES = ("width", "depth", "heads", "kv_heads", "ffn", "vocab", "micro_batch", "experts", "layout", "recompute")
+"""What may change, in the order of the bits of a code; the last three are those of a branch."""
 
 # An MLP width this close to the baseline's proportion still follows the width. [element]
 _FOLLOWS_WITHIN = 64
@@ -47,7 +47,7 @@ def encode_changes(shapes: Mapping[str, NDArray[np.int64]], setting: Setting) ->
         "micro_batch": shapes["micro_batch_size"] != setting.workload.micro_batch_size,
     }
     code: Any = np.zeros(len(width), dtype=np.int64)
-    for place, change in enumerate(CHANGES):
+    for place, change in enumerate(bits):
         code = code | (bits[change].astype(np.int64) << place)
     return np.asarray(code)
 

@@ -1,11 +1,16 @@
-"""Go through a space: count parameters everywhere, price what has the right size, keep the best."""
+"""Go through spaces: count parameters everywhere, price what has the right size, keep the best.
+
+Spaces are cut into jobs that need nothing of each other. What the jobs find is put together in their order, so that
+the answer is the same to the last bit wherever they run.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +28,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.search.front import Table
-    from shapewright.search.grid import Grid, Sum
+    from shapewright.search.grid import Grid, Index
     from shapewright.search.space import Space
     from shapewright.search.steps import Setting
 
     Progress = Callable[[int, int], None]
+    Runner = Callable[[Sequence["Job"], Callable[[int], None]], Iterator["Findings"]]
 
 # Shapes counted at once: eight bytes for each of a few columns.
 _CHUNK = 1 << 20
@@ -40,25 +46,60 @@ _SORTED_OUT_AT = 1 << 17
 _MOST_COUNTED = 2**60
 
 
+# A job of so many shapes takes some seconds at most.
+_SHAPES_OF_A_JOB = 1 << 22
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a shape must keep to.
 
     Attributes:
         num_parameters: Parameters wanted.
+        num_active: Parameters that a token uses, wanted; None where only the total counts.
         tolerance_fraction: How far from them a shape may be.
         memory_bytes: Most that one device may need. [byte]
         token_s: The baseline's time per token (or per step); slower shapes are of no interest. [s]
         cost: Its cost, that time per parameter a token uses; dearer shapes are only faster because they are smaller.
         per_step: Whether the step itself is to be short, and not the time of a token.
+        least_costs: Where several devices are asked, the least cost on each; cost is then the worst ratio to them.
     """
 
     num_parameters: int
+    num_active: int | None = None
     tolerance_fraction: float
     memory_bytes: float
     token_s: float
     cost: float
     per_step: bool = False
+    least_costs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of a search that can be done by itself.
+
+    Attributes:
+        space: The shapes.
+        settings: What they have in common, for each device that is asked.
+        limits: What they must keep to.
+        branch: Which of the search's branches they belong to.
+        code: Changes that the branch itself makes, as encode_changes writes them.
+    """
+
+    space: Space
+    settings: tuple[Setting, ...]
+    limits: Limits
+    branch: int = 0
+    code: int = 0
+
+    def split(self) -> Iterator[Job]:
+        """Cut it along the axis of heads into jobs of a few seconds."""
+        grid = self.space.grid
+        num_rows = grid.lengths[0]
+        num_jobs = min(-(-grid.num_shapes // _SHAPES_OF_A_JOB), num_rows)
+        for rows in np.array_split(np.arange(num_rows), max(num_jobs, 1)):
+            yield replace(self, space=replace(self.space, grid=grid.take(0, rows)))
 
 
 @dataclass
@@ -86,6 +127,16 @@ class Tally:
     faster: int = 0
     nearest_parameters: int | None = None
     least_memory_bytes: float | None = None
+
+    def add(self, other: Tally, wanted: int) -> None:
+        """Take in what became of other shapes, when so many parameters are wanted."""
+        for name in ("num_shapes", "outside_guard", "outside_budget", "priced", "too_large", "faster"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.refused.update(other.refused)
+        sizes = [size for size in (self.nearest_parameters, other.nearest_parameters) if size is not None]
+        self.nearest_parameters = min(sizes, key=lambda size: abs(size - wanted), default=None)
+        least = [each for each in (self.least_memory_bytes, other.least_memory_bytes) if each is not None]
+        self.least_memory_bytes = min(least, default=None)
 
     @property
     def pruned(self) -> int:
@@ -116,6 +167,15 @@ class Findings:
         if sum(len(waiting["cost"]) for waiting in self._waiting) > _SORTED_OUT_AT:
             self.sort_out()
 
+    def merge(self, other: Findings, wanted: int) -> None:
+        """Take in what another job has found and sorted out, when so many parameters are wanted."""
+        self.tally.add(other.tally, wanted)
+        self.is_complete &= other.is_complete
+        if other.best is not None:
+            self.best = other.best if self.best is None else best_of_each(join([self.best, other.best]), _KEPT_OF_EACH)
+        if other.front is not None:
+            self.front = other.front if self.front is None else pareto(join([self.front, other.front]))
+
     def sort_out(self) -> None:
         """Put what was taken in where it belongs."""
         table = join(self._waiting) if self._waiting else None
@@ -126,36 +186,87 @@ class Findings:
         self.front = pareto(table if self.front is None else join([self.front, table]))
 
 
-def explore(space: Space, setting: Setting, limits: Limits, progress: Progress | None = None) -> Findings:
-    """Look at every shape of a space.
+def explore(jobs: Sequence[Job], run: Runner, progress: Progress | None = None) -> Findings:
+    """Look at every shape of some jobs.
 
     Args:
-        space: The shapes.
-        setting: What they have in common.
-        limits: What they must keep to.
-        progress: Told after each chunk how many shapes of how many are done.
+        jobs: The jobs, whose limits are the same.
+        run: Runs them and gives their findings in their order, such as ``run_here``.
+        progress: Told now and then how many shapes of how many are done.
 
     Returns:
         The best of them; what there is so far where the user interrupts.
     """
-    _refuse_overflow(space.grid, setting)
-    findings = Findings(Tally(num_shapes=space.grid.num_shapes))
-    done = 0
-    try:
-        for part in lower_grid(space.grid, setting):
-            if isinstance(part, Refused):
-                findings.tally.refused[_without_numbers(str(part.reason))] += part.num_shapes
-                done += part.num_shapes
-                continue
-            explorer = _Explorer(space, setting, limits, part, findings)
-            for num_shapes in explorer.run():
-                done += num_shapes
-                if progress is not None:
-                    progress(done, findings.tally.num_shapes)
-    except KeyboardInterrupt:
-        findings.is_complete = False
-    findings.sort_out()
+    for job in jobs:
+        _refuse_overflow(job.space.grid, job.settings[0])
+    num_shapes = sum(job.space.grid.num_shapes for job in jobs)
+    findings = Findings(Tally())
+
+    def show(done: int) -> None:
+        if progress is not None:
+            progress(done, num_shapes)
+
+    for found in run(jobs, show):
+        findings.merge(found, jobs[0].limits.num_parameters)
+    findings.tally.num_shapes = num_shapes
     return findings
+
+
+@contextmanager
+def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
+    """Something that runs jobs: in this process, or on Ray.
+
+    Args:
+        engine: ``local`` or ``ray``.
+        address: Address of a Ray cluster.
+
+    Raises:
+        ConfigError: no such engine, or an address that nobody asked for.
+        MissingExtraError: Ray is not installed.
+    """
+    if engine == "ray":
+        from shapewright.search.on_ray import ray_runner
+
+        with ray_runner(address) as run:
+            yield run
+    elif engine == "local":
+        if address is not None:
+            raise ConfigError(f"--address {address!r} has no effect without --engine ray; leave it out")
+        yield run_here
+    else:
+        raise ConfigError(f"--engine {engine!r} is not known; choose local or ray")
+
+
+def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findings]:
+    """Run jobs one after the other; an interrupt ends them with what the last one has found so far."""
+    done = 0
+    for job in jobs:
+        findings = Findings(Tally())
+        try:
+            for num_shapes in run_job(job, findings):
+                done += num_shapes
+                show(done)
+        except KeyboardInterrupt:
+            findings.is_complete = False
+        findings.sort_out()
+        yield findings
+        if not findings.is_complete:
+            return
+
+
+def run_job(job: Job, findings: Findings) -> Iterator[int]:
+    """Look at the shapes of one job; yields how many were done, chunk by chunk."""
+    grid = job.space.grid
+    findings.tally.num_shapes = grid.num_shapes
+    for parts in zip(*(lower_grid(grid, setting) for setting in job.settings), strict=True):
+        refused = next((part for part in parts if isinstance(part, Refused)), None)
+        if refused is not None:
+            findings.tally.refused[_without_numbers(str(refused.reason))] += refused.num_shapes
+            yield refused.num_shapes
+            continue
+        lowered = [part for part in parts if isinstance(part, Lowered)]
+        assert all(part.grid.num_shapes == lowered[0].grid.num_shapes for part in lowered)
+        yield from _Explorer(job, lowered, findings).run()
 
 
 def _without_numbers(message: str) -> str:
@@ -180,15 +291,16 @@ def _refuse_overflow(grid: Grid, setting: Setting) -> None:
 class _Explorer:
     """Goes through the part of a space that lowers alike."""
 
-    def __init__(self, space: Space, setting: Setting, limits: Limits, part: Lowered, findings: Findings) -> None:
-        self._space, self._setting, self._limits, self._findings = space, setting, limits, findings
-        self._grid = part.grid
-        self._times = StepTimes(part, setting)
+    def __init__(self, job: Job, parts: Sequence[Lowered], findings: Findings) -> None:
+        self._job, self._limits, self._findings = job, job.limits, findings
+        self._grid = parts[0].grid
+        self._times = [StepTimes(part, setting) for part, setting in zip(parts, job.settings, strict=True)]
+        setting = job.settings[0]
         self._memory = MemoryOfShapes(setting)
         counts = count_parameters(setting.traced(tape := Tape(), self._grid.first())[0])
         total, active = tape.node_of(counts.total), tape.node_of(counts.active)
         self._parameters = sum_of(self._grid, total)
-        self._active: Sum | None = None if active is total else sum_of(self._grid, active)
+        self._active = self._parameters if active is total else sum_of(self._grid, active)
 
     def run(self) -> Iterator[int]:
         """Go through all shapes; yields how many were done, chunk by chunk."""
@@ -201,15 +313,18 @@ class _Explorer:
                 self._findings.add(self._price(index))
             yield per_row * len(rows)
 
-    def _of_right_size(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], ...]]:
+    def _of_right_size(self, rows: NDArray[np.int64]) -> Iterator[Index]:
         """Indices of the shapes inside guard and budget."""
         limits, tally = self._limits, self._findings.tally
         num_batches = self._grid.lengths[-1]
         shape = (len(rows), *self._grid.lengths[1:-1], 1)
-        allowed = np.broadcast_to(self._space.allowed(self._grid, rows), shape)
+        allowed = np.broadcast_to(self._job.space.allowed(self._grid, rows), shape)
         total = np.broadcast_to(self._parameters.on_rows(rows), shape)
         distance = np.abs(total - limits.num_parameters)
         hits = allowed & (distance <= limits.tolerance_fraction * limits.num_parameters)
+        if limits.num_active is not None:
+            away = np.abs(np.broadcast_to(self._active.on_rows(rows), shape) - limits.num_active)
+            hits &= away <= limits.tolerance_fraction * limits.num_active
         num_allowed, num_hits = int(allowed.sum()), int(hits.sum())
         tally.outside_guard += (allowed.size - num_allowed) * num_batches
         tally.outside_budget += (num_allowed - num_hits) * num_batches
@@ -226,14 +341,15 @@ class _Explorer:
             batches = np.tile(np.arange(num_batches), len(place[0]))
             yield (rows[repeated[0]], *repeated[1:], batches)
 
-    def _price(self, index: tuple[NDArray[np.int64], ...]) -> Table:
+    def _price(self, index: Index) -> Table:
         """Shapes at an index that are faster than the baseline and fit."""
         limits, tally = self._limits, self._findings.tally
-        step_s = self._times.step_s(index)
-        active: Any = (self._active or self._parameters).at(index)
-        token_s = step_s / (1.0 if limits.per_step else self._times.num_tokens(index))
-        cost = token_s / active
-        tally.priced += len(cost)
+        tally.priced += len(index[0])
+        if all(times.has_bound for times in self._times):
+            # Without the operations that are priced shape by shape a step is shorter still: what is too dear then is.
+            _, token_s, cost = self._judge(index, whole=False)
+            index = tuple(positions[(cost < limits.cost) & (token_s < limits.token_s)] for positions in index)
+        step_s, token_s, cost = self._judge(index, whole=True)
         faster = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
         index = tuple(positions[faster] for positions in index)
         fields = self._grid.fields_at(index)
@@ -246,7 +362,8 @@ class _Explorer:
             "parameters": self._parameters.at(index),
             "memory_bytes": memory_bytes,
             "kv_bytes": kv_bytes,
-            "changes": encode_changes(fields, self._setting),
+            "changes": encode_changes(fields, self._job.settings[0]) | self._job.code,
+            "branch": np.full(len(faster), self._job.branch, dtype=np.int64),
         }
         fits = memory_bytes <= limits.memory_bytes
         tally.faster += int(fits.sum())
@@ -255,3 +372,19 @@ class _Explorer:
             least = float(memory_bytes.min())
             tally.least_memory_bytes = min(least, tally.least_memory_bytes or least)
         return take(table, np.flatnonzero(fits))
+
+    def _judge(self, index: Index, *, whole: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Step time and time per token on the first device [s], and cost over all of them."""
+        active = self._active.at(index)
+        steps_s = [times.step_s(index, whole=whole) for times in self._times]
+        per_step = self._limits.per_step
+        tokens_s = [
+            step_s / (1.0 if per_step else times.num_tokens(index))
+            for step_s, times in zip(steps_s, self._times, strict=True)
+        ]
+        if not self._limits.least_costs:
+            return steps_s[0], tokens_s[0], tokens_s[0] / active
+        worst = np.zeros(len(index[0]))
+        for token_s, least in zip(tokens_s, self._limits.least_costs, strict=True):
+            worst = np.maximum(worst, token_s / active / least)
+        return steps_s[0], tokens_s[0], worst

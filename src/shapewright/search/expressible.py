@@ -82,6 +82,8 @@ def _example(config: TransformerConfig, name: str) -> dict[str, Any]:
         width = getattr(config, field_name) + _STEP
         is_same = config.is_moe and config.moe_intermediate_size == config.intermediate_size
         return {field_name: width, **({"intermediate_size": width} if is_same else {})}
+    if name == "experts" and config.is_moe:
+        return {"num_experts": 2 * config.num_experts}
     if name == "vocab":
         return {"vocab_size": config.vocab_size + _STEP}
     return {}

@@ -23,11 +23,14 @@ VARIED = {
     "width": "hidden_size",
     "micro_batch": "micro_batch_size",
 }
-"""What can be varied, and the field that holds it."""
+"""What can be varied in arrays, and the field that holds it."""
+
+VARIED_IN_BRANCHES = ("experts", "layout", "recompute")
+"""What can be varied besides, each combination by itself; see search.branches."""
 
 DEFAULT_VARIED = ("heads", "kv_heads", "ffn", "vocab", "depth", "width")
 
-OBJECTIVES = {"train-tokens-per-s": "train", "prefill": "prefill", "decode-latency": "decode"}
+OBJECTIVES = {"train-tokens-per-s": "train", "prefill": "prefill", "decode-latency": "decode", "cost": "train"}
 """What is to be fast, and the phase that it is measured in."""
 
 FEWEST_PARAMETERS, MOST_PARAMETERS = 100_000, 10**14
@@ -41,7 +44,7 @@ class SearchRequest:
     """What to look for.
 
     Attributes:
-        vary: Keys of VARIED.
+        vary: Keys of VARIED, and VARIED_IN_BRANCHES.
         keep: Values that fields must have, by the field's name or its key in VARIED.
         num_parameters: Parameters that shapes should have; None for as many as the baseline.
         tolerance_fraction: How far from them they may be, as a fraction.
@@ -61,8 +64,9 @@ class SearchRequest:
 
     def __post_init__(self) -> None:
         for name in self.vary:
-            if name not in VARIED:
-                raise ConfigError(f"--vary {name!r} is not known; {_hint(name)}choose among {', '.join(VARIED)}")
+            if name not in (*VARIED, *VARIED_IN_BRANCHES):
+                choices = ", ".join((*VARIED, *VARIED_IN_BRANCHES))
+                raise ConfigError(f"--vary {name!r} is not known; {_hint(name)}choose among {choices}")
         check_guard(self.guard)
         if self.num_parameters is not None and not FEWEST_PARAMETERS <= self.num_parameters <= MOST_PARAMETERS:
             raise ConfigError(
@@ -86,7 +90,7 @@ class SearchRequest:
 
     def free_fields(self) -> tuple[str, ...]:
         """Keys of VARIED that stay open."""
-        return tuple(name for name in self.vary if VARIED[name] not in self.keep)
+        return tuple(name for name in self.vary if VARIED.get(name) not in self.keep)
 
 
 def field_of(name: str) -> str:
@@ -110,7 +114,7 @@ def ffn_field(config: TransformerConfig) -> str:
 
 
 def _hint(name: str) -> str:
-    hint = close_names(name, (*VARIED, *VARIED.values()))
+    hint = close_names(name, (*VARIED, *VARIED.values(), *VARIED_IN_BRANCHES))
     return f"{hint} " if hint else ""
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.errors import ConfigError
+from shapewright.fields import noted_fields
+from shapewright.layout import ParallelLayout
 from shapewright.predict import predict
 from shapewright.search.bands import measure_shape, percentile_of
+from shapewright.search.branches import list_branches
 from shapewright.search.changes import decode_changes
 from shapewright.search.compare import Gain, Speedup, compare_times, explain_gains
-from shapewright.search.engine import Findings, Limits, Tally, explore
+from shapewright.search.engine import Findings, Job, Limits, Tally, explore, run_here
 from shapewright.search.expressible import keep_expressible
 from shapewright.search.front import take
 from shapewright.search.memory import kv_bytes_per_token
@@ -27,8 +31,10 @@ from shapewright.units import format_bytes, format_count
 if TYPE_CHECKING:
     from shapewright.config import Model, TransformerConfig
     from shapewright.hardware import Device
-    from shapewright.layout import ParallelLayout
+    from shapewright.horizon import Horizon
     from shapewright.predict import Prediction
+    from shapewright.search.branches import Branch
+    from shapewright.search.engine import Progress, Runner
     from shapewright.search.front import Table
     from shapewright.search.request import SearchRequest
     from shapewright.search.space import Space
@@ -36,11 +42,18 @@ if TYPE_CHECKING:
 
 # Shapes that gain less are the baseline for all that a prediction can tell.
 SMALLEST_GAIN_FRACTION = 0.002
+_WORTH_IT = 1.0 - SMALLEST_GAIN_FRACTION
 # Shapes of each number of changes that are listed whatever the others gain; of one change, one for each field.
 _LISTED_OF_EACH = 3
 _LARGEST_FRONT = 24
 # Fields that make a shape another one, and not only a wider or narrower one.
-_SKELETON = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size")
+_SKELETON = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size", "branch")
+_EXPERT_FIELDS = (
+    "moe_intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "shared_expert_intermediate_size",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +62,7 @@ class Candidate:
 
     Attributes:
         rank: Place in the list, from 1; 0 for the baseline.
-        prediction: Its step.
+        prediction: Its step; where several devices are asked, on the first.
         changed_fields: Changed fields as a person counts them, see search.changes.
         changes: Old and new value by name, of all fields that differ.
         speedup: Throughput over the baseline's, with interval.
@@ -60,12 +73,13 @@ class Candidate:
         kv_bytes_per_token: What a token adds to the KV cache of the whole model. [byte]
         gains: What got faster, and why.
         measures: By measure of search.bands: value, factor from the baseline, percentile among public models.
+        on_devices: By device, where several are asked: speed-up there, and regret.
     """
 
     rank: int
     prediction: Prediction
     changed_fields: tuple[str, ...]
-    changes: Mapping[str, tuple[int, int]]
+    changes: Mapping[str, tuple[Any, Any]]
     speedup: Speedup
     equal_size_speedup: float
     layer_speedup: float
@@ -73,11 +87,28 @@ class Candidate:
     kv_bytes_per_token: float
     gains: tuple[Gain, ...]
     measures: Mapping[str, tuple[float, float, float]]
+    on_devices: Mapping[str, OnDevice] = field(default_factory=dict)
 
     @property
     def config(self) -> TransformerConfig:
         """The shape."""
         return self.prediction.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """A shape on one of several devices.
+
+    Attributes:
+        speedup: Throughput over the baseline's there.
+        equal_size_speedup: The same per parameter that a token uses.
+        regret: Its time per token and parameter over that of the shape that is best there, from 1: what using one shape
+            everywhere costs here.
+    """
+
+    speedup: Speedup
+    equal_size_speedup: float
+    regret: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +119,12 @@ class SearchResult(ShownInNotebook):
         model: The baseline with the form it was read in, which config.write_back takes.
         baseline: Where it started.
         candidates: Faster shapes, the fastest first: the best of each number of changes, then the best of all.
+        best_on: By device, where several are asked, the shape that is best there alone.
         front: Shapes that no other beats in time per token, parameters, KV bytes per token and memory, fastest first;
             the fastest ones where there are many.
         tally: What became of the shapes of the space.
         ranges: What the quality guard allowed, by measure.
+        horizon: The training run that savings are told for, None where none was asked for.
         elapsed_s: How long it took. [s]
         is_complete: False where it was interrupted.
         notes: What to know.
@@ -101,11 +134,13 @@ class SearchResult(ShownInNotebook):
     baseline: Candidate
     candidates: tuple[Candidate, ...]
     front: tuple[Candidate, ...]
+    best_on: Mapping[str, Candidate]
     tally: Tally
     ranges: Mapping[str, tuple[float, float]]
     elapsed_s: float
     is_complete: bool
     notes: tuple[str, ...]
+    horizon: Horizon | None = None
 
     def best_by_num_changes(self) -> dict[int, Candidate]:
         """The fastest listed shape of each number of changed fields."""
@@ -122,10 +157,12 @@ def search_shapes(
     layout: ParallelLayout,
     request: SearchRequest,
     *,
+    others: Sequence[tuple[Device, Workload]] = (),
     per_step: bool = False,
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    run: Runner = run_here,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """Look for shapes of the same size that run faster.
 
@@ -135,9 +172,12 @@ def search_shapes(
         workload: What is run.
         layout: How it is spread.
         request: What to vary, and how far.
+        others: Further devices, each with the workload there: shapes are then ranked by the worst regret, which is
+            their time over that of the shape that is best on a device.
         per_step: Make the step short (latency), and not the time of a token (throughput).
         notes: What there is to say about the question.
         uncalibrated: Price as if nobody had measured the device.
+        run: Runs the jobs of the search.
         progress: Told how many shapes of how many are done.
 
     Raises:
@@ -147,37 +187,34 @@ def search_shapes(
     if per_step and "micro_batch" in request.free_fields():
         raise ConfigError("--vary micro_batch has no meaning for decode-latency, where 1 is fastest; leave it out")
     request, remarks = keep_expressible(model, request)
-    notes += remarks
-    config = model.config
-    space = make_space(config, workload, layout, request)
-    setting = Setting(
-        config=config,
-        device=device,
-        workload=workload,
-        layout=layout,
-        uncalibrated=uncalibrated,
-        followers=space.followers,
-    )
-    finder = _Finder(setting, per_step)
-    memory_bytes = finder.own.memory.total_bytes
-    if memory_bytes > device.memory_bytes:
-        notes += (
-            f"the baseline needs {format_bytes(memory_bytes)} of {format_bytes(device.memory_bytes)}: shapes are not "
-            f"asked to fit either",
-        )
-    own_s = finder.own.step_time_s / (1.0 if per_step else finder.own.tokens_per_step)
-    limits = Limits(
-        num_parameters=request.num_parameters or finder.own.parameters.total,
-        tolerance_fraction=request.tolerance_fraction,
-        memory_bytes=device.memory_bytes if memory_bytes <= device.memory_bytes else float("inf"),
-        token_s=own_s,
-        cost=own_s / finder.own.parameters.active * (1.0 - SMALLEST_GAIN_FRACTION),
-        per_step=per_step,
-    )
-    findings = explore(space, setting, limits, progress)
-    _refuse_empty(findings, limits, space)
-    candidates = finder.list_candidates(findings, request.top)
-    front = finder.list_front(findings)
+    workload, more = hold_global_batch(workload, layout, request)
+    notes += (*remarks, *more)
+    branches = list_branches(model.config, device, workload, layout, request)
+    places = [(device, workload), *others]
+    finders = [_Finder(branches, place, request, per_step=per_step, uncalibrated=uncalibrated) for place in places]
+    first = finders[0]
+    limits, more = first.limits(request)
+    notes += more
+    for finder in finders[1:]:
+        theirs, more = finder.limits(request)
+        limits = replace(limits, memory_bytes=min(limits.memory_bytes, theirs.memory_bytes))
+        notes += more
+    least: dict[str, Findings] = {}
+    if others:
+        for finder in finders:
+            own, _ = finder.limits(request)
+            # Without bounds on time, so that the best is found even where no shape beats the baseline.
+            own = replace(own, memory_bytes=limits.memory_bytes, cost=float("inf"), token_s=float("inf"))
+            least[finder.device.name] = explore(finder.jobs(own, [finder]), run, progress)
+            _refuse_empty(least[finder.device.name], own, first.spaces[0])
+        least_costs = tuple(float(found.best["cost"].min()) for found in least.values() if found.best is not None)
+        own_costs = [finder.own_cost for finder in finders]
+        worst = max(cost / least for cost, least in zip(own_costs, least_costs, strict=True))
+        limits = replace(limits, least_costs=least_costs, token_s=float("inf"), cost=worst * _WORTH_IT)
+    findings = explore(first.jobs(limits, finders), run, progress)
+    _refuse_empty(findings, limits, first.spaces[0])
+    tell = partial(_on_devices, finders, limits.least_costs)
+    candidates = tuple(tell(candidate) for candidate in first.list_candidates(findings, request.top))
     if not candidates:
         notes += (
             "no shape inside the limits is predicted to be faster; widen them with --vary, --tolerance or --free",
@@ -186,25 +223,140 @@ def search_shapes(
         notes += (f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}",)
     return SearchResult(
         model=model,
-        baseline=finder.baseline,
+        baseline=tell(first.baseline),
         candidates=candidates,
-        front=front,
+        front=tuple(tell(candidate) for candidate in first.list_front(findings)),
+        best_on={
+            finder.device.name: tell(found)
+            for finder in finders
+            for found in first.list_candidates(least.get(finder.device.name, Findings(Tally())), 1)
+        },
         tally=findings.tally,
-        ranges=space.ranges,
+        ranges=first.spaces[0].ranges,
         elapsed_s=time.perf_counter() - start_s,
         is_complete=findings.is_complete,
-        notes=notes,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-class _Finder:
-    """Turns rows of tables into candidates, each predicted once more on its own."""
+def hold_global_batch(
+    workload: Workload, layout: ParallelLayout, request: SearchRequest
+) -> tuple[Workload, tuple[str, ...]]:
+    """Give a training step the global batch of the baseline where layouts differ, so that all of them do the same work.
 
-    def __init__(self, setting: Setting, per_step: bool) -> None:
-        self._setting, self._per_step = setting, per_step
+    Without one, each layout would take a micro-batch per replica and stage.
+    """
+    if "layout" not in request.free_fields() or not workload.is_training or workload.global_batch_size is not None:
+        return workload, ()
+    passes = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
+    words = f"global batch held at the baseline's {passes} sequences, one micro-batch per replica and stage"
+    return replace(workload, global_batch_size=passes), (f"{words}; give --global-batch for yours",)
+
+
+def _on_devices(finders: Sequence[_Finder], least_costs: Sequence[float], candidate: Candidate) -> Candidate:
+    """A candidate with what it does on each of several devices."""
+    if not least_costs:
+        return candidate
+    places = {
+        finder.device.name: finder.on_device(candidate, least)
+        for finder, least in zip(finders, least_costs, strict=True)
+    }
+    return replace(candidate, on_devices=places)
+
+
+class _Finder:
+    """Branches on one device: makes jobs of them, and candidates of the rows of tables, each predicted once more."""
+
+    def __init__(
+        self,
+        branches: Sequence[Branch],
+        place: tuple[Device, Workload],
+        request: SearchRequest,
+        *,
+        per_step: bool,
+        uncalibrated: bool,
+    ) -> None:
+        self.device, workload = place
+        self._branches, self._per_step = branches, per_step
+        own = branches[0]
+        self.spaces: list[Space] = []
+        self._settings: list[Setting] = []
+        for branch in branches:
+            asked = replace(workload, recompute=branch.workload.recompute)
+            space = make_space(branch.config, asked, branch.layout, request)
+            self.spaces.append(space)
+            self._settings.append(
+                Setting(
+                    config=branch.config,
+                    device=self.device,
+                    workload=asked,
+                    layout=branch.layout,
+                    uncalibrated=uncalibrated,
+                    followers=space.followers,
+                )
+            )
+        self._varies_experts = any(branch.config != own.config for branch in branches)
         self._known: dict[tuple[Any, ...], Prediction] = {}
-        self.own = self._predict({})
+        self.own = self._predict({}, 0)
         self.baseline = self._candidate(0, self.own, ())
+
+    @property
+    def own_cost(self) -> float:
+        """The baseline's time per token (or step) and parameter that a token uses. [s]"""
+        return self._token_s(self.own) / self.own.parameters.active
+
+    def limits(self, request: SearchRequest) -> tuple[Limits, tuple[str, ...]]:
+        """What shapes must keep to here, and what there is to say about it."""
+        needed, there = self.own.memory.total_bytes, self.device.memory_bytes
+        words = f"the baseline needs {format_bytes(needed)} of {format_bytes(there)} on {self.device.name}"
+        can_shrink = {"layout", "recompute", "micro_batch"} & set(request.free_fields())
+        limits = Limits(
+            num_parameters=request.num_parameters or self.own.parameters.total,
+            num_active=self.own.parameters.active if self._varies_experts else None,
+            tolerance_fraction=request.tolerance_fraction,
+            memory_bytes=there if needed <= there or can_shrink else float("inf"),
+            token_s=self._token_s(self.own),
+            cost=self.own_cost * _WORTH_IT,
+            per_step=self._per_step,
+        )
+        if needed <= there:
+            return limits, ()
+        if can_shrink:
+            return limits, (f"{words}: what is listed fits",)
+        return limits, (f"{words}: shapes are not asked to fit either",)
+
+    def jobs(self, limits: Limits, finders: Sequence[_Finder]) -> list[Job]:
+        """All branches in jobs, on the devices of some finders."""
+        jobs: list[Job] = []
+        for number, (branch, space) in enumerate(zip(self._branches, self.spaces, strict=True)):
+            settings = tuple(finder._settings[number] for finder in finders)
+            jobs += Job(space, settings, limits, number, branch.code).split()
+        return jobs
+
+    def on_device(self, candidate: Candidate, least_cost: float) -> OnDevice:
+        """What a candidate of any finder does on this one's device."""
+        other = candidate.prediction
+        here = predict(
+            other.config,
+            device=self.device,
+            workload=replace(
+                self._settings[0].workload,
+                micro_batch_size=other.workload.micro_batch_size,
+                recompute=other.workload.recompute,
+            ),
+            layout=other.layout,
+            uncalibrated=self._settings[0].uncalibrated,
+        )
+        speedup = compare_times(self.own, here, per_step=self._per_step)
+        return OnDevice(
+            speedup=speedup,
+            equal_size_speedup=speedup.factor * here.parameters.active / self.own.parameters.active,
+            regret=self._token_s(here) / here.parameters.active / least_cost,
+        )
+
+    def _token_s(self, prediction: Prediction) -> float:
+        """What is to be short: time per token of all devices, or the step. [s]"""
+        return prediction.step_time_s / (1.0 if self._per_step else prediction.tokens_per_step)
 
     def list_candidates(self, findings: Findings, top: int) -> tuple[Candidate, ...]:
         """The best of each number of changes, filled up with the best of all."""
@@ -225,20 +377,22 @@ class _Finder:
         varied = {*VARIED.values(), "moe_intermediate_size"} & set(table)
         found = []
         for row in range(len(table["cost"])):
-            prediction = self._predict({name: int(table[name][row]) for name in varied})
+            shape = {name: int(table[name][row]) for name in varied}
+            prediction = self._predict(shape, int(table["branch"][row]))
             found.append(self._candidate(row + 1, prediction, decode_changes(int(table["changes"][row]))))
         return tuple(found)
 
-    def _predict(self, shape: dict[str, int]) -> Prediction:
-        key = tuple(sorted(shape.items()))
+    def _predict(self, shape: dict[str, int], branch: int) -> Prediction:
+        key = (branch, *sorted(shape.items()))
         if key not in self._known:
-            config, workload = self._setting.concrete(shape)
+            setting = self._settings[branch]
+            config, workload = setting.concrete(shape)
             self._known[key] = predict(
                 config,
-                device=self._setting.device,
+                device=self.device,
                 workload=workload,
-                layout=self._setting.layout,
-                uncalibrated=self._setting.uncalibrated,
+                layout=setting.layout,
+                uncalibrated=setting.uncalibrated,
             )
         return self._known[key]
 
@@ -264,10 +418,14 @@ class _Finder:
         )
 
 
-def _differences(baseline: Prediction, candidate: Prediction) -> Iterator[tuple[str, tuple[int, int]]]:
+def _differences(baseline: Prediction, candidate: Prediction) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Fields that differ, followers included, but for those that only repeat another one."""
-    for name in (*VARIED.values(), "moe_intermediate_size"):
-        owner = "workload" if name == "micro_batch_size" else "config"
+    owners = {
+        **dict.fromkeys((*VARIED.values(), *_EXPERT_FIELDS), "config"),
+        **dict.fromkeys(("micro_batch_size", "recompute"), "workload"),
+        **dict.fromkeys((spec.name for spec, _ in noted_fields(ParallelLayout)), "layout"),
+    }
+    for name, owner in owners.items():
         old, new = (getattr(getattr(prediction, owner), name) for prediction in (baseline, candidate))
         if old != new:
             yield name, (old, new)

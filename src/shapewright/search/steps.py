@@ -169,9 +169,14 @@ class StepTimes:
         for total in (*self._stages.values(), self._weight_gradients, *self._cover.values(), *self._wanted.values()):
             total.fold()
 
-    def step_s(self, index: Index) -> NDArray[np.float64]:
-        """Step times of the shapes at an index. [s]"""
-        late = self._late_sums(index)
+    @property
+    def has_bound(self) -> bool:
+        """Whether leaving out what is priced shape by shape saves work and can only make a step shorter."""
+        return bool(self._late) and not self._hides
+
+    def step_s(self, index: Index, *, whole: bool = True) -> NDArray[np.float64]:
+        """Step times of the shapes at an index; unless ``whole``, without what is priced shape by shape. [s]"""
+        late = self._late_sums(index) if whole else {}
         sums: dict[str, Any] = {stage: self._read_sum(total, index, late) for stage, total in self._stages.items()}
         if self._hides:
             for side, cover in self._cover.items():
