@@ -311,9 +311,7 @@ def search(
     asked = [device] if device is not None else list(devices)
     if device is not None and devices:
         raise DeviceError("give one device or several, not both")
-    found = {
-        one.name: one for one in (each if isinstance(each, Device) else load_device(str(each)) for each in asked)
-    }
+    found = {one.name: one for one in (each if isinstance(each, Device) else load_device(str(each)) for each in asked)}
     if not found:
         raise DeviceError("no device to search for; give at least one name, 'shapewright devices' lists all")
     if len(found) > 1 and (objective == "cost" or usd_per_hour is not None):

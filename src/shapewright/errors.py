@@ -16,6 +16,7 @@ one line and exits with 2.
     +-- UnknownRuleError      no lint rule has this code or name
     +-- MeasuredFileError     a file of measurements is missing, broken or lacks columns
     +-- StoreError            a store of measurements is missing, broken, full or newer than this program
+    +-- ClusterError          no Ray cluster answers, or it lost what it was given
     +-- BenchError            there is nothing to measure on, or it cannot do what is asked
 """
 
@@ -75,6 +76,10 @@ class MeasuredFileError(ShapewrightError):
 
 class StoreError(ShapewrightError):
     """A store of measurements is missing, broken, full or newer than this program."""
+
+
+class ClusterError(ShapewrightError):
+    """No Ray cluster answers, or it lost what it was given."""
 
 
 class BenchError(ShapewrightError):

@@ -19,7 +19,7 @@ LEVELS = {
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
-    **dict.fromkeys(("store", "horizon"), 4),
+    **dict.fromkeys(("store", "horizon", "cluster"), 4),
     **dict.fromkeys(("lint", "search", "question", "accuracy"), 5),
     **dict.fromkeys(("assumed_layout", "capacity", "compare", "serving", "utilization"), 5),
     **dict.fromkeys(("report", "bench", "api", "fit"), 6),

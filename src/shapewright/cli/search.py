@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_json_file, write_text_file
-from shapewright.cli.options import GroupedCommand, group_options, question_options
+from shapewright.cli.options import GroupedCommand, group_options, job_options
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Examples:
   shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
   shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
+  shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
+  shapewright search llama-3-8b --device h100-sxm-80gb --tp 2 --dp 32 --global-batch 512 --vary layout,micro_batch
 """
 
 
@@ -50,22 +52,26 @@ class Share(click.ParamType[Any]):
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
-@question_options
+@job_options
+@click.option("--device", metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")
+@click.option("--devices", metavar="NAME,...", help="several devices instead: shapes that are good on all of them")
 @click.option("--params", metavar="N", help="parameters that shapes should have, such as 2.7b (default: CONFIG's)")
 @click.option("--family", metavar="NAME", help="without CONFIG: public models to start from, such as llama or gpt")
 @click.option("--tolerance", type=Share(), default=0.02, help="how far from that size shapes may be (default: 2%)")
 @click.option(
     "--vary",
     metavar="FIELD,...",
-    help="fields to vary: heads, head_dim, kv_heads, ffn, vocab, depth, width, micro_batch "
+    help="fields to vary: heads, head_dim, kv_heads, ffn, vocab, depth, width, micro_batch, experts, layout, recompute "
     "(default: heads,kv_heads,ffn,vocab,depth,width)",
 )
 @click.option("--keep", multiple=True, metavar="FIELD=VALUE", help="a value that shapes must have; may be given again")
 @click.option(
     "--objective",
-    type=click.Choice(("train-tokens-per-s", "prefill", "decode-latency")),
-    help="what is to be fast (default: what --phase says, else training)",
+    type=click.Choice(("train-tokens-per-s", "prefill", "decode-latency", "cost")),
+    help="what is to be fast, or cheap (default: what --phase says, else training)",
 )
+@click.option("--train-tokens", metavar="N", help="tokens of the training run, such as 2t: what a shape saves of it")
+@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
 @click.option("--top", type=int, default=20, show_default=True, help="how many shapes to list")
 @click.option("--strict", is_flag=True, help="quality guard: stay close to the baseline's proportions")
 @click.option("--free", is_flag=True, help="no quality guard")
@@ -82,9 +88,15 @@ class Share(click.ParamType[Any]):
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
+@click.option("--html", "html", metavar="FILE", help="write the result as one self-contained page too")
+@click.option(
+    "--engine", type=click.Choice(("local", "ray")), default="local", show_default=True, help="where the search runs"
+)
+@click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
 def command(
     config: str | None,
-    device: str,
+    device: str | None,
+    devices: str | None,
     uncalibrated: bool,
     params: str | None,
     family: str | None,
@@ -92,6 +104,8 @@ def command(
     vary: str | None,
     keep: tuple[str, ...],
     objective: str | None,
+    train_tokens: str | None,
+    usd_per_hour: float | None,
     top: int,
     strict: bool,
     free: bool,
@@ -101,18 +115,24 @@ def command(
     format_name: str,
     as_json: bool,
     as_csv: bool,
+    html: str | None,
+    engine: str,
+    address: str | None,
     **given: Any,
 ) -> int:
     """Find shapes of CONFIG's size that run faster on a device.
 
     The same parameters, family and workload, faster: changes of one field first, then of more. Without CONFIG the
     baseline is a public model scaled to --params. What is ranked is throughput per parameter: a model that is faster
-    because it is smaller gains nothing. Shapes stay inside a quality guard (docs/decisions/0006-search.md).
+    because it is smaller gains nothing. Shapes stay inside a quality guard (docs/decisions/0006-search.md). Over
+    several --devices the rank is that of the worst regret: the time on a device over that of the best shape there.
 
     Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
     """
     from shapewright.api import search
 
+    if (device is None) == (devices is None):
+        raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
     if (as_json and as_csv) or (explain is not None and (as_json or as_csv)):
         raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
     if strict and free:
@@ -123,13 +143,14 @@ def command(
         check_format(format_name)
         if not output:
             raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
-    if output == "-":
-        raise click.UsageError("-o needs a file name: standard output carries the report")
+    if "-" in (output, html):
+        raise click.UsageError("-o and --html need a file name: standard output carries the report")
     groups = group_options(given)
     result = search(
         config,
         device=device,
-        num_parameters=_read_count(params) if params is not None else None,
+        devices=[name.strip() for name in (devices or "").split(",") if name.strip()],
+        num_parameters=_read_count("--params", params),
         family=family,
         tolerance_fraction=tolerance,
         vary=[part.strip() for part in (vary or "").split(",") if part.strip()],
@@ -137,6 +158,10 @@ def command(
         objective=objective,
         guard="strict" if strict else "free" if free else "usual",
         top=top,
+        train_tokens=_read_count("--train-tokens", train_tokens),
+        usd_per_hour=usd_per_hour,
+        engine=engine,
+        address=address,
         workload=groups["workload"],
         layout=groups["layout"],
         overrides=groups["model"],
@@ -145,6 +170,11 @@ def command(
     )
     if output:
         _write(result, _ranked(result, pick, "--pick"), output, format_name)
+    if html:
+        from shapewright.report.search_page import search_page
+
+        write_text_file(html, search_page(result))
+        click.echo(f"wrote {html}", err=True)
     if explain is not None:
         from shapewright.report.search_text import print_side_by_side
 
@@ -166,13 +196,16 @@ def command(
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 
-def _read_count(text: str) -> int:
+def _read_count(option: str, text: str | None) -> int | None:
     from shapewright.units import parse_count
 
+    if text is None:
+        return None
     try:
         return parse_count(text)
     except (ValueError, OverflowError):
-        raise ConfigError(f"--params {text!r} is no number of parameters up to 100 trillion, such as 2.7b") from None
+        things = "parameters up to 100 trillion" if option == "--params" else "tokens"
+        raise ConfigError(f"{option} {text!r} is no number of {things}, such as 2.7b") from None
 
 
 def _read_keep(entries: tuple[str, ...]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shapewright.horizon import bill_run, saved_by
 from shapewright.report.prediction_json import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -44,10 +45,12 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "source": result.model.source,
         "device": {"name": prediction.device.name, "title": prediction.device.title},
+        "devices": [{"name": name, "best_alone": candidate_to_json(best)} for name, best in result.best_on.items()],
+        "horizon": _horizon_to_json(result),
         "workload": asdict(prediction.workload),
         "layout": {**asdict(prediction.layout), "num_devices": prediction.layout.num_devices},
         "baseline": candidate_to_json(result.baseline),
-        "candidates": [candidate_to_json(candidate) for candidate in result.candidates],
+        "candidates": [candidate_to_json(candidate) | _savings(result, candidate) for candidate in result.candidates],
         "best_by_num_changes": {
             str(number): candidate.rank for number, candidate in result.best_by_num_changes().items()
         },
@@ -79,6 +82,8 @@ def candidate_to_json(candidate: Candidate) -> dict[str, Any]:
         "rank": candidate.rank,
         "config": asdict(candidate.config),
         "micro_batch_size": prediction.workload.micro_batch_size,
+        "recompute": prediction.workload.recompute,
+        "layout": asdict(prediction.layout),
         "changed_fields": list(candidate.changed_fields),
         "changes": {name: {"from": old, "to": new} for name, (old, new) in candidate.changes.items()},
         "speedup": speedup.factor,
@@ -101,7 +106,39 @@ def candidate_to_json(candidate: Candidate) -> dict[str, Any]:
             for name, (value, factor, percentile) in candidate.measures.items()
         },
         "gains": [asdict(gain) for gain in candidate.gains],
+        "on_devices": {
+            name: {
+                "speedup": there.speedup.factor,
+                "speedup_low": there.speedup.low,
+                "speedup_high": there.speedup.high,
+                "equal_size_speedup": there.equal_size_speedup,
+                "regret": there.regret,
+            }
+            for name, there in candidate.on_devices.items()
+        },
     }
+
+
+def _horizon_to_json(result: SearchResult) -> dict[str, Any] | None:
+    """The training run and what the baseline takes for it."""
+    if result.horizon is None:
+        return None
+    prediction = result.baseline.prediction
+    return {
+        "train_tokens": result.horizon.train_tokens,
+        "usd_per_hour": result.horizon.usd_per_hour,
+        "board_watts": prediction.device.tdp_watts,
+        "baseline": asdict(bill_run(prediction, result.horizon)),
+    }
+
+
+def _savings(result: SearchResult, candidate: Candidate) -> dict[str, Any]:
+    """What a shape saves of the run, with the ends of the interval of its speed-up."""
+    if result.horizon is None:
+        return {}
+    bill, speedup = bill_run(result.baseline.prediction, result.horizon), candidate.speedup
+    ends = {"saves": speedup.factor, "saves_low": speedup.low, "saves_high": speedup.high}
+    return {name: asdict(saved_by(bill, factor)) for name, factor in ends.items()}
 
 
 def search_to_rows(result: SearchResult) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shapewright.horizon import bill_run, saved_by
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import operation_to_json
 from shapewright.report.prediction_text import print_verdict
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from shapewright.horizon import Bill
     from shapewright.predict import Prediction, PricedOperation
     from shapewright.search import Candidate, SearchResult
 
@@ -79,13 +81,16 @@ def print_search(result: SearchResult, console: Console) -> None:
     print_verdict(result.baseline.prediction, console)
     console.print()
     if result.candidates:
-        console.print("Faster shapes of the same size (models to train anew)", style="bold")
+        console.print(candidates_heading(result), style="bold")
         print_table(candidate_columns(result.candidates), console)
         console.print()
+        _print_devices(result, console)
         console.print("Best by number of changed fields", style="bold")
         for number, candidate in result.best_by_num_changes().items():
             _print_best(number, candidate, console)
         console.print()
+        for line in describe_horizon(result):
+            console.print(line, soft_wrap=True)
         console.print(
             f"Pareto front over time, parameters, KV bytes per token and memory, the first of {len(result.front)}",
             style="bold",
@@ -103,6 +108,87 @@ def print_search(result: SearchResult, console: Console) -> None:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 
+def candidates_heading(result: SearchResult) -> str:
+    """What the list of shapes is."""
+    if not result.best_on:
+        return "Faster shapes of the same size (models to train anew)"
+    return "Shapes of the same size by their worst regret (models to train anew); times are those of the first device"
+
+
+def _print_devices(result: SearchResult, console: Console) -> None:
+    if not result.best_on:
+        return
+    console.print(
+        "On each device: speed-up of a shape, and its regret against the shape that is best there", style="bold"
+    )
+    print_table(device_columns(result), console)
+    for line in describe_portability(result):
+        console.print(line, soft_wrap=True)
+    console.print()
+
+
+def device_columns(result: SearchResult) -> list[Column]:
+    """Baseline and shapes by device, one row each, as the columns of a table."""
+    names = list(result.best_on)
+    rows = [
+        [
+            str(candidate.rank) if candidate.rank else "baseline",
+            *(
+                f"{there.speedup.factor:.3f}x, regret {100.0 * (there.regret - 1.0):.1f} %"
+                for there in candidate.on_devices.values()
+            ),
+        ]
+        for candidate in (result.baseline, *result.candidates)
+    ]
+    return columns_of(rows, (("rank", 0, False), *((name, 0, False) for name in names)))
+
+
+def describe_portability(result: SearchResult) -> list[str]:
+    """What one shape for all devices costs on each, in a line per device."""
+    if not result.best_on or not result.candidates:
+        return []
+    first = result.candidates[0]
+    lines = []
+    for name, best in result.best_on.items():
+        alone, shared = best.on_devices[name], first.on_devices[name]
+        lines.append(
+            f"{name}: rank 1 gives {shared.speedup.factor:.3f}x; the shape that is best there alone "
+            f"{alone.speedup.factor:.3f}x ({describe_changes(best)}): at equal size one shape for all costs "
+            f"{100.0 * (shared.regret - 1.0):.1f} % there"
+        )
+    return lines
+
+
+def describe_horizon(result: SearchResult) -> list[str]:
+    """What the first shape, and the best with one changed field, save of a training run."""
+    horizon = result.horizon
+    if horizon is None:
+        return []
+    device = result.baseline.prediction.device
+    bill = bill_run(result.baseline.prediction, horizon)
+    power = f" (at the board power of {device.tdp_watts:g} W, so at most)" if bill.energy_kwh is not None else ""
+    lines = [f"Over {format_count(horizon.train_tokens)} tokens the baseline takes {_bill_words(bill)}{power}"]
+    best = {candidate.rank: candidate for candidate in result.best_by_num_changes().values()}
+    shown = {1: result.candidates[0]} if result.candidates else {}
+    shown |= {rank: candidate for rank, candidate in best.items() if len(candidate.changed_fields) == 1}
+    for rank, candidate in shown.items():
+        low, high = (saved_by(bill, end).device_hours for end in (candidate.speedup.low, candidate.speedup.high))
+        lines.append(
+            f"    rank {rank} ({describe_changes(candidate)}) saves "
+            f"{_bill_words(saved_by(bill, candidate.speedup.factor))}; hours {low:,.0f} to {high:,.0f}"
+        )
+    return [*lines, ""]
+
+
+def _bill_words(bill: Bill) -> str:
+    parts = [f"{bill.device_hours:,.0f} device hours"]
+    if bill.energy_kwh is not None:
+        parts.append(f"{bill.energy_kwh / 1000.0:,.1f} MWh")
+    if bill.usd is not None:
+        parts.append(f"{bill.usd:,.0f} USD")
+    return ", ".join(parts)
+
+
 def candidate_columns(candidates: Sequence[Candidate]) -> list[Column]:
     """Shapes, one row each, as the columns of a table."""
     return columns_of((_row(candidate) for candidate in candidates), _CANDIDATE_COLUMNS)
@@ -114,7 +200,7 @@ def describe_changes(candidate: Candidate) -> str:
     config = candidate.config
     if config.num_kv_heads == config.num_heads and "num_heads" in changes:
         changes.pop("num_kv_heads", None)
-    return ", ".join(f"{_LETTERS[name]} {old} -> {new}" for name, (old, new) in changes.items())
+    return ", ".join(f"{_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
 
 
 def describe_space(result: SearchResult) -> str:

@@ -18,7 +18,7 @@ from shapewright.search.bands import measure_shape, percentile_of
 from shapewright.search.branches import list_branches
 from shapewright.search.changes import decode_changes
 from shapewright.search.compare import Gain, Speedup, compare_times, explain_gains
-from shapewright.search.engine import Findings, Job, Limits, Tally, explore, run_here
+from shapewright.search.engine import Findings, Job, Limits, explore, run_here
 from shapewright.search.expressible import keep_expressible
 from shapewright.search.front import take
 from shapewright.search.memory import kv_bytes_per_token
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shapewright.horizon import Horizon
     from shapewright.predict import Prediction
     from shapewright.search.branches import Branch
-    from shapewright.search.engine import Progress, Runner
+    from shapewright.search.engine import Progress, Runner, Tally
     from shapewright.search.front import Table
     from shapewright.search.request import SearchRequest
     from shapewright.search.space import Space
@@ -229,7 +229,7 @@ def search_shapes(
         best_on={
             finder.device.name: tell(found)
             for finder in finders
-            for found in first.list_candidates(least.get(finder.device.name, Findings(Tally())), 1)
+            for found in first.list_best(least.get(finder.device.name))
         },
         tally=findings.tally,
         ranges=first.spaces[0].ranges,
@@ -365,6 +365,12 @@ class _Finder:
         table = take(findings.best, np.argsort(findings.best["cost"], kind="stable"))
         chosen = list(_choose(table, top))
         return self.candidates_of(take(table, np.array(sorted(chosen), dtype=np.int64)))
+
+    def list_best(self, findings: Findings | None) -> tuple[Candidate, ...]:
+        """The very best shape, if there is one."""
+        if findings is None or findings.best is None:
+            return ()
+        return self.candidates_of(take(findings.best, np.argmin(findings.best["cost"], keepdims=True)))
 
     def list_front(self, findings: Findings) -> tuple[Candidate, ...]:
         """The fastest shapes of the Pareto front."""

@@ -1,0 +1,299 @@
+"""Search over several devices, layouts and experts, with what a run costs, as a page, and on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapewright.api import search
+from shapewright.cli.main import main
+from shapewright.errors import ClusterError, ConfigError, WorkloadError
+from shapewright.horizon import Horizon, bill_run
+from shapewright.predict import predict
+from shapewright.search import engine
+from shapewright.search.engine import Findings, Job, explore, run_here
+from shapewright.search.space import Space
+
+DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "mi300x")
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the search command in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(["search", *arguments])
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+def test_one_shape_for_several_devices_is_the_least_regretted() -> None:
+    """Rank 1 has the least worst regret of the list and of the shapes that are best on one device alone."""
+    result = search("gpt3-2.7b", devices=DEVICES)
+
+    def worst(candidate: Any) -> float:
+        return max(there.regret for there in candidate.on_devices.values())
+
+    assert list(result.best_on) == list(DEVICES)
+    regrets = [worst(candidate) for candidate in result.candidates]
+    assert regrets == sorted(regrets)
+    assert regrets[0] <= min(worst(best) for best in result.best_on.values()) + 1e-9
+    assert worst(result.baseline) > regrets[0]
+    for name, best in result.best_on.items():
+        assert best.on_devices[name].regret == pytest.approx(1.0)
+        assert all(shape.on_devices[name].regret > 1.0 - 1e-9 for shape in result.candidates)
+        # best there alone: at least as good at equal size as a search for that device finds
+        alone = search("gpt3-2.7b", device=name)
+        assert best.on_devices[name].equal_size_speedup == pytest.approx(
+            max(shape.equal_size_speedup for shape in (*alone.candidates, *alone.front))
+        )
+
+
+def test_layouts_are_searched_together_with_micro_batches() -> None:
+    """Every listed layout has the baseline's devices and batch, fits, and is what predict says of it."""
+    asked = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 512}
+    layout = {"tensor_parallel": 8, "data_parallel": 8, "zero_stage": 1}
+    result = search(
+        "llama-3-8b", device="h100-sxm-80gb", vary=("layout", "micro_batch", "recompute"), workload=asked, layout=layout
+    )
+    best = result.candidates[0]
+
+    assert best.speedup.factor > 1.05
+    assert "layout" in best.changed_fields
+    for shape in (*result.candidates, *result.front):
+        one = shape.prediction
+        assert one.layout.num_devices == 64
+        assert one.tokens_per_step == 512 * 8192
+        assert one.memory.total_bytes <= one.device.memory_bytes
+        again = predict(one.config, device=one.device, workload=one.workload, layout=one.layout)
+        assert again.step_time_s == one.step_time_s
+
+
+def test_a_layout_that_does_not_fit_is_mended() -> None:
+    """Where the baseline does not fit and its layout may change, what is listed fits."""
+    layout = {"data_parallel": 16}
+    asked = {"micro_batch_size": 1, "global_batch_size": 64}
+    result = search("gpt3-13b", device="a100-sxm-40gb", vary=("layout", "recompute"), workload=asked, layout=layout)
+
+    assert any("what is listed fits" in note for note in result.notes)
+    assert all(
+        shape.prediction.memory.total_bytes <= shape.prediction.device.memory_bytes for shape in result.candidates
+    )
+
+
+def test_experts_keep_total_and_active_parameters() -> None:
+    """Other numbers and widths of experts are listed at equal parameters in all and per token."""
+    result = search(
+        "mixtral-8x7b",
+        device="h200-sxm-141gb",
+        vary=("experts",),
+        layout={"expert_parallel": 8, "data_parallel": 8, "zero_stage": 3},
+        guard="free",
+        overrides={"moe_intermediate_size": 14300, "intermediate_size": 14300},
+    )
+    own = result.baseline.prediction.parameters
+
+    assert result.candidates
+    for shape in result.candidates:
+        counts = shape.prediction.parameters
+        assert shape.changed_fields == ("experts",)
+        assert counts.total == pytest.approx(own.total, rel=0.02)
+        assert counts.active == pytest.approx(own.active, rel=0.02)
+
+
+def test_dense_models_have_no_experts_to_vary() -> None:
+    """Asking for them says so."""
+    with pytest.raises(ConfigError, match="this model is dense"):
+        search("gpt2", device="l40s", vary=("experts",))
+
+
+def test_horizon_is_arithmetic_on_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Hours are tokens over speed, energy hours times the board's power, money hours times the price."""
+    words = ["gpt3-2.7b", "--device", "a100-sxm-80gb", "--train-tokens", "300b", "--usd-per-hour", "2", "--json"]
+    code, out, _ = run([*words, "--objective", "cost"], capsys)
+    facts = json.loads(out)
+    base, first = facts["horizon"]["baseline"], facts["candidates"][0]
+    hours = 300e9 / facts["baseline"]["tokens_per_s_per_device"] / 3600
+
+    assert code == 0
+    assert base["device_hours"] == pytest.approx(hours)
+    assert base["energy_kwh"] == pytest.approx(hours * 0.4)  # 400 W
+    assert base["usd"] == pytest.approx(2 * hours)
+    left = hours - first["saves"]["device_hours"]
+    assert left * first["speedup"] == pytest.approx(hours)
+    assert first["saves_low"]["usd"] <= first["saves"]["usd"] <= first["saves_high"]["usd"]
+
+
+def test_horizon_refuses_numbers_that_are_none() -> None:
+    """Zero tokens, a price below nothing, a cost without a price, a run that trains nothing."""
+    with pytest.raises(WorkloadError, match="--train-tokens 0"):
+        Horizon(train_tokens=0)
+    with pytest.raises(WorkloadError, match="--usd-per-hour -1"):
+        search("gpt2", device="l40s", usd_per_hour=-1.0)
+    with pytest.raises(WorkloadError, match="needs the price"):
+        search("gpt2", device="l40s", objective="cost")
+    with pytest.raises(WorkloadError, match="no meaning in decode"):
+        search("gpt2", device="l40s", objective="decode-latency", train_tokens=1)
+    with pytest.raises(WorkloadError, match="belongs to one device"):
+        search("gpt2", devices=DEVICES, usd_per_hour=2.0)
+
+
+def test_bill_without_price_or_power_says_nothing_of_them() -> None:
+    """What is not known stays out."""
+    prediction = search("gpt2", device="l40s", vary=("vocab",)).baseline.prediction
+    bill = bill_run(replace(prediction, device=replace(prediction.device, tdp_watts=None)), Horizon(train_tokens=10**9))
+
+    assert (bill.energy_kwh, bill.usd) == (None, None)
+
+
+def test_page_holds_figure_and_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--html writes one page with the front and the list."""
+    page = tmp_path / "search.html"
+    words = ["gpt3-2.7b", "--devices", ",".join(DEVICES), "--top", "4", "--html", str(page), "--train-tokens", "1t"]
+    code, out, err = run(words, capsys)
+    text = page.read_text(encoding="utf-8")
+
+    assert (code, err) == (0, f"wrote {page}\n")
+    assert "regret" in out
+    assert "device hours" in out
+    assert "Pareto front" in text
+    assert "a 32 -&gt; 20" in text or "a 32 -> 20" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gpt2"], "give --device NAME, or --devices"),
+        (["gpt2", "--device", "l40s", "--devices", "l40s"], "give --device NAME, or --devices"),
+        (["gpt2", "--devices", "l40s,h1000"], "h1000"),
+        (["gpt2", "--device", "l40s", "--train-tokens", "lots"], "--train-tokens 'lots' is no number of tokens"),
+        (["gpt2", "--device", "l40s", "--address", "auto"], "no effect without --engine ray"),
+        (["gpt2", "--device", "l40s", "--vary", "recompute", "--phase", "prefill"], "no meaning in prefill"),
+        (["gpt2", "--device", "l40s", "--html", "-"], "need a file name"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong goes to standard error in one line, with exit code 2."""
+    code, out, err = run(words, capsys)
+
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_jobs_cut_a_space_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However finely a space is cut, every shape is looked at once and the best are the same."""
+    whole = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
+    monkeypatch.setattr(engine, "_SHAPES_OF_A_JOB", 20_000)
+    parts = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
+
+    assert replace(parts.tally, nearest_parameters=0) == replace(whole.tally, nearest_parameters=0)
+    assert [shape.config for shape in parts.candidates] == [shape.config for shape in whole.candidates]
+    assert [shape.config for shape in parts.front] == [shape.config for shape in whole.front]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlySpace(Space):
+    """A space whose first reader dies, as a worker does that is killed for its memory."""
+
+    grave: Path
+
+    def allowed(self, grid: Any, rows: Any) -> Any:
+        """Die once."""
+        if not self.grave.exists():
+            self.grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().allowed(grid, rows)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of two workers, for all of these."""
+    ray = pytest.importorskip("ray", reason="needs the ray extra")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=128 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield ray
+    ray.shutdown()
+
+
+def test_ray_gives_the_local_answer_to_the_last_bit(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same jobs, the same rows, the same floats; a worker that dies takes nothing with it."""
+    from shapewright.search.on_ray import ray_runner
+
+    monkeypatch.setattr(engine, "_SHAPES_OF_A_JOB", 50_000)
+    jobs: list[Job] = []
+
+    def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:
+        jobs.extend(asked)
+        return run_here(asked, show)
+
+    monkeypatch.setattr(engine, "run_here", keep_jobs)
+    search("gpt3-1.3b", device="h100-sxm-80gb")
+    here = explore(jobs, run_here)
+    progress: list[tuple[int, int]] = []
+    with ray_runner(None) as runner:
+        there = explore(jobs, runner, lambda *shown: progress.append(shown))
+
+    assert cluster.is_initialized()
+    assert len(jobs) > 5
+    assert there.tally == here.tally
+    for mine, other in ((here.best, there.best), (here.front, there.front)):
+        assert mine is not None
+        assert other is not None
+        assert mine.keys() == other.keys()
+        assert all(np.array_equal(mine[name], other[name]) for name in mine)
+    assert progress[-1] == (here.tally.num_shapes, here.tally.num_shapes)
+
+
+def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose worker is killed runs again on another one."""
+    from shapewright.search.on_ray import ray_runner
+
+    cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    jobs: list[Job] = []
+
+    def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:
+        jobs.extend(asked)
+        return run_here(asked, show)
+
+    monkeypatch.setattr(engine, "run_here", keep_jobs)
+    search("gpt3-1.3b", device="h100-sxm-80gb", vary=("heads", "ffn", "width"))
+    space = jobs[0].space
+    deadly = DeadlySpace(
+        baseline=space.baseline,
+        grid=space.grid,
+        followers=space.followers,
+        ranges=space.ranges,
+        grave=tmp_path / "grave",
+    )
+    here = explore(jobs, run_here)
+    with ray_runner(None) as runner:
+        there = explore([replace(jobs[0], space=deadly), *jobs[1:]], runner)
+
+    assert (tmp_path / "grave").exists()
+    assert there.tally == here.tally
+
+
+def test_an_address_that_does_not_answer_is_one_line() -> None:
+    """Nothing listens there, or it is no address at all."""
+    from shapewright.cluster import _check_answers
+
+    pytest.importorskip("ray", reason="needs the ray extra")
+    with pytest.raises(ClusterError, match="no Ray cluster answers"):
+        _check_answers("127.0.0.1:1")
+    with pytest.raises(ClusterError, match="is no address of a cluster"):
+        _check_answers("somewhere")
