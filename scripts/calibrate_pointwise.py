@@ -19,10 +19,10 @@ import pandas as pd
 from record_file import write_record
 
 from shapewright.accuracy.pointwise import adds_two_branches
-from shapewright.fit.logs import Array, coverage_of, error_summary, fit_logs, interval_of
+from shapewright.fit.logs import Array, coverage_of, error_summary, interval_of
+from shapewright.fit.pointwise import fit_pointwise, predict_pointwise
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
-from shapewright.perf.pointwise import _CACHE_EDGE_POWER
 from shapewright.perf.pricing import price_operations
 
 SOURCE = "microsoft/vidur @7d47513, MIT"
@@ -81,27 +81,20 @@ def kinds_of(rows: pd.DataFrame) -> Any:
     return np.where((rows.operation == "mlp_act") & rows.gated, "gated_activation", kinds)
 
 
-def predict(free: dict[str, float], rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> Array:
-    """Time of each row. [s]"""
-    kinds = kinds_of(rows)
-    num_bytes = sum(bytes_of(rows))
-    start = np.select([kinds == kind for kind in set(kinds)], [free[f"start_{kind}"] for kind in set(kinds)])
-    fraction = np.select([kinds == kind for kind in set(kinds)], [free[f"fraction_{kind}"] for kind in set(kinds)])
-    resident = 1.0 / (1.0 + (num_bytes / (l2_bytes * free["l2_reach_fraction"])) ** _CACHE_EDGE_POWER)
-    traffic_s = num_bytes / (bandwidth * fraction) * (1.0 - resident * (1.0 - 1.0 / free["l2_speedup"]))
-    return np.maximum(kernels_of(rows) * start + traffic_s, num_bytes / bandwidth)
-
-
 def fit(rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> dict[str, float]:
     """Start and fraction of every kind, and the cache."""
-    kinds = sorted(set(kinds_of(rows)))
-    bounds = {"l2_reach_fraction": (0.2, 2.0), "l2_speedup": (1.0, 4.0)}
-    bounds |= {f"start_{kind}": (1e-6, 2e-5) for kind in kinds} | {f"fraction_{kind}": (0.05, 0.98) for kind in kinds}
-    start = {"l2_reach_fraction": 0.8, "l2_speedup": 1.3}
-    start |= {f"start_{kind}": 3e-6 for kind in kinds} | {f"fraction_{kind}": 0.5 for kind in kinds}
     sample = rows.sample(min(6000, len(rows)), random_state=1)
-    measured = sample.latency_s.to_numpy()
-    return fit_logs(lambda free: predict(free, sample, bandwidth, l2_bytes), measured, start, bounds)[0]
+    measured, num_kernels = sample.latency_s.to_numpy(), kernels_of(sample)
+    return fit_pointwise(
+        kinds_of(sample), sum(bytes_of(sample)), measured, bandwidth, l2_bytes, num_kernels=num_kernels
+    )
+
+
+def predict(free: dict[str, float], rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> Array:
+    """Time of each row. [s]"""
+    return predict_pointwise(
+        free, kinds_of(rows), sum(bytes_of(rows)), bandwidth, l2_bytes, num_kernels=kernels_of(rows)
+    )
 
 
 def dropout_fraction(softmax_fraction: float) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shapewright.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
     from shapewright.layout import ParallelLayout as ParallelLayout
+    from shapewright.perf.calibration_file import calibrated_device as calibrated_device
     from shapewright.workload import Workload as Workload
 
 _HOMES = {
@@ -34,6 +35,7 @@ _HOMES = {
     "ShapewrightError": "shapewright.errors",
     "TransformerConfig": "shapewright.config",
     "Workload": "shapewright.workload",
+    "calibrated_device": "shapewright.perf.calibration_file",
     "check": "shapewright.api",
     "compare": "shapewright.api",
     "fits": "shapewright.api",
@@ -49,6 +51,7 @@ __all__ = [
     "ShapewrightError",
     "TransformerConfig",
     "Workload",
+    "calibrated_device",
     "check",
     "compare",
     "fits",

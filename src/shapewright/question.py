@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Longest sequence taken by default; models made for less get their own maximum. It is the paper's length.
 _DEFAULT_SEQ_LEN = 2048
 _DEFAULT_MICRO_BATCH_SIZE: Mapping[str, int] = {"train": 4, "prefill": 1, "decode": 8}
+# The first that the device has a rate for.
+_USUAL_DTYPES = ("bf16", "fp16", "fp32")
 # Fused attention needs the asynchronous copies and register files of later generations (FlashAttention-2's README).
 _ARCHITECTURES_WITHOUT_FUSED_ATTENTION = ("volta", "turing")
 
@@ -112,9 +114,8 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     fields.setdefault("seq_len", longest)
     if phase == "decode":
         fields.setdefault("context_len", max(longest - 1, 0))
-    fields.setdefault(
-        "dtype", "bf16" if "bf16" in device.dense_flops_per_s or "fp16" not in device.dense_flops_per_s else "fp16"
-    )
+    usual = (dtype for dtype in _USUAL_DTYPES if dtype in device.dense_flops_per_s)
+    fields.setdefault("dtype", next(usual, _USUAL_DTYPES[0]))
     fused = device.architecture not in _ARCHITECTURES_WITHOUT_FUSED_ATTENTION
     fields.setdefault("attention", "flash" if fused else "unfused")
     return Workload(**fields)

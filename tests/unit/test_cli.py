@@ -16,8 +16,10 @@ import pytest
 
 from shapewright.cli import main
 from shapewright.cli.main import cli
+from shapewright.operations import Gemm
 from shapewright.report.pdf import find_browser
 from shapewright.store.file import Store
+from shapewright.store.record import Case, Row, Run, row_facts
 
 SURFACE = Path(__file__).with_name("cli_surface.json")
 DEMO = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
@@ -98,6 +100,20 @@ def measure_little(folder: Path) -> None:
     (folder / "mm.out").write_text("Throughput (in TFLOP/s) for 1024x1280x1024: 68.985\n", encoding="utf-8")
 
 
+def measure_products(path: Path) -> None:
+    """A store with as many products as a fit needs."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    run = Run(
+        run_id="r", started_utc="", command="", suite="s", device="cpu", device_facts={}, driver="", runtime="",
+        torch_version="", library="l", shapewright_version="",
+    )  # fmt: skip
+    cases = [Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64 * n, k=64)) for n in range(1, 10)]
+    rows = [Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1e-5) for case in cases]
+    with Store(path) as store:
+        store.add_all([run], rows)
+
+
 @pytest.mark.parametrize("example", examples())
 def test_examples_of_help_run(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -110,6 +126,8 @@ def test_examples_of_help_run(
             pytest.skip("needs an accelerator")
     if "--pdf" in example and find_browser() is None:
         pytest.skip("needs Chromium, Chrome or Edge")
+    if "products.sqlite" in example:
+        measure_products(tmp_path / "products.sqlite")
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
     if "./measured" in example:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "rule": ("shapewright.cli.rule", "Print a rule's page."),
     "accuracy": ("shapewright.cli.accuracy", "Compare predictions with measured tables."),
     "bench": ("shapewright.cli.bench", "Measure operations on this machine's GPU or CPU."),
+    "calibrate": ("shapewright.cli.calibrate", "Fit calibration records to a store of measurements."),
     "store": ("shapewright.cli.store", "Look into a store of measurements, merge, import, export."),
 }
 

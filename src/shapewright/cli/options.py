@@ -14,10 +14,13 @@ from shapewright.units import parse_seconds
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
+    from shapewright.hardware import Device
     from shapewright.question import Question
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+# Where a command's context keeps the file of --calibration.
+_CALIBRATION = "shapewright.calibration"
 _SHORT_FLAGS = {
     "tensor_parallel": "--tp",
     "pipeline_parallel": "--pp",
@@ -84,9 +87,45 @@ _TYPES: dict[str, Any] = {
 
 def question_options(command: Command) -> Command:
     """Add CONFIG, --device and every field of model, workload and layout to a command."""
+    command = calibration_option(job_options(command))
     return click.option(
         "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
-    )(job_options(command))
+    )(command)
+
+
+def calibration_option(command: Command) -> Command:
+    """Add --calibration, whose file named_device reads."""
+
+    def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        context.meta[_CALIBRATION] = value
+
+    return click.option(
+        "--calibration",
+        metavar="FILE",
+        expose_value=False,
+        callback=keep,
+        help="records of your own, as 'shapewright calibrate' writes them",
+    )(command)
+
+
+def named_device(name: str) -> Device:
+    """The device of a --device, with the records of --calibration where that is given.
+
+    Raises:
+        DeviceError: there is no such device.
+        CalibrationError: the calibration cannot be read, or is of another device.
+    """
+    context = click.get_current_context(silent=True)
+    path = context.meta.get(_CALIBRATION) if context is not None else None
+    if not path:
+        from shapewright.hardware import load_device
+
+        return load_device(name)
+    if context is not None and context.params.get("uncalibrated"):
+        raise click.UsageError("--uncalibrated and --calibration contradict each other: give one of them")
+    from shapewright.perf.calibration_file import calibrated_device
+
+    return calibrated_device(name, path)
 
 
 def job_options(command: Command) -> Command:
@@ -163,7 +202,9 @@ def ask_from_options(config: str | None, device: str, given: dict[str, Any]) -> 
     from shapewright.question import ask
 
     groups = group_options(given)
-    return ask(config, device, overrides=groups["model"], workload=groups["workload"], layout=groups["layout"])
+    return ask(
+        config, named_device(device), overrides=groups["model"], workload=groups["workload"], layout=groups["layout"]
+    )
 
 
 def group_options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:

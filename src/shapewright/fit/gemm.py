@@ -172,15 +172,25 @@ class Form:
 
 
 def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str) -> Array:
-    """Price measured rows with a section. [s]"""
+    """Price measured rows with a section. [s]
+
+    Rows may have a layout each, in a column ``layout``; those whose column ``is_cold`` is true found no operand in the
+    cache, whatever the rates say.
+    """
     parameters: GemmParameters = read_parameters(section)
-    out = []
     columns = [rows[c].to_numpy(float)[:, None] for c in ("m", "n", "k", "batch")]
-    for start in range(0, len(rows), ROWS_PER_BLOCK):
-        m, n, k, batch = (column[start : start + ROWS_PER_BLOCK] for column in columns)
-        factor, _ = alignment_factor(m, n, k, layout, int(rates.element_bytes * 8), parameters, batch > 1)
-        out.append(estimate_kernels(m, n, k, batch, factor, parameters, rates).total_s.min(axis=1))
-    return np.concatenate(out)
+    layouts = rows.layout.to_numpy() if "layout" in rows else np.full(len(rows), layout)
+    is_cold = rows.is_cold.to_numpy(bool) if "is_cold" in rows else np.zeros(len(rows), dtype=bool)
+    out = np.empty(len(rows))
+    for kind, cold in sorted({(str(one), bool(other)) for one, other in zip(layouts, is_cold, strict=True)}):
+        places = np.flatnonzero((layouts == kind) & (is_cold == cold))
+        own_rates = replace(rates, l2_bytes=0.0) if cold else rates
+        for start in range(0, len(places), ROWS_PER_BLOCK):
+            here = places[start : start + ROWS_PER_BLOCK]
+            m, n, k, batch = (column[here] for column in columns)
+            factor, _ = alignment_factor(m, n, k, kind, int(rates.element_bytes * 8), parameters, batch > 1)
+            out[here] = estimate_kernels(m, n, k, batch, factor, parameters, own_rates).total_s.min(axis=1)
+    return out
 
 
 def predict_collected(

@@ -91,6 +91,11 @@ def parse_device(text: str, *, where: str, complete: bool) -> Device:
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(str(error))
         raise DeviceError(f"{where} is not valid TOML ({reason}); {_TEMPLATE_HINT}") from None
+    return device_of(raw, where=where, complete=complete)
+
+
+def device_of(raw: Mapping[str, Any], *, where: str, complete: bool) -> Device:
+    """Check a device file's content and build the device; arguments and errors as of parse_device."""
     _refuse_unknown(raw, KEYS, where)
     for key in REQUIRED_KEYS:
         if key not in raw:

@@ -78,6 +78,11 @@ def _load_named(folded: str) -> Device:
 def _no_such_device(folded: str, aliases: dict[str, str]) -> str:
     """Say which devices a name could have meant: those it begins, or those spelled nearly so."""
     shown = one_line(folded, 60)
+    if folded == "cpu":
+        return (
+            "a CPU has no data sheet to predict from; measure it ('shapewright bench smoke --cpu --store s.db'), fit "
+            "that ('shapewright calibrate --store s.db -o cpu.json'), and add --calibration cpu.json"
+        )
     begun = [name for name in list_devices() if folded and re.match(re.escape(folded) + r"(?![0-9])", name)]
     if len(begun) > 1:
         return f"{shown!r} could be any of {', '.join(begun)}; name one of them"

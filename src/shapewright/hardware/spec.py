@@ -80,6 +80,8 @@ class Device:
         provenance: Per number: source id, place, date read, kind.
         sources: Per source id: title, publisher, url.
         notes: What to know before use.
+        own_records: Calibration records that price this device before those of the package, by kind
+            (perf.calibration.CalibrationRecord); a device file never has any.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Device:
     provenance: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notes: str = ""
+    own_records: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Return the dense matrix rate of an element format [flop/s].

@@ -88,7 +88,8 @@ def price_attention(
     dtype = _arithmetic_dtype(operation.dtype, device)
     moved_bytes = 0.0 if hot_cache else operation.num_bytes
     floor_s = np.asarray(roofline_s(operation.executed_flops, moved_bytes, device, dtype), dtype=float)
-    if device.roofline_only or device.num_sms is None or device.vendor not in _TILE_VENDORS:
+    has_tiles = device.vendor in _TILE_VENDORS or "attention" in device.own_records
+    if device.roofline_only or device.num_sms is None or not has_tiles:
         return _bound(operation, floor_s, device, dtype)
 
     kv_dtype = operation.kv_cache_dtype or operation.dtype

@@ -91,6 +91,10 @@ def load_record(kind: str, device: Device, *, uncalibrated: bool = False) -> Cal
     Raises:
         CalibrationError: no record of this kind exists at all.
     """
+    own = device.own_records.get(kind)
+    if own is not None and not uncalibrated:
+        assert isinstance(own, CalibrationRecord)
+        return own
     return _choose_record(kind, device.name, device.architecture, uncalibrated)
 
 
@@ -130,6 +134,18 @@ def _read_records(kind: str) -> tuple[CalibrationRecord, ...]:
 def _parse_record(kind: str, file_name: str, text: str) -> CalibrationRecord:
     try:
         raw = json.loads(text)
+    except ValueError as error:
+        raise CalibrationError(f"calibration record {kind}/{file_name} is malformed: {error!r}") from error
+    return parse_record(kind, f"{kind}/{file_name}", raw)
+
+
+def parse_record(kind: str, where: str, raw: Mapping[str, Any]) -> CalibrationRecord:
+    """Build a record from the content of its file.
+
+    Raises:
+        CalibrationError: something is missing or of another form.
+    """
+    try:
         return CalibrationRecord(
             id=raw["id"],
             kind=kind,
@@ -141,4 +157,4 @@ def _parse_record(kind: str, file_name: str, text: str) -> CalibrationRecord:
             provenance=raw["provenance"],
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CalibrationError(f"calibration record {kind}/{file_name} is malformed: {error!r}") from error
+        raise CalibrationError(f"calibration record {where} is malformed: {error!r}") from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # An activation that reads this much more than it writes has a gate: another kernel, with a fraction of its own.
 _GATED_READ_RATIO = 1.5
 # How sharp the edge of the last-level cache is.
-_CACHE_EDGE_POWER = 4.0
+CACHE_EDGE_POWER = 4.0
 
 # Widening of the logarithmic interval for kinds whose fraction comes from a few medians or from a likeness.
 _ASSUMED_WIDENING = 1.6
@@ -140,6 +140,6 @@ def _cache_factor(num_bytes: Array, device: Device, record: CalibrationRecord) -
         raise CalibrationError(
             f"pointwise record {record.id} lacks {error}; run scripts/calibrate_pointwise.py"
         ) from error
-    resident = 1.0 / (1.0 + np.minimum(num_bytes / reach_bytes, 1e6) ** _CACHE_EDGE_POWER)
+    resident = 1.0 / (1.0 + np.minimum(num_bytes / reach_bytes, 1e6) ** CACHE_EDGE_POWER)
     factor: Array = 1.0 - resident * (1.0 - 1.0 / float(l2_speedup))
     return factor

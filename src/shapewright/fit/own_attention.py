@@ -1,0 +1,198 @@
+"""An attention record of one's own: the constants of the nearest sibling's kernels, a few of them fitted to a store.
+
+Structure (tiles, splits) stays the sibling's; what decides most times is free: start, share of the peak, softmax, work
+around a tile, bandwidth, the rate of the gradient. So some dozen rows are enough; other constants stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.dtypes import get_dtype
+from shapewright.fit.logs import Array, error_summary, fit_logs, interval_of
+from shapewright.fit.measured_rows import folds_of_groups
+from shapewright.operations import Attention
+from shapewright.perf.attention_kernels import (
+    AttentionRates,
+    AttentionShape,
+    DecodeParameters,
+    PrefillParameters,
+    estimate_decode,
+    estimate_prefill,
+)
+from shapewright.perf.calibration import load_record
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.store.record import Row
+
+FEWEST_ROWS = 4
+NUM_FOLDS = 5
+_SECTION = "16bit"
+_PULL = 0.02
+# Factors on the sibling's constants that are free, and their range.
+_FREE = {
+    "prefill": {
+        "start_s": (1e-3, 1e3),
+        "tensor_fraction": (0.02, 3.0),
+        "exponentials_per_sm_per_clock": (1e-3, 1e2),
+        "tile_overhead_cycles": (1e-3, 1e3),
+        "backward_rate_fraction": (0.05, 5.0),
+    },
+    "decode": {
+        "start_s": (1e-3, 1e3),
+        "sm_bytes_per_clock": (1e-2, 1e2),
+        "key_tile_cycles": (1e-3, 1e3),
+        "block_cycles": (1e-3, 1e3),
+        "bandwidth_fraction": (0.05, 1.0),
+    },
+}
+# What a constant may be at most, whatever its factor.
+_MOST = {"bandwidth_fraction": 0.999}
+# How much wider the sibling's interval becomes for a phase that was not measured: as for another family's record.
+_BORROWED_WIDENING = 2.5
+
+
+def fit_attention_record(
+    rows: Sequence[Row], device: Device
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
+    """Parameters, intervals and reports of a record; None where there are too few rows.
+
+    Args:
+        rows: Good rows of one device.
+        device: The device.
+    """
+    sibling = load_record("attention", device)
+    section = sibling.parameters["sections"][_SECTION]
+    usual: str = section["usual_kernel"]
+    kernels: dict[str, Any] = dict(section["kernels"][usual])
+    intervals: dict[str, Any] = {}
+    reports: dict[str, Any] = {"structure": f"that of {usual} of {sibling.id}"}
+    calls = [operation for row in rows if isinstance(operation := _operation(row), Attention)]
+    measured = np.array([row.median_s or 0.0 for row in rows if row.kind == "attention"])
+    is_decode = np.array([int(call.query_len) == 1 and not call.is_backward for call in calls], dtype=bool)
+    any_fitted = False
+    for phase, here in (("prefill", ~is_decode), ("decode", is_decode)):
+        chosen = [call for call, inside in zip(calls, here, strict=True) if inside]
+        path = f"{_SECTION}/{usual}/{phase}"
+        if len(chosen) < FEWEST_ROWS:
+            ends = sibling.interval[path]
+            intervals[path] = {
+                "edges_s": ends["edges_s"],
+                **{end: [float(value) ** _BORROWED_WIDENING for value in ends[end]] for end in ("low", "high")},
+            }
+            reports[phase] = {"rows": len(chosen), "constants": f"not fitted, those of {sibling.id}"}
+            continue
+        any_fitted = True
+        kernels[phase], intervals[path], reports[phase] = _fit_phase(
+            phase, chosen, measured[here], kernels[phase], device
+        )
+    if not any_fitted:
+        return None
+    content = {"kernels": {usual: kernels}, "kernel_of_head_dim": {"128": usual}, "usual_kernel": usual}
+    return {"sections": {_SECTION: content}, "libraries": {}}, intervals, reports
+
+
+def _operation(row: Row) -> object:
+    return row.operation() if row.kind == "attention" else None
+
+
+def _fit_phase(
+    phase: str, calls: Sequence[Attention], measured: Array, start: Mapping[str, Any], device: Device
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Constants, interval and report of one phase."""
+    predict = _predictor(phase, calls, start, device)
+    everything = np.ones(len(calls), dtype=bool)
+    free = _fit(phase, predict, measured, everything)
+    layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call in calls]
+    folds = folds_of_groups(layouts, NUM_FOLDS)
+    unseen = np.empty(len(calls))
+    is_split = len(set(layouts)) > 1
+    for fold in range(NUM_FOLDS):
+        held = folds == fold
+        if held.any():
+            partial = _fit(phase, predict, measured, ~held) if is_split else free
+            unseen[held] = predict(partial)[held]
+    report = {
+        "rows": len(calls),
+        "split": "folds of whole head layouts (num_heads, num_kv_heads, head_dim)" if is_split else "none: one layout",
+        "held_out": error_summary(unseen, measured) if is_split else None,
+        "fitted": error_summary(predict(free), measured),
+        "factors": free,
+    }
+    return _scaled(start, free), interval_of(unseen, measured), report
+
+
+def _fit(
+    phase: str, predict: Callable[[Mapping[str, float]], Array], measured: Array, here: np.ndarray
+) -> dict[str, float]:
+    bounds = _FREE[phase]
+    start = dict.fromkeys(bounds, 0.999)
+    return fit_logs(lambda free: predict(free)[here], measured[here], start, bounds, pull=_PULL)[0]
+
+
+def _scaled(start: Mapping[str, Any], free: Mapping[str, float]) -> dict[str, Any]:
+    """The sibling's constants times their factors."""
+    found = dict(start)
+    for name, factor in free.items():
+        value = start[name]
+        if isinstance(value, Mapping):
+            found[name] = {width: float(share) * factor for width, share in value.items()}
+        else:
+            found[name] = min(float(value) * factor, _MOST.get(name, float("inf")))
+    return found
+
+
+def _predictor(
+    phase: str, calls: Sequence[Attention], start: Mapping[str, Any], device: Device
+) -> Callable[[Mapping[str, float]], Array]:
+    """Times of calls as a function of the factors; calls that share their flags are evaluated together."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for index, call in enumerate(calls):
+        groups.setdefault((call.dtype, call.causal, call.is_backward, call.writes_cache), []).append(index)
+    prepared = [
+        (_shape([calls[index] for index in places]), _rates(device, flags[0]), flags, np.array(places))
+        for flags, places in groups.items()
+    ]
+
+    def predict(free: Mapping[str, float]) -> Array:
+        constants = _scaled(start, free)
+        found = np.empty(len(calls))
+        for shape, rates, (_, _, is_backward, writes), places in prepared:
+            if phase == "prefill":
+                prefill = PrefillParameters(**{spec.name: constants[spec.name] for spec in fields(PrefillParameters)})
+                times = estimate_prefill(shape, rates, prefill, writes_cache=writes, is_backward=is_backward)
+            else:
+                decode = DecodeParameters(**{spec.name: constants[spec.name] for spec in fields(DecodeParameters)})
+                times = estimate_decode(shape, rates, decode, writes_cache=writes, hot_cache=True)
+            found[places] = times.total_s
+        return found
+
+    return predict
+
+
+def _shape(calls: Sequence[Attention]) -> AttentionShape:
+    names = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
+    columns: dict[str, Any] = {name: np.array([float(getattr(call, name)) for call in calls]) for name in names}
+    first = calls[0]
+    return AttentionShape(
+        causal=first.causal,
+        element_bytes=get_dtype(first.dtype).num_bytes,
+        kv_element_bytes=get_dtype(first.kv_cache_dtype or first.dtype).num_bytes,
+        values_in_keys=first.values_in_keys,
+        **columns,
+    )
+
+
+def _rates(device: Device, dtype: str) -> AttentionRates:
+    return AttentionRates(
+        flops_per_s=device.peak_flops_per_s(dtype),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=float(device.num_sms or 1),
+        clock_hz=float(device.boost_clock_hz or 0.0),
+        l2_bytes=float(device.l2_bytes or 0.0),
+    )

@@ -1,0 +1,247 @@
+"""From a store to a calibration file to a prediction: what is fitted is found again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapewright.cli.main import main
+from shapewright.errors import CalibrationError, DeviceError
+from shapewright.hardware import Device, load_device
+from shapewright.operations import Attention, Gemm, Pointwise
+from shapewright.perf.calibration import load_record
+from shapewright.perf.calibration_file import calibrated_device, device_table, read_calibration
+from shapewright.perf.pricing import price_operations
+from shapewright.store.file import Store
+from shapewright.store.record import Case, Row, Run, row_facts
+
+H100 = load_device("h100-sxm-80gb")
+# A stand-in for a processor: 4 threads of 25 GFLOP/s, 20 GB/s.
+TRUTH_FLOPS_PER_S, TRUTH_BYTES_PER_S, TRUTH_START_S = 1e11, 2e10, 4e-6
+
+
+def make_run(device: str) -> Run:
+    """A run on a device."""
+    return Run(
+        run_id=f"r-{device}", started_utc="", command="", suite="s", device=device,
+        device_facts={"num_threads": 4, "memory_bytes": 16e9, "processor": "Some CPU"}, driver="", runtime="",
+        torch_version="", library="l", shapewright_version="",
+    )  # fmt: skip
+
+
+def make_row(case: Case, device: str, median_s: float, *, is_cold: bool = True) -> Row:
+    """A good row."""
+    facts = row_facts(case, make_run(device))
+    return Row(**facts, measured_utc="", status="ok", median_s=median_s, is_cold=is_cold)
+
+
+def simple_time_s(operation: Gemm | Pointwise | Attention) -> float:
+    """A device of one rate, one bandwidth and one start."""
+    flops = operation.executed_flops if isinstance(operation, Attention) else operation.flops
+    return TRUTH_START_S + max(float(flops) / TRUTH_FLOPS_PER_S, float(operation.num_bytes) / TRUTH_BYTES_PER_S)
+
+
+def cpu_cases() -> list[Case]:
+    """Products, pointwise operations and attention such as a small suite has."""
+    cases = [
+        Case(operation=Gemm(name="x", dtype="fp32", m=m, n=n, k=k, layout=layout))
+        for m, n, k, layout in ((64, 64, 64, "NT"), (128, 256, 128, "NN"), (256, 257, 256, "TN"), (256, 512, 128, "NT"))
+    ]
+    cases += [Case(operation=Gemm(name="x", dtype="fp32", m=256, n=n, k=192)) for n in range(128, 512, 48)]
+    for kind in ("residual", "norm"):
+        cases += [
+            Case(
+                operation=Pointwise(name=kind, dtype="fp32", operation=kind, read_bytes=2.0**s, written_bytes=2.0**s),
+                row_width=64,
+            )
+            for s in (16, 18, 20, 22)
+        ]
+    sizes = {"batch_size": 1, "num_heads": 4, "num_kv_heads": 4}
+    cases += [
+        Case(
+            operation=Attention(
+                name="a", dtype="fp32", query_len=s, kv_len=s, head_dim=d, v_head_dim=d, is_backward=back, **sizes  # type: ignore[arg-type]
+            )
+        )
+        for s in (64, 128) for d in (32, 64) for back in (False, True)
+    ]  # fmt: skip
+    return cases
+
+
+@pytest.fixture(scope="module")
+def cpu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A calibration of the stand-in, made by the command."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    folder = tmp_path_factory.mktemp("calibrate")
+    with Store(folder / "s.db") as store:
+        rows = [make_row(case, "cpu", simple_time_s(case.operation)) for case in cpu_cases()]  # type: ignore[arg-type]
+        store.add_all([make_run("cpu")], rows)
+    said = (folder / "said.json").open("w", encoding="utf-8")
+    with said, contextlib.redirect_stdout(said), pytest.raises(SystemExit) as stop:
+        main(["calibrate", "--store", str(folder / "s.db"), "-o", str(folder / "cpu.json"), "--json"])
+    assert stop.value.code == 0
+    return folder / "cpu.json"
+
+
+def test_a_cpu_is_described_by_its_rows(cpu_file: Path) -> None:
+    """Rates are the best that was measured, threads are SMs, memory is what the run says."""
+    device = calibrated_device("cpu", cpu_file)
+    best = max(float(case.operation.flops) / simple_time_s(case.operation) for case in cpu_cases()[:12])  # type: ignore[arg-type]
+
+    assert device.dense_flops_per_s == {"fp32": pytest.approx(best, rel=1e-3)}
+    assert (device.num_sms, device.memory_bytes, device.title) == (4, 16e9, "Some CPU")
+    assert set(device.own_records) == {"gemm", "pointwise", "attention"}
+
+
+def test_what_was_measured_is_predicted(cpu_file: Path) -> None:
+    """Prices of the very shapes come back within a few percent, labelled with the records of one's own."""
+    device = calibrated_device("cpu", cpu_file)
+    operations = [case.operation for case in cpu_cases()]
+    prices = price_operations(operations, device)  # type: ignore[arg-type]
+    off = [abs(float(p.time_s) / simple_time_s(o) - 1.0) for p, o in zip(prices, operations, strict=True)]  # type: ignore[arg-type]
+
+    assert np.median(off) < 0.05
+    assert np.mean(off) < 0.12
+    assert all(price.calibration.startswith("own/") for price in prices)
+
+
+def test_held_out_errors_are_printed(cpu_file: Path) -> None:
+    """--json has the errors of rows that no fit saw, and words on what was taken for granted."""
+    facts = json.loads(cpu_file.with_name("said.json").read_text(encoding="utf-8"))
+    rows = {(entry["kind"], entry["part"]): entry["rows"] for entry in facts["errors"]}
+
+    assert rows == {("gemm", "fp32"): 12, ("pointwise", "pointwise"): 8, ("attention", "prefill"): 8}
+    assert any("no data sheet" in remark for remark in facts["remarks"])
+    assert set(facts["records"]) == {"gemm", "pointwise", "attention"}
+
+
+@pytest.mark.parametrize("command", ["predict", "check", "memory"])
+def test_commands_take_a_calibration(command: str, cpu_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device without a device file is priced by its calibration, in the format that it has."""
+    with pytest.raises(SystemExit) as stop:
+        main([command, "gpt2", "--device", "cpu", "--calibration", str(cpu_file), "--seq-len", "64", "--json"])
+    facts = json.loads(capsys.readouterr().out)
+
+    assert stop.value.code in {0, 1}
+    if command == "predict":
+        assert facts["workload"]["dtype"] == "fp32"
+        assert facts["calibration"].startswith("own/gemm/cpu/")
+        assert not [words for words in facts["warnings"] if words.startswith(("gemm", "attention", "pointwise"))]
+
+
+def own_h100(tmp_path: Path, factor: float) -> Path:
+    """A calibration of H100 whose kernels start later than the package's."""
+    record = load_record("gemm", H100)
+    sections = {
+        name: {**section, "start_s": section["start_s"] * factor}
+        for name, section in record.parameters["dtypes"].items()
+    }
+    content = {
+        "schema_version": 1,
+        "kind": "shapewright calibration",
+        "device": device_table(H100),
+        "records": {
+            "gemm": {
+                "id": f"own/gemm/{factor}", "devices": ["h100-sxm-80gb"], "architecture": "hopper",
+                "parameters": {"dtypes": sections, "libraries": {}}, "interval": record.interval, "provenance": {},
+            }
+        },
+    }  # fmt: skip
+    path = tmp_path / "h100.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
+    """Products are priced by the file, other kinds as before, and --uncalibrated leaves the file aside."""
+    device = calibrated_device("H100_SXM", own_h100(tmp_path, 3.0))
+    tiny = [Gemm(name="x", m=16, n=64, k=64), Pointwise(name="p", operation="norm", read_bytes=1e6, written_bytes=1e6)]
+    (own, norm), (usual, usual_norm) = price_operations(tiny, device), price_operations(tiny, H100)
+
+    assert float(own.time_s) > 1.5 * float(usual.time_s)
+    assert norm.time_s == usual_norm.time_s
+    assert price_operations(tiny, device, uncalibrated=True)[0].calibration.startswith("uncalibrated")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda raw: {**raw, "kind": "x"}, "is no calibration"),
+        (lambda raw: {**raw, "schema_version": 9}, "schema version 9"),
+        (lambda raw: {**raw, "records": {}}, "lacks its device or its records"),
+        (lambda raw: {**raw, "records": {"sums": {}}}, "a record of kind 'sums'"),
+        (lambda raw: {**raw, "records": {"gemm": {"id": "x"}}}, "is malformed"),
+        (lambda raw: {**raw, "device": {**raw["device"], "memory_bytes": -1}}, "memory_bytes"),
+    ],
+)
+def test_bad_calibrations_are_refused(change: Any, words: str, tmp_path: Path) -> None:
+    """What is wrong with a file is said in one line."""
+    path = own_h100(tmp_path, 1.0)
+    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    with pytest.raises((CalibrationError, DeviceError), match=words) as caught:
+        read_calibration(path)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_calibrations_are_of_one_device(tmp_path: Path) -> None:
+    """Another device's calibration, a missing file and a CPU without one are refused with the way out."""
+    path = own_h100(tmp_path, 1.0)
+    for name, file, words in (
+        ("l40s", path, "is of h100-sxm-80gb, not of l40s"),
+        ("cpu", path, "add --calibration"),
+        ("l40s", tmp_path / "none.json", "cannot be read"),
+    ):
+        with pytest.raises((CalibrationError, DeviceError), match=words):
+            calibrated_device(name, file)
+
+
+def test_uncalibrated_contradicts_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both together make no sense."""
+    path = str(own_h100(tmp_path, 1.0))
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", "gpt2", "--device", "h100_sxm", "--calibration", path, "--uncalibrated"])
+
+    assert (stop.value.code, "contradict" in capsys.readouterr().err) == (2, True)
+
+
+def test_a_described_device_reads_back() -> None:
+    """The table of a device is a device file's, and gives the same device."""
+    from shapewright.hardware import device_of
+
+    back = device_of(device_table(H100), where="x", complete=False)
+
+    assert replace(H100, provenance={}, sources={}) == back
+    assert isinstance(back, Device)
+
+
+@pytest.mark.parametrize(
+    ("rows", "device", "words"),
+    [
+        ([], "", "no good row at all"),
+        ([("cpu", 1), ("l40s", 1)], "", "name one device"),
+        ([("cpu", 1)], "l40s", "no good row of l40s"),
+        ([("cpu", 1)], "", "too few products"),
+        ([("NVIDIA Foo", 9)], "", "no device file is of 'NVIDIA Foo'"),
+    ],
+)
+def test_stores_that_cannot_be_fitted(rows: list[tuple[str, int]], device: str, words: str) -> None:
+    """Too few rows, several devices, or an unknown one: a line that says so."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    from shapewright.fit.calibrate import calibrate_rows
+
+    listed = [
+        make_row(Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64 + index, k=64)), name, 1e-4)
+        for name, count in rows
+        for index in range(count)
+    ]
+    with pytest.raises(CalibrationError, match=words):
+        calibrate_rows(listed, [make_run(name) for name, _ in rows], device=device)
