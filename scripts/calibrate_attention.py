@@ -4,7 +4,8 @@
 
 DIR holds attention_prefill.parquet and attention_decode.parquet. One fifth of the head layouts (num_heads,
 num_kv_heads, head_dim) is held out whole: it sees no fit and no choice, and its errors stand in the record. Intervals
-come from cross-validation among the other layouts. Needs the ``fit`` extra; about four minutes on one core.
+come from cross-validation among the other layouts. Run calibrate_paper_attention.py afterwards. Needs the ``fit``
+extra; about four minutes on one core.
 """
 
 from __future__ import annotations

@@ -404,3 +404,21 @@ def test_published_training(tmp_path: Path) -> None:
 def test_every_table_has_its_file_s_name() -> None:
     """--table takes the name of the file without its ending."""
     assert {Path(table.file_name).stem for table in TABLES.values()} == set(TABLES)
+
+
+def test_times_stuck_at_a_floor_are_left_out(tmp_path: Path) -> None:
+    """Two dozen layers of one log that take the same 289 ms at every size say nothing of their size; one apart does."""
+    columns = [
+        paper_layer(num_heads=1, hidden_size=128 * (1 + index), layer_s=0.2888, layer_tflops=2.0) for index in range(24)
+    ]
+    columns.append(paper_layer(num_heads=64, hidden_size=8192, layer_s=0.4, layer_tflops=50.0))
+    write_csv(tmp_path / "paper_layers.csv", columns)
+    judgement = judge_folder(tmp_path)
+
+    assert [row.rows for row in judgement.rows if row.table == "paper_layers/layer"] == [1]
+    assert (
+        judgement.skipped["paper_layers"][
+            "layer_s is the floor of its log, whatever the size: a slow start in the slowest iteration"
+        ]
+        == 24
+    )

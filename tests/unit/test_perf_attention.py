@@ -104,6 +104,19 @@ def test_partly_empty_wave_is_paid_whole() -> None:
     assert float(found.compute_s) == pytest.approx(5 * 64 * 64 * 4 * 128 / 1e12)
 
 
+def test_odd_head_widths_are_padded_by_copies() -> None:
+    """Width 120 has no copy; 121 reads and writes queries, keys, values, outputs once: twice 4 * 121 * 64 * 2 bytes."""
+    padding = replace(ROUND_KERNEL, unaligned_passes=1.0)
+    rates = replace(ROUND_RATES, bandwidth_bytes_per_s=1e9)
+    for width, copied_bytes in ((120, 0.0), (121, 2.0 * 4 * 121 * 64 * 2)):
+        sizes = shape(query_len=64, kv_len=64, head_dim=width, v_head_dim=width)
+        plain, padded = (
+            estimate_prefill(sizes, rates, kernel, writes_cache=False) for kernel in (ROUND_KERNEL, padding)
+        )
+
+        assert float(padded.total_s - plain.total_s) == pytest.approx(copied_bytes / 1e9, abs=1e-12)
+
+
 def test_window_caps_the_keys_of_a_tile() -> None:
     """With a window of 64 a tile of 64 rows reaches 128 keys, however long the sequence."""
     sizes = shape(batch_size=4, query_len=64, kv_len=4096, window_size=64)

@@ -7,7 +7,8 @@ Legend (Megatron's layer): b micro-batch, s sequence, h hidden size, a heads, t 
 
 Single products are the slowest of 100-200 iterations, blocks and layers are medians; each was followed by one
 synchronisation of the host. Layers are predicted from the operations that a one-layer GPT lowers to, with dropout after
-attention and MLP (in training mode; that on the attention weights did not run).
+attention and MLP (in training mode; unfused, that on the attention weights did not run). Fused attention is priced with
+the kernel of that time, which drops weights inside, where the device's record has it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from shapewright.accuracy.read import Format
 from shapewright.config import TransformerConfig
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Gemm
+from shapewright.operations import Attention, Gemm
+from shapewright.perf.attention import price_attention
 from shapewright.perf.pricing import price_operations
 from shapewright.predict import PricedOperation, add_up
 from shapewright.units import TERA
@@ -51,6 +53,8 @@ FORMAT = Format(
     ),
 )
 _VOCAB_SIZE = 51200
+# So many rows of different sizes within this factor of one another are no coincidence.
+_FEWEST_AT_FLOOR, _FLOOR_WIDTH = 20, 1.002
 # What a log prints where it has no throughput. [TFLOP/s]
 _PLACEHOLDER_TFLOPS = 1.0
 
@@ -100,9 +104,11 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
     is_placeholder = is_there & (np.isnan(rate) | (rate == _PLACEHOLDER_TFLOPS))
     # Layers of such rows ran whole on one device while their FLOPs were divided.
     is_unsharded = is_there & ~is_placeholder & (columns.numbers["tensor_parallel"] > 1.0)
+    is_stuck = is_there & ~is_placeholder & ~is_unsharded & _find_floors(columns.labels["log"].codes, seconds)
     for reason, rows in (
         (f"{name}_tflops is missing or the placeholder 1.000", is_placeholder),
         (f"{name}_s of a layer with tensor_parallel > 1, which ran unsharded", is_unsharded),
+        (f"{name}_s is the floor of its log, whatever the size: a slow start in the slowest iteration", is_stuck),
     ):
         if rows.any():
             context.skipped[reason] += int(rows.sum())
@@ -110,21 +116,36 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         shapes = np.stack([rows.numbers[column] for column in FORMAT.numbers])
         found = [
-            _price_block(name, _Layer(*map(int, shape)), device, words[1], context)
+            _price_block(name, PaperLayer(*map(int, shape)), device, words[1], context)
             for shape in shapes.T  # a few hundred layers, each a list of operations
         ]
         overhead_s = noted_overhead_s("paper_layers", device, context)
         time_s, low_s, high_s, floor_s = np.array(found, dtype=float).T
         return Prices(time_s + overhead_s, low_s + overhead_s, high_s + overhead_s, floor_s)
 
-    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded)
+    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded & ~is_stuck)
     for rows, device, words, prices in context.price_groups(chosen, ("gpu", "flash_attention"), price_group):
         table = f"paper_layers/{name}{'-flash' if _is_flash(words[1]) else ''}"
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
         yield from split_chunks(table, names, rows.labels["log"], rows.numbers[f"{name}_s"], prices)
 
 
-class _Layer(NamedTuple):
+def _find_floors(logs: NDArray[np.int64], seconds: Array) -> NDArray[np.bool_]:
+    """Rows at a time below which their log never goes, though their sizes differ.
+
+    The MI250X logs hold the slowest iteration, and one takes 289 ms even at h = 128.
+    """
+    is_stuck = np.zeros(len(seconds), dtype=bool)
+    for log in np.unique(logs[seconds > 0.0]):
+        rows = (logs == log) & (seconds > 0.0)
+        times = np.sort(seconds[rows])
+        neighbours = np.searchsorted(times, times * _FLOOR_WIDTH) - np.searchsorted(times, times / _FLOOR_WIDTH)
+        if neighbours.max() >= _FEWEST_AT_FLOOR:
+            is_stuck |= rows & (seconds <= times[neighbours.argmax()] * _FLOOR_WIDTH)
+    return is_stuck
+
+
+class PaperLayer(NamedTuple):
     """Sizes of a measured layer, in the order of the format."""
 
     num_heads: int
@@ -133,45 +154,64 @@ class _Layer(NamedTuple):
     seq_len: int
     tensor_parallel: int
 
+    @property
+    def config(self) -> TransformerConfig:
+        """A GPT of this one layer."""
+        return TransformerConfig(
+            hidden_size=self.hidden_size,
+            num_layers=1,
+            num_heads=self.num_heads,
+            vocab_size=_VOCAB_SIZE,
+            fused_qkv=True,
+            qkv_bias=True,
+            attention_out_bias=True,
+            mlp_bias=True,
+            norm_bias=True,
+            hidden_dropout=0.1,
+            position_embedding="learned",
+        )
 
-def _price_block(
-    name: str, layer: _Layer, device: Device, flash: str, context: Context
-) -> tuple[float, float, float, float]:
-    """Time of a block, the ends of its interval and its roofline. [s]"""
-    config = TransformerConfig(
-        hidden_size=layer.hidden_size,
-        num_layers=1,
-        num_heads=layer.num_heads,
-        vocab_size=_VOCAB_SIZE,
-        fused_qkv=True,
-        qkv_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        norm_bias=True,
-        hidden_dropout=0.1,
-        position_embedding="learned",
-    )
-    workload = Workload(
-        micro_batch_size=layer.micro_batch_size,
-        seq_len=layer.seq_len,
-        dtype=PAPER_DTYPE,
-        attention="flash" if _is_flash(flash) else "unfused",
-    )
-    layout = ParallelLayout()
+    def workload(self, *, is_flash: bool) -> Workload:
+        """What was run."""
+        return Workload(
+            micro_batch_size=self.micro_batch_size,
+            seq_len=self.seq_len,
+            dtype=PAPER_DTYPE,
+            attention="flash" if is_flash else "unfused",
+        )
+
+
+def price_block(
+    name: str, layer: PaperLayer, device: Device, *, is_flash: bool, context: Context
+) -> list[PricedOperation]:
+    """Operations of a block (``attention``, ``mlp`` or the whole ``layer``), priced with the kernels of that time."""
     operations = [
         operation
-        for operation in lower(config, workload, layout)
+        for operation in lower(layer.config, layer.workload(is_flash=is_flash), ParallelLayout())
         if operation.pass_name == "forward"
         and operation.stage == "every"
         and (name == "layer" or operation.name.startswith(f"{name}."))
     ]
-    priced = [
-        PricedOperation(operation, price)
-        for operation, price in zip(
-            operations, price_operations(operations, device, uncalibrated=context.uncalibrated), strict=True
+    prices = price_operations(operations, device, uncalibrated=context.uncalibrated)
+    return [
+        PricedOperation(
+            operation,
+            price_attention(operation, device, context.record("attention", device), library=PAPER_LIBRARY)
+            if isinstance(operation, Attention)
+            else price,
         )
+        for operation, price in zip(operations, prices, strict=True)
     ]
+
+
+def _price_block(
+    name: str, layer: PaperLayer, device: Device, flash: str, context: Context
+) -> tuple[float, float, float, float]:
+    """Time of a block, the ends of its interval and its roofline. [s]"""
+    is_flash = _is_flash(flash)
+    priced = price_block(name, layer, device, is_flash=is_flash, context=context)
     bounds = [replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in priced]
+    config, workload, layout = layer.config, layer.workload(is_flash=is_flash), ParallelLayout()
     times = add_up(priced, config, workload, layout)
     roofline = add_up(bounds, config, workload, layout)
     return times.step_s, times.step_low_s, times.step_high_s, roofline.step_s

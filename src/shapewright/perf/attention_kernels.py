@@ -20,7 +20,7 @@ Source: arXiv 2307.08691 (FlashAttention-2: tiles, split of work), 2407.08608 (F
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -38,6 +38,8 @@ POWER_HALF_S = 1e-3
 FEWEST_KEY_TILES_PER_SPLIT = 4.0
 # How sharp the edge of the last-level cache is; 8 falls from 1 to 0 between 0.75 and 1.35 of its reach.
 _CACHE_EDGE_POWER = 8.0
+# Head widths are multiples of this in every kernel of flash-attn; others are padded before the call. [element]
+_HEAD_MULTIPLE = 8.0
 # Rounding in floating division must not open another tile.
 _CEIL_SLACK = 1e-9
 
@@ -139,6 +141,8 @@ class PrefillParameters:
         masked_key_work: Cost of a key before the window, in units of one inside: 0 where a kernel starts at the
             window, more where it walks over all keys and skips the products.
         backward_rate_fraction: Rate of the backward kernel relative to the forward one.
+        unaligned_passes: Copies that pad a head width which is no multiple of 8, in units of one read and one write of
+            queries, keys, values and outputs.
     """
 
     start_s: float
@@ -164,6 +168,7 @@ class PrefillParameters:
     window_start_s: float
     masked_key_work: float
     backward_rate_fraction: float
+    unaligned_passes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +239,12 @@ def read_parameters(kind: type[_Parameters], raw: Mapping[str, Any], record_id: 
     Raises:
         CalibrationError: a constant is missing.
     """
-    missing = [field.name for field in fields(kind) if field.name not in raw]
+    missing = [field.name for field in fields(kind) if field.name not in raw and field.default is MISSING]
     if missing:
         raise CalibrationError(
             f"attention record {record_id} lacks {', '.join(missing)}; run scripts/calibrate_attention.py"
         )
-    return kind(**{field.name: raw[field.name] for field in fields(kind)})
+    return kind(**{field.name: raw[field.name] for field in fields(kind) if field.name in raw})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +295,10 @@ def estimate_prefill(
     copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte
     copy_s = copy_s + new_tokens * p.cache_write_token_cycles / (rates.clock_hz * rates.num_sms)
     copy_s = copy_s if writes_cache else np.zeros_like(copy_s)
+    if p.unaligned_passes > 0.0:
+        padded_bytes = 2.0 * (shape.q_and_out_bytes + shape.kv_bytes) * p.unaligned_passes
+        is_padded = (shape.head_dim % _HEAD_MULTIPLE != 0.0) | (shape.v_head_dim % _HEAD_MULTIPLE != 0.0)
+        copy_s = copy_s + np.where(is_padded, padded_bytes / rates.bandwidth_bytes_per_s, 0.0)
     start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
     start_s = start_s + np.where(shape.window_size > 0, p.window_start_s, 0.0)
     total_s = start_s + _join(compute_s, memory_s, p.overlap_power) + copy_s
