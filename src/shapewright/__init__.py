@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shapewright.api import predict as predict
     from shapewright.api import search as search
     from shapewright.api import serve_plan as serve_plan
+    from shapewright.api import sweep as sweep
     from shapewright.config import TransformerConfig as TransformerConfig
     from shapewright.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
@@ -43,6 +44,7 @@ _HOMES = {
     "predict": "shapewright.api",
     "search": "shapewright.api",
     "serve_plan": "shapewright.api",
+    "sweep": "shapewright.api",
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "predict",
     "search",
     "serve_plan",
+    "sweep",
 ]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction
     from shapewright.search import SearchResult
     from shapewright.serving import ServingPlan
+    from shapewright.sweep import Sweep
     from shapewright.utilization import Utilization
     from shapewright.workload import Workload
 
@@ -420,6 +421,45 @@ def serve_plan(
         request=request,
         formats=[wanted, *others],
         layout=layout,
+        notes=question.notes,
+        uncalibrated=uncalibrated,
+    )
+
+
+def sweep(
+    config: str | PathLike[str] | Model | TransformerConfig | None,
+    *,
+    device: str | PathLike[str] | Device,
+    axes: Mapping[str, Sequence[Any]],
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+) -> Sweep:
+    """Predict a step for every combination of some fields' values.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        axes: Values by field name of Workload or ParallelLayout, such as ``{"micro_batch_size": [1, 2, 4]}``.
+        workload: Some fields of Workload.
+        layout: Some fields of ParallelLayout.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line; a combination that cannot run has its reason in
+            its row, unless none can.
+    """
+    from shapewright.sweep import predict_sweep
+
+    question = ask(config, device, overrides=overrides, workload=workload, layout=layout)
+    return predict_sweep(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        layout=question.layout,
+        axes=axes,
         notes=question.notes,
         uncalibrated=uncalibrated,
     )

@@ -15,6 +15,7 @@ PRINTERS = {
     "CheckReport": ("shapewright.report.check_text", "print_check"),
     "Capacity": ("shapewright.report.capacity", "print_capacity"),
     "Comparison": ("shapewright.report.compare", "print_comparison"),
+    "Sweep": ("shapewright.report.sweep", "print_sweep"),
     "ServingPlan": ("shapewright.report.serving_text", "print_serving"),
     "SearchResult": ("shapewright.report.search_text", "print_search"),
     "Utilization": ("shapewright.report.utilization", "print_utilization"),

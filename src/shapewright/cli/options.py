@@ -197,6 +197,17 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(entries)
 
 
+def field_named(word: str) -> str:
+    """Field that a word means: its name with hyphens or underscores, or its short flag.
+
+    >>> field_named("micro-batch-size"), field_named("tp"), field_named("seq_len")
+    ('micro_batch_size', 'tensor_parallel', 'seq_len')
+    """
+    cleaned = word.strip().lstrip("-").replace("_", "-")
+    short = {flag.lstrip("-"): name for name, flag in _SHORT_FLAGS.items()}
+    return short.get(cleaned, cleaned.replace("-", "_"))
+
+
 def ask_from_options(config: str | None, device: str, given: dict[str, Any]) -> Question:
     """Build the question from what the command line gave."""
     from shapewright.question import ask

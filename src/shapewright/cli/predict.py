@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import GroupedCommand, ask_from_options, question_options
+from shapewright.cli.options import GroupedCommand, ask_from_options, field_named, question_options
+
+if TYPE_CHECKING:
+    from shapewright.question import Question
 
 _EPILOG = """\b
 Examples:
@@ -17,6 +20,7 @@ Examples:
   shapewright predict llama-3-8b --hidden-size 4097 --head-dim 128 --device h200-sxm-141gb --json
   shapewright predict llama-2-70b --device a100-sxm-80gb --dp 64 --zero-stage 3 --software fsdp-2024
   shapewright predict gpt2 --device a100-sxm-80gb --explain logits
+  shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --sweep micro_batch_size=1..64
 """
 
 
@@ -33,6 +37,14 @@ Examples:
 @click.option(
     "--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv"
 )
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="FIELD=VALUES",
+    help="predict every value of a workload or layout field, such as micro_batch_size=1,2,4 or =1..64 (doubles) or "
+    "context_len=0..8192:1024 (adds); may be given for several fields",
+)
 @click.option("--all", "show_all", is_flag=True, help="list every operation")
 def command(
     config: str | None,
@@ -41,6 +53,7 @@ def command(
     software: str,
     as_json: bool,
     explain: str | None,
+    sweeps: tuple[str, ...],
     show_all: bool,
     **given: Any,
 ) -> int:
@@ -52,6 +65,11 @@ def command(
     if show_all and (as_json or explain):
         raise click.UsageError("--all has no effect with --json or --explain, which leave nothing out")
     question = ask_from_options(config, device, given)
+    if sweeps:
+        if explain or show_all:
+            raise click.UsageError("--explain and --all have no effect with --sweep, which shows a row for each step")
+        _print_sweep(question, sweeps, uncalibrated=uncalibrated, software=software, as_json=as_json)
+        return 0
     prediction = question.predict(uncalibrated=uncalibrated, software=software)
     if explain:
         from shapewright.report.explain import explain_operation
@@ -73,3 +91,30 @@ def command(
 
         print_prediction(prediction, make_console(), notes=question.notes, top=None if show_all else 20)
     return 0
+
+
+def _print_sweep(question: Question, sweeps: tuple[str, ...], *, uncalibrated: bool, software: str, as_json: bool) -> None:
+    """Predict every combination and print a row for each."""
+    from shapewright.report.sweep import print_sweep, sweep_to_json
+    from shapewright.sweep import parse_values, predict_sweep
+
+    axes = {}
+    for text in sweeps:
+        name, found, values = text.partition("=")
+        if not found:
+            raise click.UsageError(f"--sweep {text!r} is not of the form FIELD=VALUES, such as micro_batch_size=1..64")
+        axes[field_named(name)] = parse_values(values)
+    swept = predict_sweep(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        layout=question.layout,
+        axes=axes,
+        notes=tuple(note for note in question.notes if not any(note.startswith(name) for name in axes)),
+        uncalibrated=uncalibrated,
+        software=software,
+    )
+    if as_json:
+        print_json({**sweep_to_json(swept), "source": question.model.source})
+    else:
+        print_sweep(swept, make_console())

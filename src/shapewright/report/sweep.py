@@ -1,0 +1,93 @@
+"""Sweeps: one row for each combination, as a table, a chart and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shapewright.report.columns import columns_of, print_table
+from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.units import format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.predict import Prediction
+    from shapewright.sweep import Sweep, SweptStep
+
+_COLUMNS = (
+    ("time", 0, False),
+    ("90 % interval", 3, False),
+    ("tokens/s/device", 0, False),
+    ("tokens/s/sequence", 2, False),
+    ("MFU", 1, False),
+    ("memory", 1, False),
+    ("", 0, True),
+)
+
+
+def print_sweep(found: Sweep, console: Console) -> None:
+    """Print one row for each combination; what cannot run has the reason."""
+    first = next(row.prediction for row in found.rows if row.prediction is not None)
+    name = found.config.name or found.config.model_type or "model"
+    console.print(
+        f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
+    )
+    names = [(field, 0, False) for field in found.axes]
+    rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row)] for row in found.rows]
+    print_table(columns_of(rows, [*names, *_COLUMNS]), console)
+    for line in found.notes:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def sweep_to_json(found: Sweep) -> dict[str, Any]:
+    """Turn a sweep into plain values; units stand in the keys."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": asdict(found.config),
+        "device": {"name": found.device.name, "title": found.device.title},
+        "axes": {name: list(values) for name, values in found.axes.items()},
+        "rows": [_row_to_json(row) for row in found.rows],
+        "notes": list(found.notes),
+    }
+
+
+_NUMBERS = (
+    "step_time_s",
+    "step_time_low_s",
+    "step_time_high_s",
+    "tokens_per_step",
+    "tokens_per_s_per_device",
+    "mfu",
+    "hfu",
+)
+
+
+def _row_to_json(row: SweptStep) -> dict[str, Any]:
+    prediction = row.prediction
+    facts: dict[str, Any] = {"values": dict(row.values), "problem": row.problem}
+    facts |= {name: None if prediction is None else getattr(prediction, name) for name in _NUMBERS}
+    facts["total_bytes"] = None if prediction is None else prediction.memory.total_bytes
+    facts["fits"] = prediction is not None and _fits(prediction)
+    return facts
+
+
+def _fits(prediction: Prediction) -> bool:
+    return prediction.memory.total_bytes <= prediction.device.memory_bytes
+
+
+def _cells(row: SweptStep) -> list[str]:
+    prediction = row.prediction
+    if prediction is None:
+        return ["", "", "", "", "", "", row.problem]
+    low, high = prediction.step_time_low_s, prediction.step_time_high_s
+    per_sequence = prediction.workload.query_len / prediction.step_time_s
+    return [
+        format_seconds(prediction.step_time_s),
+        f"{format_seconds(low)} to {format_seconds(high)}",
+        f"{prediction.tokens_per_s_per_device:,.0f}",
+        "" if prediction.workload.is_training else f"{per_sequence:,.1f}",
+        format_percent(prediction.mfu),
+        format_bytes(prediction.memory.total_bytes),
+        "" if _fits(prediction) else "does not fit",
+    ]

@@ -1,0 +1,97 @@
+"""Sweeps: rows are predictions, ranges read as written, refusals stay in their rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import shapewright
+from shapewright.cli import main
+from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.sweep import parse_values
+
+
+def test_rows_are_predictions() -> None:
+    """Each row is what predict says of its values, the last field fastest; what cannot run has the reason."""
+    found = shapewright.sweep(
+        "llama-3-8b",
+        device="h100-sxm-80gb",
+        workload={"phase": "decode"},
+        axes={"tensor_parallel": [1, 3], "micro_batch_size": [1, 64]},
+    )
+    row = found.rows[1]
+    same = shapewright.predict(
+        "llama-3-8b", device="h100-sxm-80gb", workload={"phase": "decode", "micro_batch_size": 64}
+    )
+
+    assert [tuple(row.values.values()) for row in found.rows] == [(1, 1), (1, 64), (3, 1), (3, 64)]
+    assert row.prediction is not None
+    assert row.prediction.step_time_s == same.step_time_s
+    assert all(row.prediction is None and "tensor_parallel=3" in row.problem for row in found.rows[2:])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8..4", "is not a range"),
+        ("0..8", "is not a range"),
+        ("1..x", "is not a range"),
+        ("1..9:0", "is not a range"),
+        (",", "has no values"),
+        ("0..9999999:1", "more than 1000 values"),
+    ],
+)
+def test_senseless_values_are_refused(text: str, words: str) -> None:
+    """The message says how ranges are written."""
+    with pytest.raises(WorkloadError, match=words):
+        parse_values(text)
+
+
+@pytest.mark.parametrize(
+    ("axes", "error", "words"),
+    [
+        ({"batch": [1]}, WorkloadError, "cannot sweep 'batch'"),
+        ({"micro_batch_size": list(range(1, 200)), "seq_len": list(range(1, 200))}, WorkloadError, "39601 comb"),
+        ({"tensor_parallel": [5, 7]}, LayoutError, "tensor_parallel=5 must divide"),
+    ],
+)
+def test_senseless_sweeps_are_refused(axes: dict[str, list[int]], error: type[ShapewrightError], words: str) -> None:
+    """A field that does not exist, too many combinations, and a sweep of which nothing can run."""
+    with pytest.raises(error, match=words):
+        shapewright.sweep("gpt2", device="a100-sxm-80gb", axes=axes)
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", "llama-3-8b", "--device", "h100-sxm-80gb", "--phase", "decode", *arguments])
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of batch against context, and the same as JSON; short names of fields work."""
+    sweep = ["--sweep", "micro-batch-size=1..8", "--sweep", "context_len=1000,8000", "--sweep", "tp=1,3"]
+    code, text, err = run(sweep, capsys)
+    _, out, _ = run([*sweep, "--json"], capsys)
+    facts = json.loads(out)
+
+    assert (code, err) == (0, "")
+    for words in ("micro_batch_size", "context_len", "tokens/s/device", "tensor_parallel=3 must divide"):
+        assert words in text
+    assert facts["axes"]["micro_batch_size"] == [1, 2, 4, 8]
+    assert len(facts["rows"]) == 16
+    assert facts["rows"][0]["values"] == {"micro_batch_size": 1, "context_len": 1000, "tensor_parallel": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--sweep", "batch"], "not of the form"), (["--sweep", "tp=1,2", "--all"], "have no effect with --sweep")],
+)
+def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    code, out, err = run(arguments, capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
