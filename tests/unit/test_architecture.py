@@ -21,7 +21,7 @@ LEVELS = {
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("store", "horizon", "cluster"), 4),
     **dict.fromkeys(("lint", "search", "question", "accuracy"), 5),
-    **dict.fromkeys(("assumed_layout", "capacity", "compare", "serving", "sweep", "utilization"), 5),
+    **dict.fromkeys(("assumed_layout", "capacity", "calculators", "compare", "serving", "sweep", "utilization"), 5),
     **dict.fromkeys(("report", "bench", "api", "fit"), 6),
     **dict.fromkeys(("cli", "explorer"), 7),
     **dict.fromkeys(("__init__", "__main__"), 8),

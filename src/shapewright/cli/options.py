@@ -142,7 +142,12 @@ def field_options(wanted: Mapping[str, Collection[str]]) -> Callable[[Command], 
     return lambda command: _add_fields(command, wanted)
 
 
-def _add_fields(command: Command, wanted: Mapping[str, Collection[str]]) -> Command:
+def model_options(command: Command) -> Command:
+    """Add CONFIG and every field of the model to a command that needs no device."""
+    return _add_fields(command, {"workload": (), "layout": ()}, needs_device=False)
+
+
+def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, needs_device: bool = True) -> Command:
     for group, cls in reversed(_GROUPS):
         for spec, note in reversed(noted_fields(cls)):
             if spec.name not in wanted.get(group, (spec.name,)):
@@ -162,9 +167,10 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]]) -> Comm
             # A name of its own for the parameter: model and workload may not collide, now or later.
             option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=group, **keywords)
             command = option(command)
-    command = click.option(
-        "--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone"
-    )(command)
+    if needs_device:
+        command = click.option(
+            "--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone"
+        )(command)
     return click.argument("config", required=False)(command)
 
 

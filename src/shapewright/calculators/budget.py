@@ -1,0 +1,128 @@
+"""Training budgets: tokens, FLOPs, days and money.
+
+Legend: P parameters that a token uses, T tokens, n devices, X FLOP/s that each achieves, c price of a device hour.
+
+    Chinchilla tokens   T = 20 P
+    FLOPs               6 P T, or 8 P T with full recomputation
+    days                FLOPs / (n X) / 86400
+    cost                hours * n * c
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapewright.errors import WorkloadError
+from shapewright.lowering.conventions import count_rule_of_thumb_flops, estimate_training_s
+
+CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
+"""Tokens per parameter of a compute-optimal run. Source: arXiv 2203.15556, table 3 (20.2 to 22.0 for 0.4 to 175 B, and
+1.4 T tokens for the 70 B model that it trains); parameters count without experts that a token does not use."""
+
+_SECONDS_PER_DAY, _SECONDS_PER_HOUR = 86_400.0, 3600.0
+_MOST_TOKENS = 1e18
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBudget:
+    """What a training run takes.
+
+    Attributes:
+        num_parameters: Parameters that a token uses.
+        num_tokens: Tokens trained on.
+        flops: FLOPs of the run, recomputation included. [flop]
+        num_devices: Devices; None where none were given.
+        flops_per_s_per_device: What each achieves; None likewise. [flop/s]
+        training_s: Duration; None likewise. [s]
+        usd: Price of the run; None where no price was given.
+    """
+
+    num_parameters: float
+    num_tokens: float
+    flops: float
+    num_devices: int | None = None
+    flops_per_s_per_device: float | None = None
+    training_s: float | None = None
+    usd: float | None = None
+
+    @property
+    def training_days(self) -> float | None:
+        """Duration in days."""
+        return None if self.training_s is None else self.training_s / _SECONDS_PER_DAY
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        """Tokens for each parameter; Chinchilla has 20."""
+        return self.num_tokens / self.num_parameters
+
+
+def count_chinchilla_tokens(num_parameters: float) -> float:
+    """Tokens of a compute-optimal run: 20 for each parameter.
+
+    >>> count_chinchilla_tokens(70e9)
+    1400000000000.0
+
+    Source: arXiv 2203.15556, table 3.
+    """
+    return CHINCHILLA_TOKENS_PER_PARAMETER * num_parameters
+
+
+def estimate_budget(
+    num_parameters: float,
+    num_tokens: float,
+    *,
+    num_devices: int | None = None,
+    flops_per_s_per_device: float | None = None,
+    usd_per_hour: float | None = None,
+    recompute: str = "none",
+) -> TrainingBudget:
+    """Estimate what a training run takes, by parameters alone.
+
+    Args:
+        num_parameters: Parameters that a token uses.
+        num_tokens: Tokens trained on.
+        num_devices: Devices of the job.
+        flops_per_s_per_device: What each achieves, recomputation counted. [flop/s]
+        usd_per_hour: Price of one device for an hour. [USD]
+        recompute: ``full`` counts 8 P T instead of 6 P T.
+
+    Raises:
+        WorkloadError: a number is out of range.
+
+    Source: arXiv 2001.08361, section 2.1; arXiv 2104.04473, eq. 4.
+
+    >>> budget = estimate_budget(
+    ...     175e9, 300e9, num_devices=1024, flops_per_s_per_device=140e12, usd_per_hour=2.0, recompute="full"
+    ... )
+    >>> round(budget.training_days, 1), round(budget.usd)
+    (33.9, 1666667)
+    """
+    for word, value in (
+        ("train_tokens", num_tokens),
+        ("gpus", num_devices),
+        ("achieved rate", flops_per_s_per_device),
+        ("usd_per_hour", usd_per_hour),
+    ):
+        if value is not None and not 0 < value <= _MOST_TOKENS:
+            raise WorkloadError(f"{word}={value} must be above 0 and at most {_MOST_TOKENS:g}")
+    training_s = None
+    if num_devices is not None and flops_per_s_per_device is not None:
+        training_s = estimate_training_s(
+            num_parameters,
+            num_tokens,
+            num_devices=num_devices,
+            flops_per_s_per_device=flops_per_s_per_device,
+            recompute=recompute,
+        )
+    usd = None
+    if training_s is not None and usd_per_hour is not None and num_devices is not None:
+        usd = training_s / _SECONDS_PER_HOUR * num_devices * usd_per_hour
+    return TrainingBudget(
+        num_parameters=num_parameters,
+        num_tokens=num_tokens,
+        flops=count_rule_of_thumb_flops(num_parameters, num_tokens, recompute=recompute),
+        num_devices=num_devices,
+        flops_per_s_per_device=flops_per_s_per_device,
+        training_s=training_s,
+        usd=usd,
+    )

@@ -1,0 +1,34 @@
+"""shapewright params: parameters by component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.cli.console import make_console, print_json
+from shapewright.cli.options import GroupedCommand, group_options, model_options
+
+_EPILOG = """\b
+Examples:
+  shapewright params llama-3-8b
+  shapewright params mixtral-8x7b --explain
+  shapewright params --hidden-size 4096 --num-layers 32 --num-heads 32 --vocab-size 50257 --json
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@model_options
+@click.option("--explain", "explains", is_flag=True, help="show the formula of each number")
+@click.option("--json", "as_json", is_flag=True, help="print JSON, formulas included")
+def command(config: str | None, explains: bool, as_json: bool, **given: Any) -> int:
+    """Count the parameters of CONFIG, exactly, by component."""
+    from shapewright.config import read_model
+    from shapewright.report.calculators import parameters_to_json, print_parameters
+
+    model = read_model(config, group_options(given)["model"])
+    if as_json:
+        print_json({**parameters_to_json(model.config), "source": model.source, "notes": list(model.notes)})
+    else:
+        print_parameters(model.config, make_console(), explains=explains)
+    return 0

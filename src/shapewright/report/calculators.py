@@ -1,0 +1,199 @@
+"""Parameters, FLOPs, batches and budgets: tables, with the formula of each number where it is asked for, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shapewright.calculators import BatchSolution, FlopsPerToken, Term, TrainingBudget, explain_parameters
+from shapewright.calculators.budget import CHINCHILLA_TOKENS_PER_PARAMETER
+from shapewright.config import count_parameters
+from shapewright.dtypes import stored_weight_bytes
+from shapewright.lowering.conventions import CONVENTIONS
+from shapewright.report.columns import columns_of, print_facts, print_table
+from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.units import GIGA, format_bytes, format_count, format_percent, format_rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.config import TransformerConfig
+
+_WEIGHT_FORMATS = ("fp32", "bf16", "fp8", "int4")
+_BATCH_ROWS = 40
+LETTERS = (
+    "h hidden_size, e embedding_size, L layers (L_d dense, L_m with experts, L_e encoder), a num_heads, a_kv "
+    "num_kv_heads, d head_dim, d_v v_head_dim, f intermediate_size, f_m moe_intermediate_size, f_s of shared experts, "
+    "E num_experts, v vocab_size, s positions, r_q r_kv d_r ranks and rotary width of MLA, k token types, n_b relative "
+    "position buckets"
+)
+
+
+def parameters_to_json(config: TransformerConfig) -> dict[str, Any]:
+    """Counts with their formulas."""
+    counts = count_parameters(config)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": asdict(config),
+        "total": counts.total,
+        "active": counts.active,
+        "non_embedding": counts.non_embedding,
+        "components": [_term_to_json(term) for term in explain_parameters(config)],
+    }
+
+
+def print_parameters(config: TransformerConfig, console: Console, *, explains: bool) -> None:
+    """Print counts by component."""
+    counts = count_parameters(config)
+    console.print(f"{config.name or config.model_type or 'model'}: {counts.total:,} parameters", style="bold")
+    facts = {"non-embedding": f"{counts.non_embedding:,}"}
+    if counts.active != counts.total:
+        facts["used by a token"] = f"{counts.active:,}"
+    facts |= {
+        f"weights in {name}": format_bytes(stored_weight_bytes(name) * float(counts.total)) for name in _WEIGHT_FORMATS
+    }
+    print_facts(facts, console)
+    console.print()
+    _print_terms(explain_parameters(config), console, explains=explains, total=counts.total)
+    if explains:
+        console.print(f"letters: {LETTERS}", style="dim", soft_wrap=True)
+
+
+def flops_to_json(found: FlopsPerToken, budget: TrainingBudget | None) -> dict[str, Any]:
+    """FLOPs of a token, by convention, and the budget."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "config": asdict(found.config),
+        "seq_len": found.seq_len,
+        "recompute": found.recompute,
+        "per_token": [_term_to_json(term) for term in found.terms],
+        "conventions": {
+            name: {
+                "formula": CONVENTIONS[name].formula,
+                "used_by": CONVENTIONS[name].used_by,
+                "model_flops_per_token": flops.model_flops,
+                "hardware_flops_per_token": flops.hardware_flops,
+            }
+            for name, flops in found.conventions.items()
+        },
+        "chinchilla_tokens": CHINCHILLA_TOKENS_PER_PARAMETER * count_parameters(found.config).active,
+        "budget": None
+        if budget is None
+        else asdict(budget)
+        | {"training_days": budget.training_days, "tokens_per_parameter": budget.tokens_per_parameter},
+    }
+
+
+def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
+    """Print FLOPs of a token, by convention, and what a training run takes."""
+    name = found.config.name or found.config.model_type or "model"
+    recompute = "no" if found.recompute == "none" else found.recompute
+    console.print(f"{name}: FLOPs of a token, s={found.seq_len}, {recompute} recompute", style="bold")
+    _print_terms(found.terms, console, explains=explains)
+    if explains:
+        words = "W weights of the layers that a token meets, A attention (whole square), V weights of the logits"
+        console.print(f"letters: {words}", style="dim", soft_wrap=True)
+    console.print()
+    rows = [
+        [
+            name,
+            f"{flops.model_flops / GIGA:,.2f}",
+            "" if flops.hardware_flops is None else f"{flops.hardware_flops / GIGA:,.2f}",
+            CONVENTIONS[name].formula,
+            CONVENTIONS[name].used_by,
+        ]
+        for name, flops in found.conventions.items()
+    ]
+    names = (
+        ("FLOP convention", 0, True),
+        ("training, GFLOP a token", 0, False),
+        ("with recompute", 1, False),
+        ("formula", 2, True),
+        ("used by", 3, True),
+    )
+    print_table(columns_of(rows, names), console)
+    console.print()
+    print_budget(found.config, budget, console, explains=explains)
+
+
+def print_budget(config: TransformerConfig, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
+    """Print tokens, FLOPs, days and money of a training run."""
+    active = count_parameters(config).active
+    chinchilla = CHINCHILLA_TOKENS_PER_PARAMETER * active
+    facts = {"Chinchilla tokens": f"{format_count(chinchilla)} (20 x {format_count(active)})"}
+    if budget is not None:
+        facts["tokens"] = f"{format_count(budget.num_tokens)} ({budget.tokens_per_parameter:.1f} a parameter)"
+        facts["FLOPs"] = f"{budget.flops:.3g}"
+        if budget.training_days is not None and budget.flops_per_s_per_device is not None:
+            facts["devices"] = f"{budget.num_devices:,} at {format_rate(budget.flops_per_s_per_device)}"
+            facts["days"] = f"{budget.training_days:,.1f}"
+        if budget.usd is not None:
+            facts["cost"] = f"{budget.usd:,.0f} USD"
+    print_facts(facts, console)
+    if explains and budget is not None:
+        per_token = round(budget.flops / (budget.num_parameters * budget.num_tokens))
+        console.print(
+            f"FLOPs = {per_token} P T = {per_token} * {budget.num_parameters:.6g} * {budget.num_tokens:.6g} (arXiv "
+            f"2001.08361, section 2.1); days = FLOPs / (n X) / 86400 (arXiv 2104.04473, eq. 4); Chinchilla: T = 20 P "
+            f"(arXiv 2203.15556, table 3)",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def batch_to_json(solutions: Sequence[BatchSolution]) -> dict[str, Any]:
+    """Every way to make a batch."""
+    return {"schema_version": SCHEMA_VERSION, "solutions": [asdict(one) for one in solutions]}
+
+
+def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explains: bool) -> None:
+    """Print every way to make a batch."""
+    has_pipeline = any(one.bubble_fraction for one in solutions)
+    rows = [
+        [
+            f"{one.global_batch_size:,}",
+            f"{one.micro_batch_size:,}",
+            f"{one.data_parallel:,}",
+            f"{one.num_microbatches:,}",
+            format_percent(one.bubble_fraction) if has_pipeline else "",
+        ]
+        for one in solutions[:_BATCH_ROWS]
+    ]
+    names = (
+        ("global batch", 0, False),
+        ("micro-batch", 0, False),
+        ("replicas", 0, False),
+        ("accumulation", 0, False),
+        ("bubble", 0, False),
+    )
+    print_table(columns_of(rows, names), console)
+    if len(solutions) > _BATCH_ROWS:
+        console.print(f"{_BATCH_ROWS} of {len(solutions)} solutions; --json has all", style="dim")
+    if explains:
+        console.print(
+            "global batch = micro-batch * replicas * accumulation; replicas = devices / (tensor * pipeline * context); "
+            "bubble = (p - 1) / (v m + p - 1) of the step, with m micro-batches a replica (arXiv 2104.04473, section "
+            "2.2)",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def _print_terms(terms: Sequence[Term], console: Console, *, explains: bool, total: int | None = None) -> None:
+    rows = [
+        [
+            term.name.replace("_", " "),
+            f"{term.value:,.0f}",
+            format_percent(term.value / total) if total else "",
+            term.formula if explains else "",
+            term.numbers if explains else "",
+        ]
+        for term in terms
+    ]
+    names = (("part", 0, True), ("count", 0, False), ("share", 1, False), ("formula", 2, True), ("in numbers", 3, True))
+    print_table(columns_of(rows, names), console)
+
+
+def _term_to_json(term: Term) -> dict[str, Any]:
+    return asdict(term)

@@ -1,0 +1,203 @@
+"""Small calculators: formulas that evaluate to their numbers, batches that multiply, and the three commands."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapewright.calculators import (
+    BatchRequest,
+    bubble_fraction,
+    bus_fraction,
+    count_chinchilla_tokens,
+    count_flops,
+    count_gradient_traffic_bytes,
+    count_replicas,
+    estimate_budget,
+    explain_parameters,
+    solve_batch,
+)
+from shapewright.cli import main
+from shapewright.config import count_parameters, list_presets, read_model
+from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.lowering import count_model_flops
+from shapewright.workload import Workload
+
+
+def value_of(numbers: str) -> float:
+    """Evaluate sums and products of whole numbers with brackets."""
+    assert set(numbers) <= set("0123456789*+-() .e")
+    return float(eval(numbers))
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_every_formula_comes_to_its_count(preset: str) -> None:
+    """Of each model, the formula of each component with its numbers put in is the exact count; all add up."""
+    config = read_model(preset).config
+    terms = explain_parameters(config)
+    for term in terms:
+        assert value_of(term.numbers) == term.value, term
+    assert sum(term.value for term in terms) == count_parameters(config).total
+
+
+@pytest.mark.parametrize(
+    "preset", ["gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b", "bert-base"]
+)
+def test_flops_of_a_token_are_those_of_a_step(preset: str) -> None:
+    """Three forward passes of layers, attention and logits are the model FLOPs of one sequence over its tokens."""
+    config = read_model(preset).config
+    step = Workload(seq_len=256, micro_batch_size=1, global_batch_size=1)
+    found = count_flops(config, step)
+    for term in found.terms:
+        if term.formula != "A":
+            assert value_of(term.numbers) == pytest.approx(term.value)
+    assert found.training_flops == pytest.approx(count_model_flops(config, step) / 256)
+
+
+@given(
+    batch=st.integers(1, 5000),
+    replicas=st.sampled_from((1, 2, 3, 8)),
+    degrees=st.tuples(st.sampled_from((1, 2, 8)), st.sampled_from((1, 4)), st.sampled_from((1, 2))),
+)
+def test_every_solution_multiplies(batch: int, replicas: int, degrees: tuple[int, int, int]) -> None:
+    """Each solution's product is the batch; together they are all divisors of a replica's share."""
+    tensor, pipeline, context = degrees
+    request = BatchRequest(
+        num_devices=replicas * prod(degrees),
+        global_batch_size=batch,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        context_parallel=context,
+    )
+    if batch % replicas:
+        with pytest.raises(WorkloadError, match=r"must be a multiple of data_parallel"):
+            solve_batch(request)
+        return
+    found = solve_batch(request)
+    share = batch // replicas
+    assert all(one.micro_batch_size * one.data_parallel * one.num_microbatches == batch for one in found)
+    assert [one.micro_batch_size for one in found] == [size for size in range(1, share + 1) if share % size == 0]
+
+
+def test_batches_of_the_seed_text() -> None:
+    """4 * 8 = 32; 8 devices with t = p = 2 leave 2 replicas and with 4 sequences each a batch of 8; 4 * 8 * 4 = 128."""
+    (one,) = solve_batch(BatchRequest(micro_batch_size=4, data_parallel=8))
+    (two,) = solve_batch(BatchRequest(micro_batch_size=4, num_devices=8, tensor_parallel=2, pipeline_parallel=2))
+    (three,) = solve_batch(BatchRequest(micro_batch_size=4, data_parallel=8, num_microbatches=4))
+    assert [found.global_batch_size for found in (one, two, three)] == [32, 8, 128]
+    assert count_replicas(8, 2, 2) == 2
+
+
+def test_bubbles_of_the_paper() -> None:
+    """P = 8, m = 64: 0.109375 of the ideal time, a third of it with three chunks (arXiv 2104.04473, section 2.2)."""
+    assert bubble_fraction(8, 64) == 0.109375
+    assert bubble_fraction(8, 64, 3) == pytest.approx(0.036458, abs=1e-6)
+    (found,) = solve_batch(BatchRequest(micro_batch_size=1, data_parallel=1, num_microbatches=64, pipeline_parallel=8))
+    assert found.bubble_fraction == pytest.approx(7 / 71)
+
+
+def test_budget_by_hand() -> None:
+    """1 B parameters, 20 B tokens: 1.2e20 FLOPs; 8 devices at 100 TFLOP/s take 150,000 s; at 2 USD an hour 667 USD."""
+    assert count_chinchilla_tokens(1e9) == 20e9
+    budget = estimate_budget(1e9, 20e9, num_devices=8, flops_per_s_per_device=100e12, usd_per_hour=2.0)
+    assert budget.flops == pytest.approx(1.2e20)
+    assert budget.training_s == pytest.approx(150_000)
+    assert budget.usd == pytest.approx(150_000 / 3600 * 8 * 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: BatchRequest(num_devices=0), WorkloadError, "gpus=0"),
+        (lambda: solve_batch(BatchRequest()), WorkloadError, "too little is known"),
+        (lambda: solve_batch(BatchRequest(num_devices=6, tensor_parallel=4)), LayoutError, "try 4 or 8"),
+        (lambda: solve_batch(BatchRequest(num_devices=8, data_parallel=4)), LayoutError, "which leaves 8"),
+        (
+            lambda: solve_batch(BatchRequest(global_batch_size=9, micro_batch_size=2, data_parallel=2)),
+            WorkloadError,
+            "must be a multiple of micro_batch_size=2 .* try 8 or 12",
+        ),
+        (
+            lambda: solve_batch(
+                BatchRequest(global_batch_size=9, micro_batch_size=2, data_parallel=2, num_microbatches=2)
+            ),
+            WorkloadError,
+            "global_batch_size=9 must be .* try 8",
+        ),
+        (lambda: estimate_budget(1e9, 0), WorkloadError, "train_tokens=0"),
+        (lambda: bus_fraction("broadcast", 2), WorkloadError, "unknown collective 'broadcast'"),
+        (lambda: bus_fraction("all_reduce", 0), WorkloadError, "num_ranks=0"),
+        (lambda: count_gradient_traffic_bytes(1, 2, 4), LayoutError, "zero_stage=4"),
+    ],
+)
+def test_bad_numbers_are_refused(call: object, error: type[ShapewrightError], words: str) -> None:
+    """Each message says what is wrong and what is allowed."""
+    assert callable(call)
+    with pytest.raises(error, match=words):
+        call()
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "explained"),
+    [
+        (["params", "llama-3-8b"], "8,030,261,248 parameters", "L*(3*h*f)"),
+        (["flops", "gpt3-175b", "--train-tokens", "300b", "--gpus", "1024", "--tflops", "140"], "Chinchilla", "6 P T"),
+        (["batch", "--global-batch", "2048", "--gpus", "512", "--tp", "8", "--pp", "4"], "bubble", "(p - 1) / (v m"),
+    ],
+)
+def test_commands_explain_themselves(
+    arguments: list[str], shown: str, explained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers without --explain, and their formulas with it; JSON has a schema version."""
+    code, short, err = run(arguments, capsys)
+    _, long, _ = run([*arguments, "--explain"], capsys)
+    _, out, _ = run([*arguments, "--json"], capsys)
+
+    assert (code, err) == (0, "")
+    assert shown in short
+    assert explained not in short
+    assert explained in long
+    assert json.loads(out)["schema_version"] == 1
+
+
+def test_budget_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A share of a device's peak is a rate; the price of an hour gives the cost of the run."""
+    rate = ["--device", "h100-sxm-80gb", "--mfu", "0.4", "--usd-per-hour", "2"]
+    _, out, _ = run(["flops", "llama-3-8b", "--train-tokens", "15t", "--gpus", "1024", *rate, "--json"], capsys)
+    budget = json.loads(out)["budget"]
+    assert budget["flops"] == pytest.approx(6 * 8_030_261_248 * 15e12)
+    assert budget["training_days"] == pytest.approx(budget["flops"] / (1024 * 0.4 * 989.4e12) / 86400, rel=1e-3)
+    assert budget["usd"] == pytest.approx(budget["training_days"] * 24 * 1024 * 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["flops", "gpt2", "--gpus", "4"], "need --train-tokens as well"),
+        (["flops", "gpt2", "--train-tokens", "many"], "is no count such as 15t"),
+        (["flops", "gpt2", "--train-tokens", "1b", "--mfu", "0.4"], "belong together"),
+        (["flops", "gpt2", "--train-tokens", "1b", "--mfu", "40", "--device", "l4"], "--mfu 40 must be above 0"),
+        (["flops", "gpt2", "--train-tokens", "1b", "--tflops", "-1"], "--tflops -1 must be above 0"),
+        (["flops", "gpt2", "--seq-len", "0"], "seq_len=0"),
+        (["batch", "--gpus", "0", "--global-batch", "4"], "gpus=0"),
+        (["params"], "a model without a config needs hidden_size"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    code, out, err = run(arguments, capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
