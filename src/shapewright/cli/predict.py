@@ -93,7 +93,9 @@ def command(
     return 0
 
 
-def _print_sweep(question: Question, sweeps: tuple[str, ...], *, uncalibrated: bool, software: str, as_json: bool) -> None:
+def _print_sweep(
+    question: Question, sweeps: tuple[str, ...], *, uncalibrated: bool, software: str, as_json: bool
+) -> None:
     """Predict every combination and print a row for each."""
     from shapewright.report.sweep import print_sweep, sweep_to_json
     from shapewright.sweep import parse_values, predict_sweep
