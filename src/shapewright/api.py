@@ -292,7 +292,15 @@ def search(
     from shapewright.config import Model, TransformerConfig, read_model
     from shapewright.hardware import Device, load_device
     from shapewright.horizon import Horizon, check_price
-    from shapewright.search import DEFAULT_VARIED, SearchRequest, phase_of, scale_model, search_shapes, usual_model
+    from shapewright.search import (
+        DEFAULT_VARIED,
+        DEFAULT_VARIED_WITH_STAGES,
+        SearchRequest,
+        phase_of,
+        scale_model,
+        search_shapes,
+        usual_model,
+    )
     from shapewright.search.engine import runner_of
 
     request = SearchRequest(
@@ -332,6 +340,11 @@ def search(
         ask(model, one, workload={**(workload or {}), "phase": phase}, layout=layout) for one in found.values()
     ]
     first = questions[0]
+    notes = dict.fromkeys(note for question in questions for note in question.notes)
+    if not vary and first.workload.is_training and first.layout.pipeline_parallel > 1:
+        request = replace(request, vary=DEFAULT_VARIED_WITH_STAGES)
+        if "micro_batch" in request.free_fields():
+            notes["micro_batch is varied too: it decides how long stages wait; --keep micro_batch=N holds it"] = None
     with runner_of(engine, address) as run:
         result = search_shapes(
             first.model,
@@ -341,7 +354,7 @@ def search(
             request,
             others=[(question.device, question.workload) for question in questions[1:]],
             per_step=phase == "decode",
-            notes=tuple(dict.fromkeys(note for question in questions for note in question.notes)),
+            notes=tuple(notes),
             uncalibrated=uncalibrated,
             run=run,
             progress=progress,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.config import list_presets, read_model, write_back
 from shapewright.errors import ConfigError
-from shapewright.search.request import DEFAULT_VARIED, ffn_field
+from shapewright.search.request import DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES, ffn_field
 
 if TYPE_CHECKING:
     from shapewright.config import Model, TransformerConfig
@@ -28,7 +28,7 @@ def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchReques
         reason = _why_not(model, name)
         if not reason:
             kept.append(name)
-        elif request.vary == DEFAULT_VARIED:
+        elif request.vary in (DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES):
             notes.append(f"{name} stays as it is: {reason}")
         else:
             raise ConfigError(f"--vary {name} is not possible: {reason}; leave it out")

@@ -30,6 +30,9 @@ VARIED_IN_BRANCHES = ("experts", "layout", "recompute")
 
 DEFAULT_VARIED = ("heads", "kv_heads", "ffn", "vocab", "depth", "width")
 
+DEFAULT_VARIED_WITH_STAGES = (*DEFAULT_VARIED, "micro_batch")
+"""The same for training over pipeline stages, where the micro-batch decides how long the stages wait."""
+
 OBJECTIVES = {"train-tokens-per-s": "train", "prefill": "prefill", "decode-latency": "decode", "cost": "train"}
 """What is to be fast, and the phase that it is measured in."""
 

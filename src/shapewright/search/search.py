@@ -444,7 +444,7 @@ def _choose(table: Table, top: int) -> list[int]:
     by_count: dict[int, list[int]] = {}
     for row in sorted(first_of_kind.values()):
         by_count.setdefault(codes[row].bit_count(), []).append(row)
-    wanted = [rows[0] for _, rows in sorted(by_count.items())]
+    wanted = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
     wanted += by_count.get(1, [])
     wanted += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
     # The rest by speed, but for those that differ from a faster one only by a little more or less ffn or vocabulary.
