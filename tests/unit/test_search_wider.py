@@ -297,3 +297,25 @@ def test_an_address_that_does_not_answer_is_one_line() -> None:
         _check_answers("127.0.0.1:1")
     with pytest.raises(ClusterError, match="is no address of a cluster"):
         _check_answers("somewhere")
+
+
+def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Baseline and shapes are measured on this machine's CPU, and stand beside what is predicted."""
+    pytest.importorskip("torch", reason="needs the bench extra")
+    model = ["--hidden-size", "128", "--num-layers", "2", "--num-heads", "4", "--vocab-size", "1001"]
+    asked = ["--device", "l40s", "--dtype", "fp32", "--micro-batch-size", "1", "--seq-len", "64"]
+    words = [*model, *asked, "--vary", "vocab", "--verify", "1", "--verify-budget", "1", "--json"]
+    code, out, _ = run(words, capsys)
+    found = json.loads(out)["verification"]
+    shape = found["shapes"][0]
+
+    assert code == 0
+    assert found["num_rounds"] >= 1
+    assert shape["rank"] == 1
+    assert 0.0 < shape["measured_low"] <= shape["measured"] <= shape["measured_high"]
+    assert 0.0 < shape["covered_fraction"] <= 1.0
+    assert {"attention", "mlp", "logits"} <= set(shape["modules"])
+    # nothing but the logits differs: the rest was measured once for both
+    before_s, after_s = shape["modules"]["mlp"]["baseline_s"], shape["modules"]["mlp"]["shape_s"]
+    assert before_s == after_s
+    assert run([*model, *asked, "--verify-budget", "1"], capsys)[0] == 2

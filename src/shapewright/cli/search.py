@@ -17,10 +17,12 @@ from shapewright.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shapewright.bench.verify import Verification
     from shapewright.search import Candidate, SearchResult
 
 EXIT_INTERRUPTED = 130
 _PROGRESS_EVERY_S = 0.2
+_VERIFY_BUDGET_S = 60.0
 
 _EPILOG = """\b
 Examples:
@@ -30,6 +32,7 @@ Examples:
   shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
   shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
+  shapewright search gpt2 --device l40s --dtype bf16 --verify 3
   shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
   shapewright search llama-3-8b --device h100-sxm-80gb --tp 2 --dp 32 --global-batch 512 --vary layout,micro_batch
 """
@@ -76,6 +79,15 @@ class Share(click.ParamType[Any]):
 @click.option("--strict", is_flag=True, help="quality guard: stay close to the baseline's proportions")
 @click.option("--free", is_flag=True, help="no quality guard")
 @click.option("--explain", type=int, metavar="RANK", help="show baseline and one shape, operation by operation")
+@click.option(
+    "--verify",
+    type=click.IntRange(1, 20),
+    metavar="N",
+    help="measure baseline and the first N shapes on this machine's GPU, else its CPU, in turns (extra bench)",
+)
+@click.option(
+    "--verify-budget", type=click.FloatRange(0.1, 1e6), metavar="SECONDS", help="time to measure for (default: 60)"
+)
 @click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="shape that -o writes")
 @click.option("-o", "--output", metavar="FILE", help="write the picked shape as a config, in the form that was read")
 @click.option(
@@ -110,6 +122,8 @@ def command(
     strict: bool,
     free: bool,
     explain: int | None,
+    verify: int | None,
+    verify_budget: float | None,
     pick: int,
     output: str | None,
     format_name: str,
@@ -135,6 +149,8 @@ def command(
         raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
     if (as_json and as_csv) or (explain is not None and (as_json or as_csv)):
         raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
+    if verify_budget is not None and verify is None:
+        raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
     if strict and free:
         raise click.UsageError("--strict and --free contradict each other: give one of them")
     if format_name != "hf":
@@ -175,6 +191,7 @@ def command(
 
         write_text_file(html, search_page(result))
         click.echo(f"wrote {html}", err=True)
+    verified = _verify(result, verify, verify_budget or _VERIFY_BUDGET_S) if verify is not None else None
     if explain is not None:
         from shapewright.report.search_text import print_side_by_side
 
@@ -182,7 +199,12 @@ def command(
     elif as_json:
         from shapewright.report.search_json import search_to_json
 
-        print_json(search_to_json(result))
+        facts = search_to_json(result)
+        if verified is not None:
+            from shapewright.report.verification import verification_to_json
+
+            facts["verification"] = verification_to_json(verified)
+        print_json(facts)
     elif as_csv:
         from shapewright.report.search_json import search_to_rows
 
@@ -193,7 +215,29 @@ def command(
         from shapewright.report.search_text import print_search
 
         print_search(result, make_console())
+    if verified is not None and not as_json and not as_csv:
+        from shapewright.report.verification import print_verification
+
+        print_verification(verified, make_console())
     return 0 if result.is_complete else EXIT_INTERRUPTED
+
+
+def _verify(result: SearchResult, num_shapes: int, budget_s: float) -> Verification:
+    """Measure on the GPU of this machine, or on its CPU where there is none."""
+    from shapewright.bench.backend import open_backend
+    from shapewright.bench.verify import verify_search
+
+    backend = open_backend(cpu=not _has_gpu())
+    show = _show_progress("measurements")
+    return verify_search(result, num_shapes, backend, budget_s=budget_s, **({"on_case": show} if show else {}))
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False  # opening the CPU says what is missing
+    return bool(torch.cuda.is_available())
 
 
 def _read_count(option: str, text: str | None) -> int | None:
@@ -249,7 +293,7 @@ def _write(result: SearchResult, candidate: Candidate, output: str, format_name:
     click.echo(words, err=True)
 
 
-def _show_progress() -> Callable[[int, int], None] | None:
+def _show_progress(words: str = "shapes") -> Callable[[int, int], None] | None:
     """A line on standard error that counts up, where a person watches."""
     if sys.stderr is None or not sys.stderr.isatty():
         return None
@@ -261,6 +305,6 @@ def _show_progress() -> Callable[[int, int], None] | None:
             click.echo("\r\033[K", nl=False, err=True)
         elif time.monotonic() - last_s > _PROGRESS_EVERY_S:
             last_s = time.monotonic()
-            click.echo(f"\r{100.0 * done / num_shapes:3.0f} % of {num_shapes:,} shapes", nl=False, err=True)
+            click.echo(f"\r{100.0 * done / num_shapes:3.0f} % of {num_shapes:,} {words}", nl=False, err=True)
 
     return show

@@ -1,0 +1,226 @@
+"""Measure what a search predicts: baseline and shapes, operation by operation, in turns, on the device of this machine.
+
+Each round measures every distinct operation once, the baseline's and the shapes' in turns, so that drift of clocks and
+temperature falls on all alike. A round gives one speed-up per shape; the median of the rounds is what was measured, and
+their range says by how much it moves. Operations that cannot be measured here (collectives, what is too large) are
+left out on both sides, and the share of the predicted step that is covered is told.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.bench.model import model_shapes
+from shapewright.bench.run import make_run, measure_case
+from shapewright.errors import BenchError
+from shapewright.store.record import OK
+
+if TYPE_CHECKING:
+    from shapewright.bench.backend import Backend
+    from shapewright.bench.model import ModelShapes
+    from shapewright.predict import Prediction
+    from shapewright.search import Candidate, SearchResult
+    from shapewright.store.record import Case, Row, Run
+
+_ROUNDS = 3
+# Each measurement gets its share of the budget, within these. [s]
+_LEAST_CASE_S, _MOST_CASE_S = 0.02, 1.0
+_CI_FRACTION = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedShape:
+    """One shape, measured beside the baseline.
+
+    Attributes:
+        rank: Its rank in the search.
+        predicted: Speed-up that the search predicts for the whole step, on the device that was asked.
+        predicted_of_measured: The same over the operations that were measured.
+        measured: Speed-up over them, median of the rounds.
+        measured_low: Least of the rounds.
+        measured_high: Most of the rounds.
+        covered_fraction: Share of the predicted step, the lesser of both sides, in operations that were measured.
+        modules: By part of the model, such as ``attention``, measured seconds of the baseline and of the shape, for
+            equal work. [s]
+    """
+
+    rank: int
+    predicted: float
+    predicted_of_measured: float
+    measured: float
+    measured_low: float
+    measured_high: float
+    covered_fraction: float
+    modules: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was measured of a search.
+
+    Attributes:
+        device: What it was measured on.
+        library: With which versions.
+        asked_device: What the search was for.
+        shapes: The shapes, by rank.
+        num_rounds: Rounds.
+        notes: What to know.
+        wall_s: How long it took. [s]
+    """
+
+    device: str
+    library: str
+    asked_device: str
+    shapes: tuple[VerifiedShape, ...]
+    num_rounds: int
+    notes: tuple[str, ...]
+    wall_s: float
+
+
+def verify_search(
+    result: SearchResult,
+    num_shapes: int,
+    backend: Backend,
+    *,
+    budget_s: float,
+    on_case: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Verification:
+    """Measure the baseline and the first shapes of a search.
+
+    Args:
+        result: The search.
+        num_shapes: Shapes to measure.
+        backend: Where.
+        budget_s: Time after which no further round is begun. [s]
+        on_case: Told how many measurements of how many are done.
+
+    Raises:
+        BenchError: the search found nothing, or nothing of it can be measured here.
+    """
+    begin = time.monotonic()
+    if not result.candidates:
+        raise BenchError("--verify has nothing to measure: the search found no faster shape; widen it with --vary")
+    backend.require_dtypes((result.baseline.prediction.workload.dtype,))
+    shown = (result.baseline, *result.candidates[:num_shapes])
+    listed = [_shapes_of(candidate.prediction) for candidate in shown]
+    cases, num_left_out = _in_turns(listed, backend)
+    if not cases:
+        raise BenchError(f"--verify cannot measure here: every operation is too large for {backend.name}")
+    run = make_run(backend, suite="verify", command="search --verify")
+    rounds = _measure(cases, backend, run, budget_s - (time.monotonic() - begin), on_case)
+    known = set.intersection(*(set(times) for times in rounds))
+    notes = [f"{num_left_out} operations are too large for {backend.name}"] if num_left_out else []
+    names = sorted({name for shapes in listed for name in shapes.left_out})
+    notes += [f"not measured, for no single kernel of one device stands for it: {', '.join(names)}"] if names else []
+    if backend.name != result.baseline.prediction.device.name:
+        notes.append(
+            f"measured on {backend.name}, searched for {result.baseline.prediction.device.name}: shapes that suit one "
+            f"need not suit the other"
+        )
+    return Verification(
+        device=backend.name,
+        library=backend.library,
+        asked_device=result.baseline.prediction.device.name,
+        shapes=tuple(
+            _verified(shown[0], candidate, (listed[0], shapes), rounds, known)
+            for candidate, shapes in zip(shown[1:], listed[1:], strict=True)
+        ),
+        num_rounds=len(rounds),
+        notes=tuple(notes),
+        wall_s=time.monotonic() - begin,
+    )
+
+
+def _shapes_of(prediction: Prediction) -> ModelShapes:
+    return model_shapes(prediction.config, prediction.workload, prediction.layout)
+
+
+def _in_turns(listed: Sequence[ModelShapes], backend: Backend) -> tuple[dict[str, Case], int]:
+    """Distinct cases by key, one of each shape in turn, and how many are too large."""
+    cases: dict[str, Case] = {}
+    left_out: set[str] = set()
+    for turn in range(max(len(shapes.cases) for shapes in listed)):
+        for shapes in listed:
+            if turn < len(shapes.cases):
+                case = shapes.cases[turn]
+                key = case.key("", "")
+                if float(case.operation.flops) <= backend.most_flops:
+                    cases.setdefault(key, case)
+                else:
+                    left_out.add(key)
+    return cases, len(left_out)
+
+
+def _measure(
+    cases: Mapping[str, Case], backend: Backend, run: Run, budget_s: float, on_case: Callable[[int, int], None]
+) -> list[dict[str, float]]:
+    """Times of the cases that work, round by round; the first round is always finished. [s]"""
+    begin = time.monotonic()
+    share_s = min(max(budget_s / (_ROUNDS * len(cases)), _LEAST_CASE_S), _MOST_CASE_S)
+    rounds: list[dict[str, float]] = []
+    while len(rounds) < _ROUNDS and (not rounds or time.monotonic() - begin < budget_s):
+        times: dict[str, float] = {}
+        for number, (key, case) in enumerate(cases.items()):
+            row: Row = measure_case(case, backend, run, budget_s=share_s, ci_fraction=_CI_FRACTION)
+            if row.status == OK and row.median_s is not None:
+                times[key] = row.median_s
+            on_case(len(rounds) * len(cases) + number + 1, _ROUNDS * len(cases))
+        rounds.append(times)
+    if not any(rounds):
+        raise BenchError(f"--verify measured nothing: every operation failed on {backend.name}")
+    return rounds
+
+
+def _verified(
+    baseline: Candidate,
+    candidate: Candidate,
+    listed: tuple[ModelShapes, ModelShapes],
+    rounds: Sequence[Mapping[str, float]],
+    known: set[str],
+) -> VerifiedShape:
+    """One shape against the baseline, over the operations that were measured on both sides."""
+    work = baseline.prediction.tokens_per_step / candidate.prediction.tokens_per_step
+    factors = []
+    for times in rounds:
+        before_s, after_s = (_sum_s(shapes, times, known) for shapes in listed)
+        factors.append(before_s / (work * after_s))
+    measured, shares = [], []
+    for side, shapes in zip((baseline, candidate), listed, strict=True):
+        total_s = sum(entry.total_time_s for entry in side.prediction.busiest_operations)
+        keys = {case.operation.name for case in shapes.cases if case.key("", "") in known}
+        part_s = sum(entry.total_time_s for entry in side.prediction.busiest_operations if entry.operation.name in keys)
+        measured.append(part_s)
+        shares.append(part_s / total_s)
+    return VerifiedShape(
+        rank=candidate.rank,
+        predicted=candidate.speedup.factor,
+        predicted_of_measured=measured[0] / (work * measured[1]),
+        measured=statistics.median(factors),
+        measured_low=min(factors),
+        measured_high=max(factors),
+        covered_fraction=min(shares),
+        modules=_by_module(listed, rounds, known, work),
+    )
+
+
+def _sum_s(shapes: ModelShapes, times: Mapping[str, float], known: set[str]) -> float:
+    keys = [case.key("", "") for case in shapes.cases]
+    return sum(times[key] * shapes.repeats[key] for key in keys if key in known)
+
+
+def _by_module(
+    listed: tuple[ModelShapes, ModelShapes], rounds: Sequence[Mapping[str, float]], known: set[str], work: float
+) -> dict[str, tuple[float, float]]:
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for side, shapes in enumerate(listed):
+        for case in shapes.cases:
+            key = case.key("", "")
+            if key in known:
+                time_s = statistics.median(times[key] for times in rounds) * shapes.repeats[key]
+                sums[case.operation.name.partition(".")[0]][side] += time_s * (work if side else 1.0)
+    return {module: (before_s, after_s) for module, (before_s, after_s) in sums.items()}
