@@ -12,12 +12,12 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.bench.model import model_shapes
 from shapewright.bench.run import make_run, measure_case
 from shapewright.errors import BenchError
+from shapewright.search.verified import Verification, VerifiedShape
 from shapewright.store.record import OK
 
 if TYPE_CHECKING:
@@ -31,55 +31,6 @@ _ROUNDS = 3
 # Each measurement gets its share of the budget, within these. [s]
 _LEAST_CASE_S, _MOST_CASE_S = 0.02, 1.0
 _CI_FRACTION = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedShape:
-    """One shape, measured beside the baseline.
-
-    Attributes:
-        rank: Its rank in the search.
-        predicted: Speed-up that the search predicts for the whole step, on the device that was asked.
-        predicted_of_measured: The same over the operations that were measured.
-        measured: Speed-up over them, median of the rounds.
-        measured_low: Least of the rounds.
-        measured_high: Most of the rounds.
-        covered_fraction: Share of the predicted step, the lesser of both sides, in operations that were measured.
-        modules: By part of the model, such as ``attention``, measured seconds of the baseline and of the shape, for
-            equal work. [s]
-    """
-
-    rank: int
-    predicted: float
-    predicted_of_measured: float
-    measured: float
-    measured_low: float
-    measured_high: float
-    covered_fraction: float
-    modules: Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """What was measured of a search.
-
-    Attributes:
-        device: What it was measured on.
-        library: With which versions.
-        asked_device: What the search was for.
-        shapes: The shapes, by rank.
-        num_rounds: Rounds.
-        notes: What to know.
-        wall_s: How long it took. [s]
-    """
-
-    device: str
-    library: str
-    asked_device: str
-    shapes: tuple[VerifiedShape, ...]
-    num_rounds: int
-    notes: tuple[str, ...]
-    wall_s: float
 
 
 def verify_search(

@@ -17,8 +17,8 @@ from shapewright.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shapewright.bench.verify import Verification
     from shapewright.search import Candidate, SearchResult
+    from shapewright.search.verified import Verification
 
 EXIT_INTERRUPTED = 130
 _PROGRESS_EVERY_S = 0.2

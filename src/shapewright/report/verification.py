@@ -11,7 +11,7 @@ from shapewright.units import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.bench.verify import Verification
+    from shapewright.search.verified import Verification
 
 _COLUMNS = (
     ("rank", 0, False),
