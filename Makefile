@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: demo test lint types pytest docs site figure bench clean
+.PHONY: demo test lint types drift pytest docs site figure bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -28,6 +28,10 @@ lint: .venv-test/installed
 
 types: .venv-test/installed
 	$(TEST) -m mypy --strict
+
+# How far predictions moved since the last release, or since the grid was last renewed on purpose.
+drift: .venv-test/installed
+	$(TEST) scripts/write_drift_grid.py --check
 
 pytest: .venv-test/installed | lint types
 	$(TEST) -m pytest
