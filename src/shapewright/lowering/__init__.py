@@ -6,6 +6,9 @@ repeats is per optimiser step (or per pass in prefill and decode) on one device 
 
 from shapewright.lowering.backward import is_weight_gradient as is_weight_gradient
 from shapewright.lowering.checks import validate_layout as validate_layout
+from shapewright.lowering.counts import LayerCounts as LayerCounts
+from shapewright.lowering.counts import count_encoder_layers as count_encoder_layers
+from shapewright.lowering.counts import count_layers as count_layers
 from shapewright.lowering.counts import layers_per_stage as layers_per_stage
 from shapewright.lowering.counts import num_microbatches as num_microbatches
 from shapewright.lowering.flops import count_hardware_flops as count_hardware_flops

@@ -9,7 +9,7 @@ Source: arXiv 1909.08053 section 3 (tensor), 2205.05198 section 4.2.2 (sequence)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.operations import Collective
 
@@ -17,15 +17,23 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
+    from shapewright.operations.base import Count, Numeric
 
 
-def ranks_per_node(num_ranks: int, stride: int, node_size: int) -> int:
+def ranks_per_node(num_ranks: Count, stride: Count, node_size: int) -> Any:
     """Ranks of one group that share a node, when neighbours of the group are ``stride`` devices apart.
+
+    Numbers or arrays.
 
     >>> ranks_per_node(8, 1, 8), ranks_per_node(4, 4, 8), ranks_per_node(2, 8, 8)
     (8, 2, 1)
     """
-    return min(num_ranks, max(1, node_size // stride))
+    local = node_size // stride
+    if hasattr(local, "shape") or hasattr(num_ranks, "shape"):
+        import numpy as np
+
+        return np.minimum(num_ranks, np.maximum(local, 1))
+    return min(num_ranks, max(1, local))
 
 
 def num_ranks_of(layout: ParallelLayout, axis: str) -> int:
@@ -53,16 +61,16 @@ def collective(
     name: str,
     op_name: str,
     axis: str,
-    repeats: int,
+    repeats: Count,
     *,
-    message_bytes: float,
-    num_ranks: int | None = None,
-    stride: int | None = None,
+    message_bytes: Numeric,
+    num_ranks: Count | None = None,
+    stride: Count | None = None,
     stage: str = "every",
     pass_name: str = "forward",
     overlaps: bool = False,
 ) -> list[Operation]:
-    """Build one collective, or nothing where its group is a single device.
+    """Build one collective, or nothing where its group is a single device; numbers may be arrays of one shape.
 
     Args:
         shard: Sizes of this device.
@@ -79,7 +87,7 @@ def collective(
     """
     ranks = num_ranks_of(shard.layout, axis) if num_ranks is None else num_ranks
     step = stride_of(shard.layout, axis) if stride is None else stride
-    if ranks == 1 or repeats == 0:
+    if _is(ranks, 1) or _is(repeats, 0):
         return []
     return [
         Collective(
@@ -96,6 +104,11 @@ def collective(
             overlaps=overlaps,
         )
     ]
+
+
+def _is(number: Any, value: int) -> bool:
+    """Whether a number has a value; of an array no one can say, and a group of one device costs nothing."""
+    return not hasattr(number, "shape") and bool(number == value)
 
 
 def gather_tokens(

@@ -71,7 +71,12 @@ def lower(
 
 
 def lower_parts(
-    config: TransformerConfig, workload: Workload, layout: ParallelLayout, *, node_size: int = 8
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    *,
+    node_size: int = 8,
+    counts: tuple[LayerCounts, LayerCounts] | None = None,
 ) -> StepParts:
     """Lower a step into the parts that recomputation, ZeRO stage and model chunks choose from.
 
@@ -80,6 +85,7 @@ def lower_parts(
         workload: What is run; its mode of recomputation does not matter.
         layout: How it is spread; its ZeRO stage, model chunks and schedule do not matter.
         node_size: Devices of one node.
+        counts: Layers of the (decoder) stack and of the encoder; None for those of the busiest stage.
 
     Raises:
         LayoutError: the layout does not divide the model.
@@ -87,9 +93,10 @@ def lower_parts(
     """
     validate_layout(config, workload, layout)
     shard = make_shard(config, workload, layout, node_size)
-    stacks = [_lower_stack(shard, count_layers(config, layout))]
+    own, encoder = counts or (count_layers(config, layout), count_encoder_layers(config, layout))
+    stacks = [_lower_stack(shard, own)]
     if shard.encodes_source:
-        stacks.insert(0, _lower_stack(make_encoder_shard(shard), count_encoder_layers(config, layout)))
+        stacks.insert(0, _lower_stack(make_encoder_shard(shard), encoder))
     layers = [operation for stack in stacks for operation in stack.layers]
     cores = [operation for stack in stacks for operation in stack.cores]
     groups = []
@@ -140,7 +147,12 @@ class StepParts:
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
         """The backward pass, with what a stage hands to the one before it."""
-        return self.backward_of_head() + lower_backward(self.sends(virtual_pipeline)) + self.backward_of_layers()
+        sends = self.backward_of_sends(self.sends(virtual_pipeline))
+        return self.backward_of_head() + sends + self.backward_of_layers()
+
+    def backward_of_sends(self, sends: list[Operation]) -> list[Operation]:
+        """What a stage hands to the one before it in the backward pass."""
+        return lower_backward(sends)
 
     def backward_of_head(self) -> list[Operation]:
         """The backward pass down to the last layer."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
+    from shapewright.operations.base import Count
 
 _FP32_BYTES = get_dtype("fp32").num_bytes
 # AdamW in fp32: gradient, weight and two moments are read; weight and moments written.
@@ -43,9 +44,9 @@ class WeightGroup:
 
     name: str
     stage: str
-    num_weights: int
+    num_weights: Count
     num_parts: int
-    num_replicas: int
+    num_replicas: Count
 
 
 def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tuple[Any, Any]:
@@ -76,13 +77,26 @@ def weight_groups(
         cores: Those of them whose products have no weights.
         num_layers: Layers on this device.
     """
-    config, layout = shard.config, shard.layout
-    replicas = num_ranks_of(layout, "data")
     dense, routed = count_gemm_weights(layers, shard.num_passes)
     dense -= count_gemm_weights(cores, shard.num_passes)[0]
+    return make_groups(shard, dense, routed, num_layers, has_experts=bool(routed))
+
+
+def make_groups(shard: Shard, dense: Count, routed: Count, num_layers: int, *, has_experts: bool) -> list[WeightGroup]:
+    """Group weights that are counted already; sizes of the shard and counts may be arrays.
+
+    Args:
+        shard: Sizes of this device.
+        dense: Weights of the layers, routed experts left out.
+        routed: Weights of routed experts.
+        num_layers: Layers on this device.
+        has_experts: Whether there are routed experts among them.
+    """
+    config, layout = shard.config, shard.layout
+    replicas = num_ranks_of(layout, "data")
     table = vocab_rows(shard) * config.embedding_size
     groups = [WeightGroup("layers", "every", dense, num_layers, replicas)]
-    if routed:
+    if has_experts:
         groups.append(WeightGroup("experts", "every", routed, num_layers, replicas // layout.expert_parallel))
     groups.append(WeightGroup("embedding", "first", table, 1, replicas))
     if not config.tied_embeddings or layout.pipeline_parallel > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from shapewright.memory.activations import (
     list_saved_tensors,
 )
 from shapewright.memory.kv_cache import estimate_kv_cache
-from shapewright.memory.states import TrainingRecipe, count_device_parameters, estimate_states
+from shapewright.memory.states import DeviceParameters, TrainingRecipe, count_device_parameters, estimate_states
 
 if TYPE_CHECKING:
     from shapewright.config.parameters import ParameterCounts
@@ -95,7 +95,7 @@ def estimate_memory(
     >>> round(memory.weights_bytes / 1e9, 2)
     3.27
     """
-    indices = _stages_to_compare(config, layout)
+    indices = stages_to_compare(config, layout)
     return max(_estimate(config, workload, layout, recipe, indices), key=lambda estimate: estimate.total_bytes)
 
 
@@ -127,10 +127,10 @@ def _estimate(
     indices: Iterable[int],
 ) -> list[MemoryEstimate]:
     counts = count_parameters(config)
-    return [_estimate_stage(_Stage(config, layout, index), counts, workload, recipe) for index in indices]
+    return [_estimate_stage(Stage(config, layout, index), counts, workload, recipe) for index in indices]
 
 
-class _Stage:
+class Stage:
     """Layers of one pipeline stage: consecutive ones, as many on each stage but the last."""
 
     def __init__(self, config: TransformerConfig, layout: ParallelLayout, index: int) -> None:
@@ -161,33 +161,23 @@ def _are_alike(config: TransformerConfig) -> bool:
     return len(config.attention_windows) <= 1 and len(config.moe_layers) <= 1
 
 
-def _stages_to_compare(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
+def stages_to_compare(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
     """The first stage holds most micro-batches, the last the logits; those between matter where layers differ."""
     last = min(layout.pipeline_parallel, config.num_layers) - 1
     return (0, layout.pipeline_parallel - 1) if _are_alike(config) else (*range(last), layout.pipeline_parallel - 1)
 
 
 def _estimate_stage(
-    stage: _Stage, counts: ParameterCounts, workload: Workload, recipe: TrainingRecipe | None
+    stage: Stage, counts: ParameterCounts, workload: Workload, recipe: TrainingRecipe | None
 ) -> MemoryEstimate:
     config, layout = stage.config, stage.layout
-    parameters = count_device_parameters(
-        config,
-        counts,
-        layout,
-        moe_layers=stage.moe_layers,
-        dense_layers=stage.dense_layers,
-        encoder_layers=stage.encoder_layers,
-        is_first=stage.is_first,
-        is_last=stage.is_last,
-    )
-    states = estimate_states(parameters, workload, layout, recipe)
+    states = estimate_states(count_stage_parameters(stage, counts), workload, layout, recipe)
     logits_bytes = _logits_bytes(stage, workload, _LOGIT_BYTES)
     if workload.is_training:
-        activations_bytes, recomputed_bytes = _training_activations(stage, workload)
-        logit_gradient_bytes = _logits_bytes(stage, workload, activation_element_bytes(workload.dtype))
-        # The gradient of the logits is gone before the first layer is computed again.
-        workspace_bytes = states.gathered_bytes + max(recomputed_bytes, logit_gradient_bytes)
+        terms = estimate_training_terms(stage, workload)
+        in_flight = count_microbatches_in_flight(workload, layout, stage.index)
+        activations_bytes = terms.microbatch_bytes * in_flight + terms.end_bytes
+        workspace_bytes = states.gathered_bytes + terms.momentary_bytes
     else:
         activations_bytes, workspace_bytes = _inference_activations(stage, workload), 0.0
     return MemoryEstimate(
@@ -203,17 +193,78 @@ def _estimate_stage(
     )
 
 
-def _training_activations(stage: _Stage, workload: Workload) -> tuple[float, float]:
-    """Bytes kept for the backward pass, and bytes of the layer that is computed again. [byte]"""
+def count_stage_parameters(stage: Stage, counts: ParameterCounts) -> DeviceParameters:
+    """Count what one device of a stage holds."""
+    return count_device_parameters(
+        stage.config,
+        counts,
+        stage.layout,
+        moe_layers=stage.moe_layers,
+        dense_layers=stage.dense_layers,
+        encoder_layers=stage.encoder_layers,
+        is_first=stage.is_first,
+        is_last=stage.is_last,
+    )
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """What one layer keeps of one micro-batch, and what it computes again. [byte]"""
+
+    kept_bytes: float
+    recomputed_bytes: float
+
+
+def estimate_layer(
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    *,
+    has_experts: bool,
+    has_cross_attention: bool,
+) -> LayerBytes:
+    """Estimate what one layer keeps under the workload's recomputation; schedule and stages have no part in it."""
+    tensors = list_saved_tensors(
+        config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+    )
+    kept_bytes = _sum_bytes(keep_tensors(tensors, workload.recompute))
+    return LayerBytes(kept_bytes, _sum_bytes(tensors) - kept_bytes)
+
+
+@dataclass(frozen=True)
+class TrainingTerms:
+    """Activations of one stage, before the schedule says how many micro-batches are in flight.
+
+    Attributes:
+        microbatch_bytes: Kept of each micro-batch in flight. [byte]
+        end_bytes: Kept once, at the end of the model, without the logits. [byte]
+        logits_bytes: Softmax of the logits. [byte]
+        momentary_bytes: What exists for a moment: the layer computed again, or the gradient of the logits, which is
+            gone before the first layer is computed again. [byte]
+    """
+
+    microbatch_bytes: float
+    end_bytes: float
+    logits_bytes: float
+    momentary_bytes: float
+
+
+def estimate_training_terms(
+    stage: Stage, workload: Workload, layer_bytes: Callable[..., LayerBytes] = estimate_layer
+) -> TrainingTerms:
+    """Estimate the activations of one stage in training.
+
+    Args:
+        stage: The stage.
+        workload: What is run.
+        layer_bytes: estimate_layer, or what remembers its answers.
+    """
     config, layout = stage.config, stage.layout
     per_microbatch = recomputed = 0.0
     for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
-        tensors = list_saved_tensors(
-            config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
-        )
-        kept_bytes = _sum_bytes(keep_tensors(tensors, workload.recompute))
-        per_microbatch += num_layers * kept_bytes
-        recomputed = max(recomputed, _sum_bytes(tensors) - kept_bytes)
+        layer = layer_bytes(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
+        per_microbatch += num_layers * layer.kept_bytes
+        recomputed = max(recomputed, layer.recomputed_bytes)
     residual_rows = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
     if layout.sequence_parallel:
         residual_rows = ceil_div(residual_rows, layout.tensor_parallel)
@@ -222,11 +273,11 @@ def _training_activations(stage: _Stage, workload: Workload) -> tuple[float, flo
     if stage.is_first:
         per_microbatch += _MASK_BYTES * residual_elements * (config.hidden_dropout > 0)
         per_microbatch += residual_bytes * config.embedding_norm
-    total = per_microbatch * count_microbatches_in_flight(workload, layout, stage.index)
-    if stage.is_last:
-        # Inputs of the final norm and of the logit matrix; the last stage goes backward at once, so of one micro-batch.
-        total += residual_bytes * (1 + config.has_final_norm)
-    return total, recomputed
+    # Inputs of the final norm and of the logit matrix; the last stage goes backward at once, so of one micro-batch.
+    end_bytes = residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
+    logit_gradient_bytes = _logits_bytes(stage, workload, activation_element_bytes(workload.dtype))
+    logits_bytes = _logits_bytes(stage, workload, _LOGIT_BYTES)
+    return TrainingTerms(per_microbatch, end_bytes, logits_bytes, max(recomputed, logit_gradient_bytes))
 
 
 def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, stage: int) -> float:
@@ -258,7 +309,7 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
     return min(2 * (p - stage - 1) + (v - 1) * p + 1, in_step * v) / v
 
 
-def _inference_activations(stage: _Stage, workload: Workload) -> float:
+def _inference_activations(stage: Stage, workload: Workload) -> float:
     """Residual stream before and after a block, and the tensors of the widest block. [byte]"""
     widest = 0.0
     for has_experts, has_cross_attention, _ in stage.layer_kinds():
@@ -275,7 +326,7 @@ def _inference_activations(stage: _Stage, workload: Workload) -> float:
     return widest
 
 
-def _logits_bytes(stage: _Stage, workload: Workload, element_bytes: float) -> float:
+def _logits_bytes(stage: Stage, workload: Workload, element_bytes: float) -> float:
     """Logits of one micro-batch on the last stage, split over the vocabulary. [byte]
 
     Training and encoders need those of every token, generation those of the last one.

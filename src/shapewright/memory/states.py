@@ -153,6 +153,11 @@ class StateBytes:
     optimizer_bytes: float = 0.0
     gathered_bytes: float = 0.0
 
+    @property
+    def total_bytes(self) -> float:
+        """Everything together. [byte]"""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.gathered_bytes
+
 
 # The layer at work and the one fetched ahead of it (PyTorch FSDP's default backward prefetch).
 _GATHERED_LAYERS = 2

@@ -15,7 +15,7 @@ Source: NCCL's bus bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from shapewright.perf.gemm import interval_factors
 from shapewright.perf.price import Price
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -104,6 +104,28 @@ def price_collective(operation: Collective, device: Device, record: CalibrationR
         roofline_s=_plain(floor_s),
         calibration=record.label,
     )
+
+
+def price_collectives(operations: Sequence[Collective], device: Device, record: CalibrationRecord) -> list[Price]:
+    """Price many scalar collectives, in their order; those of one name are evaluated together."""
+    by_name: dict[str, list[int]] = {}
+    for index, operation in enumerate(operations):
+        by_name.setdefault(operation.op_name, []).append(index)
+    prices: dict[int, Price] = {}
+    for indices in by_name.values():
+        columns = zip(
+            *((operations[i].message_bytes, operations[i].num_ranks, operations[i].ranks_per_node) for i in indices),
+            strict=True,
+        )
+        message_bytes, num_ranks, ranks_per_node = (np.array(column, dtype=float) for column in columns)
+        sizes: Any = {"message_bytes": message_bytes, "num_ranks": num_ranks, "ranks_per_node": ranks_per_node}
+        together = price_collective(replace(operations[indices[0]], **sizes), device, record)
+        names = [spec.name for spec in fields(Price) if spec.name != "calibration"]
+        rows = zip(*(np.asarray(getattr(together, name)).tolist() for name in names), strict=True)
+        for index, row in zip(indices, rows, strict=True):
+            values: Any = dict(zip(names, row, strict=True))
+            prices[index] = Price(calibration=together.calibration, **values)
+    return [prices[index] for index in range(len(operations))]
 
 
 def _sent_bytes(op_name: str, message_bytes: Array, ranks: Array, local: Array) -> Array:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
-from shapewright.perf.collectives import price_collective
+from shapewright.perf.collectives import price_collectives
 from shapewright.perf.experts import price_grouped_gemms
 from shapewright.perf.gemm import price_gemms
 from shapewright.perf.pointwise import price_pointwises
@@ -38,7 +38,7 @@ _remembered: dict[tuple[int, bool], tuple[Device, dict[tuple[Any, ...], Price]]]
 
 
 def price_operations(operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False) -> list[Price]:
-    """Price scalar operations, in their order; GEMMs are evaluated together, and pointwise operations too.
+    """Price scalar operations, in their order; those of a kind are evaluated together, attention one by one.
 
     Args:
         operations: What to price.
@@ -78,11 +78,12 @@ def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: 
     if traffic:
         record = load_record("pointwise", device, uncalibrated=uncalibrated)
         prices.update(zip(traffic, price_pointwises(list(traffic.values()), device, record), strict=True))
+    calls = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Collective)}
+    if calls:
+        record = load_record("collectives", device, uncalibrated=uncalibrated)
+        prices.update(zip(calls, price_collectives(list(calls.values()), device, record), strict=True))
     for index, operation in enumerate(listed):
         if isinstance(operation, Attention):
             record = load_record("attention", device, uncalibrated=uncalibrated)
             prices[index] = price_attention(operation, device, record)
-        elif isinstance(operation, Collective):
-            record = load_record("collectives", device, uncalibrated=uncalibrated)
-            prices[index] = price_collective(operation, device, record)
     return [prices[index] for index in range(len(listed))]

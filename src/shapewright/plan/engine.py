@@ -1,0 +1,318 @@
+"""Go through a space of plans: memory first, then the time of whatever fits, and keep the best."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shapewright.errors import LayoutError
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import validate_layout
+from shapewright.plan.memory import MemoryOfFrames, layout_of
+from shapewright.plan.space import MODES, ZERO_STAGES, Frame, Order, device_counts, frames, orders
+from shapewright.plan.times import TimesOfFrames
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.config import TransformerConfig
+    from shapewright.hardware import Device
+    from shapewright.memory import TrainingRecipe
+    from shapewright.plan.request import PlanRequest
+    from shapewright.workload import Workload
+
+    Progress = Callable[[int, int], None]
+    Table = dict[str, NDArray[Any]]
+
+# Frames worked on together: enough to price in arrays, few enough to stop soon after an interrupt.
+_FRAMES_AT_ONCE = 256
+_KEPT = 1000
+# Differences below these are none on the Pareto front.
+_STEP_RESOLUTION, _MEMORY_RESOLUTION = 0.005, 0.01
+
+
+class Choice(NamedTuple):
+    """One plan: a frame with what comes on top."""
+
+    frame: Frame
+    order: Order
+    recompute: str
+    zero_stage: int
+    num_devices: int
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """How it is spread."""
+        return ParallelLayout(
+            **dict(zip(Frame._fields[:6], self.frame[:6], strict=True)),
+            zero_stage=self.zero_stage,
+            **self.order._asdict(),
+        )
+
+
+@dataclass
+class Tally:
+    """How many plans went where.
+
+    Attributes:
+        num_plans: Plans of the space: splits of the devices with micro-batch, recomputation, ZeRO stage and schedule.
+        num_fitting: Those whose fullest device has room; their steps were predicted.
+        refused: Splits that do not divide the model, by reason.
+    """
+
+    num_plans: int = 0
+    num_fitting: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Findings:
+    """The best plans so far, best first.
+
+    Attributes:
+        tally: What became of the space.
+        is_complete: Whether all of it was looked at.
+    """
+
+    objective: str
+    tally: Tally = field(default_factory=Tally)
+    is_complete: bool = True
+    frames: list[Frame] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+    best: Table = field(default_factory=dict)
+    front: Table = field(default_factory=dict)
+    smallest: tuple[float, Choice] | None = None
+
+    def choice(self, table: Table, row: int) -> Choice:
+        """The plan in a row of ``best`` or ``front``."""
+        return Choice(
+            self.frames[int(table["frame"][row])],
+            self.orders[int(table["order"][row])],
+            MODES[int(table["mode"][row])],
+            int(ZERO_STAGES[int(table["zero"][row])]),
+            int(table["devices"][row]),
+        )
+
+    def add(self, table: Table) -> None:
+        """Take in plans that fit."""
+        self.tally.num_fitting += len(table["step_s"])
+        if len(table["step_s"]):
+            joined = _join(self.best, table)
+            self.best = _rows(joined, best_first(joined, self.objective)[:_KEPT])
+            self.front = pareto(_join(self.front, table))
+
+
+def explore(
+    config: TransformerConfig,
+    device: Device,
+    workload: Workload,
+    request: PlanRequest,
+    *,
+    recipe: TrainingRecipe | None = None,
+    uncalibrated: bool = False,
+    progress: Progress | None = None,
+) -> Findings:
+    """Look at every plan.
+
+    Args:
+        config: The model.
+        device: What it runs on.
+        workload: What is run; micro-batch and recomputation are chosen.
+        request: What is asked for.
+        recipe: Bytes a parameter; None for the usual ones.
+        uncalibrated: Price as if nobody had measured the device.
+        progress: Told after each chunk how many splits of how many are done.
+
+    Returns:
+        The best of them; what there is so far where the user interrupts.
+
+    Raises:
+        UnknownRateError: the device's sheet lacks a number that is needed.
+        WorkloadError: the device has no kernel for this attention.
+    """
+    findings = Findings(request.objective)
+    explorer = _Explorer(config, device, workload, request, recipe, uncalibrated, findings)
+    try:
+        chunks = list(explorer.chunks())
+        total = sum(len(chunk) for chunk, _ in chunks)
+        done = 0
+        for chunk, num_devices in chunks:
+            explorer.look_at(chunk, num_devices)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+    except KeyboardInterrupt:
+        findings.is_complete = False
+    return findings
+
+
+class _Explorer:
+    """Goes through the splits, chunk by chunk."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        device: Device,
+        workload: Workload,
+        request: PlanRequest,
+        recipe: TrainingRecipe | None,
+        uncalibrated: bool,
+        findings: Findings,
+    ) -> None:
+        self._config, self._device, self._workload, self._request = config, device, workload, request
+        self._findings = findings
+        self._memory = MemoryOfFrames(config, workload, recipe)
+        self._times = TimesOfFrames(config, device, workload, uncalibrated=uncalibrated)
+        self._limit_bytes = device.memory_bytes * (1.0 - request.headroom_fraction)
+        self._modes = np.array([request.allows("recompute", mode) for mode in MODES])
+        self._zeros = np.array([request.allows("zero_stage", stage) for stage in ZERO_STAGES])
+
+    def chunks(self) -> Iterator[tuple[list[Frame], int]]:
+        """Splits of one pipeline degree at a time, those that the lowering refuses left out."""
+        assert self._workload.global_batch_size is not None
+        for num_devices in device_counts(self._device, self._request):
+            by_pipeline: dict[int, list[Frame]] = {}
+            for frame in frames(
+                self._config,
+                self._device,
+                num_devices=num_devices,
+                global_batch_size=self._workload.global_batch_size,
+                seq_len=self._workload.seq_len,
+                request=self._request,
+            ):
+                by_pipeline.setdefault(frame.pipeline_parallel, []).append(frame)
+            refusals: dict[tuple[Any, ...], str] = {}
+            for _, listed in sorted(by_pipeline.items()):
+                kept = [frame for frame in listed if not self._refuses(frame, refusals)]
+                for first in range(0, len(kept), _FRAMES_AT_ONCE):
+                    yield kept[first : first + _FRAMES_AT_ONCE], num_devices
+
+    def _refuses(self, frame: Frame, known: dict[tuple[Any, ...], str]) -> bool:
+        """Whether the model cannot be split so; micro-batches have no say."""
+        key = frame[:6]
+        if key not in known:
+            try:
+                validate_layout(self._config, self._workload, layout_of(frame))
+                known[key] = ""
+            except LayoutError as error:
+                known[key] = str(error)
+        if known[key]:
+            self._findings.tally.refused[known[key]] += 1
+        return bool(known[key])
+
+    def look_at(self, chunk: list[Frame], num_devices: int) -> None:
+        """Judge the plans of some splits of one pipeline degree."""
+        allowed_orders = orders(self._config, chunk[0].pipeline_parallel, self._request)
+        memory = self._memory.estimate(chunk)
+        valid = {order: self._valid(chunk, order) for order in allowed_orders}
+        fits: dict[Order, NDArray[np.bool_]] = {}
+        totals: dict[Order, NDArray[np.float64]] = {}
+        for order in allowed_orders:
+            totals[order] = memory.total_bytes(order)
+            fits[order] = valid[order] & (totals[order] <= self._limit_bytes)
+            self._findings.tally.num_plans += int(valid[order].sum())
+            self._note_smallest(chunk, order, np.where(valid[order], totals[order], np.inf), num_devices)
+        rooms = [part.any(axis=(1, 2)) for part in fits.values()]
+        worth = np.flatnonzero(np.any(rooms, axis=0)) if rooms else np.zeros(0, dtype=np.int64)
+        if not len(worth):
+            return
+        self._price(
+            [chunk[row] for row in worth],
+            {o: f[worth] for o, f in fits.items()},
+            {o: t[worth] for o, t in totals.items()},
+            num_devices,
+        )
+
+    def _valid(self, chunk: list[Frame], order: Order) -> NDArray[np.bool_]:
+        """Plans that there are. [frames, modes, ZeRO stages]
+
+        Interleaving needs the micro-batches in groups of as many as there are stages (Megatron-LM refuses others), and
+        sharding over replicas needs more than one.
+        """
+        passes = np.array([frame.num_microbatches for frame in chunk])
+        replicas = np.array([frame.data_parallel * frame.context_parallel for frame in chunk])
+        whole = np.ones(len(chunk), dtype=bool)
+        if order.virtual_pipeline > 1 and "virtual_pipeline" not in self._request.kept:
+            whole = passes % chunk[0].pipeline_parallel == 0
+        stages = self._zeros & ((np.array(ZERO_STAGES) == 0) | (replicas > 1)[:, None])
+        return whole[:, None, None] & self._modes[None, :, None] & stages[:, None, :]
+
+    def _note_smallest(self, chunk: list[Frame], order: Order, totals: NDArray[np.float64], num_devices: int) -> None:
+        position = int(np.argmin(totals))
+        least = float(totals.reshape(-1)[position])
+        if np.isfinite(least) and (self._findings.smallest is None or least < self._findings.smallest[0]):
+            row, mode, zero = (int(index) for index in np.unravel_index(position, totals.shape))
+            choice = Choice(chunk[row], order, MODES[mode], ZERO_STAGES[zero], num_devices)
+            self._findings.smallest = (least, choice)
+
+    def _price(
+        self,
+        chunk: list[Frame],
+        fits: dict[Order, NDArray[np.bool_]],
+        totals: dict[Order, NDArray[np.float64]],
+        num_devices: int,
+    ) -> None:
+        """Predict the steps of what fits."""
+        findings = self._findings
+        sums = self._times.add_up(chunk)
+        passes = np.array([frame.num_microbatches for frame in chunk])
+        first_frame = len(findings.frames)
+        findings.frames += chunk
+        tables = []
+        for order, room in fits.items():
+            rows, modes, zeros = np.nonzero(room)
+            if not len(rows):
+                continue
+            layout = ParallelLayout(pipeline_parallel=chunk[0].pipeline_parallel, **order._asdict())
+            findings.orders.append(order)
+            tables.append(
+                {
+                    "step_s": sums.step_s(passes, layout)[room],
+                    "bytes": totals[order][room],
+                    "frame": rows + first_frame,
+                    "mode": modes,
+                    "zero": zeros,
+                    "order": np.full(len(rows), len(findings.orders) - 1),
+                    "devices": np.full(len(rows), num_devices),
+                }
+            )
+        if tables:
+            findings.add({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
+
+
+def best_first(table: Table, objective: str) -> NDArray[np.int64]:
+    """Rows in the order of an objective; ties go to less time or memory, then to the plainer schedule."""
+    step_s, needed = table["step_s"], table["bytes"]
+    goal, second = {
+        "time": (step_s, needed),
+        "cost": (step_s * table["devices"], needed),
+        "memory": (needed, step_s),
+    }[objective]
+    # Sums of the same terms in another order differ in the last bits; that is no difference.
+    return np.lexsort((table["order"], table["zero"], second, np.round(np.log(goal), 9)))
+
+
+def pareto(table: Table) -> Table:
+    """Plans that no other beats in step time, memory and number of devices, shortest step first."""
+    kept: list[int] = []
+    best_bytes: dict[int, float] = {}
+    for row in np.lexsort((table["bytes"], table["step_s"])).tolist():
+        devices, needed = int(table["devices"][row]), float(table["bytes"][row])
+        rivals = [least for count, least in best_bytes.items() if count <= devices]
+        if rivals and needed > min(rivals) * (1.0 - _MEMORY_RESOLUTION):
+            continue
+        kept.append(row)
+        best_bytes[devices] = needed
+    return _rows(table, np.array(kept, dtype=np.int64))
+
+
+def _join(one: Table, other: Table) -> Table:
+    return {name: np.concatenate([one[name], other[name]]) for name in other} if one else other
+
+
+def _rows(table: Table, rows: NDArray[np.int64]) -> Table:
+    return {name: column[rows] for name, column in table.items()}

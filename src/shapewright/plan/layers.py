@@ -1,0 +1,71 @@
+"""What a layer of each kind adds to a step, so that stages of any depth are added up and not lowered again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import LayerCounts, count_encoder_layers, count_layers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.config import TransformerConfig
+
+
+class LayerKinds(NamedTuple):
+    """The kinds of layers of a model.
+
+    Lowering is linear in its counts of layers: layers alike are one operation that repeats. A step of any stage is
+    therefore a sum over kinds, with a factor for each. The kinds are one layer of each attention window with the MLP of
+    the first layer; where MLPs differ, one layer with the other MLP in exchange for one with the first; and a layer of
+    an encoder.
+
+    Attributes:
+        counts: Layers to lower for each kind: of the stack, and of the encoder.
+        windows: Attention windows, in the order of the first kinds.
+        has_other_mlp: Whether the next kind exchanges the MLP.
+        starts_with_experts: Whether the first layer has experts.
+        has_encoder: Whether the last kind is a layer of an encoder.
+    """
+
+    counts: tuple[tuple[LayerCounts, LayerCounts], ...]
+    windows: tuple[int, ...]
+    has_other_mlp: bool
+    starts_with_experts: bool
+    has_encoder: bool
+
+    def factors(self, config: TransformerConfig, pipeline_parallel: int) -> NDArray[np.float64]:
+        """How many layers of each kind the busiest stage has. [kinds]"""
+        layout = ParallelLayout(pipeline_parallel=pipeline_parallel)
+        counts = count_layers(config, layout)
+        found = [float(counts.windows.get(window, 0)) for window in self.windows]
+        if self.has_other_mlp:
+            others = float(counts.num_dense if self.starts_with_experts else counts.num_expert)
+            found[0] -= others
+            found.append(others)
+        if self.has_encoder:
+            found.append(float(count_encoder_layers(config, layout).num_layers))
+        return np.array(found)
+
+
+def kinds_of(config: TransformerConfig) -> LayerKinds:
+    """Find the kinds of layers of a model."""
+    groups = config.layer_groups()
+    windows = tuple(dict.fromkeys(group.window for group in groups))
+    starts_with_experts = groups[0].is_moe
+    none, one = LayerCounts({}, 0, 0), LayerCounts({0: 1}, 1, 0)
+    counts = [(_one_layer(window, starts_with_experts), none) for window in windows]
+    has_other_mlp = len({group.is_moe for group in groups}) > 1
+    if has_other_mlp:
+        counts.append((_one_layer(windows[0], not starts_with_experts), none))
+    has_encoder = config.num_encoder_layers > 0
+    if has_encoder:
+        counts.append((none, one))
+    return LayerKinds(tuple(counts), windows, has_other_mlp, starts_with_experts, has_encoder)
+
+
+def _one_layer(window: int, has_experts: bool) -> LayerCounts:
+    return LayerCounts({window: 1}, int(not has_experts), int(has_experts))

@@ -1,0 +1,172 @@
+"""Memory of frames: the terms of the one estimate, combined over recomputation, ZeRO stage and schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.config import count_parameters
+from shapewright.layout import ParallelLayout
+from shapewright.memory import (
+    CUDA_CONTEXT_BYTES,
+    LayerBytes,
+    Stage,
+    StateBytes,
+    count_microbatches_in_flight,
+    count_stage_parameters,
+    estimate_layer,
+    estimate_states,
+    estimate_training_terms,
+    stages_to_compare,
+)
+from shapewright.plan.space import MODES, ZERO_STAGES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.config import TransformerConfig
+    from shapewright.memory import TrainingRecipe
+    from shapewright.plan.space import Frame, Order
+    from shapewright.workload import Workload
+
+    Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FrameMemory:
+    """Memory of frames of one pipeline degree. [byte]
+
+    Attributes:
+        stages: Stages that may need most.
+        states: Weights, gradients, optimiser states and gathered layers. [frames, stages, ZeRO stages]
+        kept: Activations of a micro-batch in flight. [frames, stages, modes]
+        once: What is there once: the end of the model, logits, the runtime. [frames, stages]
+        momentary: What exists for a moment. [frames, stages, modes]
+        frames: The frames.
+        workload: What is run.
+    """
+
+    stages: tuple[int, ...]
+    states: Array
+    kept: Array
+    once: Array
+    momentary: Array
+    frames: Sequence[Frame]
+    workload: Workload
+
+    def total_bytes(self, order: Order) -> Array:
+        """Bytes of the fullest stage under one order of passes. [frames, modes, ZeRO stages]"""
+        in_flight = self._in_flight(order)[:, :, None]
+        by_mode = self.kept * in_flight + self.momentary + self.once[:, :, None]
+        total: Array = (by_mode[:, :, :, None] + self.states[:, :, None, :]).max(axis=1)
+        return total
+
+    def _in_flight(self, order: Order) -> Array:
+        """Micro-batches in flight. [frames, stages]"""
+        known: dict[int, list[float]] = {}
+        for frame in self.frames:
+            if frame.num_microbatches not in known:
+                layout = ParallelLayout(
+                    pipeline_parallel=frame.pipeline_parallel,
+                    virtual_pipeline=order.virtual_pipeline,
+                    pipeline_schedule=order.pipeline_schedule,
+                )
+                # One replica with micro-batches of one sequence: as many in a step as the frame has.
+                alone = replace(self.workload, micro_batch_size=1, global_batch_size=frame.num_microbatches)
+                known[frame.num_microbatches] = [
+                    count_microbatches_in_flight(alone, layout, stage) for stage in self.stages
+                ]
+        return np.array([known[frame.num_microbatches] for frame in self.frames])
+
+
+class MemoryOfFrames:
+    """Estimates frames, and remembers what they share.
+
+    Args:
+        config: The model.
+        workload: What is run; its micro-batch and recomputation are chosen by plans.
+        recipe: Bytes a parameter; None for the usual ones.
+    """
+
+    def __init__(self, config: TransformerConfig, workload: Workload, recipe: TrainingRecipe | None) -> None:
+        self._config, self._workload, self._recipe = config, workload, recipe
+        self._counts = count_parameters(config)
+        self._states: dict[tuple[Any, ...], list[StateBytes]] = {}
+        self._layers: dict[tuple[Any, ...], LayerBytes] = {}
+        self._workloads: dict[tuple[int, str], Workload] = {}
+
+    def estimate(self, frames: Sequence[Frame]) -> FrameMemory:
+        """Estimate frames of one pipeline degree."""
+        stages = tuple(stages_to_compare(self._config, layout_of(frames[0])))
+        states = np.empty((len(frames), len(stages), len(ZERO_STAGES)))
+        kept, momentary = (np.empty((len(frames), len(stages), len(MODES))) for _ in range(2))
+        once = np.empty((len(frames), len(stages)))
+        for row, frame in enumerate(frames):
+            layout = layout_of(frame)
+            for column, index in enumerate(stages):
+                stage = Stage(self._config, layout, index)
+                states[row, column] = [state.total_bytes for state in self._states_of(stage, frame)]
+                for number, mode in enumerate(MODES):
+                    terms = estimate_training_terms(stage, self.workload_of(frame, mode), self._layer_bytes)
+                    kept[row, column, number] = terms.microbatch_bytes
+                    momentary[row, column, number] = terms.momentary_bytes
+                    once[row, column] = terms.end_bytes + terms.logits_bytes + CUDA_CONTEXT_BYTES
+        return FrameMemory(stages, states, kept, once, momentary, frames, self._workload)
+
+    def workload_of(self, frame: Frame, mode: str) -> Workload:
+        """The workload of a plan."""
+        key = (frame.micro_batch_size, mode)
+        if key not in self._workloads:
+            self._workloads[key] = replace(self._workload, micro_batch_size=frame.micro_batch_size, recompute=mode)
+        return self._workloads[key]
+
+    def _states_of(self, stage: Stage, frame: Frame) -> list[StateBytes]:
+        """States by ZeRO stage; micro-batch and sequence parallelism have no part in them."""
+        key = (stage.index, *frame[:5])
+        if key not in self._states:
+            parameters = count_stage_parameters(stage, self._counts)
+            self._states[key] = [
+                estimate_states(parameters, self._workload, replace(stage.layout, zero_stage=zero), self._recipe)
+                for zero in ZERO_STAGES
+            ]
+        return self._states[key]
+
+    def _layer_bytes(
+        self,
+        config: TransformerConfig,
+        workload: Workload,
+        layout: ParallelLayout,
+        *,
+        has_experts: bool,
+        has_cross_attention: bool,
+    ) -> LayerBytes:
+        """estimate_layer, once for what a layer can tell apart."""
+        key = (
+            layout.tensor_parallel,
+            layout.context_parallel,
+            layout.sequence_parallel,
+            workload.micro_batch_size,
+            workload.recompute,
+            has_experts,
+            has_cross_attention,
+        )
+        if key not in self._layers:
+            self._layers[key] = estimate_layer(
+                config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+            )
+        return self._layers[key]
+
+
+def layout_of(frame: Frame) -> ParallelLayout:
+    """The layout of a frame, before ZeRO stage and schedule are chosen."""
+    return ParallelLayout(
+        tensor_parallel=frame.tensor_parallel,
+        pipeline_parallel=frame.pipeline_parallel,
+        data_parallel=frame.data_parallel,
+        context_parallel=frame.context_parallel,
+        expert_parallel=frame.expert_parallel,
+        sequence_parallel=frame.sequence_parallel,
+    )

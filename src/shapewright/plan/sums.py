@@ -1,0 +1,126 @@
+"""Times of frames, as sums that recomputation, ZeRO stage and schedule are combined from.
+
+Every operation comes from the one lowering and has the one price; here they are only added up, part by part, in the
+columns that predict.add_up and its hiding of communication tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.lowering import is_weight_gradient
+from shapewright.operations import Collective
+from shapewright.plan.space import ZERO_STAGES
+from shapewright.predict import WEIGHT_GRADIENTS, exposed_fraction, join_stages
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.layout import ParallelLayout
+    from shapewright.operations import Operation
+
+    Array = NDArray[np.float64]
+
+_STAGES = ("every", "first", "last")
+_SIDES = ("forward", "backward")
+# Columns: times of the stages and of what runs once, computation that hides communication, communication that can be
+# hidden, and gradients of weights.
+COLUMNS = (
+    *_STAGES,
+    "step",
+    *(f"cover.{side}" for side in _SIDES),
+    *(f"wanted.{side}.{stage}" for side in _SIDES for stage in _STAGES),
+    WEIGHT_GRADIENTS,
+)
+_INDEX = {name: index for index, name in enumerate(COLUMNS)}
+
+
+@dataclass(frozen=True)
+class FrameSums:
+    """Times of frames, by part and column. [s]
+
+    Attributes:
+        base: Forward and backward pass without sends. [frames, columns]
+        recompute: What is computed again. [frames, modes, columns]
+        sharding: Gradient communication and optimiser step. [frames, ZeRO stages, columns]
+        send: Sends between stages without chunks. [frames, columns]
+        send_chunk: The same per chunk of an interleaved schedule. [frames, columns]
+    """
+
+    base: Array
+    recompute: Array
+    sharding: Array
+    send: Array
+    send_chunk: Array
+
+    def step_s(self, num_microbatches: NDArray[np.int64], layout: ParallelLayout) -> Array:
+        """Step times of the frames under one order of passes. [frames, modes, ZeRO stages]
+
+        Args:
+            num_microbatches: Passes of a step. [frames]
+            layout: Pipeline degree, chunks and schedule; nothing else of it counts.
+        """
+        chunks = layout.virtual_pipeline
+        send = self.send if chunks == 1 else chunks * self.send_chunk
+        total = (self.base + send)[:, None, None, :] + self.recompute[:, :, None, :] + self.sharding[:, None, :, :]
+        sums: dict[str, Any] = {name: total[..., _INDEX[name]] for name in (*_STAGES, "step", WEIGHT_GRADIENTS)}
+        for side in _SIDES:
+            wanted = {stage: total[..., _INDEX[f"wanted.{side}.{stage}"]] for stage in _STAGES}
+            wanted_s = wanted["every"] + wanted["first"] + wanted["last"]
+            cover_s = total[..., _INDEX[f"cover.{side}"]]
+            shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300)), 1.0)
+            for stage in _STAGES:
+                sums[stage] = sums[stage] + shown * wanted[stage]
+        step_s, _ = join_stages(sums, num_microbatches[:, None, None], layout)
+        return np.asarray(step_s, dtype=float)
+
+
+def zero_sharding(num_frames: int) -> Array:
+    """Room for the times of gradient communication and optimiser step. [frames, ZeRO stages, columns]"""
+    return np.zeros((num_frames, len(ZERO_STAGES), len(COLUMNS)))
+
+
+def add_rows(operations: Sequence[Operation], times_s: Array, rows: NDArray[np.int64], num_rows: int) -> Array:
+    """Add up scalar operations by row and column. [rows, columns]
+
+    Args:
+        operations: The operations.
+        times_s: Time of all executions of each. [s]
+        rows: Row of each.
+        num_rows: Rows of the result.
+    """
+    kinds: dict[tuple[int, ...], int] = {}
+    codes = np.array([kinds.setdefault(columns_of(operation), len(kinds)) for operation in operations])
+    by_kind = np.bincount(rows * len(kinds) + codes, weights=times_s, minlength=num_rows * len(kinds))
+    spread = np.zeros((len(kinds), len(COLUMNS)))
+    for columns, code in kinds.items():
+        spread[code, list(columns)] = 1.0
+    table: Array = by_kind.reshape(num_rows, len(kinds)) @ spread
+    return table
+
+
+def columns_of(operation: Operation) -> tuple[int, ...]:
+    """Columns that the time of an operation belongs to."""
+    if isinstance(operation, Collective) and operation.overlaps:
+        side = "forward" if operation.pass_name == "forward" else "backward"
+        return (_INDEX[f"wanted.{side}.{operation.stage}"],)
+    key = (type(operation) is Collective, operation.pass_name, operation.stage)
+    if key not in _COLUMNS_OF:
+        _COLUMNS_OF[key] = _columns_of(*key)
+    columns = _COLUMNS_OF[key]
+    is_filler = operation.stage == "every" and is_weight_gradient(operation)
+    return (*columns, _INDEX[WEIGHT_GRADIENTS]) if is_filler else columns
+
+
+def _columns_of(is_collective: bool, pass_name: str, stage: str) -> tuple[int, ...]:
+    if pass_name == "step":
+        return (_INDEX["step"],)
+    side = "forward" if pass_name == "forward" else "backward"
+    return (_INDEX[stage],) if is_collective else (_INDEX[stage], _INDEX[f"cover.{side}"])
+
+
+_COLUMNS_OF: dict[tuple[bool, str, str], tuple[int, ...]] = {}

@@ -1,0 +1,262 @@
+"""Times of frames: passes of layers alike are lowered and priced once, what depends on the replicas in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower_parts
+from shapewright.lowering.backward import lower_backward
+from shapewright.lowering.communication import send_to_next_stage
+from shapewright.lowering.step import lower_gradient_communication, lower_optimizer, lower_tied_gradients, make_groups
+from shapewright.operations import Collective
+from shapewright.perf.calibration import load_record
+from shapewright.perf.collectives import price_collective
+from shapewright.perf.pointwise import price_pointwise
+from shapewright.perf.pricing import price_operations
+from shapewright.plan.layers import kinds_of
+from shapewright.plan.space import MODES, ZERO_STAGES
+from shapewright.plan.sums import COLUMNS, FrameSums, add_rows, columns_of, zero_sharding
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.config import TransformerConfig
+    from shapewright.hardware import Device
+    from shapewright.lowering import StepParts
+    from shapewright.operations import Operation
+    from shapewright.plan.space import Frame
+    from shapewright.workload import Workload
+
+    Array = NDArray[np.float64]
+
+
+class Family(NamedTuple):
+    """What decides a pass over one layer: frames that agree in it differ in their number of layers alone."""
+
+    tensor_parallel: int
+    context_parallel: int
+    expert_parallel: int
+    sequence_parallel: bool
+    micro_batch_size: int
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of a family. [s]
+
+    Attributes:
+        ends: Embedding and head. [columns]
+        layers: A layer of each kind. [kinds, columns]
+        recompute: A layer of each kind computed again. [kinds, modes, columns]
+        dense: Weights of a layer of each kind, routed experts left out. [kinds]
+        routed: Weights of routed experts. [kinds]
+        residual_tokens: Tokens that a stage hands on.
+    """
+
+    ends: Array
+    layers: Array
+    recompute: Array
+    dense: Array
+    routed: Array
+    residual_tokens: int
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """What the lowering of communication reads of a shard, over frames: each size a number or an array."""
+
+    config: TransformerConfig
+    layout: _Layouts
+    node_size: int
+    num_passes: NDArray[np.int64]
+    num_residual_tokens: NDArray[np.int64]
+    dtype: str
+    width_bytes: float
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class _Layouts:
+    """Degrees of frames of one pipeline degree."""
+
+    tensor_parallel: NDArray[np.int64]
+    pipeline_parallel: int
+    data_parallel: NDArray[np.int64]
+    context_parallel: NDArray[np.int64]
+    expert_parallel: NDArray[np.int64]
+
+    @property
+    def num_devices(self) -> NDArray[np.int64]:
+        """Devices of the job."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+
+
+class TimesOfFrames:
+    """Adds up frames, and remembers what they share.
+
+    Args:
+        config: The model.
+        device: What it runs on.
+        workload: What is run; its micro-batch and recomputation are chosen by plans.
+        uncalibrated: Price as if nobody had measured the device.
+    """
+
+    def __init__(self, config: TransformerConfig, device: Device, workload: Workload, *, uncalibrated: bool) -> None:
+        self._config, self._device, self._workload, self._uncalibrated = config, device, workload, uncalibrated
+        self._kinds = kinds_of(config)
+        self._passes: dict[Family, _Pass] = {}
+        self._shard: Any = None
+
+    def add_up(self, frames: Sequence[Frame]) -> FrameSums:
+        """Add up frames of one pipeline degree.
+
+        Raises:
+            UnknownRateError: the device's sheet lacks a number that is needed.
+            WorkloadError: the device has no kernel for an operation.
+        """
+        families = [_family_of(frame) for frame in frames]
+        self._learn([family for family in dict.fromkeys(families) if family not in self._passes])
+        known = [self._passes[family] for family in families]
+        factors = self._kinds.factors(self._config, frames[0].pipeline_parallel)
+        repeats = np.array([frame.num_microbatches for frame in frames])
+        layers = np.einsum("k,fkc->fc", factors, np.array([one.layers for one in known]))
+        recompute = np.einsum("k,fkmc->fmc", factors, np.array([one.recompute for one in known]))
+        ends = np.array([one.ends for one in known])
+        shards = self._shards(frames, np.array([one.residual_tokens for one in known]), repeats)
+        dense, routed = (
+            np.rint(np.array([getattr(one, name) for one in known]) @ factors).astype(np.int64)
+            for name in ("dense", "routed")
+        )
+        return FrameSums(
+            base=repeats[:, None] * (ends + layers),
+            recompute=repeats[:, None, None] * recompute,
+            sharding=self._sharding(shards, dense, routed, round(float(factors.sum()))),
+            send=self._sends(shards, 1),
+            send_chunk=0.5 * self._sends(shards, 2),
+        )
+
+    def _learn(self, families: Sequence[Family]) -> None:
+        """Lower a layer of each kind for families not seen before, and price them together."""
+        operations: list[Operation] = []
+        rows: list[int] = []
+        lowered: list[list[StepParts]] = []
+        num_kinds = len(self._kinds.counts)
+        per_family = 1 + num_kinds * (1 + len(MODES))
+        for index, family in enumerate(families):
+            lowered.append([self._lower(family, kind) for kind in range(num_kinds)])
+            for kind, parts in enumerate(lowered[-1]):
+                row = index * per_family + 1 + kind * (1 + len(MODES))
+                body = parts.inputs + parts.body + parts.head + parts.backward_of_head() + parts.backward_of_layers()
+                every = [operation for operation in body if operation.stage == "every"]
+                parts_of_rows = [(row, every)]
+                parts_of_rows += [(row + 1 + mode, parts.recompute(word)) for mode, word in enumerate(MODES)]
+                if kind == 0:
+                    # The ends of the model are the same whatever lies between.
+                    parts_of_rows.append((index * per_family, [op for op in body if op.stage != "every"]))
+                for place, listed in parts_of_rows:
+                    operations += listed
+                    rows += [place] * len(listed)
+        if not families:
+            return
+        prices = price_operations(operations, self._device, uncalibrated=self._uncalibrated)
+        repeats = np.array([operation.repeats for operation in operations], dtype=float)
+        times_s = np.array([price.time_s for price in prices]) * repeats
+        table = add_rows(operations, times_s, np.array(rows), len(families) * per_family)
+        table = table.reshape(len(families), per_family, len(COLUMNS))
+        for index, family in enumerate(families):
+            kinds = table[index, 1:].reshape(num_kinds, 1 + len(MODES), len(COLUMNS))
+            weights = [{group.name: group.num_weights for group in parts.groups} for parts in lowered[index]]
+            self._passes[family] = _Pass(
+                ends=table[index, 0],
+                layers=kinds[:, 0],
+                recompute=kinds[:, 1:],
+                dense=np.array([float(found["layers"]) for found in weights]),
+                routed=np.array([float(found.get("experts", 0)) for found in weights]),
+                residual_tokens=lowered[index][0].shard.num_residual_tokens,
+            )
+
+    def _lower(self, family: Family, kind: int) -> StepParts:
+        """Lower one pass over one layer of a kind; replicas are as many as the experts need."""
+        layout = ParallelLayout(
+            tensor_parallel=family.tensor_parallel,
+            data_parallel=family.expert_parallel,
+            context_parallel=family.context_parallel,
+            expert_parallel=family.expert_parallel,
+            sequence_parallel=family.sequence_parallel,
+        )
+        size = family.micro_batch_size
+        workload = replace(
+            self._workload, micro_batch_size=size, global_batch_size=size * layout.data_parallel, recompute="none"
+        )
+        parts = lower_parts(
+            self._config, workload, layout, node_size=self._device.node_size, counts=self._kinds.counts[kind]
+        )
+        self._shard = parts.shard
+        return parts
+
+    def _shards(
+        self, frames: Sequence[Frame], residual_tokens: NDArray[np.int64], num_passes: NDArray[np.int64]
+    ) -> Any:
+        degrees = [np.array([getattr(frame, name) for frame in frames]) for name in _DEGREES]
+        return _Shards(
+            config=self._config,
+            layout=_Layouts(degrees[0], frames[0].pipeline_parallel, *degrees[1:]),
+            node_size=self._device.node_size,
+            num_passes=num_passes,
+            num_residual_tokens=residual_tokens,
+            dtype=self._shard.dtype,
+            width_bytes=self._shard.width_bytes,
+        )
+
+    def _sends(self, shards: Any, virtual_pipeline: int) -> Array:
+        """Sends between stages. [frames, columns]"""
+        total = np.zeros((len(shards.num_passes), len(COLUMNS)))
+        forward = send_to_next_stage(shards, virtual_pipeline)
+        for operation in forward + lower_backward(forward):
+            self._add(total, operation, {})
+        return total
+
+    def _sharding(self, shards: Any, dense: NDArray[np.int64], routed: NDArray[np.int64], num_layers: int) -> Array:
+        """Gradient communication and optimiser step. [frames, ZeRO stages, columns]"""
+        groups = make_groups(shards, dense, routed, num_layers, has_experts=bool(routed.any()))
+        total = zero_sharding(len(shards.num_passes))
+        tied = lower_tied_gradients(shards)
+        known: dict[tuple[str, bool], Array] = {}
+        for stage in ZERO_STAGES:
+            step = tied + lower_optimizer(shards, groups, stage)
+            for operation in lower_gradient_communication(shards, groups, stage) + step:
+                self._add(total[:, stage], operation, known, is_sharded=stage > 0)
+        return total
+
+    def _add(
+        self, total: Array, operation: Operation, known: dict[tuple[str, bool], Array], *, is_sharded: bool = False
+    ) -> None:
+        """Add an operation over frames; one that comes back under the same name is priced once."""
+        key = (operation.name, is_sharded)
+        if key not in known:
+            if isinstance(operation, Collective):
+                record = load_record("collectives", self._device, uncalibrated=self._uncalibrated)
+                known[key] = np.asarray(price_collective(operation, self._device, record).time_s)
+            else:
+                record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
+                known[key] = np.asarray(price_pointwise(operation, self._device, record).time_s)
+        for column in columns_of(operation):
+            total[:, column] += known[key] * operation.repeats
+
+
+_DEGREES = ("tensor_parallel", "data_parallel", "context_parallel", "expert_parallel")
+
+
+def _family_of(frame: Frame) -> Family:
+    return Family(
+        frame.tensor_parallel,
+        frame.context_parallel,
+        frame.expert_parallel,
+        frame.sequence_parallel,
+        frame.micro_batch_size,
+    )
