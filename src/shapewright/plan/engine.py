@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,11 +47,7 @@ class Choice(NamedTuple):
     @property
     def layout(self) -> ParallelLayout:
         """How it is spread."""
-        return ParallelLayout(
-            **dict(zip(Frame._fields[:6], self.frame[:6], strict=True)),
-            zero_stage=self.zero_stage,
-            **self.order._asdict(),
-        )
+        return replace(layout_of(self.frame), zero_stage=self.zero_stage, **self.order._asdict())
 
 
 @dataclass
@@ -239,7 +235,8 @@ class _Explorer:
         if order.virtual_pipeline > 1 and "virtual_pipeline" not in self._request.kept:
             whole = passes % chunk[0].pipeline_parallel == 0
         stages = self._zeros & ((np.array(ZERO_STAGES) == 0) | (replicas > 1)[:, None])
-        return whole[:, None, None] & self._modes[None, :, None] & stages[:, None, :]
+        valid: NDArray[np.bool_] = whole[:, None, None] & self._modes[None, :, None] & stages[:, None, :]
+        return valid
 
     def _note_smallest(self, chunk: list[Frame], order: Order, totals: NDArray[np.float64], num_devices: int) -> None:
         position = int(np.argmin(totals))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from shapewright.memory import (
     CUDA_CONTEXT_BYTES,
     LayerBytes,
     Stage,
-    StateBytes,
+    TrainingTerms,
     count_microbatches_in_flight,
     count_stage_parameters,
     estimate_layer,
@@ -94,7 +95,9 @@ class MemoryOfFrames:
     def __init__(self, config: TransformerConfig, workload: Workload, recipe: TrainingRecipe | None) -> None:
         self._config, self._workload, self._recipe = config, workload, recipe
         self._counts = count_parameters(config)
-        self._states: dict[tuple[Any, ...], list[StateBytes]] = {}
+        self._stages: dict[tuple[int, int], Stage] = {}
+        self._states: dict[tuple[Any, ...], list[float]] = {}
+        self._terms: dict[tuple[Any, ...], list[TrainingTerms]] = {}
         self._layers: dict[tuple[Any, ...], LayerBytes] = {}
         self._workloads: dict[tuple[int, str], Workload] = {}
 
@@ -105,15 +108,12 @@ class MemoryOfFrames:
         kept, momentary = (np.empty((len(frames), len(stages), len(MODES))) for _ in range(2))
         once = np.empty((len(frames), len(stages)))
         for row, frame in enumerate(frames):
-            layout = layout_of(frame)
             for column, index in enumerate(stages):
-                stage = Stage(self._config, layout, index)
-                states[row, column] = [state.total_bytes for state in self._states_of(stage, frame)]
-                for number, mode in enumerate(MODES):
-                    terms = estimate_training_terms(stage, self.workload_of(frame, mode), self._layer_bytes)
-                    kept[row, column, number] = terms.microbatch_bytes
-                    momentary[row, column, number] = terms.momentary_bytes
-                    once[row, column] = terms.end_bytes + terms.logits_bytes + CUDA_CONTEXT_BYTES
+                states[row, column] = self._states_of(frame, index)
+                terms = self._terms_of(frame, index)
+                kept[row, column] = [term.microbatch_bytes for term in terms]
+                momentary[row, column] = [term.momentary_bytes for term in terms]
+                once[row, column] = terms[0].end_bytes + terms[0].logits_bytes + CUDA_CONTEXT_BYTES
         return FrameMemory(stages, states, kept, once, momentary, frames, self._workload)
 
     def workload_of(self, frame: Frame, mode: str) -> Workload:
@@ -123,16 +123,37 @@ class MemoryOfFrames:
             self._workloads[key] = replace(self._workload, micro_batch_size=frame.micro_batch_size, recompute=mode)
         return self._workloads[key]
 
-    def _states_of(self, stage: Stage, frame: Frame) -> list[StateBytes]:
-        """States by ZeRO stage; micro-batch and sequence parallelism have no part in them."""
-        key = (stage.index, *frame[:5])
+    def _stage(self, frame: Frame, index: int) -> Stage:
+        """A stage of a frame; which layers it has depends on the pipeline degree alone."""
+        key = (frame.pipeline_parallel, index)
+        if key not in self._stages:
+            self._stages[key] = Stage(self._config, layout_of(frame), index)
+        stage = copy(self._stages[key])
+        stage.layout = layout_of(frame)
+        return stage
+
+    def _states_of(self, frame: Frame, index: int) -> list[float]:
+        """States by ZeRO stage; micro-batch and sequence parallelism have no part in them. [byte]"""
+        replicas = frame.data_parallel * frame.context_parallel
+        key = (index, frame.pipeline_parallel, frame.tensor_parallel, frame.expert_parallel, replicas)
         if key not in self._states:
+            stage = self._stage(frame, index)
             parameters = count_stage_parameters(stage, self._counts)
+            layouts = [replace(stage.layout, zero_stage=zero) for zero in ZERO_STAGES]
             self._states[key] = [
-                estimate_states(parameters, self._workload, replace(stage.layout, zero_stage=zero), self._recipe)
-                for zero in ZERO_STAGES
+                estimate_states(parameters, self._workload, layout, self._recipe).total_bytes for layout in layouts
             ]
         return self._states[key]
+
+    def _terms_of(self, frame: Frame, index: int) -> list[TrainingTerms]:
+        """Activations by mode; how many replicas there are and where experts lie has no part in them."""
+        key = (index, *frame._replace(data_parallel=1, expert_parallel=1, num_microbatches=1))
+        if key not in self._terms:
+            stage = self._stage(frame, index)
+            self._terms[key] = [
+                estimate_training_terms(stage, self.workload_of(frame, mode), self._layer_bytes) for mode in MODES
+            ]
+        return self._terms[key]
 
     def _layer_bytes(
         self,

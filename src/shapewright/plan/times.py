@@ -13,7 +13,7 @@ from shapewright.lowering import lower_parts
 from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.communication import send_to_next_stage
 from shapewright.lowering.step import lower_gradient_communication, lower_optimizer, lower_tied_gradients, make_groups
-from shapewright.operations import Collective
+from shapewright.operations import Collective, Pointwise
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.pointwise import price_pointwise
@@ -243,6 +243,7 @@ class TimesOfFrames:
                 record = load_record("collectives", self._device, uncalibrated=self._uncalibrated)
                 known[key] = np.asarray(price_collective(operation, self._device, record).time_s)
             else:
+                assert isinstance(operation, Pointwise), operation
                 record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
                 known[key] = np.asarray(price_pointwise(operation, self._device, record).time_s)
         for column in columns_of(operation):
