@@ -20,7 +20,7 @@ LEVELS = {
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("store", "horizon", "cluster"), 4),
-    **dict.fromkeys(("lint", "search", "question", "accuracy"), 5),
+    **dict.fromkeys(("lint", "search", "plan", "question", "accuracy"), 5),
     **dict.fromkeys(("assumed_layout", "capacity", "calculators", "compare", "serving", "sweep", "utilization"), 5),
     **dict.fromkeys(("report", "bench", "api", "fit"), 6),
     **dict.fromkeys(("cli", "explorer"), 7),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
 from shapewright.lowering import validate_layout
-from shapewright.memory import OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
+from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
 from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.memory import MemoryEstimate
     from shapewright.workload import Workload
-
-ALLOCATOR_BAND_FRACTION = 0.10
-"""What allocator fragmentation, communication buffers and gradients of activations may add to the estimate. Assumed:
-the estimate leaves them out, and they have not been measured. With more to spare a job fits; with less, it may."""
 
 _LARGEST_BATCH = 2**20
 _LARGEST_TOKENS = 2**30

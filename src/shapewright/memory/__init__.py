@@ -2,6 +2,7 @@
 
 from shapewright.memory.activations import SavedTensor as SavedTensor
 from shapewright.memory.activations import list_saved_tensors as list_saved_tensors
+from shapewright.memory.estimate import ALLOCATOR_BAND_FRACTION as ALLOCATOR_BAND_FRACTION
 from shapewright.memory.estimate import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
 from shapewright.memory.estimate import LayerBytes as LayerBytes
 from shapewright.memory.estimate import MemoryEstimate as MemoryEstimate

@@ -29,6 +29,10 @@ CUDA_CONTEXT_BYTES = 0.9e9
 """CUDA context and kernels of one process: 0.9 GB with torch 1.13 to 2.1 on A100 with eager loading (about half with
 lazy loading), after stas00/ml-engineering, training/performance. Buffers of NCCL and of the allocator are not in it."""
 
+ALLOCATOR_BAND_FRACTION = 0.10
+"""What allocator fragmentation, communication buffers and gradients of activations may add to an estimate. Assumed:
+the estimate leaves them out, and they have not been measured. With more to spare a job fits; with less, it may."""
+
 _LOGIT_BYTES = 4.0  # cross entropy keeps its softmax in fp32 (arXiv 2205.05198 section 4.3); samplers read fp32 logits
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
 

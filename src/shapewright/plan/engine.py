@@ -110,6 +110,7 @@ def explore(
     *,
     recipe: TrainingRecipe | None = None,
     uncalibrated: bool = False,
+    memory_only: bool = False,
     progress: Progress | None = None,
 ) -> Findings:
     """Look at every plan.
@@ -121,6 +122,7 @@ def explore(
         request: What is asked for.
         recipe: Bytes a parameter; None for the usual ones.
         uncalibrated: Price as if nobody had measured the device.
+        memory_only: Look for the smallest plan alone; no step is predicted.
         progress: Told after each chunk how many splits of how many are done.
 
     Returns:
@@ -137,7 +139,7 @@ def explore(
         total = sum(len(chunk) for chunk, _ in chunks)
         done = 0
         for chunk, num_devices in chunks:
-            explorer.look_at(chunk, num_devices)
+            explorer.look_at(chunk, num_devices, memory_only=memory_only)
             done += len(chunk)
             if progress is not None:
                 progress(done, total)
@@ -200,7 +202,7 @@ class _Explorer:
             self._findings.tally.refused[known[key]] += 1
         return bool(known[key])
 
-    def look_at(self, chunk: list[Frame], num_devices: int) -> None:
+    def look_at(self, chunk: list[Frame], num_devices: int, *, memory_only: bool = False) -> None:
         """Judge the plans of some splits of one pipeline degree."""
         allowed_orders = orders(self._config, chunk[0].pipeline_parallel, self._request)
         memory = self._memory.estimate(chunk)
@@ -214,7 +216,7 @@ class _Explorer:
             self._note_smallest(chunk, order, np.where(valid[order], totals[order], np.inf), num_devices)
         rooms = [part.any(axis=(1, 2)) for part in fits.values()]
         worth = np.flatnonzero(np.any(rooms, axis=0)) if rooms else np.zeros(0, dtype=np.int64)
-        if not len(worth):
+        if memory_only or not len(worth):
             return
         self._price(
             [chunk[row] for row in worth],
