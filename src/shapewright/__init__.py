@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shapewright.api import compare as compare
     from shapewright.api import fits as fits
     from shapewright.api import mfu as mfu
+    from shapewright.api import plan as plan
     from shapewright.api import predict as predict
     from shapewright.api import search as search
     from shapewright.api import serve_plan as serve_plan
@@ -41,6 +42,7 @@ _HOMES = {
     "compare": "shapewright.api",
     "fits": "shapewright.api",
     "mfu": "shapewright.api",
+    "plan": "shapewright.api",
     "predict": "shapewright.api",
     "search": "shapewright.api",
     "serve_plan": "shapewright.api",
@@ -58,6 +60,7 @@ __all__ = [
     "compare",
     "fits",
     "mfu",
+    "plan",
     "predict",
     "search",
     "serve_plan",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
     from shapewright.lint import CheckReport
+    from shapewright.plan import PlanResult
     from shapewright.predict import Prediction
     from shapewright.search import SearchResult
     from shapewright.serving import ServingPlan
@@ -364,6 +365,73 @@ def search(
     if train_tokens is None or phase != "train":
         return result
     return replace(result, horizon=Horizon(train_tokens=train_tokens, usd_per_hour=usd_per_hour))
+
+
+def plan(
+    config: str | PathLike[str] | Model | TransformerConfig | None,
+    *,
+    device: str | PathLike[str] | Device,
+    num_devices: int,
+    global_batch_size: int | None = None,
+    objective: str = "time",
+    top: int = 10,
+    keep: Mapping[str, Sequence[Any]] | None = None,
+    headroom_fraction: float = 0.0,
+    optimizer: str = "adamw",
+    usd_per_hour: float | None = None,
+    straggler_factor: float = 1.0,
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> PlanResult:
+    """Find how to spread a training job over devices.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        num_devices: Devices of the job: fewer than a node has, or whole nodes.
+        global_batch_size: Sequences of one optimiser step; may stand in ``workload`` instead.
+        objective: A key of ``shapewright.plan.OBJECTIVES``: time, cost or memory.
+        top: How many plans to list.
+        keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size and recompute.
+        headroom_fraction: Share of a device's memory that a plan must leave free.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``; counts for memory alone.
+        usd_per_hour: Price of one device. [USD/h]
+        straggler_factor: Expected step over the predicted one.
+        workload: Some fields of Workload; micro_batch_size and recompute keep those values.
+        layout: Some fields of ParallelLayout; each keeps its value.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+        progress: Told now and then how many splits of the devices are done, of how many.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
+    """
+    from shapewright.plan import PlanRequest, keep_given, plan_job
+
+    fields = {**(workload or {}), **({} if global_batch_size is None else {"global_batch_size": global_batch_size})}
+    request = PlanRequest(
+        num_devices=num_devices,
+        objective=objective,
+        kept=keep_given(keep or {}, fields, layout or {}),
+        top=top,
+        usd_per_hour=usd_per_hour,
+        straggler_factor=straggler_factor,
+        headroom_fraction=headroom_fraction,
+    )
+    question = ask(config, device, overrides=overrides, workload=fields)
+    return plan_job(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        request=request,
+        optimizer=optimizer,
+        notes=question.notes,
+        uncalibrated=uncalibrated,
+        progress=progress,
+    )
 
 
 def serve_plan(

@@ -14,6 +14,7 @@ PRINTERS = {
     "Prediction": ("shapewright.report.prediction_text", "print_prediction"),
     "CheckReport": ("shapewright.report.check_text", "print_check"),
     "Capacity": ("shapewright.report.capacity", "print_capacity"),
+    "PlanResult": ("shapewright.report.plan_text", "print_plan"),
     "Comparison": ("shapewright.report.compare", "print_comparison"),
     "Sweep": ("shapewright.report.sweep", "print_sweep"),
     "ServingPlan": ("shapewright.report.serving_text", "print_serving"),

@@ -22,6 +22,7 @@ _COMMANDS = {
     "memory": ("shapewright.cli.memory", "Estimate memory: does it fit, what is the largest batch, what to turn on."),
     "compare": ("shapewright.cli.compare", "Compare devices on the same job: time, tokens per dollar and joule."),
     "mfu": ("shapewright.cli.mfu", "Explain a measured training step: MFU, HFU, and where the rest went."),
+    "plan": ("shapewright.cli.plan", "Plan how to spread a training job over devices."),
     "serve-plan": (
         "shapewright.cli.serve_plan",
         "Plan serving: layout, batch, format, time to first token.",

@@ -61,6 +61,22 @@ class FlagList(click.ParamType[Any]):
         return tuple(words[part] for part in parts)
 
 
+class Share(click.ParamType[Any]):
+    """A share such as ``2%`` or ``0.02``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Turn the text into a fraction."""
+        if not isinstance(value, str):
+            return value
+        try:
+            text = value.strip()
+            return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
+        except ValueError:
+            self.fail(f"{value!r} is no share such as 2% or 0.02", param, ctx)
+
+
 class Seconds(click.ParamType[Any]):
     """A duration, such as ``300ms``, ``2s`` or ``0.3``."""
 

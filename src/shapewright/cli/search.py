@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_json_file, write_text_file
-from shapewright.cli.options import GroupedCommand, group_options, job_options
+from shapewright.cli.options import GroupedCommand, Share, group_options, job_options
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,22 +36,6 @@ Examples:
   shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
   shapewright search llama-3-8b --device h100-sxm-80gb --tp 2 --dp 32 --global-batch 512 --vary layout,micro_batch
 """
-
-
-class Share(click.ParamType[Any]):
-    """A share such as ``2%`` or ``0.02``."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the text into a fraction."""
-        if not isinstance(value, str):
-            return value
-        try:
-            text = value.strip()
-            return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
-        except ValueError:
-            self.fail(f"{value!r} is no share such as 2% or 0.02", param, ctx)
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)

@@ -6,5 +6,6 @@ express is an error that says so: nothing is left out in silence. Hugging Face's
 
 from shapewright.formats.form import Form as Form
 from shapewright.formats.write import FORMATS as FORMATS
+from shapewright.formats.write import RUN_FORMATS as RUN_FORMATS
 from shapewright.formats.write import check_format as check_format
 from shapewright.formats.write import write_format as write_format

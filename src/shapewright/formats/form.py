@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from shapewright.config import TransformerConfig
 from shapewright.errors import ConfigError, LayoutError, WorkloadError
@@ -67,6 +67,8 @@ class Form:
             neither, PLAIN_DECODER tells.
         write: Writes config, workload and layout; either of the latter is None where nothing was asked of it.
         suffix: End of the file's name.
+        runs: Values of fields of Workload and ParallelLayout that it can be told, for a plan to keep to; any value of
+            those that are missing.
     """
 
     name: str
@@ -75,6 +77,19 @@ class Form:
     fixed: Mapping[str, tuple[object, ...]]
     write: Callable[[TransformerConfig, Workload | None, ParallelLayout | None], str]
     suffix: str
+    runs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+
+
+def refuse_other_schedules(form: Form, layout: ParallelLayout) -> None:
+    """Refuse an order of a pipeline's passes that the framework does not have.
+
+    Raises:
+        LayoutError: it has others.
+    """
+    allowed = form.runs.get("pipeline_schedule", ("1f1b",))
+    if layout.pipeline_schedule not in allowed:
+        words = " and ".join(str(each) for each in allowed)
+        raise cannot_spread(form.name, f"pipeline_schedule={layout.pipeline_schedule!r}", f"{form.project} has {words}")
 
 
 def refuse_inexpressible(form: Form, config: TransformerConfig) -> None:

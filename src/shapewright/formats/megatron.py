@@ -14,6 +14,7 @@ from shapewright.formats.form import (
     cannot_run,
     cannot_spread,
     refuse_other_embedding_width,
+    refuse_other_schedules,
     replicas_of,
     vocab_padding,
 )
@@ -155,6 +156,7 @@ def _head(config: TransformerConfig, layout: ParallelLayout | None) -> Iterator[
 
 
 def _spread(layout: ParallelLayout) -> Iterator[str]:
+    refuse_other_schedules(FORM, layout)
     yield f"--tensor-model-parallel-size {layout.tensor_parallel}"
     yield f"--pipeline-model-parallel-size {layout.pipeline_parallel}"
     if layout.virtual_pipeline > 1:
@@ -212,4 +214,5 @@ FORM = Form(
     },
     write=write_arguments,
     suffix=".args",
+    runs={"zero_stage": (0, 1), "pipeline_schedule": ("1f1b",)},
 )

@@ -105,4 +105,12 @@ FORM = Form(
     },
     write=write_python,
     suffix=".py",
+    runs={
+        "tensor_parallel": (1,),
+        "pipeline_parallel": (1,),
+        "context_parallel": (1,),
+        "expert_parallel": (1,),
+        "zero_stage": (0,),
+        "recompute": ("none",),
+    },
 )

@@ -16,6 +16,7 @@ from shapewright.formats.form import (
     cannot_spread,
     refuse_other_embedding_width,
     refuse_other_head_dims,
+    refuse_other_schedules,
     replicas_of,
     vocab_padding,
 )
@@ -105,6 +106,7 @@ def _attention_kind(config: TransformerConfig, workload: Workload) -> dict[str, 
 
 
 def _spread(layout: ParallelLayout) -> dict[str, Any]:
+    refuse_other_schedules(FORM, layout)
     for name in ("context_parallel", "expert_parallel", "virtual_pipeline"):
         if getattr(layout, name) > 1:
             raise cannot_spread(FORM.name, f"{name}={getattr(layout, name)}", "it spreads no model that way")
@@ -155,4 +157,12 @@ FORM = Form(
     fixed={},
     write=write_yaml,
     suffix=".yml",
+    runs={
+        "context_parallel": (1,),
+        "expert_parallel": (1,),
+        "virtual_pipeline": (1,),
+        "zero_stage": (0, 1),
+        "pipeline_schedule": ("1f1b",),
+        "recompute": ("none", "full"),
+    },
 )

@@ -16,6 +16,7 @@ from shapewright.formats.form import (
     cannot_run,
     cannot_spread,
     refuse_other_embedding_width,
+    refuse_other_schedules,
     replicas_of,
 )
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 _FLAVOR = "shapewright"
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
 
 
 def write_toml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
@@ -95,6 +97,7 @@ def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
 
 
 def _parallelism(layout: ParallelLayout, workload: Workload | None) -> list[str]:
+    refuse_other_schedules(FORM, layout)
     if layout.virtual_pipeline > 1:
         raise cannot_spread(FORM.name, f"virtual_pipeline={layout.virtual_pipeline}", "its schedules count otherwise")
     sharded = layout.zero_stage in (2, 3)
@@ -111,6 +114,11 @@ def _parallelism(layout: ParallelLayout, workload: Workload | None) -> list[str]
         *([f'fsdp_reshard_after_forward = "{"always" if layout.zero_stage == 3 else "never"}"'] if sharded else []),
         f"tensor_parallel_degree = {layout.tensor_parallel}",
         f"pipeline_parallel_degree = {layout.pipeline_parallel}",
+        *(
+            [f'pipeline_parallel_schedule = "{_SCHEDULES[layout.pipeline_schedule]}"']
+            if layout.pipeline_parallel > 1
+            else []
+        ),
         *(
             [f"pipeline_parallel_microbatch_size = {workload.micro_batch_size}"]
             if workload is not None and layout.pipeline_parallel > 1
@@ -144,4 +152,11 @@ FORM = Form(
     },
     write=write_toml,
     suffix=".toml",
+    runs={
+        "expert_parallel": (1,),
+        "virtual_pipeline": (1,),
+        "zero_stage": (0, 2, 3),
+        "pipeline_schedule": tuple(_SCHEDULES),
+        "sequence_parallel": (True,),
+    },
 )

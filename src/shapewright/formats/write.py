@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.errors import ConfigError, close_names
-from shapewright.formats import megatron, nanogpt, neox, torchtitan
+from shapewright.formats import accelerate, deepspeed, megatron, nanogpt, neox, torchtitan
 from shapewright.formats.form import refuse_inexpressible
 
 if TYPE_CHECKING:
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 FORMATS: dict[str, Form] = {form.name: form for form in (megatron.FORM, neox.FORM, torchtitan.FORM, nanogpt.FORM)}
-"""Every format by the name that ``--format`` takes."""
+"""Every format of a shape by the name that ``--format`` takes."""
+
+RUN_FORMATS: dict[str, Form] = {form.name: form for form in (deepspeed.FORM, accelerate.FORM)}
+"""Formats that say how a step is run, and leave the model to the training script."""
 
 
 def write_format(
@@ -28,7 +31,7 @@ def write_format(
     """Write a model, and where given its batch and layout, as a framework reads them.
 
     Args:
-        name: A key of FORMATS.
+        name: A key of FORMATS or of RUN_FORMATS; the latter write workload and layout alone.
         config: The shape.
         workload: Batch, sequence length, dtype and recomputation of a training step.
         layout: How it is spread.
@@ -41,6 +44,8 @@ def write_format(
         WorkloadError: it cannot express the workload.
         LayoutError: it cannot express the layout.
     """
+    if name in RUN_FORMATS:
+        return RUN_FORMATS[name].write(config, workload, layout)
     form = check_format(name)
     refuse_inexpressible(form, config)
     return form.write(config, workload, layout)

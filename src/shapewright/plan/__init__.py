@@ -14,4 +14,5 @@ from shapewright.plan.request import OBJECTIVES as OBJECTIVES
 from shapewright.plan.request import SEARCHED as SEARCHED
 from shapewright.plan.request import SHORT_NAMES as SHORT_NAMES
 from shapewright.plan.request import PlanRequest as PlanRequest
+from shapewright.plan.request import keep_given as keep_given
 from shapewright.plan.request import read_kept as read_kept

@@ -13,6 +13,7 @@ from shapewright.plan.breakdown import Breakdown, Difference, break_down, explai
 from shapewright.plan.engine import Choice, Findings, Tally, explore
 from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
+from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class FrontPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanResult:
+class PlanResult(ShownInNotebook):
     """What a search of plans found.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -125,6 +125,36 @@ def _read_value(field_name: str, text: str) -> Any:
     if not text.isascii() or not text.isdigit():
         raise LayoutError(f"--keep {field_name}={text!r} is no whole number; give one or more, such as 4,8")
     return int(text)
+
+
+def keep_given(
+    keep: Mapping[str, Sequence[Any]], workload: Mapping[str, Any], layout: Mapping[str, Any]
+) -> dict[str, tuple[Any, ...]]:
+    """Restrictions together: lists of values, and fields that were given one value.
+
+    Raises:
+        LayoutError: one field twice under values that exclude each other, or a value out of its range.
+    """
+    single = {**layout, **{name: workload[name] for name in ("micro_batch_size", "recompute") if name in workload}}
+    kept = {name: tuple(values) for name, values in keep.items()}
+    for name, value in single.items():
+        if value is None:
+            continue
+        if value not in kept.get(name, (value,)):
+            allowed = ", ".join(map(str, kept[name]))
+            raise LayoutError(f"{name}={value} is asked for, and only {allowed} may be kept; give one of the two")
+        kept[name] = (value,)
+    smallest, largest = {"zero_stage": 0}, {"zero_stage": 3}
+    for name, values in kept.items():
+        if name in _WORDS or name == "sequence_parallel":
+            continue
+        for value in values:
+            if not isinstance(value, int) or not smallest.get(name, 1) <= value <= largest.get(name, _LARGEST_JOB):
+                raise LayoutError(
+                    f"{name}={value!r} must be a whole number from {smallest.get(name, 1)} to "
+                    f"{largest.get(name, _LARGEST_JOB)}"
+                )
+    return kept
 
 
 def check_job(device: Device, workload: Workload, request: PlanRequest) -> None:

@@ -194,9 +194,7 @@ def _backward_of(index: int, stages: int, chunks: int) -> _Task:
     return _Task(BACKWARD, microbatch, chunks - 1 - chunk)
 
 
-def _ready_s(
-    task: _Task, stage: int, layout: ParallelLayout, ends: dict[tuple[int, _Task], float]
-) -> float | None:
+def _ready_s(task: _Task, stage: int, layout: ParallelLayout, ends: dict[tuple[int, _Task], float]) -> float | None:
     """When what a pass needs is there; None while that is not known. [s]"""
     last, top = layout.pipeline_parallel - 1, layout.virtual_pipeline - 1
     if task.kind == WEIGHTS:

@@ -1,0 +1,229 @@
+"""shapewright plan: how to spread a training job over devices."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.cli.console import make_console, print_json, write_text_file
+from shapewright.cli.options import GroupedCommand, Share, group_options, question_options
+from shapewright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shapewright.formats import Form
+    from shapewright.plan import Plan, PlanResult
+
+EXIT_INTERRUPTED = 130
+_PROGRESS_EVERY_S = 0.2
+
+_EPILOG = """\b
+Examples:
+  shapewright plan llama-3-70b --device h100-sxm-80gb --gpus 512 --global-batch 2048 --seq-len 8192
+  shapewright plan gpt3-175b --device a100-sxm-80gb --gpus 1024 --global-batch 1536 --tp 8 --keep schedule=1f1b
+  shapewright plan mixtral-8x7b --device h100-sxm-80gb --gpus 64 --global-batch 256 --headroom 10% --json
+  shapewright plan llama-3-8b --device h100-sxm-80gb --gpus 64 --global-batch 256 --objective cost --usd-per-hour 2.5
+  shapewright plan llama-3-8b --device h100-sxm-80gb --gpus 8 --global-batch 64 --format accelerate-yaml
+  shapewright plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256 --html plan.html --trace plan.json
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the job")
+@click.option(
+    "--objective",
+    type=click.Choice(("time", "cost", "memory")),
+    default="time",
+    show_default=True,
+    help="shortest step; least device time per token, on fewer devices where that is cheaper; least memory",
+)
+@click.option("--top", type=int, default=10, show_default=True, help="how many plans to list")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="FIELD=V,V",
+    help="values that a field may take: tp, pp, dp, cp, ep, sp, vpp, zero, schedule, micro_batch, recompute; may be "
+    "given again. A flag such as --tp 8 keeps one value",
+)
+@click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
+@click.option(
+    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="whose memory; see 'shapewright memory'"
+)
+@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device, for the cost of a token")
+@click.option(
+    "--straggler-factor",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="F",
+    help="expected step over the predicted one, for devices that fall behind",
+)
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="print the picked plan as a framework takes it, and keep to what it can be told: megatron-args, "
+    "torchtitan-toml, neox-yaml, nanogpt, deepspeed-json or accelerate-yaml",
+)
+@click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="plan for --format and --trace")
+@click.option("-o", "--output", metavar="FILE", help="write what --format makes into a file, and print the report")
+@click.option("--html", metavar="FILE", help="write a page with the pipeline's timeline and the Pareto front")
+@click.option("--trace", metavar="FILE", help="write the pipeline's timeline as a Chrome trace")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def command(
+    config: str | None,
+    device: str,
+    uncalibrated: bool,
+    gpus: int,
+    objective: str,
+    top: int,
+    keep: tuple[str, ...],
+    headroom: float,
+    optimizer: str,
+    usd_per_hour: float | None,
+    straggler_factor: float,
+    format_name: str | None,
+    pick: int,
+    output: str | None,
+    html: str | None,
+    trace: str | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Plan how to spread the training of CONFIG over devices.
+
+    Tensor, pipeline (GPipe, 1F1B, interleaved, zero-bubble), data, context and expert parallelism, ZeRO stage, sequence
+    parallelism, micro-batch and recomputation are searched together under memory and divisibility. Every plan has the
+    time and the memory that 'shapewright predict' and 'shapewright memory' give it.
+
+    Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
+    """
+    from shapewright.api import plan
+
+    form = _check_format(format_name, as_json=as_json, output=output)
+    groups = group_options(given)
+    result = plan(
+        config,
+        device=device,
+        num_devices=gpus,
+        objective=objective,
+        top=max(top, pick),
+        keep=_read_keep(keep, form),
+        headroom_fraction=headroom,
+        optimizer=optimizer,
+        usd_per_hour=usd_per_hour,
+        straggler_factor=straggler_factor,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        uncalibrated=uncalibrated,
+        progress=_show_progress(),
+    )
+    if not result.plans:
+        click.echo("stopped before any plan was found", err=True)
+        return EXIT_INTERRUPTED
+    text = _write_files(result, format_name, pick=pick, output=output, html=html, trace=trace)
+    if text:
+        click.echo(text, nl=False)
+    elif as_json:
+        from shapewright.report.plan_json import plan_to_json
+
+        print_json(plan_to_json(result))
+    else:
+        from shapewright.report.plan_text import print_plan
+
+        print_plan(result, make_console())
+    return 0 if result.is_complete else EXIT_INTERRUPTED
+
+
+def _check_format(name: str | None, *, as_json: bool, output: str | None) -> Form | None:
+    """Look a format up before the search, and refuse what contradicts it."""
+    if name is None:
+        if output is not None:
+            raise click.UsageError("-o has no effect without --format: give a format, or leave -o out")
+        return None
+    if as_json and output is None:
+        raise click.UsageError("--format and --json both print: write the format with -o FILE, or leave one out")
+    from shapewright.formats import RUN_FORMATS, check_format
+
+    return RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name)
+
+
+def _read_keep(entries: tuple[str, ...], form: Form | None) -> dict[str, tuple[Any, ...]]:
+    """Fields and values of --keep, and those that a format can be told."""
+    from shapewright.plan import read_kept
+
+    kept: dict[str, tuple[Any, ...]] = {}
+    for entry in entries:
+        name, equals, values = entry.partition("=")
+        if not equals or not values.strip():
+            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE,VALUE such as tp=4,8; give a field and its values")
+        field_name, allowed = read_kept(name.strip(), values)
+        if field_name in kept:
+            raise ConfigError(f"--keep names {field_name} twice; give all its values in one, such as {name}=1,2")
+        kept[field_name] = allowed
+    for field_name, expressible in (form.runs if form is not None else {}).items():
+        both = tuple(value for value in kept.get(field_name, expressible) if value in expressible)
+        if not both:
+            words = ", ".join(map(str, expressible))
+            raise ConfigError(f"--keep {field_name}: {form.name if form else ''} can be told {words} alone; keep those")
+        kept[field_name] = both
+    return kept
+
+
+def _write_files(
+    result: PlanResult, format_name: str | None, *, pick: int, output: str | None, html: str | None, trace: str | None
+) -> str:
+    """Write what was asked for; what is left to print instead of the report comes back."""
+    chosen = _ranked(result, pick)
+    if html is not None:
+        from shapewright.report.plan_page import render_plan
+
+        write_text_file(html, render_plan(result))
+    if trace is not None:
+        from shapewright.report.plan_page import chrome_trace
+
+        if chosen.layout.pipeline_parallel == 1:
+            raise ConfigError(
+                f"--trace draws a pipeline, and rank {pick} has none; --keep pp=2,4,8 or another --pick has one"
+            )
+        write_text_file(trace, json.dumps(chrome_trace(chosen)) + "\n")
+    if format_name is None:
+        return ""
+    from shapewright.formats import write_format
+
+    text = write_format(format_name, result.config, workload=chosen.workload, layout=chosen.layout)
+    if output is None:
+        return text
+    write_text_file(output, text)
+    click.echo(f"wrote {output} (rank {pick})", err=True)
+    return ""
+
+
+def _ranked(result: PlanResult, rank: int) -> Plan:
+    if not 1 <= rank <= len(result.plans):
+        raise ConfigError(f"--pick {rank}: there are ranks 1 to {len(result.plans)}; give one of them")
+    return result.plans[rank - 1]
+
+
+def _show_progress() -> Callable[[int, int], None] | None:
+    """A line on standard error that counts up, where a person watches."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    last_s = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last_s
+        if done >= total:
+            click.echo("\r\033[K", nl=False, err=True)
+        elif time.monotonic() - last_s > _PROGRESS_EVERY_S:
+            last_s = time.monotonic()
+            click.echo(f"\r{100.0 * done / total:3.0f} % of {total:,} splits", nl=False, err=True)
+
+    return show

@@ -1,0 +1,178 @@
+"""A plan as pictures: the pipeline's timeline, where the steps go, the Pareto front; and a Chrome trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shapewright.lowering import num_microbatches
+from shapewright.plan import BUBBLE
+from shapewright.plan.timeline import Pass, pass_times, simulate_pipeline
+from shapewright.report.charts import BarChart, BarPart, Points, Span, Timeline, XYChart
+from shapewright.report.page import Figure, Section, Words, render_page, table_of
+from shapewright.report.plan_text import (
+    describe_job,
+    describe_losses,
+    describe_plan,
+    describe_space,
+    front_columns,
+    plan_columns,
+    warnings_of,
+)
+from shapewright.units import format_seconds
+
+if TYPE_CHECKING:
+    from shapewright.plan import Plan, PlanResult
+
+# A picture of more passes shows nothing.
+_MOST_SPANS = 4000
+_BYTES_PER_GB, _MICROSECONDS = 1e9, 1e6
+_SHOWN_PLANS = 8
+
+
+def render_plan(result: PlanResult) -> str:
+    """Write a result as one HTML page."""
+    best = result.plans[0]
+    sections: list[Section] = [
+        table_of("Plans", plan_columns(result)),
+        Words("Why the next one loses", describe_losses(result) or ["There is no next one."]),
+        Figure(steps_chart(result), "Parts of a step add up to it; of communication, what computation does not hide."),
+    ]
+    if best.layout.pipeline_parallel > 1:
+        chart, shown, passes = timeline_chart(best)
+        simulated_s = max(each.end_s for each in _simulate(best, passes))
+        sections.append(
+            Figure(
+                chart,
+                f"The schedule of rank 1, simulated with the predicted times of its passes: {shown} of {passes} "
+                f"micro-batches are drawn. All of them take {format_seconds(simulated_s)}; the prediction adds what "
+                f"follows the last pass, and takes stages as equally long: "
+                f"{format_seconds(best.prediction.step_time_s)}.",
+                chart_height_px=max(240, 26 * best.layout.pipeline_parallel + 140),
+            )
+        )
+    sections += [
+        Figure(front_chart(result), "No other plan needs less time and less memory."),
+        table_of("Pareto front", front_columns(result)),
+        Words("Notes", [describe_space(result), *result.notes, *warnings_of(result)]),
+    ]
+    return render_page("Plan", sections, subtitle=describe_job(result))
+
+
+def steps_chart(result: PlanResult) -> BarChart:
+    """Steps of the plans, stacked from their parts."""
+    plans = result.plans[:_SHOWN_PLANS]
+    names = list(dict.fromkeys(name for plan in plans for name in plan.breakdown.parts))
+    parts = [BarPart(name, [plan.breakdown.parts.get(name, 0.0) for plan in plans]) for name in names]
+    return BarChart(
+        title="Where the steps go",
+        value_label="seconds",
+        categories=[f"{plan.rank}: {describe_plan(plan)}" for plan in plans],
+        parts=parts,
+        alt=f"Steps of {len(plans)} plans by part; the first takes {format_seconds(plans[0].prediction.step_time_s)}.",
+    )
+
+
+def front_chart(result: PlanResult) -> XYChart:
+    """Step time over memory of the plans on the front."""
+    by_devices: dict[int, list[Any]] = {}
+    for point in result.front:
+        by_devices.setdefault(point.choice.num_devices, []).append(point)
+    return XYChart(
+        title="Memory against time",
+        x_label="memory of a device, GB",
+        y_label="step, s",
+        series=[
+            Points(f"{count} GPUs", [p.total_bytes / _BYTES_PER_GB for p in points], [p.step_s for p in points])
+            for count, points in sorted(by_devices.items())
+        ],
+        alt=f"{len(result.front)} plans, each of which needs less memory or less time than every other.",
+    )
+
+
+def timeline_chart(plan: Plan) -> tuple[Timeline, int, int]:
+    """The pipeline's timeline, how many micro-batches it shows, and how many there are."""
+    passes = num_microbatches(plan.workload, plan.layout)
+    stages, chunks = plan.layout.pipeline_parallel, plan.layout.virtual_pipeline
+    kinds = 3 if plan.layout.pipeline_schedule == "zero-bubble" else 2
+    most = max(_MOST_SPANS // (stages * chunks * kinds), 1)
+    shown = min(passes, max(most // stages * stages, stages))
+    spans = [
+        Span(each.stage, each.start_s, each.end_s, _kind_words(each, chunks), _pass_words(each, chunks))
+        for each in _simulate(plan, shown)
+    ]
+    busy_s = sum(span.end - span.start for span in spans)
+    waiting = 1.0 - busy_s / (stages * max(span.end for span in spans))
+    chart = Timeline(
+        title=f"Pipeline of rank {plan.rank}: {describe_plan(plan)}",
+        x_label="seconds",
+        rows=[f"stage {stage}" for stage in range(stages)],
+        spans=spans,
+        alt=f"{shown} micro-batches pass {stages} stages; stages wait {100.0 * waiting:.1f} % of the time shown.",
+    )
+    return chart, shown, passes
+
+
+def chrome_trace(plan: Plan) -> dict[str, Any]:
+    """The pipeline's step in the trace event format, which chrome://tracing and Perfetto open.
+
+    One process a stage; complete events with microseconds from the start of the step; then what follows the last pass.
+
+    Source: Trace Event Format, Google (2016), "Complete events".
+    """
+    passes = num_microbatches(plan.workload, plan.layout)
+    chunks = plan.layout.virtual_pipeline
+    simulated = _simulate(plan, passes)
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": stage, "tid": 0, "args": {"name": f"stage {stage}"}}
+        for stage in range(plan.layout.pipeline_parallel)
+    ]
+    events += [
+        {
+            "name": _pass_words(each, chunks),
+            "cat": each.kind,
+            "ph": "X",
+            "pid": each.stage,
+            "tid": 0,
+            "ts": each.start_s * _MICROSECONDS,
+            "dur": (each.end_s - each.start_s) * _MICROSECONDS,
+            "args": {"microbatch": each.microbatch, "chunk": each.chunk},
+        }
+        for each in simulated
+    ]
+    end_s = max(each.end_s for each in simulated)
+    step_s = sum(entry.total_time_s for entry in plan.prediction.operations if entry.operation.pass_name == "step")
+    events += [
+        {
+            "name": "optimizer step",
+            "cat": "step",
+            "ph": "X",
+            "pid": stage,
+            "tid": 0,
+            "ts": end_s * _MICROSECONDS,
+            "dur": step_s * _MICROSECONDS,
+        }
+        for stage in range(plan.layout.pipeline_parallel)
+    ]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "plan": describe_plan(plan),
+            "predicted_step_s": plan.prediction.step_time_s,
+            "simulated_step_s": end_s + step_s,
+            BUBBLE.replace(" ", "_") + "_s": plan.prediction.bubble_time_s,
+        },
+    }
+
+
+def _simulate(plan: Plan, passes: int) -> list[Pass]:
+    return simulate_pipeline(plan.layout, passes, pass_times(plan.prediction))
+
+
+def _kind_words(each: Pass, chunks: int) -> str:
+    return each.kind if chunks == 1 or chunks > 4 else f"{each.kind}, chunk {each.chunk}"
+
+
+def _pass_words(each: Pass, chunks: int) -> str:
+    letter = {"forward": "F", "backward": "B"}.get(each.kind, "W")
+    return f"{letter}{each.microbatch}" + (f".{each.chunk}" if chunks > 1 else "")

@@ -1,0 +1,188 @@
+"""Plans for a person: the best ones, where the best one's step goes, why the next loses, the Pareto front."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shapewright.plan import BUBBLE, OBJECTIVES, describe_choice, describe_layout
+from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.units import format_bytes, format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from shapewright.plan import Breakdown, Plan, PlanResult
+
+# Heading, how soon it leaves a narrow terminal, whether it is words.
+_PLAN_COLUMNS = (
+    ("rank", 0, False),
+    ("plan", 0, True),
+    ("step", 0, False),
+    ("90 % interval", 3, False),
+    ("tokens/s", 1, False),
+    ("MFU", 0, False),
+    ("HFU", 6, False),
+    ("memory", 1, False),
+    ("links", 4, False),
+    ("bubble", 4, False),
+    ("USD/1M tokens", 2, False),
+    ("loses by", 2, True),
+)
+_FRONT_COLUMNS = (("plan", 0, True), ("GPUs", 0, False), ("step", 0, False), ("memory", 0, False))
+_PARTS_COLUMNS = (("part", 0, True), ("best", 0, False), ("share", 0, False), ("hidden", 1, False), ("next", 0, False))
+_FRONT_SHOWN = 8
+
+
+def print_plan(result: PlanResult, console: Console) -> None:
+    """Print a whole result."""
+    console.print(describe_job(result), style="bold", soft_wrap=True)
+    if result.plans:
+        console.print()
+        print_table(plan_columns(result), console)
+        console.print()
+        console.print("Where the step of rank 1 goes", style="bold")
+        print_table(part_columns(result), console)
+        for line in describe_losses(result):
+            console.print(line, soft_wrap=True)
+        console.print()
+        shown = min(len(result.front), _FRONT_SHOWN)
+        title = f"Pareto front over step, memory and GPUs, {shown} of {len(result.front)}"
+        console.print(title, style="bold", soft_wrap=True)
+        print_table(front_columns(result), console)
+        console.print()
+    console.print(describe_space(result), style="dim", soft_wrap=True)
+    for line in (*result.notes, *warnings_of(result)):
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def warnings_of(result: PlanResult) -> tuple[str, ...]:
+    """What the prediction of the best plan has to say."""
+    return result.plans[0].prediction.warnings if result.plans else ()
+
+
+def describe_job(result: PlanResult) -> str:
+    """One line: model, devices, batch, objective."""
+    config, workload, request = result.config, result.workload, result.request
+    name = config.name or config.model_type or "model"
+    return (
+        f"{name} on {request.num_devices} x {result.device.title}: global batch {workload.global_batch_size}, "
+        f"s={workload.seq_len}, {workload.dtype}, {workload.attention} attention; objective {request.objective}: "
+        f"{OBJECTIVES[request.objective]}"
+    )
+
+
+def describe_space(result: PlanResult) -> str:
+    """One line on how much was looked at."""
+    tally = result.tally
+    refused = sum(tally.refused.values())
+    parts = [
+        f"{tally.num_plans:,} plans in {format_seconds(result.elapsed_s)}",
+        f"{tally.num_fitting:,} fit and were priced",
+        *([f"{refused:,} splits that the model does not allow"] if refused else []),
+    ]
+    return ("" if result.is_complete else "interrupted, the best so far: ") + "; ".join(parts)
+
+
+def plan_columns(result: PlanResult) -> list[Column]:
+    """Plans, one row each, as the columns of a table."""
+    return columns_of((_row(plan) for plan in result.plans), _PLAN_COLUMNS)
+
+
+def _row(plan: Plan) -> list[str]:
+    prediction = plan.prediction
+    recomputes = plan.workload.recompute != "none"
+    return [
+        str(plan.rank),
+        describe_plan(plan),
+        format_seconds(plan.expected_step_s),
+        f"{format_seconds(prediction.step_time_low_s)} to {format_seconds(prediction.step_time_high_s)}",
+        format_count(prediction.tokens_per_step / plan.expected_step_s),
+        format_percent(prediction.mfu),
+        format_percent(prediction.hfu) if recomputes else "",
+        format_bytes(plan.total_bytes) + (" (tight)" if plan.is_tight else ""),
+        format_percent(sum(plan.breakdown.exposed.values()) / prediction.step_time_s),
+        format_percent(plan.breakdown.parts.get(BUBBLE, 0.0) / prediction.step_time_s),
+        f"{plan.usd_per_million_tokens:.4g}" if plan.usd_per_million_tokens is not None else "",
+        _loss_words(plan),
+    ]
+
+
+def describe_plan(plan: Plan) -> str:
+    """A plan in one phrase."""
+    return describe_layout(plan.layout, plan.workload.micro_batch_size, plan.workload.recompute)
+
+
+def _loss_words(plan: Plan) -> str:
+    if plan.loss is None:
+        return ""
+    if plan.loss.slower_by_s <= 0.0:
+        return "not time"
+    return f"{format_seconds(plan.loss.slower_by_s)}, {plan.loss.part}"
+
+
+def part_columns(result: PlanResult) -> list[Column]:
+    """Parts of the best plan's step beside those of the next."""
+    best = result.plans[0]
+    following = result.plans[1].breakdown.parts if len(result.plans) > 1 else {}
+    names = sorted({**best.breakdown.parts, **best.breakdown.hidden, **following}, key=_by_share(best.breakdown))
+    rows = []
+    for name in names:
+        part_s = best.breakdown.parts.get(name, 0.0)
+        rows.append(
+            [
+                name,
+                _seconds(part_s),
+                format_percent(part_s / best.prediction.step_time_s),
+                _seconds(best.breakdown.hidden.get(name, 0.0)),
+                _seconds(following.get(name, 0.0)),
+            ]
+        )
+    return columns_of(rows, _PARTS_COLUMNS)
+
+
+def _by_share(breakdown: Breakdown) -> Any:
+    parts: Mapping[str, float] = breakdown.parts
+    return lambda name: -parts.get(name, 0.0)
+
+
+def _seconds(time_s: float) -> str:
+    return format_seconds(time_s) if time_s > 0.0 else "-"
+
+
+def describe_losses(result: PlanResult) -> list[str]:
+    """Why the runner-up loses, in one sentence."""
+    if len(result.plans) < 2:
+        return []
+    plan = result.plans[1]
+    loss = plan.loss
+    assert loss is not None
+    if result.request.objective == "memory":
+        more = plan.total_bytes - result.plans[0].total_bytes
+        return [f"rank 2 ({describe_plan(plan)}) needs {format_bytes(more)} more memory"]
+    if loss.slower_by_s <= 0.0:
+        return [f"rank 2 ({describe_plan(plan)}) is as fast or faster, and loses by the objective"]
+    gained = f", of which it gains {format_seconds(loss.gained_s)} back elsewhere" if loss.gained_s > 0.0 else ""
+    return [
+        f"rank 2 ({describe_plan(plan)}) is {format_seconds(loss.slower_by_s)} slower: it loses "
+        f"{format_seconds(loss.lost_s)} in {loss.part}{gained}"
+    ]
+
+
+def front_columns(result: PlanResult) -> list[Column]:
+    """The Pareto front, thinned out to what a screen takes."""
+    points = result.front
+    if len(points) > _FRONT_SHOWN:
+        step = (len(points) - 1) / (_FRONT_SHOWN - 1)
+        points = tuple(points[round(step * index)] for index in range(_FRONT_SHOWN))
+    rows = [
+        [
+            describe_choice(point.choice),
+            f"{point.choice.num_devices}",
+            format_seconds(point.step_s),
+            format_bytes(point.total_bytes),
+        ]
+        for point in points
+    ]
+    return columns_of(rows, _FRONT_COLUMNS)
