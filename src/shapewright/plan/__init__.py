@@ -7,8 +7,6 @@ from shapewright.plan.breakdown import break_down as break_down
 from shapewright.plan.plan import FrontPoint as FrontPoint
 from shapewright.plan.plan import Plan as Plan
 from shapewright.plan.plan import PlanResult as PlanResult
-from shapewright.plan.plan import describe_choice as describe_choice
-from shapewright.plan.plan import describe_layout as describe_layout
 from shapewright.plan.plan import plan_job as plan_job
 from shapewright.plan.request import OBJECTIVES as OBJECTIVES
 from shapewright.plan.request import SEARCHED as SEARCHED
@@ -16,3 +14,5 @@ from shapewright.plan.request import SHORT_NAMES as SHORT_NAMES
 from shapewright.plan.request import PlanRequest as PlanRequest
 from shapewright.plan.request import keep_given as keep_given
 from shapewright.plan.request import read_kept as read_kept
+from shapewright.plan.words import describe_choice as describe_choice
+from shapewright.plan.words import describe_layout as describe_layout

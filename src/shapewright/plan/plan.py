@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.errors import LayoutError
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
+from shapewright.plan.refusal import refuse_nothing
 from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
 from shapewright.shown import ShownInNotebook
-from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
 _SECONDS_PER_HOUR = 3600.0
-_MOST_DOUBLINGS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +152,7 @@ def plan_job(
         config, device, workload, request, recipe=own_recipe, uncalibrated=uncalibrated, progress=progress
     )
     if findings.is_complete:
-        _refuse_nothing(config, device, workload, request, findings, optimizer)
+        refuse_nothing(config, device, workload, request, findings, optimizer)
     plans = _make_plans(findings, config, device, workload, request, uncalibrated)
     return PlanResult(
         config=config,
@@ -223,86 +221,6 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
     table: Table = findings.front
     for row in range(len(table.get("step_s", ()))):
         yield FrontPoint(findings.choice(table, row), float(table["step_s"][row]), float(table["bytes"][row]))
-
-
-def _refuse_nothing(
-    config: TransformerConfig,
-    device: Device,
-    workload: Workload,
-    request: PlanRequest,
-    findings: Findings,
-    optimizer: str,
-) -> None:
-    """Say what stands in the way where no plan is left.
-
-    Raises:
-        LayoutError: nothing divides, or nothing fits.
-    """
-    if findings.tally.num_fitting:
-        return
-    if findings.smallest is None:
-        reason = findings.tally.refused.most_common(1)
-        kept = ", ".join(f"{name}={'|'.join(map(str, values))}" for name, values in request.kept.items())
-        raise LayoutError(
-            f"no layout of {request.num_devices} {device.name} splits {config.name or 'the model'} and a global batch "
-            f"of {workload.global_batch_size}{f' with {kept}' if kept else ''}"
-            + (
-                f": {reason[0][0]}"
-                if reason
-                else "; the replicas must share the global batch evenly, change --gpus, --global-batch or what is kept"
-            )
-        )
-    needed, choice = findings.smallest
-    capacity = device.memory_bytes * (1.0 - request.headroom_fraction)
-    raise LayoutError(
-        f"no plan fits {request.num_devices} {device.name}: the smallest needs {format_bytes(needed)} of "
-        f"{format_bytes(capacity)} ({describe_choice(choice)}); "
-        f"{_suggest_devices(config, device, workload, request, optimizer)}"
-    )
-
-
-def _suggest_devices(
-    config: TransformerConfig, device: Device, workload: Workload, request: PlanRequest, optimizer: str
-) -> str:
-    """The fewest devices, in doublings, on which a plan fits."""
-    recipe = None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
-    count = request.num_devices
-    for _ in range(_MOST_DOUBLINGS):
-        count *= 2
-        if count > device.node_size and count % device.node_size:
-            continue
-        try:
-            larger = replace(request, num_devices=count, objective="memory")
-        except LayoutError:
-            break
-        smallest = explore(config, device, workload, larger, recipe=recipe, memory_only=True).smallest
-        if smallest is not None and smallest[0] <= device.memory_bytes * (1.0 - request.headroom_fraction):
-            return f"the fewest that fit are {count} ({describe_choice(smallest[1])}, {format_bytes(smallest[0])})"
-    return f"nothing fits on up to {count} either: take a shorter --seq-len, or devices with more memory"
-
-
-def describe_choice(choice: Choice) -> str:
-    """A plan in one phrase: ``tp 8, pp 4, dp 16, zero 1, micro-batch 2, full recompute``."""
-    return describe_layout(choice.layout, choice.frame.micro_batch_size, choice.recompute)
-
-
-def describe_layout(layout: ParallelLayout, micro_batch_size: int, recompute: str) -> str:
-    """Degrees above 1, sharding, schedule, micro-batch and recomputation in one phrase."""
-    degrees = {
-        "tp": layout.tensor_parallel,
-        "pp": layout.pipeline_parallel,
-        "vpp": layout.virtual_pipeline,
-        "dp": layout.data_parallel,
-        "cp": layout.context_parallel,
-        "ep": layout.expert_parallel,
-    }
-    parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
-    parts += [f"zero {layout.zero_stage}"] * (layout.zero_stage > 0)
-    parts += ["no sp"] * (layout.tensor_parallel > 1 and not layout.sequence_parallel)
-    parts += [layout.pipeline_schedule] * (layout.pipeline_schedule != "1f1b")
-    parts.append(f"micro-batch {micro_batch_size}")
-    parts += [f"{recompute} recompute"] * (recompute != "none")
-    return ", ".join(parts)
 
 
 def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device) -> Iterator[str]:

@@ -35,7 +35,7 @@ SHORT_NAMES = {
 SEARCHED = (*(spec.name for spec, _ in noted_fields(ParallelLayout)), "micro_batch_size", "recompute")
 """Fields that a plan chooses."""
 
-_LARGEST_JOB = 2**20
+LARGEST_JOB = 2**20
 _WORDS: Mapping[str, tuple[str, ...]] = {"pipeline_schedule": PIPELINE_SCHEDULES, "recompute": RECOMPUTE_MODES}
 _TRUTHS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
 
@@ -66,8 +66,8 @@ class PlanRequest:
     headroom_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_devices <= _LARGEST_JOB:
-            raise LayoutError(f"gpus={self.num_devices} must be a whole number from 1 to {_LARGEST_JOB}")
+        if not 1 <= self.num_devices <= LARGEST_JOB:
+            raise LayoutError(f"gpus={self.num_devices} must be a whole number from 1 to {LARGEST_JOB}")
         if self.objective not in OBJECTIVES:
             raise LayoutError(f"objective={self.objective!r} is not known; choose one of {', '.join(OBJECTIVES)}")
         if self.top < 1:
@@ -149,10 +149,10 @@ def keep_given(
         if name in _WORDS or name == "sequence_parallel":
             continue
         for value in values:
-            if not isinstance(value, int) or not smallest.get(name, 1) <= value <= largest.get(name, _LARGEST_JOB):
+            if not isinstance(value, int) or not smallest.get(name, 1) <= value <= largest.get(name, LARGEST_JOB):
                 raise LayoutError(
                     f"{name}={value!r} must be a whole number from {smallest.get(name, 1)} to "
-                    f"{largest.get(name, _LARGEST_JOB)}"
+                    f"{largest.get(name, LARGEST_JOB)}"
                 )
     return kept
 

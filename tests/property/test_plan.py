@@ -1,0 +1,143 @@
+"""Plans in arrays against predictions one by one, and the best of a space against all of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapewright.config import TransformerConfig
+from shapewright.errors import ShapewrightError
+from shapewright.hardware import Device, load_device
+from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
+from shapewright.memory import estimate_memory
+from shapewright.plan import PlanRequest, break_down, engine
+from shapewright.plan.engine import Findings, explore
+from shapewright.predict import predict
+from shapewright.question import ask
+from shapewright.workload import RECOMPUTE_MODES, Workload
+
+# Dense, gated, tied, expert layers, both kinds of layers, two windows, latent attention, an encoder before a decoder.
+MODELS = ("llama-3-8b", "gpt3-125m", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-2b", "llama-4-scout", "t5-base")
+DEVICES = ("h100-sxm-80gb", "a100-sxm-40gb")
+LIMITLESS_BYTES = 1e18
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequest]:
+    """A model, a device of endless memory, a batch and a number of devices."""
+    device = replace(load_device(draw(st.sampled_from(DEVICES))), memory_bytes=LIMITLESS_BYTES)
+    workload = {
+        "seq_len": draw(st.sampled_from((2048, 8192))),
+        "global_batch_size": draw(st.sampled_from((16, 24, 64))),
+        "attention": draw(st.sampled_from(("flash", "unfused"))),
+    }
+    question = ask(draw(st.sampled_from(MODELS)), device, workload=workload)
+    objective = draw(st.sampled_from(("time", "cost", "memory")))
+    num_devices = draw(st.sampled_from((1, 4, 16, 24, 64)))
+    return question.config, device, question.workload, PlanRequest(num_devices=num_devices, objective=objective)
+
+
+@settings(max_examples=15, deadline=None)
+@given(jobs(), st.randoms(use_true_random=False))
+def test_arrays_equal_predictions_one_by_one(
+    job: tuple[TransformerConfig, Device, Workload, PlanRequest], random: Any
+) -> None:
+    """Step time and memory of any plan are those of predict and memory; the parts of its step add up to it."""
+    config, device, workload, request = job
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_KEPT", 10**9)
+        findings = explore(config, device, workload, request)
+    num_plans = len(findings.best["step_s"])
+    assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
+    for row in random.sample(range(num_plans), min(num_plans, 12)):
+        choice = findings.choice(findings.best, row)
+        own = replace(workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
+        prediction = predict(config, device=device, workload=own, layout=choice.layout)
+        assert choice.layout.num_devices == choice.num_devices
+        assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
+        needed_bytes = estimate_memory(config, own, choice.layout).total_bytes
+        assert findings.best["bytes"][row] == pytest.approx(needed_bytes, rel=1e-9)
+        assert sum(break_down(prediction).parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
+
+
+def every_plan(
+    config: TransformerConfig, device: Device, workload: Workload, num_devices: int
+) -> Iterator[tuple[float, float]]:
+    """Step and memory of every plan, by trying all values of all fields."""
+    degrees = [degree for degree in range(1, num_devices + 1) if num_devices % degree == 0]
+    chunks = range(1, config.num_layers + 1)
+    for tensor, pipeline, context, expert, sequence, zero, size, mode, chunk, schedule in itertools.product(
+        degrees,
+        degrees,
+        degrees,
+        degrees,
+        (True, False),
+        range(4),
+        degrees,
+        RECOMPUTE_MODES,
+        chunks,
+        PIPELINE_SCHEDULES,
+    ):
+        data = num_devices // (tensor * pipeline * context)
+        per_stage = -(-config.num_layers // pipeline)
+        if data < 1 or tensor * pipeline * context * data != num_devices or (tensor == 1 and not sequence):
+            continue
+        if per_stage % chunk or per_stage * (pipeline - 1) >= config.num_layers or (zero and data * context == 1):
+            continue
+        assert workload.global_batch_size is not None
+        if chunk > 1 and workload.global_batch_size // (data * size) % pipeline:
+            continue
+        try:
+            layout = ParallelLayout(
+                tensor_parallel=tensor,
+                pipeline_parallel=pipeline,
+                data_parallel=data,
+                context_parallel=context,
+                expert_parallel=expert,
+                sequence_parallel=sequence,
+                zero_stage=zero,
+                virtual_pipeline=chunk,
+                pipeline_schedule=schedule,
+            )
+            own = replace(workload, micro_batch_size=size, recompute=mode)
+            prediction = predict(config, device=device, workload=own, layout=layout)
+        except ShapewrightError:
+            continue
+        if prediction.memory.total_bytes <= device.memory_bytes:
+            yield prediction.step_time_s, prediction.memory.total_bytes
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_best_is_the_best_of_all(name: str) -> None:
+    """Nothing that fits is missed: number of plans, shortest step and least memory are those of trying everything."""
+    experts = {"num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 1024} if name == "experts" else {}
+    config = TransformerConfig(
+        name=name,
+        hidden_size=1024,
+        num_layers=4,
+        num_heads=8,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        **experts,
+    )
+    device = replace(load_device("h100-sxm-80gb"), memory_bytes=4e9)
+    workload = Workload(seq_len=4096, micro_batch_size=1, global_batch_size=4)
+    plans = np.array(list(every_plan(config, device, workload, 4)))
+    found: dict[str, Findings] = {
+        objective: explore(config, device, workload, PlanRequest(num_devices=4, objective=objective))
+        for objective in ("time", "memory")
+    }
+
+    assert found["time"].tally.num_fitting == len(plans) < found["time"].tally.num_plans
+    assert found["time"].best["step_s"][0] == pytest.approx(plans[:, 0].min(), rel=1e-9)
+    assert found["memory"].best["bytes"][0] == pytest.approx(plans[:, 1].min(), rel=1e-9)
+    for step_s, needed in zip(found["time"].front["step_s"], found["time"].front["bytes"], strict=True):
+        both = (plans[:, 0] < step_s * (1 - 1e-9)) & (plans[:, 1] < needed * (1 - 1e-9))
+        assert not both.any(), "a plan on the front is beaten in time and memory"

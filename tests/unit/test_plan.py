@@ -1,0 +1,281 @@
+"""Plans: what is asked, what is kept, what is said where nothing fits, and what the command writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shapewright
+from shapewright.cli.main import main
+from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.layout import ParallelLayout
+from shapewright.plan import PlanResult, break_down
+from shapewright.plan.breakdown import Breakdown, explain_loss
+
+H100 = "h100-sxm-80gb"
+SMALL = {"device": H100, "num_devices": 16, "global_batch_size": 64}
+
+
+def small_plan(**keywords: Any) -> PlanResult:
+    """Plan Llama-3-8B on two nodes."""
+    return shapewright.plan("llama-3-8b", **{**SMALL, **keywords})
+
+
+def test_plan_is_a_prediction() -> None:
+    """Each listed plan is what predict says of its layout, best first, and fits."""
+    result = small_plan()
+    steps = [plan.prediction.step_time_s for plan in result.plans]
+    for plan in result.plans:
+        alone = shapewright.predict("llama-3-8b", device=H100, workload=plan.workload, layout=plan.layout)
+        assert plan.prediction.step_time_s == alone.step_time_s
+        assert plan.total_bytes == pytest.approx(alone.memory.total_bytes, rel=1e-9)
+        assert plan.total_bytes <= result.device.memory_bytes
+        assert plan.layout.num_devices == 16
+
+    assert steps == sorted(steps)
+    assert [plan.rank for plan in result.plans] == list(range(1, 11))
+
+
+def test_listed_plans_differ_to_some_purpose() -> None:
+    """Of the plans of one split, a later one needs less memory than an earlier one."""
+    least: dict[tuple[Any, ...], float] = {}
+    for plan in small_plan(top=60).plans:
+        layout = plan.layout
+        key = (
+            *(layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel, layout.context_parallel),
+            *(layout.sequence_parallel, plan.workload.micro_batch_size),
+        )
+        assert plan.total_bytes < least.get(key, float("inf"))
+        least[key] = plan.total_bytes
+
+
+def test_flags_and_lists_keep_values() -> None:
+    """A field that was given has its value in every plan, and one with a list has values of the list."""
+    result = small_plan(
+        layout={"tensor_parallel": 2},
+        workload={"recompute": "full"},
+        keep={"pipeline_parallel": (2, 4), "pipeline_schedule": ("1f1b",), "virtual_pipeline": (1,)},
+    )
+    assert {plan.layout.tensor_parallel for plan in result.plans} == {2}
+    assert {plan.layout.pipeline_parallel for plan in result.plans} <= {2, 4}
+    assert {(plan.layout.pipeline_schedule, plan.layout.virtual_pipeline) for plan in result.plans} == {("1f1b", 1)}
+    assert {plan.workload.recompute for plan in result.plans} == {"full"}
+
+
+def test_objectives_differ_in_what_is_best() -> None:
+    """Least memory, shortest step and cheapest token are each the least of their kind."""
+    best = {objective: small_plan(objective=objective).plans[0] for objective in ("time", "memory", "cost")}
+
+    assert best["memory"].total_bytes < best["time"].total_bytes
+    assert best["time"].prediction.step_time_s < best["memory"].prediction.step_time_s
+    costs = {objective: plan.device_s_per_million_tokens for objective, plan in best.items()}
+    assert costs["cost"] <= min(costs.values())
+    assert best["cost"].layout.num_devices < 16, "fewer devices wait less for each other"
+
+
+def test_headroom_leaves_room() -> None:
+    """With a tenth of the memory to be left free all plans leave it, and the best is slower or as fast."""
+    result, all_of_it = small_plan(headroom_fraction=0.1), small_plan()
+    assert max(plan.total_bytes for plan in result.plans) <= 0.9 * result.device.memory_bytes
+    assert result.plans[0].prediction.step_time_s >= all_of_it.plans[0].prediction.step_time_s
+
+
+def test_optimizer_counts_for_memory() -> None:
+    """An optimiser with narrow states needs less memory for the same plan."""
+    keep = {"layout": {"tensor_parallel": 8, "pipeline_parallel": 1, "zero_stage": 0}, "top": 1}
+    usual, narrow = small_plan(**keep), small_plan(**keep, optimizer="adamw-8bit")
+    assert narrow.plans[0].total_bytes < usual.plans[0].total_bytes - 4 * 8e9 / 8
+
+
+def test_stragglers_and_prices_scale_what_is_expected() -> None:
+    """A factor for stragglers makes the expected step and the cost of a token longer, and changes no order."""
+    plain, slow = small_plan(usd_per_hour=2.0), small_plan(usd_per_hour=2.0, straggler_factor=1.5)
+    for one, other in zip(plain.plans, slow.plans, strict=True):
+        assert one.layout == other.layout
+        assert other.expected_step_s == pytest.approx(1.5 * one.prediction.step_time_s)
+        assert one.usd_per_million_tokens is not None
+        assert other.usd_per_million_tokens == pytest.approx(1.5 * one.usd_per_million_tokens)
+    best = plain.plans[0]
+    # 16 devices at 2 USD an hour, a step of so many seconds and 64 * 2048 tokens.
+    assert best.usd_per_million_tokens == pytest.approx(
+        16 * 2.0 / 3600 * best.prediction.step_time_s / (64 * 2048) * 1e6
+    )
+
+
+def test_front_trades_time_for_memory() -> None:
+    """Along the front steps grow and memory shrinks; its first point is the fastest plan."""
+    result = small_plan()
+    steps, needed = zip(*((point.step_s, point.total_bytes) for point in result.front), strict=True)
+    assert list(steps) == sorted(steps)
+    assert list(needed) == sorted(needed, reverse=True)
+    assert steps[0] == pytest.approx(result.plans[0].prediction.step_time_s, rel=1e-9)
+
+
+def test_communication_is_told_apart_by_link() -> None:
+    """Eight ways of tensor parallelism stay in the node, replicas of it reach across nodes."""
+    layout = ParallelLayout(tensor_parallel=8, data_parallel=2, zero_stage=1)
+    parts = break_down(shapewright.predict("llama-3-8b", device=H100, layout=layout))
+    names = {*parts.parts, *parts.hidden}
+
+    assert "tensor communication in node" in parts.exposed
+    assert "data communication between nodes" in names
+    assert not names & {"tensor communication between nodes", "data communication in node"}
+
+
+def test_loss_names_the_part() -> None:
+    """The runner-up loses where it loses most, and what it gains elsewhere is told."""
+    best = Breakdown({"matrix products": 10.0, "pipeline bubble": 1.0}, {})
+    other = Breakdown({"matrix products": 9.5, "pipeline bubble": 3.0}, {})
+    loss = explain_loss(best, other)
+
+    assert (loss.part, loss.lost_s, loss.gained_s, loss.slower_by_s) == ("pipeline bubble", 2.0, 0.5, 1.5)
+
+
+def test_interrupt_keeps_the_best_so_far() -> None:
+    """Ctrl-C after the first part of the space gives what was found in it, and says so."""
+
+    def interrupt(done: int, total: int) -> None:
+        assert done < total
+        raise KeyboardInterrupt
+
+    result = small_plan(progress=interrupt)
+    assert not result.is_complete
+    assert result.plans
+    assert {plan.layout.pipeline_parallel for plan in result.plans} == {1}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"num_devices": 0}, LayoutError, "gpus=0 must be a whole number from 1 to"),
+        ({"num_devices": 12}, LayoutError, "gpus=12 must be a multiple of the 8 h100-sxm-80gb of a node"),
+        ({"global_batch_size": None}, WorkloadError, "give --global-batch, such as 2048"),
+        ({"global_batch_size": 7, "keep": {"pipeline_parallel": (1,), "tensor_parallel": (1,),
+          "context_parallel": (1,)}}, LayoutError, "must share global_batch_size=7 evenly"),
+        ({"layout": {"tensor_parallel": 3}}, LayoutError, "tensor_parallel must divide gpus=16"),
+        ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be a whole number from 1"),
+        ({"layout": {"tensor_parallel": 2}, "keep": {"tensor_parallel": (4, 8)}}, LayoutError, "only 4, 8 may be kept"),
+        ({"keep": {"warp": (1,)}}, LayoutError, "a plan does not choose 'warp'"),
+        ({"objective": "fame"}, LayoutError, "objective='fame' is not known; choose one of time, cost, memory"),
+        ({"workload": {"phase": "decode"}}, WorkloadError, "plans are of training"),
+        ({"workload": {"seq_len": 10**9}}, LayoutError, "take a shorter --seq-len, or devices with more memory"),
+        ({"straggler_factor": 0.5}, LayoutError, "straggler_factor=0.5 must be from 1 to 100"),
+        ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1 must be above 0"),
+        ({"headroom_fraction": 1.5}, LayoutError, "headroom=1.5 must be a share from 0 to 1"),
+        ({"optimizer": "adamx"}, WorkloadError, "unknown optimizer 'adamx'"),
+        ({"top": 0}, LayoutError, "top=0 must be 1 or more"),
+    ],
+)  # fmt: skip
+def test_bad_questions(keywords: dict[str, Any], error: type[ShapewrightError], message: str) -> None:
+    """What makes no sense is one line that says what is allowed."""
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        small_plan(**keywords)
+    assert "\n" not in str(caught.value)
+
+
+def test_model_that_cannot_fit_gets_the_nearest_plan() -> None:
+    """405B parameters on one node: how much the smallest plan needs, and the fewest devices that hold one."""
+    with pytest.raises(LayoutError) as caught:
+        shapewright.plan("llama-3.1-405b", device=H100, num_devices=8, global_batch_size=64, layout={"zero_stage": 1})
+    found = re.search(r"the fewest that fit are (\d+) \((.*)\)$", str(caught.value))
+    assert found is not None
+    assert "the smallest needs" in str(caught.value)
+    enough = int(found[1])
+    result = shapewright.plan(
+        "llama-3.1-405b", device=H100, num_devices=enough, global_batch_size=64, layout={"zero_stage": 1}
+    )
+    assert result.plans, "a plan for the suggested number of devices fits"
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "llama-3-8b", "--device", H100, "--gpus", "16", "--global-batch", "64", *arguments])
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+def test_command_prints_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json has the plans, their parts and the front, and its numbers are those of the Python result."""
+    code, out, _ = run(["--json", "--top", "3"], capsys)
+    said = json.loads(out)
+    result = small_plan(top=3)
+
+    assert code == 0
+    assert [plan["step_time_s"] for plan in said["plans"]] == [p.prediction.step_time_s for p in result.plans]
+    assert said["plans"][0]["loss"] is None
+    assert said["plans"][1]["loss"]["slower_by_s"] >= 0.0
+    assert sum(said["plans"][0]["breakdown_s"].values()) == pytest.approx(said["plans"][0]["step_time_s"])
+    assert said["space"]["size"] == result.tally.num_plans
+    assert len(said["pareto"]) == len(result.front)
+
+
+def test_command_says_why_the_next_loses(capsys: pytest.CaptureFixture[str]) -> None:
+    """The report lists plans, parts of the step, the reason of the runner-up, and the front."""
+    code, out, err = run([], capsys)
+    assert (code, err) == (0, "")
+    assert re.search(r"^rank 2 \(.*\) is .* slower: it loses .* in ", out, re.MULTILINE)
+    for words in ("Where the step of rank 1 goes", "Pareto front", "plans in", "no stragglers"):
+        assert words in out
+
+
+@pytest.mark.parametrize("name", ["megatron-args", "torchtitan-toml", "neox-yaml", "deepspeed-json", "accelerate-yaml"])
+def test_formats_get_a_plan_that_they_can_be_told(
+    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The search keeps to what a framework has, so that its best plan can be written; with -o beside the report."""
+    target = tmp_path / "flags"
+    code, out, err = run(["--format", name, "-o", str(target), "--json"], capsys)
+    assert (code, err) == (0, f"wrote {target} (rank 1)\n")
+    plan = json.loads(out)["plans"][0]
+    text = target.read_text(encoding="utf-8")
+
+    assert str(plan["micro_batch_size"]) in text
+    printed_code, printed, _ = run(["--format", name], capsys)
+    assert (printed_code, printed) == (0, text)
+
+
+def test_pages_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The page is one file with the timeline; the trace has every pass of every stage, none of them overlapping."""
+    page, trace = tmp_path / "plan.html", tmp_path / "plan.json"
+    code, _, err = run(["--keep", "pp=4", "--html", str(page), "--trace", str(trace)], capsys)
+    assert (code, err) == (0, "")
+    assert "Pipeline of rank 1" in page.read_text(encoding="utf-8")
+    told = json.loads(trace.read_text(encoding="utf-8"))
+    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    for stage in range(4):
+        own = sorted((event for event in events if event["pid"] == stage), key=lambda event: event["ts"])
+        assert all(before["ts"] + before["dur"] <= after["ts"] + 1e-3 for before, after in itertools.pairwise(own))
+    assert told["otherData"]["simulated_step_s"] == pytest.approx(told["otherData"]["predicted_step_s"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "tp"], "--keep 'tp' is not FIELD=VALUE,VALUE such as tp=4,8"),
+        (["--keep", "tp=x"], "--keep tensor_parallel='x' is no whole number"),
+        (["--keep", "tpp=4"], "it chooses tp, pp, dp"),
+        (["--keep", "tp=2", "--keep", "tp=4"], "--keep names tensor_parallel twice"),
+        (["--keep", "schedule=2f2b"], "choose among 1f1b, gpipe, zero-bubble"),
+        (["--keep", "sp=perhaps"], "is neither true nor false"),
+        (["-o", "flags"], "-o has no effect without --format"),
+        (["--format", "megatron"], "is not known"),
+        (["--format", "megatron-args", "--json"], "--format and --json both print"),
+        (["--format", "deepspeed-json", "--keep", "tp=2"], "can be told 1 alone"),
+        (["--pick", "0"], "--pick 0"),
+        (["--keep", "pp=1", "--trace", "trace.json"], "--trace draws a pipeline, and rank 1 has none"),
+        (["--headroom", "lots"], "is no share such as"),
+    ],
+)
+def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A contradiction or a word that is not known is one line on standard error, exit code 2."""
+    code, out, err = run(arguments, capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

@@ -1,0 +1,89 @@
+"""Schedules of a pipeline, simulated pass by pass, against the formulas that predictions use."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from shapewright.errors import LayoutError
+from shapewright.layout import ParallelLayout
+from shapewright.memory import count_microbatches_in_flight
+from shapewright.plan.timeline import BACKWARD, FORWARD, WEIGHTS, Pass, PassTimes, pass_times, simulate_pipeline
+from shapewright.predict import WEIGHT_GRADIENTS, join_stages
+from shapewright.question import ask
+from shapewright.workload import Workload
+
+SCHEDULES = [("1f1b", 1), ("1f1b", 3), ("gpipe", 1), ("zero-bubble", 1)]
+
+
+def simulate(schedule: str, chunks: int, stages: int = 4, passes: int = 12) -> tuple[ParallelLayout, list[Pass]]:
+    """Simulate passes of 1 s forward, 2 s backward, of which 0.9 s are gradients of weights."""
+    layout = ParallelLayout(pipeline_parallel=stages, virtual_pipeline=chunks, pipeline_schedule=schedule)
+    weights_s = 0.9 if schedule == "zero-bubble" else 0.0
+    times = PassTimes(1.0 / chunks, (2.0 - weights_s) / chunks, weights_s)
+    return layout, simulate_pipeline(layout, passes, times)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_simulated_length_is_the_formula(schedule: str, chunks: int) -> None:
+    """Work and bubble of join_stages are the simulated length, to the last bit but for rounding."""
+    layout, passes = simulate(schedule, chunks)
+    sums = {"every": 12 * 3.0, "first": 0.0, "last": 0.0, "step": 0.0, WEIGHT_GRADIENTS: 12 * 0.9}
+    step_s, _ = join_stages(sums, 12, layout)
+
+    assert max(each.end_s for each in passes) == pytest.approx(step_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+def test_passes_keep_to_what_they_need(schedule: str, chunks: int) -> None:
+    """No stage does two things at once, forward comes from the stage before, backward from the stage behind."""
+    _layout, passes = simulate(schedule, chunks)
+    found = {(each.stage, each.kind, each.microbatch, each.chunk): each for each in passes}
+    kinds = 3 if schedule == "zero-bubble" else 2
+    assert len(found) == len(passes) == 4 * 12 * chunks * kinds
+    for stage in range(4):
+        own = [each for each in passes if each.stage == stage]
+        assert all(before.end_s <= after.start_s for before, after in itertools.pairwise(own))
+    for each in passes:
+        if each.kind == FORWARD and each.stage > 0:
+            assert found[each.stage - 1, FORWARD, each.microbatch, each.chunk].end_s <= each.start_s
+        if each.kind == BACKWARD:
+            assert found[each.stage, FORWARD, each.microbatch, each.chunk].end_s <= each.start_s
+            if each.stage < 3:
+                assert found[each.stage + 1, BACKWARD, each.microbatch, each.chunk].end_s <= each.start_s
+        if each.kind == WEIGHTS:
+            assert found[each.stage, BACKWARD, each.microbatch, each.chunk].end_s <= each.start_s
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_simulated_memory_is_within_the_formula(schedule: str, chunks: int, stage: int) -> None:
+    """Most micro-batches that a stage holds between forward and its last use: the formula's, or fewer for ZB-H1."""
+    layout, passes = simulate(schedule, chunks)
+    own = [each for each in passes if each.stage == stage]
+    held = most = 0
+    for each in own:  # in the order in which the stage runs them
+        held += each.kind == FORWARD
+        most = max(most, held)
+        held -= each.kind == (WEIGHTS if schedule == "zero-bubble" else BACKWARD)
+    formula = count_microbatches_in_flight(Workload(global_batch_size=12, micro_batch_size=1), layout, stage)
+
+    assert most / chunks == pytest.approx(formula)
+
+
+def test_predicted_passes_make_the_predicted_step() -> None:
+    """Simulated with a prediction's own times, a deep batch takes what was predicted, but for its unequal ends."""
+    workload = {"micro_batch_size": 1, "global_batch_size": 64}
+    for schedule in ("1f1b", "zero-bubble"):
+        layout = {"pipeline_parallel": 4, "pipeline_schedule": schedule}
+        prediction = ask("llama-3-70b", "h100-sxm-80gb", workload=workload, layout=layout).predict()
+        passes = simulate_pipeline(prediction.layout, 64, pass_times(prediction))
+        step_s = sum(entry.total_time_s for entry in prediction.operations if entry.operation.pass_name == "step")
+        assert max(each.end_s for each in passes) + step_s == pytest.approx(prediction.step_time_s, rel=0.01)
+
+
+def test_ragged_microbatches_cannot_be_interleaved() -> None:
+    """Interleaving goes through micro-batches in groups of as many as there are stages."""
+    with pytest.raises(LayoutError, match="10 micro-batches cannot be interleaved over pipeline_parallel=4"):
+        simulate_pipeline(ParallelLayout(pipeline_parallel=4, virtual_pipeline=2), 10, PassTimes(1.0, 2.0))
