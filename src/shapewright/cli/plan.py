@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, Share, group_options, question_options
+from shapewright.cli.options import GroupedCommand, Share, group_options, named_device, question_options
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def command(
     groups = group_options(given)
     result = plan(
         config,
-        device=device,
+        device=named_device(device),
         num_devices=gpus,
         objective=objective,
         top=max(top, pick),

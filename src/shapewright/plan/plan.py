@@ -208,9 +208,10 @@ def _listed(findings: Findings, top: int) -> Iterator[tuple[Choice, float]]:
     num_listed = 0
     for row in range(len(table.get("step_s", ()))):
         choice, needed = findings.choice(table, row), float(table["bytes"][row])
-        if needed >= least_bytes.get(choice.frame, float("inf")):
+        split = choice.frame._replace(sequence_parallel=True)
+        if needed >= least_bytes.get(split, float("inf")):
             continue
-        least_bytes[choice.frame] = needed
+        least_bytes[split] = needed
         yield choice, needed
         num_listed += 1
         if num_listed == top:
