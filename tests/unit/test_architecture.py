@@ -20,11 +20,12 @@ LEVELS = {
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("store", "horizon", "cluster"), 4),
-    **dict.fromkeys(("lint", "search", "plan", "question", "accuracy"), 5),
+    **dict.fromkeys(("lint", "search", "plan", "question", "accuracy", "figures"), 5),
     **dict.fromkeys(("assumed_layout", "capacity", "calculators", "compare", "serving", "sweep", "utilization"), 5),
     **dict.fromkeys(("report", "bench", "api", "fit"), 6),
-    **dict.fromkeys(("cli", "explorer"), 7),
-    **dict.fromkeys(("__init__", "__main__"), 8),
+    "explorer": 7,
+    "cli": 8,  # its serve starts the explorer
+    **dict.fromkeys(("__init__", "__main__"), 9),
 }
 HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "ray"}
 

@@ -128,6 +128,9 @@ def test_examples_of_help_run(
         pytest.skip("needs Chromium, Chrome or Edge")
     if "products.sqlite" in example:
         measure_products(tmp_path / "products.sqlite")
+    if example.split()[1] == "serve":
+        pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
+        monkeypatch.setattr("shapewright.explorer.serve.serve", lambda *_arguments, **_options: None)
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
     if "./measured" in example:

@@ -32,6 +32,7 @@ _COMMANDS = {
     "batch": ("shapewright.cli.batch", "Solve global batch = micro-batch x replicas x accumulation."),
     "search": ("shapewright.cli.search", "Find shapes of the same size that run faster."),
     "report": ("shapewright.cli.report", "Write the case for or against a shape as one HTML file."),
+    "serve": ("shapewright.cli.serve", "Open the explorer: all of it to look at, in the browser."),
     "devices": ("shapewright.cli.devices", "List devices, or show one with its sources."),
     "models": ("shapewright.cli.models", "List model presets."),
     "rule": ("shapewright.cli.rule", "Print a rule's page."),

@@ -60,6 +60,25 @@ def read_model(source: str | os.PathLike[str] | None, overrides: Mapping[str, ob
     if source is None:
         return _from_flags(overrides)
     raw, where, name = _find(os.fspath(source))
+    return read_object(raw, overrides, where=where, name=name)
+
+
+def read_object(
+    raw: dict[str, Any], overrides: Mapping[str, object] | None = None, *, where: str, name: str = ""
+) -> Model:
+    """Read a model from a config.json object that is at hand; nothing else is looked for anywhere.
+
+    Args:
+        raw: The object.
+        overrides: As for ``read_model``.
+        where: Where it came from, for messages and for ``Model.source``.
+        name: Name to print if the object has none.
+
+    Raises:
+        ConfigError: the object is malformed, or its values contradict each other.
+    """
+    overrides = dict(overrides or {})
+    check_field_names(overrides)
     try:
         reading = read_hf(raw, name=name)
     except ConfigError as error:

@@ -5,6 +5,7 @@ from shapewright.hardware.catalogue import list_devices as list_devices
 from shapewright.hardware.detect import detect_device as detect_device
 from shapewright.hardware.fileformat import device_of as device_of
 from shapewright.hardware.loader import load_device as load_device
+from shapewright.hardware.loader import load_named_device as load_named_device
 from shapewright.hardware.loader import read_device_file as read_device_file
 from shapewright.hardware.measured_names import find_measured_device as find_measured_device
 from shapewright.hardware.spec import Device as Device

@@ -41,6 +41,15 @@ def load_device(name_or_path: str) -> Device:
     return _load_named(folded)
 
 
+def load_named_device(name: str) -> Device:
+    """Find a device of the package by its name or an alias; unlike load_device, never a file.
+
+    Raises:
+        UnknownDeviceError: nothing has this name, or several devices could be meant.
+    """
+    return _load_named(fold_name(name))
+
+
 def read_device_file(path: str | os.PathLike[str]) -> Device:
     """Read a device file of one's own; provenance is welcome there and not required.
 

@@ -56,10 +56,14 @@ def price_operations(operations: Sequence[Operation], device: Device, *, uncalib
     if len(known) > _MOST_PRICES:
         known.clear()
     keys = [(type(operation), *_read_key[type(operation)](operation)) for operation in operations]
-    fresh = {key: operation for key, operation in zip(keys, operations, strict=True) if key not in known}
+    # Own copies of what is found: another thread may forget everything in between.
+    prices = {key: known.get(key) for key in keys}
+    fresh = {key: operation for key, operation in zip(keys, operations, strict=True) if prices[key] is None}
     if fresh:
-        known.update(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated), strict=True))
-    return [known[key] for key in keys]
+        priced = dict(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated), strict=True))
+        known.update(priced)
+        prices |= priced
+    return [price for key in keys if (price := prices[key]) is not None]
 
 
 def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: bool) -> list[Price]:

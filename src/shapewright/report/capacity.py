@@ -75,6 +75,20 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
     }
 
 
+def capacity_words(found: Capacity) -> dict[str, Any]:
+    """What the command prints: verdict, component bars, largest sizes, and remedies as columns."""
+    longest = "largest context_len" if found.workload.phase == "decode" else "largest seq_len"
+    return {
+        "verdict": verdict_words(found),
+        "components": _component_rows(found, _shown_components(found)),
+        "largest": {
+            "largest micro_batch_size": _or_none(found.largest_micro_batch_size),
+            longest: _or_none(found.largest_seq_len),
+        },
+        "remedies": remedy_columns(found),
+    }
+
+
 def print_capacity(found: Capacity, console: Console) -> None:
     """Print verdict, components, stages, largest sizes and remedies."""
     workload, name = found.workload, found.config.name or found.config.model_type or "model"
@@ -93,14 +107,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
         console.print()
         print_table(_stage_columns(found), console)
     console.print()
-    longest = "largest context_len" if workload.phase == "decode" else "largest seq_len"
-    print_facts(
-        {
-            "largest micro_batch_size": _or_none(found.largest_micro_batch_size),
-            longest: _or_none(found.largest_seq_len),
-        },
-        console,
-    )
+    print_facts(capacity_words(found)["largest"], console)
     if found.remedies:
         console.print()
         console.print("what makes it fit, cheapest in device time per token first", style="bold")
@@ -130,12 +137,8 @@ def _print_components(found: Capacity, console: Console) -> None:
     from rich.text import Text
 
     capacity = max(found.device.memory_bytes, found.busiest.total_bytes)
-    parts = {name: amount for name, amount in memory_components(found.busiest).items() if amount}
-    parts["total"] = found.busiest.total_bytes
-    rows = [
-        [name.replace("_", " "), format_bytes(amount), format_percent(amount / found.device.memory_bytes)]
-        for name, amount in parts.items()
-    ]
+    parts = _shown_components(found)
+    rows = _component_rows(found, parts)
     names = (("component", 0, True), ("memory", 0, False), ("of device", 0, False))
     lines = ["  ".join(cells) for cells in zip(*(column.lines() for column in columns_of(rows, names)), strict=True)]
     console.print(lines[0], style="dim", soft_wrap=True)
@@ -145,6 +148,19 @@ def _print_components(found: Capacity, console: Console) -> None:
         if room > 0:
             text.append("  " + "#" * round(room * amount / capacity), style=_STYLES.get(name, "bold"))
         console.print(text, soft_wrap=True)
+
+
+def _shown_components(found: Capacity) -> dict[str, float]:
+    """Bytes of the busiest stage by component, those without any left out, and their sum."""
+    parts = {name: amount for name, amount in memory_components(found.busiest).items() if amount}
+    return {**parts, "total": found.busiest.total_bytes}
+
+
+def _component_rows(found: Capacity, parts: dict[str, float]) -> list[list[str]]:
+    return [
+        [name.replace("_", " "), format_bytes(amount), format_percent(amount / found.device.memory_bytes)]
+        for name, amount in parts.items()
+    ]
 
 
 def _stage_columns(found: Capacity) -> list[Column]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_text import operation_columns, print_verdict
@@ -67,25 +67,35 @@ def _unsaid_warnings(report: CheckReport) -> list[str]:
     return [line for line in warnings if not any(text in line for text in said)]
 
 
-def print_finding(finding: Finding, console: Console) -> None:
-    """One finding: code, message, cost, suggestions."""
+def finding_words(finding: Finding) -> dict[str, Any]:
+    """What is said of one finding: its heading, its cost, and a line for each suggestion."""
     cost = ""
     if finding.cost_s is not None and finding.cost_fraction is not None:
-        cost = f" [costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step]"
-    # The message of one line ends with the suggestions, which follow here on lines of their own.
+        cost = f"costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step"
+    # The message of one line ends with the suggestions, which follow on lines of their own.
     message = finding.message.removesuffix("; " + " or ".join(suggestion.title for suggestion in finding.suggestions))
-    console.print(
-        f"{finding.severity}: {finding.code} {finding.name}: {message}{cost}",
-        style=_STYLES[finding.severity],
-        soft_wrap=True,
-    )
+    suggestions = []
     for suggestion in finding.suggestions:
         facts = [suggestion.kind]
         if suggestion.predicted_gain_fraction is not None:
             facts.append(f"saves {format_percent(suggestion.predicted_gain_fraction)}")
         if suggestion.parameters_change_fraction:
             facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
-        console.print(f"    -> {suggestion.title} ({', '.join(facts)})", soft_wrap=True)
+        suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
+    return {"message": message, "cost": cost, "suggestions": suggestions}
+
+
+def print_finding(finding: Finding, console: Console) -> None:
+    """One finding: code, message, cost, suggestions."""
+    words = finding_words(finding)
+    cost = f" [{words['cost']}]" if words["cost"] else ""
+    console.print(
+        f"{finding.severity}: {finding.code} {finding.name}: {words['message']}{cost}",
+        style=_STYLES[finding.severity],
+        soft_wrap=True,
+    )
+    for line in words["suggestions"]:
+        console.print(f"    -> {line}", soft_wrap=True)
 
 
 def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:

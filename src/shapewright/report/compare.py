@@ -78,7 +78,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
     if running and running[0].prediction is not None:
         job = describe(running[0].prediction).replace(f" on {running[0].device.title}", "", 1)
         console.print(job, style="bold", soft_wrap=True)
-        print_table(_columns(found), console)
+        print_table(comparison_columns(found), console)
     for row in found.rows:
         if row.prediction is None:
             console.print(f"{row.device.name}: cannot run it: {row.problem}", style="bold red", soft_wrap=True)
@@ -86,7 +86,8 @@ def print_comparison(found: Comparison, console: Console) -> None:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 
-def _columns(found: Comparison) -> list[Column]:
+def comparison_columns(found: Comparison) -> list[Column]:
+    """Devices that run the job, one row each, as the columns of a table."""
     rows = []
     for row in found.rows:
         prediction = row.prediction

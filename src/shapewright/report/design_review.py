@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction
     from shapewright.question import Question
     from shapewright.search import SearchResult
-    from shapewright.utilization import Utilization
+    from shapewright.utilization import Utilization, WaterfallPart
 
 _MILLISECOND_S = 1e-3
 _OPERATIONS_DRAWN = 14
@@ -150,15 +150,20 @@ def _module(name: str) -> str:
     return stem if last in _BACKWARD_WORDS else name
 
 
-def _waterfall_figure(found: Utilization) -> Figure:
-    """From the model's arithmetic at peak to the predicted step, one loss after the other."""
+def drawn_parts(found: Utilization) -> list[WaterfallPart]:
+    """Parts of a waterfall that are large enough to see."""
     least_s = _DRAWN_FROM_FRACTION * found.seconds
-    parts = [part for part in found.waterfall if abs(part.time_s) >= least_s]
+    return [part for part in found.waterfall if abs(part.time_s) >= least_s]
+
+
+def waterfall_chart(found: Utilization) -> BarChart:
+    """From the model's arithmetic at peak to the predicted step, one loss after the other."""
+    parts = drawn_parts(found)
     starts, start = [], 0.0
     for part in parts:
         starts.append(max(start + min(part.time_s, 0.0), 0.0) / _MILLISECOND_S)
         start += part.time_s
-    chart = BarChart(
+    return BarChart(
         title="From the dense peak to this step",
         value_label="time [ms]",
         categories=[part.name.replace("_", " ") for part in parts],
@@ -170,6 +175,11 @@ def _waterfall_figure(found: Utilization) -> Figure:
         alt=f"The model's arithmetic at peak would take {format_seconds(parts[0].time_s)}, the step takes "
         f"{format_seconds(found.seconds)}.",
     )
+
+
+def _waterfall_figure(found: Utilization) -> Figure:
+    """The waterfall with what each of its parts is."""
+    chart, parts = waterfall_chart(found), drawn_parts(found)
     why = "; ".join(f"{part.name.replace('_', ' ')}: {part.why}" for part in parts)
     return Figure(chart, caption=f"{chart.alt} {why}.", chart_height_px=110 + 28 * len(parts))
 
@@ -192,10 +202,10 @@ def _findings(findings: Sequence[Finding]) -> Section:
     return table_of("Findings", columns_of(rows, _FINDING_COLUMNS), note=note)
 
 
-def _memory(capacity: Capacity) -> list[Section]:
+def memory_chart(capacity: Capacity) -> BarChart:
     """Components of each stage against the device."""
     names = [name for name, amount in memory_components(capacity.busiest).items() if amount]
-    chart = BarChart(
+    return BarChart(
         title="Memory of one device",
         value_label="GiB",
         categories=[f"stage {stage.stage}" for stage in capacity.stages],
@@ -206,6 +216,11 @@ def _memory(capacity: Capacity) -> list[Section]:
         limits=(Mark("x", capacity.device.memory_bytes / GIB, "device"),),
         alt=f"The busiest stage {verdict_words(capacity)}.",
     )
+
+
+def _memory(capacity: Capacity) -> list[Section]:
+    """Memory of each stage, and what makes it fit."""
+    chart = memory_chart(capacity)
     sections: list[Section] = [Figure(chart, caption=chart.alt, chart_height_px=150 + 24 * len(capacity.stages))]
     if capacity.remedies:
         sections.append(table_of("What makes it fit, cheapest in device time first", remedy_columns(capacity)))

@@ -89,13 +89,14 @@ def print_explanation(facts: dict[str, Any], console: Console) -> None:
         console.print(
             f"{entry['name']} ({entry['pass']}): {entry['shape']}, {entry['dtype']}", style="bold", soft_wrap=True
         )
-        rows = _explanation_rows(entry)
+        rows = explanation_rows(entry)
         margin = max(map(len, rows))
         for name, text in rows.items():
             console.print(f"{name:<{margin}}  {text}", soft_wrap=True)
 
 
-def _explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
+def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
+    """One explanation in words by name."""
     middle, low, high = (format_seconds(entry[key]) for key in ("time_s", "time_low_s", "time_high_s"))
     rows = {
         "predicted": f"{middle}, 90 % between {low} and {high}",

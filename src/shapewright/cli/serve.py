@@ -1,0 +1,43 @@
+"""shapewright serve: the explorer in the browser."""
+
+from __future__ import annotations
+
+import click
+
+from shapewright.errors import MissingExtraError
+
+_EPILOG = """\b
+Examples:
+  shapewright serve
+  shapewright serve --port 9000 --no-browser
+  shapewright serve --host 0.0.0.0
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--port", type=click.IntRange(0, 65535), default=8265, show_default=True, help="0 takes a free one")
+@click.option("--no-browser", is_flag=True, help="open no browser, print the address only")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="address to listen on; on any but this machine's own loopback, every request then needs a printed token",
+)
+def command(port: int, no_browser: bool, host: str) -> int:
+    """Open the explorer: shapes, waves and memory to look at, in the browser, with a JSON API.
+
+    Sliders for every field, predicted at each move; crests to click, findings to apply, a search to run. It listens
+    on this machine alone, reads no files and sends nothing anywhere. Needs the serve extra (FastAPI, uvicorn).
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "the explorer needs FastAPI and uvicorn, which are not installed; pip install 'shapewright[serve]'"
+        ) from None
+    from shapewright.explorer.serve import serve
+
+    serve(host, port, open_browser=not no_browser, say=lambda line: click.echo(line, err=True))
+    return 0

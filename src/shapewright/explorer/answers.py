@@ -1,0 +1,208 @@
+"""Answers to questions about one step: prediction, findings, memory, devices, reasons; each as the command gives it.
+
+Every answer is what ``--json`` prints, and under ``text`` the very words and figures that the command prints for a
+person, so that a page never formats a number.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shapewright.api import compare
+from shapewright.capacity import estimate_capacity
+from shapewright.config import write_back
+from shapewright.explorer.figures import comparison_figure, memory_figure
+from shapewright.explorer.job import ask_job, job_fields, read_job_model
+from shapewright.hardware import load_named_device
+from shapewright.lint import check_model, to_json
+from shapewright.operations import Gemm
+from shapewright.report.capacity import capacity_to_json, capacity_words
+from shapewright.report.check_text import better_shape_columns, finding_words
+from shapewright.report.compare import comparison_columns, comparison_to_json
+from shapewright.report.design_review import review_sections, review_subtitle, review_title
+from shapewright.report.explain import explain_operation, explanation_rows
+from shapewright.report.gather_review import gather_review
+from shapewright.report.page import render_page
+from shapewright.report.prediction_json import operation_to_json, prediction_to_json
+from shapewright.report.prediction_text import describe, operation_columns, verdict
+from shapewright.units import format_percent
+
+if TYPE_CHECKING:
+    from shapewright.explorer.job import Job
+    from shapewright.predict import Prediction
+    from shapewright.question import Question
+    from shapewright.report.columns import Column
+
+Answer = dict[str, Any]
+
+MOST_COMPARED_DEVICES = 64
+
+
+def answer_predict(job: Job, baseline: Job | None = None) -> Answer:
+    """What ``predict --json`` prints, with its text; and beside a baseline, what moved."""
+    question = ask_job(job)
+    prediction = question.predict(uncalibrated=job.uncalibrated)
+    answer = {
+        **prediction_to_json(prediction),
+        "source": question.model.source,
+        "notes": list(question.notes),
+        "text": {
+            "title": describe(prediction),
+            "verdict": verdict(prediction),
+            "operations": _operations(prediction),
+        },
+    }
+    if baseline is not None:
+        before = ask_job(baseline).predict(uncalibrated=baseline.uncalibrated)
+        answer["moved"] = _moved(before, prediction)
+    return answer
+
+
+def _operations(prediction: Prediction) -> Answer:
+    """The operations table of the command, every row, with the keys that tell rows apart and values to sort by."""
+    ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
+    rows = []
+    for entry in ranked:
+        facts = operation_to_json(entry)
+        rows.append(
+            {
+                "name": facts["name"],
+                "pass": facts["pass"],
+                "stage": facts["stage"],
+                "has_tiles": bool(facts["tile"]) and isinstance(entry.operation, Gemm),
+            }
+        )
+    table = columns_to_json(operation_columns(prediction))
+    return {**table, "keys": rows}
+
+
+def columns_to_json(columns: Sequence[Column]) -> Answer:
+    """A table of the command line: its headings and its texts, row by row."""
+    return {
+        "columns": [{"name": column.name, "is_text": column.is_text} for column in columns],
+        "rows": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
+    }
+
+
+# What is held against a baseline: its name, its value, and whether more of it is better.
+_HELD = (
+    ("step", "step_time_s", False),
+    ("tokens/s/device", "tokens_per_s_per_device", True),
+    ("MFU", "mfu", True),
+)
+
+
+def _moved(before: Prediction, after: Prediction) -> list[Answer]:
+    """How far the headline numbers are from those of another step, in relation to them."""
+    pairs: list[tuple[str, float, float, bool | None]] = [
+        (name, getattr(before, key), getattr(after, key), more) for name, key, more in _HELD
+    ]
+    pairs.append(("memory", before.memory.total_bytes, after.memory.total_bytes, False))
+    pairs.append(("parameters", float(before.parameters.total), float(after.parameters.total), None))
+    old, new = verdict(before), verdict(after)
+    moved = []
+    for name, was, now, more_is_better in pairs:
+        change = now / was - 1.0 if was else 0.0
+        is_better = None if more_is_better is None or not change else (change > 0.0) == more_is_better
+        moved.append(
+            {
+                "name": name,
+                "change_fraction": change,
+                "is_better": is_better,
+                "text": f"{'+' if change > 0.0 else ''}{format_percent(change)}" if change else "same",
+                "before": old.get(name, ""),
+                "after": new.get(name, ""),
+            }
+        )
+    return moved
+
+
+def answer_check(job: Job) -> Answer:
+    """What ``check --json`` prints, with its text."""
+    question = ask_job(job)
+    report = check_model(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        layout=question.layout,
+        uncalibrated=job.uncalibrated,
+    )
+    return {
+        **to_json(report),
+        "source": question.model.source,
+        "notes": list(question.notes),
+        "text": {
+            "findings": [finding_words(finding) for finding in report.findings],
+            "better_shapes": columns_to_json(better_shape_columns(report.better_shapes)),
+        },
+    }
+
+
+def answer_capacity(job: Job, optimizer: str = "adamw") -> Answer:
+    """What ``memory --json`` prints, with its text."""
+    question = ask_job(job)
+    found = estimate_capacity(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        layout=question.layout,
+        optimizer=optimizer,
+        notes=question.notes,
+        uncalibrated=job.uncalibrated,
+    )
+    words = capacity_words(found)
+    text = {**words, "remedies": columns_to_json(words["remedies"])}
+    return {**capacity_to_json(found), "source": question.model.source, "text": text, "figure": memory_figure(found)}
+
+
+def answer_compare(job: Job, devices: Sequence[str], usd_per_hour: dict[str, float]) -> Answer:
+    """What ``compare --json`` prints, with its text."""
+    fields = job_fields(job)
+    found = compare(
+        read_job_model(job),
+        devices=[load_named_device(name) for name in devices],
+        usd_per_hour={load_named_device(name).name: price for name, price in usd_per_hour.items()},
+        workload=fields["workload"],
+        layout=fields["layout"],
+        uncalibrated=job.uncalibrated,
+    )
+    return {
+        **comparison_to_json(found),
+        "text": {"devices": columns_to_json(comparison_columns(found))},
+        "figure": comparison_figure(found),
+    }
+
+
+def answer_explain(job: Job, operation: str) -> Answer:
+    """What ``predict --explain --json`` prints, with its text."""
+    facts = explain_operation(ask_job(job).predict(uncalibrated=job.uncalibrated), operation)
+    return {**facts, "text": [explanation_rows(entry) for entry in facts["operations"]]}
+
+
+def answer_config(job: Job) -> Answer:
+    """The model as a config.json object, in the form that it was read in."""
+    question = ask_job(job)
+    return {"schema_version": 1, "config": write_back(question.model, question.config)}
+
+
+def answer_report(job: Job) -> str:
+    """The page that ``report`` writes."""
+    review = gather_review(ask_job(job), uncalibrated=job.uncalibrated)
+    return render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
+
+
+def answer_csv(job: Job) -> str:
+    """Every operation as CSV, one row each: the scalar keys of ``predict --json``."""
+    question: Question = ask_job(job)
+    prediction = question.predict(uncalibrated=job.uncalibrated)
+    rows = [operation_to_json(entry) for entry in prediction.operations]
+    for row in rows:
+        row["tile_m"], row["tile_n"] = row.pop("tile") or (None, None)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,267 @@
+"""The application: one page, and a JSON API under /api/v1 that is described in OpenAPI."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.to_thread
+from fastapi import FastAPI, Path, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shapewright import __version__
+from shapewright.explorer import answers, catalogue, figures, problems, sweeps
+from shapewright.explorer.api_models import (
+    CompareRequest,
+    ExplainRequest,
+    JobRequest,
+    MemoryRequest,
+    PredictRequest,
+    SearchRequestBody,
+    SweepRequest,
+    TilesRequest,
+)
+from shapewright.explorer.assets import load_assets, serve_asset
+from shapewright.explorer.guard import Guard
+from shapewright.explorer.search_jobs import SearchQueue, SearchRun
+
+API = "/api/v1"
+# Answers are computed, not waited for: more threads than cores would only take turns.
+_NUM_THREADS = 4
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": text,
+        "content": {problems.PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    for status, text in {
+        400: "The body is no sound JSON object.",
+        403: "The request comes from another site.",
+        413: "The body is too large.",
+        415: "The body is no JSON.",
+        421: "The Host header names another server.",
+        422: "What is asked makes no sense; the detail is the command line's one line.",
+    }.items()
+}
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {**_PROBLEMS[422], "description": "There is nothing of this name."}}
+_QUEUE_FULL: dict[int | str, dict[str, Any]] = {429: {**_PROBLEMS[422], "description": "Too many searches wait."}}
+_PROBLEM_SCHEMA = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+}
+# A page of its own, with its script inside, is for the disk and never for this address.
+_AS_FILE = {"Content-Disposition": 'attachment; filename="report.html"'}
+_OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+
+
+def create_app(*, host: str = "127.0.0.1", token: str | None = None, queue: SearchQueue | None = None) -> FastAPI:
+    """Make the application.
+
+    Args:
+        host: Name or address that it is reached by, beside those of this very machine.
+        token: What every request has to bring; None on loopback alone.
+        queue: Where searches wait; for tests.
+    """
+    searches = queue or SearchQueue()
+
+    @asynccontextmanager
+    async def live(_app: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _NUM_THREADS
+        yield
+        await searches.close()
+
+    app = FastAPI(
+        title="Shapewright",
+        version=__version__,
+        description="Which transformer shape fits your hardware, what a bad one costs, and what to use instead. "
+        "Answers are those of the command line's --json (docs/json.md), with its printed text under `text`.",
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=live,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    problems.install(app)
+    _add_questions(app)
+    _add_catalogue(app)
+    _add_searches(app, searches)
+    _add_page(app)
+    _describe_problems(app)
+    app.add_middleware(Guard, host=host, token=token)
+    return app
+
+
+def _json(answer: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(answer, allow_nan=False), status_code=status, media_type="application/json")
+
+
+def _add_questions(app: FastAPI) -> None:
+    """Everything that is computed from a job."""
+    how: dict[str, Any] = {
+        "responses": {**_PROBLEMS, 200: {"description": "The answer.", "content": _OBJECT}},
+        "response_class": Response,
+        "tags": ["questions"],
+    }
+
+    @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, operation by operation", **how)
+    def predict(body: PredictRequest) -> Response:
+        return _json(answers.answer_predict(body.job, body.baseline))
+
+    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **how)
+    def check(body: JobRequest) -> Response:
+        return _json(answers.answer_check(body.job))
+
+    @app.post(f"{API}/memory", summary="Memory by component and stage, what fits, and remedies", **how)
+    def memory(body: MemoryRequest) -> Response:
+        return _json(answers.answer_capacity(body.job, body.optimizer))
+
+    @app.post(f"{API}/compare", summary="The same job on several devices", **how)
+    def compare(body: CompareRequest) -> Response:
+        return _json(answers.answer_compare(body.job, body.devices, body.usd_per_hour))
+
+    @app.post(f"{API}/explain", summary="Formula, inputs, source and record of an operation", **how)
+    def explain(body: ExplainRequest) -> Response:
+        return _json(answers.answer_explain(body.job, body.operation))
+
+    @app.post(f"{API}/tiles", summary="Tiles and waves of one product", **how)
+    def tiles(body: TilesRequest) -> Response:
+        return _json(figures.answer_tiles(body.job, body.operation, body.pass_name))
+
+    @app.post(f"{API}/breakdown", summary="Layer, roofline, losses and pipeline as figures", **how)
+    def breakdown(body: JobRequest) -> Response:
+        return _json(figures.answer_breakdown(body.job))
+
+    @app.post(f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **how)
+    def sweep(body: SweepRequest) -> Response:
+        return _json(sweeps.answer_sweep(body.job, body.field, body.measure, body.values))
+
+    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **how)
+    def heat_map(body: JobRequest) -> Response:
+        return _json(sweeps.answer_heat(body.job))
+
+    @app.post(f"{API}/config", summary="The model as a config.json object, in the form that it was read in", **how)
+    def config(body: JobRequest) -> Response:
+        return _json(answers.answer_config(body.job))
+
+    page_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
+
+    @app.post(f"{API}/report.html", summary="The case for or against the shape, as one self-contained page", **page_how)
+    def report(body: JobRequest) -> Response:
+        return Response(answers.answer_report(body.job), media_type="text/html", headers=_AS_FILE)
+
+    csv_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
+
+    @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_how)
+    def operations(body: JobRequest) -> Response:
+        return Response(answers.answer_csv(body.job), media_type="text/csv")
+
+
+def _add_catalogue(app: FastAPI) -> None:
+    """What there is to choose from."""
+    how: dict[str, Any] = {
+        "responses": {200: {"description": "All there is.", "content": _OBJECT}},
+        "response_class": Response,
+        "tags": ["catalogue"],
+    }
+
+    @app.get(API, summary="Version, and the fields of models, workloads and layouts", **how)
+    def about() -> Response:
+        return _json(catalogue.answer_about())
+
+    @app.get(f"{API}/devices", summary="Every device with its numbers and their sources", **how)
+    def devices() -> Response:
+        return _json(catalogue.answer_devices())
+
+    @app.get(f"{API}/models", summary="Every preset with its shape", **how)
+    def models() -> Response:
+        return _json(catalogue.answer_models())
+
+    one = {**how, "responses": {**how["responses"], **_NOT_FOUND}}
+
+    @app.get(f"{API}/models/{{name}}", summary="One preset with its config.json", **one)
+    def model(name: str = Path(max_length=200)) -> Response:
+        try:
+            return _json(catalogue.answer_model(name))
+        except ValueError as error:
+            raise HTTPException(404, str(error)) from None
+
+    @app.get(f"{API}/rules", summary="Every rule with its page", **how)
+    def rules() -> Response:
+        return _json(catalogue.answer_rules())
+
+
+def _add_searches(app: FastAPI, searches: SearchQueue) -> None:
+    """Searches: put one in, look at it, stop it."""
+    how: dict[str, Any] = {"response_class": Response, "tags": ["searches"]}
+    done: dict[int | str, dict[str, Any]] = {200: {"description": "State, progress and result.", "content": _OBJECT}}
+
+    def find(run_id: str) -> SearchRun:
+        run = searches.find(run_id)
+        if run is None:
+            raise HTTPException(404, f"no search {ascii(run_id)[:40]}; it may be over for long: start it again")
+        return run
+
+    @app.post(
+        f"{API}/searches",
+        summary="Start a search for faster shapes of the same size",
+        status_code=202,
+        responses={**_PROBLEMS, **_QUEUE_FULL, 202: {"description": "It waits or runs.", "content": _OBJECT}},
+        **how,
+    )
+    async def start_search(body: SearchRequestBody) -> Response:
+        await anyio.to_thread.run_sync(answers.answer_predict, body.job)  # what cannot run is refused at once
+        run = searches.submit(body.model_dump(mode="json", exclude_unset=False))
+        answer = _json(run.to_json(), 202)
+        answer.headers["Location"] = f"{API}/searches/{run.id}"
+        return answer
+
+    @app.get(f"{API}/searches/{{run_id}}", summary="State of a search", responses={**done, **_NOT_FOUND}, **how)
+    async def show_search(run_id: str = Path(max_length=64)) -> Response:
+        return _json(find(run_id).to_json())
+
+    @app.delete(
+        f"{API}/searches/{{run_id}}",
+        summary="Stop a search; one that runs gives its best so far",
+        responses={**done, **_NOT_FOUND},
+        **how,
+    )
+    async def stop_search(run_id: str = Path(max_length=64)) -> Response:
+        run = find(run_id)
+        searches.cancel(run)
+        return _json(run.to_json())
+
+
+def _add_page(app: FastAPI) -> None:
+    """The page's own files, each under a path that is known beforehand."""
+    for path, asset in load_assets().items():
+
+        async def show(request: Request, asset: Any = asset) -> Response:
+            return serve_asset(asset, request)
+
+        app.router.routes.append(APIRoute(path, show, methods=["GET", "HEAD"], include_in_schema=False))
+
+
+def _describe_problems(app: FastAPI) -> None:
+    """Put the form of a problem into the OpenAPI document, in place of the framework's own."""
+    document = app.openapi()
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = _PROBLEM_SCHEMA
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            wrong = operation.get("responses", {}).get("422", {})
+            wrong.get("content", {}).pop("application/json", None)
+            if not wrong.get("content"):
+                operation["responses"].pop("422", None)
+    app.openapi_schema = document

@@ -1,0 +1,92 @@
+// Draws the server's chart options in the page's colours. Tooltips show the server's words for a point, never a number
+// of their own, and are painted on the canvas: the page's policy lets no library write styles.
+/* global echarts, shapewrightCharts */
+import { h, save } from "./dom.js";
+
+const drawn = new Map();
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function dressed(figure, adjust) {
+  const [ink, soft, line, panel] = ["--ink", "--soft", "--line", "--panel"].map(color);
+  const option = shapewrightCharts.revived(figure.option);
+  const axis = (one) => one && {
+    ...one,
+    axisLine: { lineStyle: { color: line } },
+    axisTick: { lineStyle: { color: line } },
+    axisLabel: { ...one.axisLabel, color: soft, hideOverlap: true, fontSize: 12, ...(typeof one.max === "number" ? { showMaxLabel: false } : {}) },
+    nameTextStyle: { color: soft, fontSize: 12, ...(one.nameLocation === "middle" ? {} : { align: "left" }) },
+    splitLine: { ...one.splitLine, lineStyle: { color: line, opacity: 0.6 } },
+  };
+  const series = option.series.map((one) => one.markLine
+    ? { ...one, markLine: { ...one.markLine, data: one.markLine.data.map((mark) => ({ ...mark, label: { ...mark.label, color: soft, textBorderWidth: 0, fontSize: 11 } })) } }
+    : one);
+  const textOf = (one) => figure.texts[one.seriesName]?.[one.dataIndex] ?? "";
+  const formatter = (given) => {
+    const lines = (Array.isArray(given) ? given : [given]).map(textOf).filter(Boolean);
+    return [...new Set(lines)].slice(0, 12).join("\n") || "";
+  };
+  return {
+    ...option,
+    series,
+    toolbox: undefined,
+    textStyle: { fontFamily: "system-ui, sans-serif", color: ink },
+    xAxis: axis(option.xAxis),
+    yAxis: axis(option.yAxis),
+    legend: option.legend && { ...option.legend, textStyle: { color: soft }, inactiveColor: line, pageTextStyle: { color: soft }, pageIconColor: soft },
+    visualMap: option.visualMap && { ...option.visualMap, textStyle: { color: soft } },
+    tooltip: {
+      ...option.tooltip, renderMode: "richText", confine: true, formatter, backgroundColor: panel, borderColor: line,
+      textStyle: { color: ink, fontSize: 12 }, axisPointer: { ...option.tooltip?.axisPointer, lineStyle: { color: soft } },
+    },
+    ...adjust?.(series),
+  };
+}
+
+/** Draw a figure into an element, or draw it anew. */
+export function draw(element, figure, { onPoint, adjust } = {}) {
+  let chart = drawn.get(element)?.chart;
+  if (!chart) {
+    chart = echarts.init(element, null, { renderer: "canvas" });
+    new ResizeObserver(() => chart.resize()).observe(element);
+    chart.on("click", (event) => drawn.get(element).onPoint?.(event));
+  }
+  drawn.set(element, { chart, figure, onPoint, adjust });
+  element.setAttribute("role", "img");
+  chart.setOption(dressed(figure, adjust), { notMerge: true, lazyUpdate: false });
+  element.setAttribute("aria-label", figure.alt);
+}
+
+/** Where on the chart the reader clicked, in the axes' own numbers. */
+export function valueAt(element, event) {
+  const chart = drawn.get(element)?.chart;
+  return chart ? chart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]) : null;
+}
+
+export function redrawAll() {
+  for (const [element, { figure, onPoint, adjust }] of drawn) if (element.isConnected) draw(element, figure, { onPoint, adjust });
+}
+
+/** Buttons that save a figure as PNG and as SVG. */
+export function savers(element, name) {
+  const png = () => {
+    const chart = drawn.get(element)?.chart;
+    if (!chart) return;
+    const canvas = chart.renderToCanvas({ pixelRatio: 2, backgroundColor: color("--paper") });
+    canvas.toBlob((blob) => save(`${name}.png`, blob));
+  };
+  const svg = () => {
+    const own = drawn.get(element);
+    if (!own) return;
+    const other = echarts.init(null, null, { renderer: "svg", ssr: true, width: element.clientWidth, height: element.clientHeight });
+    other.setOption({ ...dressed(own.figure, own.adjust), animation: false, backgroundColor: color("--paper") });
+    save(`${name}.svg`, other.renderToSVGString(), "image/svg+xml");
+    other.dispose();
+  };
+  return saveButtons(name, { PNG: png, SVG: svg });
+}
+
+export function saveButtons(name, actions) {
+  return h("div", { class: "savers", role: "group", "aria-label": `Save ${name}` },
+    Object.entries(actions).map(([kind, onclick]) => h("button", { type: "button", class: "tiny", onclick, "aria-label": `Save ${name} as ${kind}` }, kind)));
+}

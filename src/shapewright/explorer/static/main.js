@@ -1,0 +1,140 @@
+// Start: the form, the views, and the one loop that everything hangs on: state -> question -> answer -> views.
+import { get, line, post } from "./api.js";
+import { updateCards } from "./cards.js";
+import { makeBreakdown, makePipeline } from "./breakdown.js";
+import { makeControls, showControls } from "./controls.js";
+import { makeCrest } from "./crest.js";
+import { makeDevices } from "./devices.js";
+import { byId } from "./dom.js";
+import { makeExports } from "./export.js";
+import { redrawAll } from "./figures.js";
+import { makeFindings } from "./findings.js";
+import { makeHeat } from "./heat.js";
+import { makeMemory } from "./memory.js";
+import { makeOperations } from "./operations.js";
+import { makePaste } from "./paste.js";
+import { makeSearch } from "./search.js";
+import { makeTiles } from "./tiles.js";
+import { canRedo, canUndo, change, job, listen, readAddress, redo, state, undo } from "./state.js";
+import { showProblem, showVerdict } from "./verdict.js";
+
+// Views that look at one part of the answer and depend on what the reader chose there.
+const VIEWS = { dim: ["crest"], y: ["crest"], op: ["tiles"], optimizer: ["memory"], devices: ["devices"] };
+
+let answer = null;
+let seen = {};
+
+const ask = line(async (wanted) => {
+  const now = state();
+  try {
+    answer = await post("/predict", { job: wanted, ...(now.pin ? { baseline: now.pin } : {}) });
+  } catch (error) {
+    showProblem(error);
+    return;
+  }
+  showProblem(null);
+  showVerdict(answer);
+  showControls(answer);
+  measurePaint();
+  updateCards({ job: wanted, answer });
+});
+
+/** From the move of a slider to the frame that shows its answer, for whoever looks at the browser's own measurements. */
+function measurePaint() {
+  if (!performance.getEntriesByName("shapewright:input").length) return;
+  requestAnimationFrame(() => setTimeout(() => {
+    if (performance.getEntriesByName("shapewright:input").length) performance.measure("shapewright:slide-to-paint", "shapewright:input");
+    performance.clearMarks("shapewright:input");
+  }));
+}
+
+function follow(now, { question }) {
+  byId("undo").disabled = !canUndo();
+  byId("redo").disabled = !canRedo();
+  byId("pin").setAttribute("aria-pressed", String(Boolean(now.pin)));
+  byId("pin").textContent = now.pin ? "Unpin A" : "Pin as A";
+  byId("swap").hidden = !now.pin;
+  const changed = Object.keys(VIEWS).filter((key) => JSON.stringify(now.view[key]) !== JSON.stringify(seen[key]));
+  seen = structuredClone(now.view);
+  if (question || !answer) ask(job(now));
+  else if (changed.length) updateCards({ job: job(now), answer }, changed.flatMap((key) => VIEWS[key]));
+}
+
+function makeTools() {
+  byId("undo").addEventListener("click", undo);
+  byId("redo").addEventListener("click", redo);
+  byId("pin").addEventListener("click", () => change((next) => { next.pin = next.pin ? null : job(next); }));
+  byId("swap").addEventListener("click", () => change((next) => {
+    const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, uncalibrated = false } = next.pin;
+    next.pin = job(next);
+    Object.assign(next, { preset, config, overrides, device, workload, layout, uncalibrated });
+  }));
+  byId("appearance").addEventListener("click", () => {
+    const next = isDark() ? "light" : "dark";
+    document.documentElement.dataset.appearance = next;
+    try {
+      localStorage.setItem("shapewright.appearance", next);
+    } catch {
+      // then it holds until the page is left
+    }
+    repaint();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, select, textarea");
+    const key = event.key.toLowerCase();
+    if ((event.ctrlKey || event.metaKey) && key === "z" && !(typing && ["text", "number", "textarea"].includes(typing.type))) {
+      event.preventDefault();
+      (event.shiftKey ? redo : undo)();
+    } else if (!typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      if (key === "p") byId("pin").click();
+      if (key === "/") {
+        event.preventDefault();
+        byId("question").open = true;
+        byId("preset").focus();
+      }
+    }
+  });
+}
+
+const isDark = () => (document.documentElement.dataset.appearance ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+let tiles = null;
+
+function repaint() {
+  byId("appearance").textContent = isDark() ? "Light" : "Dark";
+  redrawAll();
+  tiles?.redraw();
+}
+
+async function start() {
+  if (matchMedia("(max-width: 60rem)").matches) byId("question").open = false;
+  let about;
+  try {
+    about = await get("");
+  } catch (error) {
+    showProblem(error);
+    return;
+  }
+  byId("version").textContent = `Shapewright ${about.version}.`;
+  makeControls(about);
+  makePaste();
+  makeFindings(about.rules);
+  makeCrest(about.swept);
+  tiles = makeTiles();
+  makeOperations();
+  makeBreakdown();
+  makePipeline();
+  makeMemory(about.optimizers);
+  makeDevices(about.devices);
+  makeHeat();
+  makeSearch(about);
+  makeTools();
+  makeExports(showProblem);
+  repaint();
+  listen(follow);
+  readAddress();
+  if (!answer) ask(job());
+}
+
+start();

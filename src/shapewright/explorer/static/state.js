@@ -1,0 +1,132 @@
+// The whole state of the page: what is asked, what is looked at, what is pinned; with undo, and in the address.
+
+const START = {
+  preset: "gpt3-2.7b",
+  config: null,
+  overrides: {},
+  device: "a100-sxm-40gb",
+  workload: {},
+  layout: {},
+  uncalibrated: false,
+  view: {},
+  pin: null,
+};
+const GROUPS = { m: "overrides", w: "workload", l: "layout", v: "view" };
+const MOST_STEPS = 200;
+// Moves of one slider within this time are one step to undo.
+const ONE_STEP_MS = 800;
+
+let now = structuredClone(START);
+let past = [];
+let future = [];
+let last = { key: "", at: 0 };
+const listeners = new Set();
+
+export const state = () => now;
+
+/** What is asked of the server. */
+export function job(from = now) {
+  const { config, overrides, device, workload, layout, uncalibrated } = from;
+  const model = config ? { config } : from.preset ? { preset: from.preset } : {};
+  return { ...model, overrides, device, workload, layout, uncalibrated };
+}
+
+/** Be told of every change: listener(state, what) with what = {question: boolean}. */
+export const listen = (listener) => listeners.add(listener);
+
+/** Change the state; changes of one key soon after each other are one step to undo. */
+export function change(mutate, key = "") {
+  const next = structuredClone(now);
+  mutate(next);
+  if (JSON.stringify(next) === JSON.stringify(now)) return;
+  const time = performance.now();
+  if (!key || key !== last.key || time - last.at > ONE_STEP_MS) {
+    past.push(now);
+    past = past.slice(-MOST_STEPS);
+  }
+  last = { key, at: time };
+  future = [];
+  move(next);
+}
+
+export function undo() {
+  if (!past.length) return;
+  future.push(now);
+  last = { key: "", at: 0 };
+  move(past.pop());
+}
+
+export function redo() {
+  if (!future.length) return;
+  past.push(now);
+  last = { key: "", at: 0 };
+  move(future.pop());
+}
+
+export const canUndo = () => past.length > 0;
+export const canRedo = () => future.length > 0;
+
+function move(next) {
+  const asked = JSON.stringify([job(next), next.pin]) !== JSON.stringify([job(), now.pin]);
+  now = next;
+  for (const listener of listeners) listener(now, { question: asked });
+  remember();
+}
+
+// The address follows, but not at every pixel of a slider: browsers limit how often it may.
+let timer = 0;
+function remember() {
+  clearTimeout(timer);
+  timer = setTimeout(() => history.replaceState(null, "", `#${write(now)}`), 250);
+}
+
+/** The address of the state as it is now. */
+export function address() {
+  clearTimeout(timer);
+  history.replaceState(null, "", `#${write(now)}`);
+  return location.href;
+}
+
+function write(from) {
+  const words = new URLSearchParams();
+  if (from.config) words.set("config", JSON.stringify(from.config));
+  else if (from.preset) words.set("preset", from.preset);
+  words.set("device", from.device);
+  if (from.uncalibrated) words.set("uncalibrated", "1");
+  for (const [letter, group] of Object.entries(GROUPS)) {
+    for (const [name, value] of Object.entries(from[group])) words.set(`${letter}.${name}`, JSON.stringify(value));
+  }
+  if (from.pin) words.set("pin", JSON.stringify(from.pin));
+  return words.toString();
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Take the state from the address, if it says anything. */
+export function readAddress() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  if (![...words].length) return;
+  const next = structuredClone(START);
+  const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+  const config = words.has("config") ? parse(words.get("config")) : null;
+  next.config = isObject(config) ? config : null;
+  next.preset = next.config ? null : words.get("preset") || (words.has("config") ? START.preset : null);
+  next.device = words.get("device") || START.device;
+  next.uncalibrated = words.get("uncalibrated") === "1";
+  for (const [key, text] of words) {
+    const [letter, name] = [key.slice(0, 1), key.slice(2)];
+    if (key[1] === "." && GROUPS[letter] && name) Object.defineProperty(next[GROUPS[letter]], name, { value: parse(text), enumerable: true, writable: true, configurable: true });
+  }
+  const pin = words.has("pin") ? parse(words.get("pin")) : null;
+  next.pin = isObject(pin) ? pin : null;
+  if (!next.preset && !next.config && !Object.keys(next.overrides).length) next.preset = START.preset;
+  move(next);
+}
+
+window.addEventListener("hashchange", readAddress);

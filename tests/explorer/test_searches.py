@@ -1,0 +1,115 @@
+"""Searches as jobs: they run, tell how far they are, can be stopped, wait in a short queue, and end in time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from explorer_jobs import ADDRESS, GPT3
+from fastapi.testclient import TestClient
+
+import shapewright
+from shapewright.explorer.app import create_app
+from shapewright.explorer.search_jobs import MOST_WAITING, SearchQueue
+
+# Everything at once, without a guard: minutes of work.
+LONG: dict[str, Any] = {
+    "job": {"preset": "llama-3-70b", "device": "h200-sxm-141gb", "layout": {"tensor_parallel": 4}},
+    "vary": ["heads", "head_dim", "kv_heads", "ffn", "vocab", "depth", "width", "micro_batch"],
+    "guard": "free",
+    "tolerance_fraction": 0.05,
+}
+
+
+def wait(client: TestClient, run_id: str, longest_s: float = 60.0) -> dict[str, Any]:
+    """The search when it is over."""
+    stop_s = time.monotonic() + longest_s
+    while time.monotonic() < stop_s:
+        run: dict[str, Any] = client.get(f"/api/v1/searches/{run_id}").json()
+        if run["state"] in ("done", "failed", "cancelled"):
+            return run
+        time.sleep(0.05)
+    raise AssertionError("the search does not end")
+
+
+def start(client: TestClient, **body: Any) -> dict[str, Any]:
+    """Put a search into the queue."""
+    answer = client.post("/api/v1/searches", json=body)
+    assert answer.status_code == 202, answer.text
+    run: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/api/v1/searches/{run['id']}"
+    return run
+
+
+def test_a_search_finds_what_the_command_finds(client: TestClient) -> None:
+    """The same shapes in the same order with the same numbers."""
+    run = wait(client, start(client, job=GPT3, vary=["heads", "vocab"])["id"])
+    expected = shapewright.search(
+        "gpt3-2.7b",
+        device="a100-sxm-40gb",
+        workload={"dtype": "fp16", "attention": "unfused"},
+        vary=["heads", "vocab"],
+    )
+
+    assert run["state"] == "done", run["error"]
+    assert [one["speedup"] for one in run["result"]["candidates"]] == [
+        one.speedup.factor for one in expected.candidates
+    ]
+    assert len(run["result"]["text"]["candidates"]["rows"]) == len(expected.candidates)
+    assert run["progress_fraction"] == 1.0
+
+
+def test_what_cannot_be_searched_is_refused(client: TestClient) -> None:
+    """At once where the model cannot run; as a failed search with the command's line where the space is empty."""
+    assert client.post("/api/v1/searches", json={"job": {**GPT3, "device": "h1000"}}).status_code == 422
+    run = wait(client, start(client, job=GPT3, vary=["heads"], keep={"heads": 7})["id"])
+
+    assert run["state"] == "failed"
+    assert run["error"]
+    assert run["error_kind"] == "ConfigError"
+
+
+def test_a_running_search_can_be_stopped(client: TestClient) -> None:
+    """It stops soon, and what waits behind it gets its turn; one that waits never starts."""
+    first, second, third = start(client, **LONG), start(client, **LONG), start(client, job=GPT3, vary=["vocab"])
+    while not (run := client.get(f"/api/v1/searches/{first['id']}").json())["done"]:
+        time.sleep(0.02)
+    assert 0.0 < run["progress_fraction"] < 1.0
+    assert client.delete(f"/api/v1/searches/{second['id']}").json()["state"] == "cancelled"
+    client.delete(f"/api/v1/searches/{first['id']}")
+
+    stopped = wait(client, first["id"], longest_s=15.0)
+    assert stopped["state"] == "cancelled"
+    assert stopped["result"]["is_complete"] is False
+    assert wait(client, third["id"])["state"] == "done"
+    assert client.get(f"/api/v1/searches/{second['id']}").json()["result"] is None
+
+
+def test_time_is_limited() -> None:
+    """A search that takes too long ends with what it has, and says so."""
+    with TestClient(create_app(queue=SearchQueue(longest_run_s=2.0)), base_url=ADDRESS) as client:
+        run = wait(client, start(client, **LONG)["id"], longest_s=20.0)
+
+    assert run["state"] == "done"
+    assert run["result"]["is_complete"] is False
+    assert "stopped after 2 s" in run["error"]
+
+
+def test_the_queue_is_short() -> None:
+    """Beyond its length a search is turned away with the time to come again; leaving ends everything."""
+    with TestClient(create_app(), base_url=ADDRESS) as client:
+        answers = [client.post("/api/v1/searches", json=LONG) for _ in range(MOST_WAITING + 3)]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        begun_s = time.monotonic()
+
+    assert refused
+    assert refused[0].headers["retry-after"]
+    assert "searches wait already" in refused[0].json()["detail"]
+    assert time.monotonic() - begun_s < 10.0
+
+
+@pytest.mark.parametrize("method", ["get", "delete"])
+def test_unknown_searches_are_not_found(method: str, client: TestClient) -> None:
+    """A name that was never given, or is forgotten."""
+    assert getattr(client, method)("/api/v1/searches/none").status_code == 404

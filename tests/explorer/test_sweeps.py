@@ -1,0 +1,106 @@
+"""Sweeps: the crest view's points are predictions, its cliffs are where waves end, and clicks lead to better shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from explorer_jobs import GPT3
+from fastapi.testclient import TestClient
+
+import shapewright
+from shapewright.figures.heat import heat_heads_by_width
+from shapewright.figures.sweep import SWEPT_FIELDS, sweep_field, values_around
+from shapewright.question import ask
+
+
+def swept(field: str, **more: Any) -> Any:
+    """A sweep of GPT-3 2.7B on A100."""
+    question = ask("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
+    return sweep_field(
+        question.config, field, device=question.device, workload=question.workload, layout=question.layout, **more
+    )
+
+
+def test_points_are_predictions() -> None:
+    """Pricing many values together changes no digit of any of them."""
+    found = swept("intermediate_size", values=[10239, 10240, 10304])
+
+    for point in found.points:
+        alone = shapewright.predict(
+            "gpt3-2.7b",
+            device="a100-sxm-40gb",
+            workload={"dtype": "fp16", "attention": "unfused"},
+            overrides={"intermediate_size": point.value},
+        )
+        assert point.prediction.step_time_s == alone.step_time_s
+
+
+def test_odd_values_fall_into_lower_classes() -> None:
+    """10239 is aligned to 2 bytes and slower than its neighbour, which is aligned to 128."""
+    odd, even = swept("intermediate_size", values=[10239, 10240]).points
+
+    assert (odd.alignment_bytes, even.alignment_bytes) == (2, 128)
+    assert odd.prediction.model_flops_per_s < even.prediction.model_flops_per_s
+
+
+def test_waves_end_where_the_watched_product_says() -> None:
+    """Between the values of a wave end the waves of mlp.up grow, and nowhere else among aligned values."""
+    found = swept("intermediate_size", values=[*range(9600, 11201, 64)])
+    waves = {point.value: point.num_waves for point in found.points}
+
+    assert found.watched == "mlp.up"
+    assert found.wave_ends == tuple(value for value in list(waves)[:-1] if waves[value + 64] > waves[value])
+    assert found.wave_ends
+
+
+@pytest.mark.parametrize("field", SWEPT_FIELDS)
+def test_every_field_can_be_swept(field: str, client: TestClient) -> None:
+    """Each has a curve with the current value on it, or one line that says why not."""
+    preset = "mixtral-8x7b" if "expert" in field or "moe" in field else "gpt3-2.7b"
+    job = {"preset": preset, "device": "h100-sxm-80gb"}
+    if field == "context_len":
+        job |= {"workload": {"phase": "decode"}}
+    answer = client.post("/api/v1/sweep", json={"job": job, "field": field})
+
+    assert answer.status_code in (200, 422)
+    if answer.status_code == 200:
+        facts = answer.json()
+        assert facts["current"] in [point["value"] for point in facts["points"]]
+        assert {one["value"] for one in facts["crests"]} <= {point["value"] for point in facts["points"]}
+    else:
+        assert field == "shared_expert_intermediate_size"  # Mixtral has none
+
+
+def test_a_window_stays_while_the_value_moves_a_little() -> None:
+    """Neighbouring values look at the same grid, so that the picture does not run away under the slider."""
+    config = ask("gpt3-2.7b", "a100-sxm-40gb").config
+
+    assert values_around(config, "intermediate_size", 10240) == values_around(config, "intermediate_size", 10304)
+
+
+def test_crests_beat_their_neighbours() -> None:
+    """No value beside a crest has a higher model rate."""
+    found = swept("intermediate_size")
+    rates = {point.value: point.prediction.model_flops_per_s for point in found.points}
+    values = list(rates)
+    for crest in found.crests:
+        place = values.index(crest)
+        assert rates[crest] == max(rates[value] for value in values[max(0, place - 2) : place + 3])
+
+
+def test_heat_map_holds_the_shape_in_question(client: TestClient) -> None:
+    """The outlined cell is the step that predict gives; cells where heads do not divide the width are empty."""
+    question = ask("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
+    grid = heat_heads_by_width(
+        question.config, device=question.device, workload=question.workload, layout=question.layout
+    )
+    row, column = grid.current
+    here = grid.predictions[row][column]
+
+    assert here is not None
+    assert here.step_time_s == question.predict().step_time_s
+    for count, cells in zip(grid.heads, grid.predictions, strict=True):
+        for width, cell in zip(grid.widths, cells, strict=True):
+            assert cell is None or (width % count == 0 and cell.config.num_heads == count)
+    assert any(cell["changes"] for cell in client.post("/api/v1/heat-map", json={"job": GPT3}).json()["cells"])
