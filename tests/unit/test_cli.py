@@ -130,7 +130,7 @@ def test_examples_of_help_run(
         measure_products(tmp_path / "products.sqlite")
     if example.split()[1] == "serve":
         pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
-        monkeypatch.setattr("shapewright.explorer.serve.serve", lambda *_arguments, **_options: None)
+        monkeypatch.setattr("shapewright.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
     if "./measured" in example:

@@ -39,5 +39,5 @@ def command(port: int, no_browser: bool, host: str) -> int:
         ) from None
     from shapewright.explorer.serve import serve
 
-    serve(host, port, open_browser=not no_browser, say=lambda line: click.echo(line, err=True))
+    serve(host, port, open_browser=not no_browser, say=click.echo)
     return 0
