@@ -13,7 +13,7 @@ TORCH_FALLBACK := torch>=2.4
 
 DEMO := gpt3-2.7b --device a100-sxm-40gb --dtype fp16 --micro-batch-size 4 --seq-len 2048 --attention unfused
 
-.PHONY: demo test lint types drift pytest docs site figure bench clean
+.PHONY: study demo test lint types drift pytest docs site figure bench clean
 
 # Exit code 1 means that check found something to say, as it should here.
 demo: .venv/installed
@@ -49,6 +49,10 @@ site: .venv-test/installed
 figure: .venv-test/installed
 	$(TEST) $(PIP_INSTALL) --editable '.[plot]'
 	$(TEST) scripts/draw_wave_cliffs.py
+
+# Some minutes: every row of docs/study.md anew.
+study: .venv-test/installed
+	$(TEST) scripts/write_study.py --refresh
 
 bench: .venv-test/installed
 	$(TEST) benchmarks/run.py

@@ -1,0 +1,53 @@
+"""The study says what its stored numbers say, and they are still what the program predicts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "write_study.py"
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("write_study", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_what_the_stored_numbers_give() -> None:
+    """docs/study.md comes out of docs/study.json, character by character."""
+    outcome = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
+
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("model", "device"), [("gpt2", "a100-sxm-80gb"), ("llama-2-7b", "h100-sxm-80gb")])
+def test_stored_rows_are_still_true(study: ModuleType, model: str, device: str) -> None:
+    """Two rows predicted anew are near the stored ones: a study that has gone stale is to be made again."""
+    rows = json.loads(study.STORED.read_text(encoding="utf-8"))["rows"]
+    stored = next(row for row in rows if (row["model"], row["device"]) == (model, device))
+    fresh = study.study_one(model, device)
+
+    assert fresh["mfu"] == pytest.approx(stored["mfu"], rel=0.1)
+    assert fresh["best"]["speedup"] == pytest.approx(stored["best"]["speedup"], abs=0.06)
+
+
+def test_study_covers_what_it_says(study: ModuleType) -> None:
+    """Twenty models on four devices, each once."""
+    rows = json.loads(study.STORED.read_text(encoding="utf-8"))["rows"]
+    pairs = [(row["model"], row["device"]) for row in rows]
+
+    assert pairs == [(model, device) for model in study.MODELS for device in study.DEVICES]
+    assert (len(study.MODELS), len(study.DEVICES)) == (20, 4)
