@@ -1,7 +1,7 @@
 """One layer, or one step, of a model as one thing: measured whole, and predicted from the operations it is made of.
 
-Both carry the fields of their TransformerConfig and Workload that differ from the defaults, so that a stored
-measurement still knows the question that a prediction answers.
+Both carry the fields of their TransformerConfig that differ from the defaults, and those of their Workload, so that a
+stored measurement still knows the question that a prediction answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Whole:
         name: Model that it is of.
         dtype: Element format.
         config: Fields of the TransformerConfig that differ from their defaults.
-        workload: Fields of the Workload that differ from their defaults.
+        workload: Fields of the Workload that say what is run.
     """
 
     name: str
@@ -158,7 +158,7 @@ def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FO
         name=config.name or "layer",
         dtype=workload.dtype,
         config=_differing(alone, TransformerConfig),
-        workload=_differing(workload, Workload, ("dtype",)),
+        workload=_said(workload),
         passes=passes,
     )
 
@@ -169,8 +169,16 @@ def step_run(config: TransformerConfig, workload: Workload) -> StepRun:
         name=config.name or "model",
         dtype=workload.dtype,
         config=_differing(config, TransformerConfig),
-        workload=_differing(workload, Workload, ("dtype",)),
+        workload=_said(workload),
     )
+
+
+def _said(workload: Workload) -> dict[str, Any]:
+    """A workload's fields: those that always matter, though they have defaults, and what differs besides."""
+    named = ("phase", "attention", "micro_batch_size", "context_len" if workload.phase == "decode" else "seq_len")
+    length = "seq_len" if workload.phase == "decode" else "context_len"
+    differing = _differing(workload, Workload, ("dtype", length))
+    return {**{name: getattr(workload, name) for name in named}, **differing}
 
 
 def _differing(given: Any, cls: type, skipped: Sequence[str] = _SILENT) -> dict[str, Any]:

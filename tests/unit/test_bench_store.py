@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import random
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -198,50 +193,3 @@ def test_verify_sees_damage(tmp_path: Path) -> None:
         store.add(dataclasses.replace(make_row(), median_s=None))
 
         assert store.verify() == ["1 rows are marked ok without a time"]
-
-
-# Measures 5000 products with a stand-in for the clock; says "measuring" before and "committed" after each.
-WRITER = """
-import dataclasses, sys, time
-from types import SimpleNamespace
-from shapewright.bench import run as bench
-from shapewright.store.record import Case, Row, Run, row_facts
-from shapewright.store.file import Store
-from shapewright.operations import Gemm
-
-def measure_case(case, backend, run, **_):
-    print("measuring", case.operation.m, flush=True)
-    return Row(**row_facts(case, run), measured_utc="x", status="ok", median_s=1.0, num_samples=1)
-
-bench.measure_case = measure_case
-backend = SimpleNamespace(name="d", facts={}, driver="", runtime="cpu", torch_version="2", library="l", most_flops=1e30)
-cases = [Case(operation=Gemm(name="x", m=m, n=1, k=1)) for m in range(1, 5001)]
-with Store(sys.argv[1]) as store:
-    run = bench.make_run(backend, suite="s", command="c")
-    bench.run_cases(cases, backend, store, run, budget_s=60.0, on_row=lambda row: print("committed", row.m, flush=True))
-"""
-
-
-def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
-    """Twenty kills at random moments: every row that was committed is there, and none is measured again."""
-    path = tmp_path / "s.sqlite"
-    generator = random.Random(3)
-    committed: set[str] = set()
-    for _ in range(20):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        lines = [writer.stdout.readline() for _ in range(generator.randrange(1, 60))]
-        os.kill(writer.pid, signal.SIGKILL)
-        rest = writer.communicate()[0]
-        words = [line.split() for line in "".join([*lines, rest]).splitlines(keepends=True) if line.endswith("\n")]
-        measured = {m for verb, m in words if verb == "measuring"}
-
-        assert measured & committed == set()
-        committed |= {m for verb, m in words if verb == "committed"}
-    with Store(path, must_exist=True) as store:
-        stored = [str(row.m) for row in store.rows()]
-
-        assert store.verify() == []
-    assert len(committed) > 100
-    assert committed <= set(stored)
-    assert len(stored) == len(set(stored))

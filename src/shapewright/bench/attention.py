@@ -67,21 +67,20 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
         return torch.autograd.grad(out, leaves, gradient, retain_graph=True)
 
     def make_backward() -> tuple[Any, ...]:
-        leaves = tuple(part.requires_grad_() for part in make())
+        leaves = tuple(part.detach().requires_grad_() for part in make())
         out = forward(*leaves)
         return out, leaves, tensor(heads, queries, int(operation.v_head_dim))
 
     def check_backward(found: Any, arguments: tuple[Any, ...]) -> float:
         return _check_backward(found, arguments[1], arguments[2], is_causal)
 
-    # The engine runs a gradient on the stream of its forward pass, where no capture sees it.
+    # The engine runs a gradient on the stream of its forward pass: that is the one that is captured, for there is one.
     return Prepared(
         inputs=[make_backward() for _ in range(count)],
         call=backward,
         check=check_backward,
         kernel=f"{kernel} backward",
         set_bytes=set_bytes,
-        capturable=False,
     )
 
 

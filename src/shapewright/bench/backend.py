@@ -10,10 +10,11 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from shapewright.bench.inputs import InputPool
 from shapewright.bench.nvml import Nvml
 from shapewright.errors import BenchError, DeviceError, MissingExtraError
 from shapewright.hardware import detect_device
@@ -26,20 +27,20 @@ _GPU_CACHE_BYTES = 128e6
 _USABLE_FRACTION = 0.7
 # Largest single operation that is worth a CPU's time: about a second on two cores. [flop]
 _CPU_MOST_FLOPS = 2e10
-_CPU_DTYPES = ("fp32", "bf16", "fp16")
+_CPU_DTYPES = ("fp32", "bf16", "fp16", "int8", "fp8")
 # First compute capability with matrix units for the format. Source: NVIDIA CUDA C++ Programming Guide, table
 # "Tensor Core element types per compute capability".
 _CUDA_DTYPES: Mapping[str, tuple[int, int]] = {
-    "fp32": (0, 0), "fp16": (5, 3), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9),
+    "fp32": (0, 0), "fp16": (5, 3), "tf32": (8, 0), "bf16": (8, 0), "int8": (7, 5), "fp8": (8, 9),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backend:
-    """A device and how to time on it.
+class DeviceFacts:
+    """What is known of a device without touching it; processes can send it to each other.
 
     Attributes:
-        torch_device: The torch.device.
+        is_cuda: Whether calls are asynchronous and device events can time them.
         name: Canonical name of its device file, or what the driver calls it.
         facts: Properties that the driver reports.
         driver: Version of the driver; empty where there is none.
@@ -48,10 +49,9 @@ class Backend:
         dtypes: Element formats that it multiplies.
         cache_bytes: Size of the last-level cache. [byte]
         most_flops: Largest operation that is worth measuring here. [flop]
-        read_state: Gives clocks, power and temperature now.
     """
 
-    torch_device: Any
+    is_cuda: bool
     name: str
     facts: Mapping[str, Any]
     driver: str
@@ -60,17 +60,45 @@ class Backend:
     dtypes: tuple[str, ...]
     cache_bytes: float
     most_flops: float
-    read_state: Callable[[], dict[str, float]] = field(default=dict)
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether calls are asynchronous and device events can time them."""
-        return str(self.torch_device.type) == "cuda"
 
     @property
     def library(self) -> str:
         """Library and versions, as measured tables name them."""
         return f"torch {self.torch_version} {self.runtime}"
+
+    def require_dtypes(self, dtypes: tuple[str, ...]) -> None:
+        """Refuse element formats that the device lacks.
+
+        Raises:
+            BenchError: it lacks one.
+        """
+        for dtype in dtypes:
+            if dtype not in self.dtypes:
+                raise BenchError(
+                    f"dtype {dtype!r} cannot be measured on {self.name}; --dtype takes {', '.join(self.dtypes)} there"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend(DeviceFacts):
+    """A device and how to time on it.
+
+    On a GPU everything runs on one stream beside the default one, warm-up and capture alike: libraries keep handles
+    and workspaces per stream, and what they set up for the first call must not happen during a capture.
+
+    Attributes:
+        torch_device: The torch.device.
+        pool: Random numbers for inputs.
+        read_state: Gives clocks, power and temperature now.
+    """
+
+    torch_device: Any
+    pool: InputPool
+    read_state: Callable[[], dict[str, float]] = field(default=dict)
+
+    def describe(self) -> DeviceFacts:
+        """The facts alone."""
+        return DeviceFacts(**{spec.name: getattr(self, spec.name) for spec in fields(DeviceFacts)})
 
     def synchronize(self) -> None:
         """Wait for everything that was started."""
@@ -95,7 +123,14 @@ class Backend:
         return float(start.elapsed_time(end)) * 1e-3
 
     def capture(self, run: Callable[[], object]) -> Callable[[], object] | None:
-        """Record calls as a graph that is replayed without launch cost; None where that cannot be done."""
+        """Record calls as a graph that is replayed without launch cost; None where that cannot be done.
+
+        The graph is believed only when a replay fills the last call's results again: what ran past the capture, on
+        another stream, would make an empty graph and a time of nothing.
+
+        Args:
+            run: Makes the calls, all warm, and returns the results of the last one.
+        """
         if not self.is_cuda:
             return None
         import torch
@@ -103,16 +138,30 @@ class Backend:
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                run()
-        except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            return None
-        finally:
+            # torch.cuda.graph would collect garbage and empty the allocator's cache around it, row after row.
+            graph.capture_begin()
+            try:
+                results = run()
+            finally:
+                graph.capture_end()
             self.synchronize()
-        replay: Callable[[], object] = graph.replay
-        return replay
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            return None
+        return graph.replay if fills_results(graph.replay, results) else None
+
+    def peak_bytes(self, run: Callable[[], object]) -> float | None:
+        """Most memory that tensors held at once during a call, by torch's own counter; None on a CPU. [byte]"""
+        if not self.is_cuda:
+            return None
+        import torch
+
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        run()
+        self.synchronize()
+        return float(torch.cuda.max_memory_allocated(self.torch_device) - self.pool.num_bytes)
 
     def usable_bytes(self) -> float:
         """Memory that one row may fill. [byte]"""
@@ -123,27 +172,48 @@ class Backend:
             reusable_bytes = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(
                 self.torch_device
             )
-            return _USABLE_FRACTION * float(free_bytes + reusable_bytes)
-        return _USABLE_FRACTION * _host_available_bytes()
+            return _USABLE_FRACTION * float(free_bytes + reusable_bytes + self.pool.num_bytes)
+        return _USABLE_FRACTION * (_host_available_bytes() + self.pool.num_bytes)
 
     def release(self) -> None:
-        """Give memory that no tensor holds back, after a row that failed."""
+        """Give memory that no tensor holds back, the pool's too."""
+        self.pool.clear()
         if self.is_cuda:
             import torch
 
             torch.cuda.empty_cache()
 
-    def require_dtypes(self, dtypes: tuple[str, ...]) -> None:
-        """Refuse element formats that the device lacks.
 
-        Raises:
-            BenchError: it lacks one.
-        """
-        for dtype in dtypes:
-            if dtype not in self.dtypes:
-                raise BenchError(
-                    f"dtype {dtype!r} cannot be measured on {self.name}; --dtype takes {', '.join(self.dtypes)} there"
-                )
+def fills_results(replay: Callable[[], object], results: object) -> bool:
+    """Whether a replay writes every one of the results.
+
+    Args:
+        replay: Runs what was captured.
+        results: A tensor, or tensors in tuples and lists.
+    """
+    import torch
+
+    tensors = [tensor.detach() for tensor in flatten_tensors(results)]
+    # Marks that no result has everywhere: not a number, or the lowest integer.
+    marks = [float("nan") if part.is_floating_point() else torch.iinfo(part.dtype).min for part in tensors]
+    for tensor, mark in zip(tensors, marks, strict=True):
+        tensor.fill_(mark)
+    replay()
+    return bool(tensors) and all(
+        bool(tensor.isfinite().all()) if tensor.is_floating_point() else bool((tensor != mark).any())
+        for tensor, mark in zip(tensors, marks, strict=True)
+    )
+
+
+def flatten_tensors(results: object) -> list[Any]:
+    """Tensors in tuples and lists, in order.
+
+    >>> flatten_tensors((None, [None]))
+    []
+    """
+    if isinstance(results, tuple | list):
+        return [tensor for part in results for tensor in flatten_tensors(part)]
+    return [results] if hasattr(results, "fill_") else []
 
 
 def open_backend(*, cpu: bool = False, device_index: int = 0) -> Backend:
@@ -174,9 +244,15 @@ def open_backend(*, cpu: bool = False, device_index: int = 0) -> Backend:
 
 
 def _cpu_backend(torch: Any) -> Backend:
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Threads wait for each other; one whose core is taken, be it by the process that keeps the store, costs the
+        # others whole time slices.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     facts = {"processor": _processor_name(), "num_threads": torch.get_num_threads()}
     return Backend(
+        is_cuda=False,
         torch_device=torch.device("cpu"),
+        pool=InputPool(torch.device("cpu")),
         name="cpu",
         facts=facts,
         driver="",
@@ -186,7 +262,7 @@ def _cpu_backend(torch: Any) -> Backend:
         dtypes=_CPU_DTYPES,
         cache_bytes=_CPU_CACHE_BYTES,
         most_flops=_CPU_MOST_FLOPS,
-        # Threads that wait for one whose core is taken wait for whole time slices: a busy host shows in the rows.
+        # A busy host shows in the rows.
         read_state=lambda: {"load_average": os.getloadavg()[0]},
     )
 
@@ -213,8 +289,12 @@ def _gpu_backend(torch: Any, index: int) -> Backend:
     has_matrix_units = {
         dtype for dtype, capability in _CUDA_DTYPES.items() if (properties.major, properties.minor) >= capability
     }
+    torch_device = torch.device("cuda", index)
+    torch.cuda.set_stream(torch.cuda.Stream(torch_device))
     return Backend(
-        torch_device=torch.device("cuda", index),
+        is_cuda=True,
+        torch_device=torch_device,
+        pool=InputPool(torch_device),
         name=name,
         facts=facts,
         driver=nvml.driver() if nvml else "",

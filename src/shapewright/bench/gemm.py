@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shapewright.bench.prepared import Prepared, normal, num_input_sets, relative_error, some_indices
@@ -36,17 +37,29 @@ def prepare_gemm(operation: Gemm, backend: Backend) -> Prepared:
         return normal(backend, *lead, columns, rows, dtype=operation.dtype).transpose(-1, -2)
 
     inputs = [(operand(m, k, operation.layout[0]), operand(k, n, operation.layout[1])) for _ in range(count)]
-    if operation.dtype == "fp8":
+    if operation.dtype in ("fp8", "int8"):
         if batch > 1 or operation.layout != "NT":
-            raise BenchError(f"fp8 products have one layout, NT without batch; got {operation.layout} x {batch}")
-        one = torch.ones((), device=backend.torch_device)
-
-        def scaled(a: Any, b: Any) -> Any:
-            return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-        return Prepared(inputs=inputs, call=scaled, check=check_product, kernel="scaled_mm", set_bytes=set_bytes)
+            raise BenchError(
+                f"{operation.dtype} products have one layout, NT without batch; got {operation.layout} x {batch}"
+            )
+        call, name = _narrow_product(operation.dtype, backend)
+        return Prepared(inputs=inputs, call=call, check=check_product, kernel=name, set_bytes=set_bytes)
     call = torch.bmm if batch > 1 else torch.mm
     return Prepared(inputs=inputs, call=call, check=check_product, kernel=call.__name__, set_bytes=set_bytes)
+
+
+def _narrow_product(dtype: str, backend: Backend) -> tuple[Callable[..., Any], str]:
+    """Torch's product of 8-bit operands, with its name."""
+    import torch
+
+    if dtype == "int8":
+        return torch._int_mm, "int_mm"
+    one = torch.ones((), device=backend.torch_device)
+
+    def scaled(a: Any, b: Any) -> Any:
+        return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+    return scaled, "scaled_mm"
 
 
 def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend) -> Prepared:
@@ -100,7 +113,7 @@ def check_product(found: Any, operands: tuple[Any, ...]) -> float:
     if a.dim() == 3:
         chosen = some_indices(a.shape[0], _CHECKED_BATCH)
         return max(check_product(found[index], (a[index], b[index])) for index in chosen)
-    if a.element_size() == 1:  # torch cannot pick rows of 8-bit floats; 16 bits hold them exactly
+    if a.element_size() == 1:  # torch cannot pick rows of 8-bit floats; 16 bits hold 8 of any kind exactly
         a, b = a.bfloat16(), b.bfloat16()
     rows, columns = some_indices(a.shape[0], _CHECKED_ROWS), some_indices(b.shape[1], _CHECKED_ROWS)
     reference = a[rows].double().cpu() @ b[:, columns].double().cpu()

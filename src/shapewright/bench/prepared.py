@@ -19,7 +19,7 @@ _MOST_INPUTS, _MOST_INPUTS_ON_CPU = 32, 8
 
 # Largest norm of the difference over the norm of the reference. Operands of 8 and 11 bits of mantissa round their
 # result by 2**-9 and 2**-12; the rest is room for sums of thousands of terms and for softmax.
-TOLERANCE_FRACTION = {"fp32": 1e-4, "tf32": 3e-3, "fp16": 4e-3, "bf16": 2e-2, "fp8": 2e-2}
+TOLERANCE_FRACTION = {"fp32": 1e-4, "tf32": 3e-3, "fp16": 4e-3, "bf16": 2e-2, "fp8": 2e-2, "int8": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,9 @@ class Prepared:
         check: Compares the result of one set with a reference: norm of the difference over the reference's norm.
         kernel: What runs, in the library's words.
         set_bytes: Bytes that one call reads and writes. [byte]
-        capturable: Whether a graph of the calls can be made.
+        capturable: Whether a graph of the calls may be made; it costs as much memory as the calls once more.
+        tolerance: Largest difference that is right; None for that of the format.
+        figures: Measures what there is to know beside the time, by a name with its unit.
     """
 
     inputs: list[tuple[Any, ...]]
@@ -41,6 +43,8 @@ class Prepared:
     kernel: str
     set_bytes: float
     capturable: bool = True
+    tolerance: float | None = None
+    figures: Callable[[], dict[str, float]] = dict
 
     def is_cold(self, cache_bytes: float) -> bool:
         """Whether no input is left in the cache when its turn comes again."""
@@ -74,16 +78,13 @@ def torch_dtype(name: str) -> Any:
         "fp16": torch.float16,
         "bf16": torch.bfloat16,
         "fp8": torch.float8_e4m3fn,
+        "int8": torch.int8,
     }[name]
 
 
 def normal(backend: Backend, *shape: int, dtype: str) -> Any:
-    """A tensor of random normal numbers on the device."""
-    import torch
-
-    kind = torch_dtype(dtype)
-    drawn = torch.float32 if dtype == "fp8" else kind
-    return torch.randn(*shape, device=backend.torch_device, dtype=drawn).to(kind)
+    """A tensor of random normal numbers on the device; nobody may write to it."""
+    return backend.pool.take(shape, torch_dtype(dtype))
 
 
 def relative_error(found: Any, reference: Any) -> float:

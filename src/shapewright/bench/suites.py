@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
+from shapewright.bench.whole_suites import decode_suite, layer_suite, memory_suite, model_suite
 from shapewright.dtypes import get_dtype
 from shapewright.errors import BenchError, close_names
-from shapewright.operations import Attention, Gemm, Pointwise
+from shapewright.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.operations.collective import COLLECTIVE_OPS
 from shapewright.store.record import Case
 
 LINEAR_LAYOUTS = ("NT", "NN", "TN")
@@ -23,20 +26,44 @@ LINEAR_LAYOUTS = ("NT", "NN", "TN")
 _BLOCK_ROWS = 32
 # Formats that are measured where none is asked for, as far as the device has them.
 _DEFAULT_GPU_DTYPES = ("bf16", "fp16")
+# Suites of one format, and those of every format that the device has.
+_OF_ONE_DTYPE = {
+    "smoke", "tiles", "attention", "pointwise", "layer", "model", "decode", "memory", "mamf", "collectives",
+}  # fmt: skip
+_OF_ALL_DTYPES = {"alignment"}
+# torch multiplies 8-bit operands in one layout, in multiples of so many elements.
+# Source: checks of torch._scaled_mm and torch._int_mm (aten/src/ATen/native/cuda/Blas.cpp).
+_NARROW_STEPS = {"fp8": 16, "int8": 8}
+# Random products stay below this, so that none takes longer than a few milliseconds. [flop]
+_MOST_RANDOM_FLOPS = 4e12
+MAMF, COLLECTIVES = "mamf", "collectives"
 
 Sweep = list[Case]
 
 
 def suite_names() -> tuple[str, ...]:
     """Every suite."""
-    return tuple(_SUITES)
+    return (*_SUITES, MAMF, COLLECTIVES)
+
+
+def require_suite(name: str) -> None:
+    """Refuse a suite that is not there.
+
+    Raises:
+        BenchError: there is none of this name.
+    """
+    known = suite_names()
+    if name not in known:
+        raise BenchError(f"unknown suite {name!r}; {close_names(name, known) or 'choose one of ' + ', '.join(known)}")
 
 
 def default_dtypes(suite: str, device_dtypes: Sequence[str], *, cpu: bool) -> tuple[str, ...]:
     """Element formats that a suite is measured in where none is asked for."""
     if cpu:
         return ("fp32",)
-    wanted = ("bf16",) if suite in {"smoke", "tiles", "attention", "pointwise"} else _DEFAULT_GPU_DTYPES
+    if suite in _OF_ALL_DTYPES:
+        return tuple(device_dtypes)
+    wanted = ("bf16",) if suite in _OF_ONE_DTYPE else _DEFAULT_GPU_DTYPES
     return tuple(dtype for dtype in wanted if dtype in device_dtypes) or tuple(device_dtypes[:1])
 
 
@@ -52,12 +79,9 @@ def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> l
     Raises:
         BenchError: there is no such suite.
     """
-    if name not in _SUITES:
-        raise BenchError(
-            f"unknown suite {name!r}; {close_names(name, _SUITES) or 'choose one of ' + ', '.join(_SUITES)}"
-        )
+    require_suite(name)
     sweeps = [sweep for dtype in dtypes for sweep in _SUITES[name](dtype, small)]
-    cases = list(take_turns([[sweep[index] for index in coarse_first(len(sweep))] for sweep in sweeps]))
+    cases = list(take_turns(walked_coarse_first(sweeps)))
     return interleave(drop_repeated(cases), seed)
 
 
@@ -78,6 +102,11 @@ def coarse_first(count: int) -> list[int]:
                 narrower += [(low, middle), (middle, high)]
         gaps = narrower
     return order
+
+
+def walked_coarse_first(sweeps: Sequence[Sequence[Case]]) -> list[list[Case]]:
+    """Each sweep in the order in which it is walked."""
+    return [[sweep[index] for index in coarse_first(len(sweep))] for sweep in sweeps]
 
 
 def take_turns(sweeps: Sequence[Sequence[Case]]) -> Iterator[Case]:
@@ -143,10 +172,7 @@ def _pointwise(name: str, kind: str, dtype: str, rows: int, width: int) -> Case:
 
 def _repeated(cases: Sweep) -> Sweep:
     """Each case twice, so that one run shows by how much a median moves."""
-    twice = [
-        Case(operation=case.operation, variant=case.variant, row_width=case.row_width, repetition=1) for case in cases
-    ]
-    return cases + twice
+    return cases + [replace(case, repetition=1) for case in cases]
 
 
 def _smoke(dtype: str, small: bool) -> list[Sweep]:
@@ -161,7 +187,8 @@ def _smoke(dtype: str, small: bool) -> list[Sweep]:
     ]  # fmt: skip
     kinds = ("norm", "activation", "glu", "residual", "softmax", "dropout", "bias")
     pointwise = [_pointwise(kind, kind, dtype, top, width) for kind in kinds for width in (top, 4 * top)]
-    return [_repeated(squares), widths, batched, attention, pointwise]
+    return [_repeated(squares), _repeated(widths[::6]), _repeated(attention[:2]), _repeated(pointwise[::5]),
+            widths, batched, attention, pointwise]  # fmt: skip
 
 
 def _paper(dtype: str, small: bool) -> list[Sweep]:
@@ -196,17 +223,78 @@ def _alignment(dtype: str, small: bool) -> list[Sweep]:
     """Sizes around multiples of 1 to 128, one dimension at a time, in the layouts of forward, dgrad and wgrad."""
     bases = [(256, 192, 256)] if small else [(8192, 4096, 4096), (8192, 2560, 10240), (2048, 4096, 14336)]
     offsets = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 120, 127, 128]
+    step = _NARROW_STEPS.get(dtype, 1)
     sweeps = []
     for tokens, fan_in, fan_out in bases:
         for place in range(3):
-            for layout in LINEAR_LAYOUTS:
+            for layout in LINEAR_LAYOUTS if step == 1 else LINEAR_LAYOUTS[:1]:
                 sweep = []
                 for offset in offsets:
+                    if place > 0 and offset % step:
+                        continue
                     t, i, o = (size + offset * (place == at) for at, size in enumerate((tokens, fan_in, fan_out)))
                     m, n, k = {"NT": (t, o, i), "NN": (t, i, o), "TN": (o, i, t)}[layout]
                     sweep.append(_gemm(f"alignment.{('tokens', 'in', 'out')[place]}", dtype, m, n, k, layout=layout))
                 sweeps.append(sweep)
+    # Widths that models have: vocabularies, padded and not, and inner widths near 8/3 of the hidden size.
+    vocabularies = (
+        (331, 336)
+        if small
+        else (32000, 32001, 50257, 50258, 50260, 50264, 50272, 50288, 50304, 50432, 65024, 128256, 128257, 151936)
+    )
+    inner = (171, 172) if small else (10880, 10912, 10920, 10922, 10923, 10924, 10928, 10944, 11008)
+    t = bases[0][0]
+    hidden = (64, 64) if small else (2560, 4096)
+    for name, widths, i in zip(("vocabulary", "swiglu"), (vocabularies, inner), hidden, strict=True):
+        for layout in LINEAR_LAYOUTS if step == 1 else LINEAR_LAYOUTS[:1]:
+            dims = [{"NT": (t, o, i), "NN": (t, i, o), "TN": (o, i, t)}[layout] for o in widths if o % step == 0]
+            sweeps.append([_gemm(f"alignment.{name}", dtype, *sizes, layout=layout) for sizes in dims])
     return sweeps
+
+
+def _random(dtype: str, small: bool) -> list[Sweep]:
+    """Random sizes in the three layouts, widths multiples of random grains; the same ones whatever the seed.
+
+    Half of them, those with an even hash of m, n and k, are for judging and never for fitting (see docs).
+    """
+    generator = random.Random(20241114)
+    sweep: Sweep = []
+    step = _NARROW_STEPS.get(dtype, 1)
+    while len(sweep) < (60 if small else 2500):
+        tokens, fan_in, fan_out = (max(32, int(2 ** generator.uniform(5, 9 if small else 14.6))) for _ in range(3))
+        grain = max(step, generator.choice((1, 1, 2, 4, 8, 8, 16, 32, 64, 64, 128, 256)))
+        i, o = (max(grain, size // grain * grain) for size in (fan_in, fan_out))
+        layout = generator.choice(LINEAR_LAYOUTS if step == 1 else LINEAR_LAYOUTS[:1])
+        m, n, k = {"NT": (tokens, o, i), "NN": (tokens, i, o), "TN": (o, i, tokens)}[layout]
+        if 2.0 * m * n * k <= _MOST_RANDOM_FLOPS:
+            sweep.append(_gemm("random", dtype, m, n, k, layout=layout))
+    return [sweep]
+
+
+def collective_cases(num_ranks: int, dtypes: Sequence[str], *, small: bool, seed: int) -> list[Case]:
+    """Every collective over messages of 1 KiB to 1 GiB (a CPU: 4 MiB), in the order of measuring."""
+    sizes = [2**power for power in range(10, 23 if small else 31, 2 if small else 1)]
+    sweeps = [
+        [
+            Case(
+                operation=Collective(
+                    name=op_name,
+                    dtype=dtype,
+                    op_name=op_name,
+                    axis="data",
+                    message_bytes=float(size),
+                    num_ranks=num_ranks,
+                    ranks_per_node=num_ranks,
+                )
+            )
+            for size in sizes
+        ]
+        for dtype in dtypes
+        for op_name in COLLECTIVE_OPS
+    ]
+    return interleave(
+        list(take_turns([[sweep[index] for index in coarse_first(len(sweep))] for sweep in sweeps])), seed
+    )
 
 
 def _tiles(dtype: str, small: bool) -> list[Sweep]:
@@ -259,4 +347,9 @@ _SUITES: Mapping[str, Callable[[str, bool], list[Sweep]]] = {
     "tiles": _tiles,
     "attention": _attention_suite,
     "pointwise": _pointwise_suite,
+    "random": _random,
+    "layer": layer_suite,
+    "model": model_suite,
+    "decode": decode_suite,
+    "memory": memory_suite,
 }

@@ -28,10 +28,17 @@ _FEWEST_SAMPLES, _MOST_SAMPLES = 10, 400
 _WARM_UP_FRACTION = 0.25
 _STABLE_FRACTION = 0.05
 _FEWEST_WARM_UPS = 3
+# Samples of calls issued one by one, to compare with a graph's; the quickest counts, for the host may be held up.
+_LAUNCH_SAMPLES = 3
 # Samples between two looks at the confidence interval.
 _SAMPLES_PER_LOOK = 5
 # Samples that are taken even when the time is up.
 _SAMPLES_AFTER_DEADLINE = 3
+# Samples go on for at least this long where the budget allows: control of clocks and power acts within tens of
+# milliseconds, and what the host does besides comes and goes as fast. [s]
+_LEAST_SAMPLED_S = 0.05
+# Medians of the first and of the second half of the samples that differ by more are still on their way.
+_DRIFT_FRACTION = 0.03
 # A row of calls that takes so many times what a sample should is cut.
 _SLOW_FACTOR = 3.0
 
@@ -45,12 +52,14 @@ class Timing:
         method: ``graph``, ``eager`` or ``host``.
         calls_per_sample: Calls that one sample is the mean of.
         launch_s: What issuing calls one by one adds to each; None where it was not told apart. [s]
+        kernels_s: Time that the device worked for this row, warm-up and launch comparison included. [s]
     """
 
     summary: Summary
     method: str
     calls_per_sample: int
     launch_s: float | None
+    kernels_s: float
 
 
 def measure(
@@ -73,15 +82,17 @@ def measure(
         capturable: Whether a graph of the calls can be made.
     """
     deadline = time.monotonic() + budget_s
-    once_s = _warm_up(backend, call, inputs, budget_s * _WARM_UP_FRACTION)
-    num_calls = _calls_per_sample(backend, call, inputs, once_s)
+    once_s, warm_s = _warm_up(backend, call, inputs, budget_s * _WARM_UP_FRACTION)
+    num_calls, filled_s = _calls_per_sample(backend, call, inputs, once_s)
     if backend.is_cuda and capturable:
         num_calls = max(num_calls, len(inputs))  # a graph has its inputs fixed: all sets or none
 
-    def loop() -> None:
+    def loop() -> object:
         # Rotates on from where the last sample stopped.
+        result: object = None
         for arguments in islice(rotation, num_calls):
-            call(*arguments)
+            result = call(*arguments)
+        return result
 
     rotation = (arguments for round_of_sets in repeat(inputs) for arguments in round_of_sets)
     replay = backend.capture(loop) if capturable else None
@@ -92,16 +103,18 @@ def measure(
     summary = summarize(samples)
     method = "graph" if replay else "eager" if backend.is_cuda else "host"
     launch_s = None
+    kernels_s = warm_s + filled_s + sum(samples) * num_calls
     if replay:
-        eager = summarize([backend.elapsed_s(loop) / num_calls for _ in range(_SAMPLES_PER_LOOK)])
-        launch_s = max(0.0, eager.median_s - summary.median_s)
-    return Timing(summary=summary, method=method, calls_per_sample=num_calls, launch_s=launch_s)
+        one_by_one = [backend.elapsed_s(loop) for _ in range(_LAUNCH_SAMPLES)]
+        launch_s = max(0.0, min(one_by_one) / num_calls - summary.median_s)
+        kernels_s += summary.median_s * num_calls * (_LAUNCH_SAMPLES + 2)
+    return Timing(summary=summary, method=method, calls_per_sample=num_calls, launch_s=launch_s, kernels_s=kernels_s)
 
 
 def _warm_up(
     backend: Backend, call: Callable[..., object], inputs: Sequence[tuple[Any, ...]], budget_s: float
-) -> float:
-    """Run until three calls in a row agree or the time is up; give the time of one call. [s]"""
+) -> tuple[float, float]:
+    """Run until three calls in a row agree or the time is up; give the time of one call, and of all. [s]"""
     for arguments in inputs:
         call(*arguments)
     backend.synchronize()
@@ -112,13 +125,14 @@ def _warm_up(
         latest = calls_s[-_FEWEST_WARM_UPS:]
         if len(calls_s) > _FEWEST_WARM_UPS and max(latest) <= (1.0 + _STABLE_FRACTION) * min(latest):
             break
-    return min(calls_s[-_FEWEST_WARM_UPS:])
+    once_s = min(calls_s[-_FEWEST_WARM_UPS:])
+    return once_s, sum(calls_s) + once_s * len(inputs)
 
 
 def _calls_per_sample(
     backend: Backend, call: Callable[..., object], inputs: Sequence[tuple[Any, ...]], once_s: float
-) -> int:
-    """Calls that fill a sample; fewer where a row of them turns out slower than one alone, as on a busy host."""
+) -> tuple[int, float]:
+    """Calls that fill a sample, and the time of trying; fewer where a row of them is slower than one alone. [s]"""
     num_calls = min(_MOST_CALLS, math.ceil(_SAMPLE_S / max(once_s, 1e-7)))
     done = 0
     begin = time.monotonic()
@@ -126,18 +140,26 @@ def _calls_per_sample(
         call(*inputs[done % len(inputs)])
         done += 1
     backend.synchronize()
-    return max(1, done)
+    return max(1, done), time.monotonic() - begin
 
 
 def _sample(
     backend: Backend, run: Callable[[], object], num_calls: int, deadline: float, ci_fraction: float
 ) -> list[float]:
     samples: list[float] = []
+    begin = time.monotonic()
     while len(samples) < _MOST_SAMPLES:
         samples.append(backend.elapsed_s(run) / num_calls)
         if len(samples) >= _SAMPLES_AFTER_DEADLINE and time.monotonic() >= deadline:
             break
         is_look = len(samples) >= _FEWEST_SAMPLES and len(samples) % _SAMPLES_PER_LOOK == 0
-        if is_look and summarize(samples).ci_fraction <= ci_fraction:
+        if is_look and time.monotonic() - begin >= _LEAST_SAMPLED_S and _is_known(samples, ci_fraction):
             break
     return samples
+
+
+def _is_known(samples: Sequence[float], ci_fraction: float) -> bool:
+    """Whether the median is narrow enough and no longer on its way."""
+    half = len(samples) // 2
+    early_s, late_s = (sorted(part)[len(part) // 2] for part in (samples[:half], samples[half:]))
+    return summarize(samples).ci_fraction <= ci_fraction and abs(late_s / early_s - 1.0) <= _DRIFT_FRACTION

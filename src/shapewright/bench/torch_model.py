@@ -117,12 +117,13 @@ def make_optimizer_step(parameters: list[Any], *, fused: bool) -> Callable[[], N
     optimizer = torch.optim.AdamW(masters, lr=_LEARNING_RATE, fused=fused)
 
     def step() -> None:
-        if not is_wide:
-            torch._foreach_copy_([master.grad for master in masters], [weight.grad for weight in parameters])
-        torch.nn.utils.clip_grad_norm_(masters, _LARGEST_NORM, foreach=True)
-        optimizer.step()
-        if not is_wide:
-            torch._foreach_copy_(parameters, masters)
+        with torch.no_grad():
+            if not is_wide:
+                torch._foreach_copy_([master.grad for master in masters], [weight.grad for weight in parameters])
+            torch.nn.utils.clip_grad_norm_(masters, _LARGEST_NORM, foreach=True)
+            optimizer.step()
+            if not is_wide:
+                torch._foreach_copy_(parameters, masters)
         for weight in parameters:
             weight.grad = None
 

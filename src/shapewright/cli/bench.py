@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +14,24 @@ from shapewright.cli.console import make_console, print_json
 from shapewright.workload import PHASES
 
 if TYPE_CHECKING:
-    from shapewright.bench.backend import Backend
-    from shapewright.bench.model import ModelShapes
+    from shapewright.bench.backend import DeviceFacts
+    from shapewright.bench.request import SuiteResult
     from shapewright.bench.run import Outcome
 
 SCHEMA_VERSION = 1
 DEFAULT_STORE = "shapewright.sqlite"
+_DEFAULT_NUM_RANKS = 2
 _EPILOG = """\b
 Suites: smoke (a minute of everything), paper (the sweeps of arXiv 2401.14489), alignment (sizes around multiples of 1
-to 128 in three layouts), tiles (fine sweeps across wave ends), attention, pointwise.
+to 128 in three layouts), tiles (fine sweeps across wave ends), random, attention, pointwise; layer, model, decode and
+memory (whole decoder layers and steps); mamf (search for the best matmul rate); collectives (between --num-ranks).
+Several, with commas between, share the budget.
 
 \b
 Examples:
   shapewright bench smoke --cpu --budget 1s
-  shapewright bench alignment --dtype bf16 --budget 8m --store h200.sqlite
+  shapewright bench alignment,model --dtype bf16 --budget 8m --store h200.sqlite
+  shapewright bench collectives --num-ranks 8 --store h200.sqlite
   shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s --device h100-sxm-80gb
 """
 _SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -51,11 +55,12 @@ class Duration(click.ParamType[float]):
 
 
 @click.command(epilog=_EPILOG)
-@click.argument("suite", required=False)
+@click.argument("suite", required=False, metavar="[SUITE,...]")
 @click.option("--shapes-from", metavar="CONFIG", help="measure the operations of this model instead of a suite")
 @click.option("--cpu", is_flag=True, help="measure the CPU, on smaller shapes")
 @click.option("--device-index", type=int, default=0, show_default=True, help="which of the visible GPUs")
-@click.option("--dtype", metavar="NAME,...", help="element formats; default: bf16 or bf16,fp16, fp32 on a CPU")
+@click.option("--num-ranks", type=click.IntRange(2), help="collectives: processes, on GPUs one each (default: 2)")
+@click.option("--dtype", metavar="NAME,...", help="element formats; default: what the suite is about, fp32 on a CPU")
 @click.option("--budget", type=Duration(), default="60s", show_default=True, help="stop beginning rows after this time")
 @click.option(
     "--store", "store_path", default=DEFAULT_STORE, show_default=True, metavar="PATH", help="file of the rows"
@@ -76,6 +81,7 @@ def command(
     shapes_from: str | None,
     cpu: bool,
     device_index: int,
+    num_ranks: int | None,
     dtype: str | None,
     budget: float,
     store_path: str,
@@ -88,135 +94,116 @@ def command(
 ) -> int:
     """Measure the operations of SUITE, or of one model, on this machine's GPU or CPU.
 
-    Each finished row goes into the store at once; a run that was stopped goes on where it was. Times are medians of
-    calls on random inputs, replayed from a graph where the device has graphs, so that launch cost stands apart. Every
-    shape is compared with float64 first. Exit code 1: a row failed or was wrong. Needs the bench extra (PyTorch).
+    Each finished row goes into the store at once; a run that was stopped goes on where it was. Measuring happens in a
+    process of its own: what kills it costs one row. Times are medians of calls on random inputs, replayed from a graph
+    where the device has graphs, so that launch cost stands apart. Every shape is compared with float64 first. Exit
+    code 1: a row failed or was wrong. Needs the bench extra (PyTorch).
     """
-    from shapewright.bench.backend import open_backend
-    from shapewright.bench.run import make_run, rows_of, run_cases
-    from shapewright.bench.suites import suite_names
-    from shapewright.store.file import Store
+    from shapewright.bench.request import Request, run_request
+    from shapewright.bench.suites import COLLECTIVES, require_suite, suite_names
+    from shapewright.bench.worker import WorkerOptions
+    from shapewright.dtypes import get_dtype
 
     if (suite is None) == (shapes_from is None):
         raise click.UsageError(f"give one suite ({', '.join(suite_names())}), or --shapes-from CONFIG instead of it")
+    suites = tuple(word.strip() for word in suite.split(",")) if suite else ()
+    for name in suites:
+        require_suite(name)
     given = {name: value for name, value in workload_fields.items() if value is not None}
-    if suite is not None and given:
+    if suites and given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise click.UsageError(f"{flags} has no effect on a suite; use it with --shapes-from")
-    predicted_for = _named_device(device)
-    formats = tuple(word.strip() for word in dtype.split(",")) if dtype else ()
-    backend = open_backend(cpu=cpu, device_index=device_index)
-    cases, shapes = _cases(suite, shapes_from, given, formats, backend, seed)
-    name = suite or f"shapes of {shapes_from}"
-    run = make_run(backend, suite=name, command=shlex.join(["shapewright", *sys.argv[1:]]))
-    with Store(store_path) as store, _progress(name) as (on_start, on_row):
+    if num_ranks and COLLECTIVES not in suites:
+        raise click.UsageError("--num-ranks has no effect here; use it with the suite collectives")
+    with _progress(suite or f"shapes of {shapes_from}") as (on_start, on_row):
+        request = Request(
+            suites=suites,
+            shapes_from=shapes_from or "",
+            workload_fields=given,
+            dtypes=tuple(get_dtype(word.strip()).name for word in dtype.split(",")) if dtype else (),
+            options=WorkerOptions(cpu=cpu, device_index=device_index, num_ranks=num_ranks or _DEFAULT_NUM_RANKS),
+            budget_s=budget,
+            seed=seed,
+            ci_fraction=ci_fraction,
+            retry_failed=retry_failed,
+            command=shlex.join(["shapewright", *sys.argv[1:]]),
+            on_start=on_start,
+            on_row=on_row,
+        )
+        predicted_for = _named_device(device)
         try:
-            outcome = run_cases(
-                cases,
-                backend,
-                store,
-                run,
-                budget_s=budget,
-                ci_fraction=ci_fraction,
-                retry_failed=retry_failed,
-                on_start=on_start,
-                on_row=on_row,
-            )
+            results = run_request(request, store_path)
         except KeyboardInterrupt:
             click.echo(f"every finished row is in {store_path}; the same command goes on from there", err=True)
             raise
-        rows = rows_of(cases, store, run)
-    facts = _facts(rows, shapes, predicted_for or _own_device(backend))
+    facts = [fact for result in results for fact in _facts(result, predicted_for or _own_device(result.facts))]
+    outcome = results[0].outcome
+    for result in results[1:]:
+        outcome = outcome.joined(result.outcome)
+    summary = summarize_bench(outcome, facts)
     if as_json:
-        print_json({**_summary(outcome, backend, name, store_path), "rows": facts})
+        heads = {
+            "schema_version": SCHEMA_VERSION,
+            "suite": suite or results[0].name,
+            "device": results[0].facts.name,
+            "library": results[0].facts.library,
+            "store": store_path,
+        }
+        print_json({**heads, **summary, "rows": facts})
     else:
-        _print(facts, outcome, shapes, store_path)
+        _print(facts, summary, results, store_path)
     return 1 if any(row.status != "ok" for row in outcome.measured) else 0
 
 
-def _cases(
-    suite: str | None,
-    shapes_from: str | None,
-    given: dict[str, Any],
-    formats: tuple[str, ...],
-    backend: Backend,
-    seed: int,
-) -> tuple[list[Any], ModelShapes | None]:
-    """What to measure, in order; with the model's own counts if it is a model."""
-    from shapewright.bench.suites import default_dtypes, make_suite
-    from shapewright.dtypes import get_dtype
+def summarize_bench(outcome: Outcome, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The call in numbers, for people and programs alike."""
+    from shapewright.report.measured import best_rates, repeatability
 
-    formats = tuple(get_dtype(name).name for name in formats)
-    formats = formats or default_dtypes(suite or "smoke", backend.dtypes, cpu=not backend.is_cuda)
-    backend.require_dtypes(formats)
-    if suite is not None:
-        return make_suite(suite, formats, small=not backend.is_cuda, seed=seed), None
-    from shapewright.bench.model import largest_first, model_shapes
-    from shapewright.config import read_model
-    from shapewright.layout import ParallelLayout
-    from shapewright.workload import Workload
-
-    if len(formats) > 1:
-        raise click.UsageError(f"--shapes-from takes one --dtype, got {', '.join(formats)}")
-    assert shapes_from is not None
-    config = read_model(shapes_from, None).config
-    seq_len = given.get("seq_len", min(2048, config.max_position_embeddings))
-    context = {"context_len": seq_len - 1} if given.get("phase") == "decode" else {}
-    workload = Workload(**{**given, "seq_len": seq_len, **context}, dtype=formats[0])
-    shapes = model_shapes(config, workload, ParallelLayout())
-    return largest_first(shapes.cases), shapes
+    return {
+        "num_measured": len(outcome.measured),
+        "num_known": outcome.num_known,
+        "num_left": outcome.num_left,
+        "num_left_out": outcome.num_left_out,
+        "wall_s": outcome.wall_s,
+        "kernels_s": outcome.kernels_s,
+        "overhead_fraction": outcome.overhead_fraction,
+        "rows_per_min": outcome.rows_per_min,
+        "repeatability": repeatability(facts),
+        "best_flops_per_s": best_rates(facts),
+    }
 
 
-def _facts(rows: list[Any], shapes: ModelShapes | None, device: Any) -> list[dict[str, Any]]:
+def _facts(result: SuiteResult, device: Any) -> list[dict[str, Any]]:
     """Rows as JSON, with what is predicted for them and, of a model, how often they run."""
-    from shapewright.report.measured import predict_rows_s
+    from shapewright.report.measured import estimate_row_figures, predict_rows_s
 
-    predicted = predict_rows_s([row.operation() for row in rows], device)
-    facts = [{**row.to_json(), "predicted_s": predicted_s} for row, predicted_s in zip(rows, predicted, strict=True)]
+    rows, shapes = result.rows, result.shapes
+    operations = [row.operation() for row in rows]
+    predicted = predict_rows_s(operations, device)
+    facts = [
+        {**row.to_json(), "predicted_s": predicted_s, "predicted_figures": estimate_row_figures(operation)}
+        for row, predicted_s, operation in zip(rows, predicted, operations, strict=True)
+    ]
     if shapes is None:
         return facts
     by_key = {case.key(row.device, row.library): case for row in rows[:1] for case in shapes.cases}
     return [{**fact, "repeats": shapes.repeats_of(by_key[fact["key"]])} for fact in facts]
 
 
-def _summary(outcome: Outcome, backend: Backend, name: str, store_path: str) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "suite": name,
-        "device": backend.name,
-        "library": backend.library,
-        "store": store_path,
-        "num_measured": len(outcome.measured),
-        "num_known": outcome.num_known,
-        "num_left": outcome.num_left,
-        "num_left_out": outcome.num_left_out,
-        "wall_s": outcome.wall_s,
-        "timed_s": outcome.timed_s,
-    }
-
-
-def _print(facts: list[dict[str, Any]], outcome: Outcome, shapes: ModelShapes | None, store_path: str) -> None:
-    from shapewright.report.measured import print_rows, reading_order, step_line
-    from shapewright.units import format_seconds
+def _print(
+    facts: list[dict[str, Any]], summary: Mapping[str, Any], results: Sequence[SuiteResult], store_path: str
+) -> None:
+    from shapewright.report.measured import print_rows, reading_order, step_line, summary_lines
 
     console = make_console()
+    shapes = results[0].shapes
     print_rows(facts if shapes is not None else sorted(facts, key=reading_order), console)
     if shapes is not None:
         console.print(step_line(facts), soft_wrap=True)
         for name, reason in shapes.left_out.items():
             console.print(f"not measured: {name}: {reason}", soft_wrap=True)
-    words = (
-        f"{len(outcome.measured)} rows measured in {format_seconds(outcome.wall_s)}, {outcome.num_known} known before"
-    )
-    if outcome.num_left:
-        words += f", {outcome.num_left} left for a larger --budget"
-    if outcome.num_left_out:
-        words += f", {outcome.num_left_out} too large for this device"
-    console.print(f"{words}; all in {store_path}", soft_wrap=True)
-    num_cold, num_timed = sum(fact["is_cold"] for fact in facts), sum(fact["median_s"] is not None for fact in facts)
-    console.print(
-        f"inputs rotate; in {num_cold} of {num_timed} rows they exceed the cache, the others may read from it"
-    )
+    for line in summary_lines(summary, facts, store_path):
+        console.print(line, soft_wrap=True)
 
 
 def _named_device(name: str | None) -> Any:
@@ -225,11 +212,11 @@ def _named_device(name: str | None) -> Any:
     return load_device(name) if name else None
 
 
-def _own_device(backend: Backend) -> Any:
+def _own_device(facts: DeviceFacts) -> Any:
     """The device file of what was measured, if there is one."""
     from shapewright.hardware import list_devices
 
-    return _named_device(backend.name) if backend.name in list_devices() else None
+    return _named_device(facts.name) if facts.name in list_devices() else None
 
 
 @contextmanager

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import ShapewrightError
 from shapewright.perf.pricing import price_operations
 from shapewright.predict import predict
 from shapewright.report.columns import columns_of, print_table
-from shapewright.units import GIGA, TERA, format_percent, format_seconds
+from shapewright.units import GIGA, TERA, format_bytes, format_percent, format_seconds
 from shapewright.whole import LayerRun, StepRun
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ _SHOWN = {
 _SHAPE_LETTERS = {
     "phase": "", "hidden_size": "h", "num_layers": "L", "num_heads": "a", "num_kv_heads": "a_kv",
     "intermediate_size": "f", "vocab_size": "v", "micro_batch_size": "b", "seq_len": "s", "context_len": "c",
-    "attention": "",
+    "attention": "", "hidden_dropout": "dropout",
 }  # fmt: skip
 _LETTERS = {
     "batch_size": "b", "query_len": "s", "kv_len": "keys", "num_heads": "a", "num_kv_heads": "a_kv", "head_dim": "d",
@@ -79,7 +81,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], console: Console, *, most: int
     names: list[tuple[str, int, bool]] = [
         ("operation", 0, True), ("sizes", 1, True), ("dtype", 5, True), ("layout", 3, True), ("times", 4, False),
         ("measured", 0, False), ("+-", 2, False), ("predicted", 0, False), ("off", 1, False),
-        ("TFLOP/s", 2, False), ("GB/s", 3, False), ("launch", 4, False), ("remark", 1, True),
+        ("TFLOP/s", 2, False), ("GB/s", 3, False), ("launch", 4, False),
+        ("memory", 2, False), ("planned", 2, False), ("remark", 1, True),
     ]  # fmt: skip
     cells = [_cells(row) for row in shown]
     kept = [place for place in range(len(names)) if any(line[place] for line in cells)]
@@ -92,6 +95,71 @@ def reading_order(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Sort key that puts rows of one sweep beside each other, smallest first."""
     numbers = tuple(value for value in row["sizes"].values() if isinstance(value, int | float))
     return row["kind"], row["name"], row["variant"], row["dtype"], row["layout"], numbers, row["repetition"]
+
+
+def estimate_row_figures(operation: Operation | LayerRun | StepRun) -> dict[str, float]:
+    """What the memory planner says of the figures that are measured beside the time."""
+    return operation.estimate_figures() if isinstance(operation, LayerRun | StepRun) else {}
+
+
+def repeatability(rows: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """By how much medians of the same thing, measured more than once, differ; None where nothing was.
+
+    Returns:
+        num_pairs, and the median and the largest difference over the smaller of two.
+    """
+    first: dict[str, float] = {}
+    differences = []
+    for row in sorted((row for row in rows if row["median_s"]), key=lambda row: row["repetition"]):
+        same = json.dumps([row["kind"], row["dtype"], row["layout"], row["variant"], row["sizes"]], sort_keys=True)
+        if same in first and row["repetition"]:
+            low_s, high_s = sorted((first[same], row["median_s"]))
+            differences.append(high_s / low_s - 1.0)
+        first.setdefault(same, row["median_s"])
+    if not differences:
+        return None
+    return {
+        "num_pairs": len(differences),
+        "median_fraction": statistics.median(differences),
+        "largest_fraction": max(differences),
+    }
+
+
+def best_rates(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Highest rate of a product, by element format. [flop/s]"""
+    rates: dict[str, float] = {}
+    for row in rows:
+        if row["kind"] == "gemm" and row["median_s"]:
+            rates[row["dtype"]] = max(rates.get(row["dtype"], 0.0), row["flops"] / row["median_s"])
+    return rates
+
+
+def summary_lines(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], store_path: str) -> Iterator[str]:
+    """What a call of the bench came to, in a few lines."""
+    words = f"{summary['num_measured']} rows measured in {format_seconds(summary['wall_s'])}"
+    if summary["rows_per_min"]:
+        words += f" ({summary['rows_per_min']:.0f} a minute)"
+    words += f", {summary['num_known']} known before"
+    if summary["num_left"]:
+        words += f", {summary['num_left']} left for a larger --budget"
+    if summary["num_left_out"]:
+        words += f", {summary['num_left_out']} too large for this device"
+    yield f"{words}; all in {store_path}"
+    if summary["overhead_fraction"] is not None:
+        yield (
+            f"the device worked for {format_seconds(summary['kernels_s'])} of it; preparing, checking and storing took "
+            f"{format_percent(summary['overhead_fraction'])} of that besides"
+        )
+    same = summary["repeatability"]
+    if same:
+        yield (
+            f"the same thing measured twice: medians differ by {format_percent(same['median_fraction'])} in the median "
+            f"of {same['num_pairs']} pairs, by {format_percent(same['largest_fraction'])} at most"
+        )
+    for dtype, rate in summary["best_flops_per_s"].items():
+        yield f"best rate of a product in {dtype}: {rate / TERA:.4g} TFLOP/s"
+    num_cold, num_timed = sum(row["is_cold"] for row in rows), sum(row["median_s"] is not None for row in rows)
+    yield f"inputs rotate; in {num_cold} of {num_timed} rows they exceed the cache, the others may read from it"
 
 
 def step_line(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -123,8 +191,17 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['flops'] / median_s / TERA:.3g}" if timed and row["flops"] else "",
         f"{row['num_bytes'] / median_s / GIGA:.3g}" if timed else "",
         format_seconds(row["launch_s"]) if row["launch_s"] is not None else "",
+        *(_memory(row.get(name)) for name in ("figures", "predicted_figures")),
         f"{row['status']}: {row['error']}" if row["error"] else "",
     ]
+
+
+def _memory(figures: Mapping[str, float] | None) -> str:
+    """What a layer keeps, or else the peak of a step."""
+    for name in ("activation_bytes", "peak_memory_bytes"):
+        if figures and name in figures:
+            return format_bytes(figures[name])
+    return ""
 
 
 def _sizes(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,136 @@
+"""Measuring one case: make it ready, judge its result, time it, and put all that into a row."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from shapewright.bench.attention import prepare_attention
+from shapewright.bench.gemm import prepare_gemm, prepare_grouped_gemm
+from shapewright.bench.layers import prepare_layer, prepare_step
+from shapewright.bench.pointwise import prepare_pointwise
+from shapewright.bench.prepared import TOLERANCE_FRACTION, Prepared
+from shapewright.bench.timer import measure
+from shapewright.errors import BenchError
+from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.store.record import FAILED, OK, WRONG, Case, Row, Run, row_facts
+from shapewright.whole import LayerRun, StepRun
+
+if TYPE_CHECKING:
+    from shapewright.bench.backend import Backend
+
+_LONGEST_ERROR = 300
+
+
+def measure_case(case: Case, backend: Backend, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
+    """Measure one case; whatever goes wrong with it becomes part of its row."""
+    begin = time.perf_counter()
+    row = Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED, state_before=backend.read_state())
+    try:
+        prepared = prepare(case, backend)
+        row = replace(
+            row,
+            kernel=prepared.kernel,
+            num_inputs=len(prepared.inputs),
+            is_cold=prepared.is_cold(backend.cache_bytes),
+        )
+        found_error = prepared.check(prepared.call(*prepared.inputs[0]), prepared.inputs[0])
+        backend.synchronize()
+        tolerance = TOLERANCE_FRACTION[case.operation.dtype] if prepared.tolerance is None else prepared.tolerance
+        if not found_error <= tolerance:
+            words = f"relative error {found_error:.3g} against the reference, at most {tolerance:g} is right"
+            # NaN has no place in JSON; the words say it.
+            kept_error = found_error if math.isfinite(found_error) else None
+            return replace(row, status=WRONG, error=words, relative_error=kept_error, state_after=backend.read_state())
+        figures = prepared.figures()
+        timing = measure(
+            backend,
+            prepared.call,
+            prepared.inputs,
+            budget_s=budget_s,
+            ci_fraction=ci_fraction,
+            capturable=prepared.capturable,
+        )
+    except (BenchError, RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
+        # Torch raises RuntimeError for memory, for kernels it lacks and for errors of the device alike.
+        failed = failed_row(row, one_line(error), backend.read_state())
+        del error
+        gc.collect()
+        _release_quietly(backend)
+        return failed
+    summary = timing.summary
+    if isinstance(case.operation, StepRun):
+        figures["tokens_per_s"] = case.operation.num_tokens / summary.median_s
+    return replace(
+        row,
+        status=OK,
+        measured_utc=now_utc(),
+        relative_error=found_error,
+        method=timing.method,
+        median_s=summary.median_s,
+        min_s=summary.min_s,
+        max_s=summary.max_s,
+        q1_s=summary.q1_s,
+        q3_s=summary.q3_s,
+        ci_half_width_s=summary.ci_half_width_s,
+        num_samples=summary.num_samples,
+        calls_per_sample=timing.calls_per_sample,
+        launch_s=timing.launch_s,
+        state_after=backend.read_state(),
+        figures={**figures, "kernels_s": timing.kernels_s, "row_s": time.perf_counter() - begin},
+    )
+
+
+def failed_row(row: Row, error: str, state: Mapping[str, float] | None = None) -> Row:
+    """The row of a case that could not be measured."""
+    return replace(row, status=FAILED, error=error[:_LONGEST_ERROR], state_after=state or {}, measured_utc=now_utc())
+
+
+def prepare(case: Case, backend: Backend) -> Prepared:
+    """Make a case ready to run.
+
+    Raises:
+        BenchError: there is no way to measure it.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    operation = case.operation
+    if isinstance(operation, LayerRun | StepRun):
+        backend.pool.clear()  # they need memory more than numbers
+        if isinstance(operation, LayerRun):
+            return prepare_layer(operation, backend, case.variant)
+        return prepare_step(operation, backend)
+    backend.pool.begin()
+    if isinstance(operation, Attention):
+        return prepare_attention(operation, backend, case.variant)
+    if isinstance(operation, Gemm):
+        return prepare_gemm(operation, backend)
+    if isinstance(operation, GroupedGemm):
+        return prepare_grouped_gemm(operation, backend)
+    if isinstance(operation, Pointwise):
+        return prepare_pointwise(operation, backend, case.row_width)
+    raise BenchError(f"{operation.kind} {operation.name} needs several ranks; bench the suite 'collectives'")
+
+
+def _release_quietly(backend: Backend) -> None:
+    try:
+        backend.release()
+    except RuntimeError:
+        return  # the next synchronisation says so
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return words[0][:_LONGEST_ERROR]
+
+
+def now_utc() -> str:
+    """The time of day, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,200 @@
+"""The process that measures: what kills it costs one row, and whoever is killed, nothing stored is lost or repeated."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shapewright.bench import run as run_module
+from shapewright.bench import worker as worker_module
+from shapewright.bench.run import make_run, run_cases
+from shapewright.bench.worker import Worker, WorkerOptions
+from shapewright.errors import BenchError
+from shapewright.operations import Gemm
+from shapewright.store.file import Store
+from shapewright.store.record import FAILED, OK, Case
+
+# A worker without torch: the size of a case says what becomes of it, and every case that begins is written down.
+FAKE = """
+import os, signal, sys, time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from shapewright.bench import backend, measuring, worker
+from shapewright.errors import BenchError
+from shapewright.store.record import Row, row_facts
+
+FOLDER = Path(__file__).parent
+
+@dataclass(frozen=True, kw_only=True)
+class Fake(backend.DeviceFacts):
+    def describe(self):
+        return backend.DeviceFacts(**{name: getattr(self, name) for name in backend.DeviceFacts.__dataclass_fields__})
+
+    def synchronize(self):
+        if (FOLDER / "poisoned").exists():
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+def open_backend(**_):
+    if (FOLDER / "broken").exists():
+        raise BenchError("no device here; use --cpu")
+    return Fake(is_cuda=False, name="d", facts={}, driver="", runtime="cpu", torch_version="2", dtypes=("fp32",),
+                cache_bytes=1.0, most_flops=1e30)
+
+def measure_case(case, device, run, *, budget_s, ci_fraction):
+    m = case.operation.m
+    with (FOLDER / "begun.txt").open("a") as log:
+        print(m, file=log, flush=True)
+    row = Row(**row_facts(case, run), measured_utc="x", status="ok", median_s=1.0, num_samples=1)
+    if m == 1001:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if m == 1002:
+        print("segmentation fault ahead", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if m == 1003:
+        os._exit(7)
+    if m == 1004:
+        time.sleep(60)
+    if m == 1005:
+        (FOLDER / "poisoned").touch()
+        return replace(row, status="failed", error="CUDA error: an illegal memory access was encountered")
+    (FOLDER / "poisoned").unlink(missing_ok=True)
+    time.sleep(2e-3)
+    return row
+
+backend.open_backend, measuring.measure_case = open_backend, measure_case
+if __name__ == "__main__":
+    worker.main()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A worker that measures nothing; its folder."""
+    (tmp_path / "fake_worker.py").write_text(FAKE, encoding="utf-8")
+    monkeypatch.setattr(worker_module, "COMMAND", (sys.executable, str(tmp_path / "fake_worker.py")))
+    return tmp_path
+
+
+def cases(*sizes: int) -> list[Case]:
+    """Products told apart by their rows."""
+    return [Case(operation=Gemm(name="x", m=m, n=1, k=1)) for m in sizes]
+
+
+def test_a_lost_worker_costs_one_row(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, crashed, ended, silent, context poisoned: each row says what happened, and every other one is fine."""
+    monkeypatch.setattr(worker_module, "_LONGEST_ROW_S", 0.3)
+    sizes = (1, 1001, 2, 1002, 3, 1003, 1004, 4, 1005, 5)
+    with Worker(WorkerOptions()) as worker, Store(fake / "s.sqlite") as store:
+        run = make_run(worker.facts, suite="s", command="c")
+        outcome = run_cases(cases(*sizes), worker, store, run, budget_s=9.0)
+        rows = {row.m: row for row in store.rows()}
+
+    assert [row.m for row in outcome.measured] == list(sizes)
+    assert {m for m, row in rows.items() if row.status == OK} == {1, 2, 3, 4, 5}
+    words = {1001: "SIGKILL", 1002: "SIGSEGV", 1003: "code 7", 1004: "no answer", 1005: "context was lost"}
+    for m, word in words.items():
+        assert rows[m].status == FAILED
+        assert word in rows[m].error
+        assert "\n" not in rows[m].error
+    assert rows[1002].error.endswith("segmentation fault ahead")
+
+
+def test_a_machine_that_loses_every_worker_ends_the_run(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some rows in a row the run stops with one line; those rows are stored."""
+    monkeypatch.setattr(run_module, "_MOST_DEATHS", 2)
+    with Worker(WorkerOptions()) as worker, Store(fake / "s.sqlite") as store:
+        run = make_run(worker.facts, suite="s", command="c")
+        alike = [Case(operation=Gemm(name="x", m=1003, n=n, k=1)) for n in range(1, 5)]
+        with pytest.raises(BenchError, match="2 rows in a row"):
+            run_cases(alike, worker, store, run, budget_s=5.0)
+
+        assert [row.status for row in store.rows()] == [FAILED, FAILED]
+
+
+def test_what_cannot_be_opened_is_one_line(fake: Path) -> None:
+    """The worker's own words come out of the parent as the same error; a worker that dies at once says so."""
+    (fake / "broken").touch()
+    with pytest.raises(BenchError, match=r"^no device here; use --cpu$"):
+        Worker(WorkerOptions())
+    (fake / "fake_worker.py").write_text("raise SystemExit('no such library')", encoding="utf-8")
+    with pytest.raises(BenchError, match=r"does not start.*code 1: no such library"):
+        Worker(WorkerOptions())
+
+
+def test_workers_end_with_their_parent(fake: Path) -> None:
+    """Closing leaves no process behind."""
+    worker = Worker(WorkerOptions())
+    (rank,) = worker._ranks
+    worker.close()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(rank._process.pid, 0)
+    assert (fake / "fake_worker.py").exists()
+
+
+# The parent as the command line runs it, with the fake worker beside it.
+PARENT = """
+import sys
+from pathlib import Path
+from shapewright.bench import worker as worker_module
+from shapewright.bench.run import make_run, run_cases
+from shapewright.bench.worker import Worker, WorkerOptions
+from shapewright.operations import Gemm
+from shapewright.store.file import Store
+from shapewright.store.record import Case
+
+folder = Path(sys.argv[1])
+worker_module.COMMAND = (sys.executable, str(folder / "fake_worker.py"))
+cases = [Case(operation=Gemm(name="x", m=m + 2000, n=1, k=1)) for m in range(3000)]
+with Worker(WorkerOptions()) as worker, Store(folder / "s.sqlite") as store:
+    (rank,) = worker._ranks
+    print("worker", rank._process.pid, flush=True)
+    run = make_run(worker.facts, suite="s", command="c")
+    run_cases(cases, worker, store, run, budget_s=60.0, on_row=lambda row: print("committed", row.m, flush=True))
+"""
+
+
+def test_twenty_kills_lose_nothing(fake: Path) -> None:
+    """Twenty kill -9 at random moments, of the parent and of its worker by turns, each followed by a resumption.
+
+    Every row that was committed is there, none was begun again afterwards, and the store is sound.
+    """
+    generator = random.Random(3)
+    (fake / "parent.py").write_text(PARENT, encoding="utf-8")
+    committed: set[int] = set()
+    for turn in range(20):
+        begun_before = len(begun(fake))
+        parent = subprocess.Popen([sys.executable, str(fake / "parent.py"), str(fake)], stdout=subprocess.PIPE)
+        assert parent.stdout is not None
+        worker_pid = int(parent.stdout.readline().split()[1])
+        lines = [parent.stdout.readline() for _ in range(generator.randrange(1, 40))]
+        time.sleep(generator.random() * 4e-3)
+        if turn % 2:
+            os.kill(worker_pid, signal.SIGKILL)  # the parent goes on with another one
+            lines += [parent.stdout.readline() for _ in range(5)]
+        os.kill(parent.pid, signal.SIGKILL)
+        lines += parent.communicate()[0].splitlines(keepends=True)
+        now_committed = {int(line.split()[1]) for line in lines if line.endswith(b"\n")}
+
+        assert not set(begun(fake)[begun_before:]) & committed
+        committed |= now_committed
+    with Store(fake / "s.sqlite", must_exist=True) as store:
+        stored = {row.m: row.status for row in store.rows()}
+
+        assert store.verify() == []
+    assert committed <= set(stored)
+    assert len(committed) > 200
+    assert 5 <= list(stored.values()).count(FAILED) <= 10
+
+
+def begun(folder: Path) -> list[int]:
+    """Cases that any worker has begun, in order."""
+    path = folder / "begun.txt"
+    return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
