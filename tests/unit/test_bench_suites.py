@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +263,39 @@ def test_a_suite_of_the_command_line_runs_in_a_worker(tmp_path: Path, capsys: py
     assert found["overhead_fraction"] > 0.0
     assert found["best_flops_per_s"]["fp32"] > 0.0
     assert {row["suite"] for row in found["rows"]} == {"smoke", "mamf"}
+
+
+def test_campaign_is_resumed_from_where_it_stopped(tmp_path: Path) -> None:
+    """Blocks leave small stores and what they ran on; a later call takes them up and measures only the rest."""
+    script = Path(__file__).parents[2] / "benchmarks" / "campaign.sh"
+    if not script.exists():
+        pytest.skip("benchmarks are not beside these tests")
+
+    def run_blocks(out: Path, *blocks: str, **changes: str) -> tuple[int, str]:
+        environment = {**os.environ, "CPU": "1", "SECONDS_PER_BLOCK": "1", "PYTHON": sys.executable, **changes}
+        ended = subprocess.run(
+            ["bash", str(script), str(out), *blocks], env=environment, capture_output=True, text=True, check=False
+        )
+        return ended.returncode, ended.stdout + ended.stderr
+
+    def keys(out: Path) -> set[str]:
+        with Store(out / "layer.sqlite", must_exist=True) as store:
+            assert store.verify() == []
+            return {row.measured_utc + row.key for row in store.rows()}
+
+    code, words = run_blocks(tmp_path / "first", "layer")
+    first = keys(tmp_path / "first")
+    assert code == 0, words
+    code, words = run_blocks(tmp_path / "second", "layer", FROM=str(tmp_path / "first"))
+    second = keys(tmp_path / "second")
+
+    assert code == 0, words
+    assert f"{len(first)} known before" in words
+    assert first < second
+    assert "torch" in (tmp_path / "first" / "environment.txt").read_text(encoding="utf-8")
+    assert max(path.stat().st_size for path in (tmp_path / "second").iterdir()) < 16e6
+    assert run_blocks(tmp_path / "third", "lair")[0] == 2
+    assert not (tmp_path / "third").exists()
 
 
 def test_too_few_gpus_for_the_ranks() -> None:
