@@ -126,8 +126,8 @@ def _prepare(operation: Collective, backend: Backend) -> tuple[Callable[[], obje
     part = max(1, elements // ranks)
     name = operation.op_name
 
-    def buffer(size: int, value: float) -> Any:
-        return torch.full((size,), value, device=backend.torch_device, dtype=kind)
+    def buffer(count: int, value: float) -> Any:
+        return torch.full((count,), value, device=backend.torch_device, dtype=kind)
 
     sizes = {
         "all_reduce": (elements, elements), "all_gather": (part, part * ranks), "reduce_scatter": (part * ranks, part),

@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from shapewright.bench.measuring import measure_case
 from shapewright.bench.model import model_shapes
-from shapewright.bench.run import make_run, measure_case
+from shapewright.bench.run import make_run
 from shapewright.errors import BenchError
 from shapewright.search.verified import Verification, VerifiedShape
 from shapewright.store.record import OK
