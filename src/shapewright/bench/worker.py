@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # How a worker is started; its number and the descriptor of its connection follow.
 COMMAND: Sequence[str] = (sys.executable, "-m", "shapewright.bench.worker")
+# Where this package was imported from, wherever the process has gone since.
+_ROOT = str(Path(__file__).resolve().parents[2])
 # A first start imports torch and loads its libraries from a disk that may be cold. [s]
 _LONGEST_START_S = 300.0
 # Beyond the row's budget: compilation, allocation and reference of the largest cases. [s]
@@ -161,6 +163,7 @@ class _Rank:
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))},
             )
         self.connection = Connection(ours.detach())
 
