@@ -47,7 +47,10 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
         422: "What is asked makes no sense; the detail is the command line's one line.",
     }.items()
 }
-_NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {**_PROBLEMS[422], "description": "There is nothing of this name."}}
+_NOT_FOUND: dict[int | str, dict[str, Any]] = {
+    404: {**_PROBLEMS[422], "description": "There is nothing of this name."},
+    422: {**_PROBLEMS[422], "description": "No name is as long as this one."},
+}
 _QUEUE_FULL: dict[int | str, dict[str, Any]] = {429: {**_PROBLEMS[422], "description": "Too many searches wait."}}
 _PROBLEM_SCHEMA = {
     "type": "object",

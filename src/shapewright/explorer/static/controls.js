@@ -121,16 +121,18 @@ export function showControls(answer) {
   const isFresh = model !== anchor;
   anchor = model;
   const preset = byId("preset");
-  preset.value = now.preset ?? "";
+  if (preset.value !== now.preset) preset.value = now.preset ?? "";
   preset.querySelector("option[value='']")?.remove();
   if (!now.preset) preset.prepend(h("option", { value: "", selected: true }, now.config ? "pasted config" : "fields alone"));
-  byId("device").value = answer.device.name;
+  if (byId("device").value !== answer.device.name) byId("device").value = answer.device.name;
   byId("uncalibrated").checked = now.uncalibrated;
   const all = { model: answer.config, workload: answer.workload, layout: answer.layout };
   for (const control of controls) {
     const { field, group, input, slider } = control;
-    const value = all[group][field.name];
-    const isGiven = now[GROUPS[group]][field.name] !== undefined;
+    const given = now[GROUPS[group]][field.name];
+    const isGiven = given !== undefined;
+    // What was asked last counts: this answer may be older than the reader's newest move.
+    const value = typeof given === "number" ? given : all[group][field.name];
     if (EXPERTS.has(field.name)) control.element.hidden = !answer.config.num_experts && !isGiven;
     control.reset.hidden = !isGiven;
     control.element.classList.toggle("given", isGiven);

@@ -63,10 +63,10 @@ function follow(now, { question }) {
 function makeTools() {
   byId("undo").addEventListener("click", undo);
   byId("redo").addEventListener("click", redo);
-  byId("pin").addEventListener("click", () => change((next) => { next.pin = next.pin ? null : job(next); }));
+  byId("pin").addEventListener("click", () => change((next) => { next.pin = next.pin ? null : structuredClone(job(next)); }));
   byId("swap").addEventListener("click", () => change((next) => {
     const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, uncalibrated = false } = next.pin;
-    next.pin = job(next);
+    next.pin = structuredClone(job(next));
     Object.assign(next, { preset, config, overrides, device, workload, layout, uncalibrated });
   }));
   byId("appearance").addEventListener("click", () => {

@@ -75,14 +75,18 @@ function move(next) {
 
 // The address follows, but not at every pixel of a slider: browsers limit how often it may.
 let timer = 0;
+let written = 0;
 function remember() {
   clearTimeout(timer);
-  timer = setTimeout(() => history.replaceState(null, "", `#${write(now)}`), 250);
+  const due = written + 250 - performance.now();
+  if (due <= 0) address();
+  else timer = setTimeout(address, due);
 }
 
 /** The address of the state as it is now. */
 export function address() {
   clearTimeout(timer);
+  written = performance.now();
   history.replaceState(null, "", `#${write(now)}`);
   return location.href;
 }
