@@ -20,7 +20,8 @@ LEVELS = {
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("store", "horizon", "cluster"), 4),
-    **dict.fromkeys(("lint", "search", "plan", "question", "accuracy", "figures"), 5),
+    **dict.fromkeys(("lint", "plan", "question", "accuracy", "figures"), 5),
+    "search": 5.5,  # its layouts are those of a plan
     **dict.fromkeys(("assumed_layout", "capacity", "calculators", "compare", "serving", "sweep", "utilization"), 5),
     **dict.fromkeys(("report", "bench", "api", "fit"), 6),
     "explorer": 7,

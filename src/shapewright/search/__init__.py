@@ -14,6 +14,6 @@ from shapewright.search.request import VARIED as VARIED
 from shapewright.search.request import VARIED_IN_BRANCHES as VARIED_IN_BRANCHES
 from shapewright.search.request import SearchRequest as SearchRequest
 from shapewright.search.request import phase_of as phase_of
-from shapewright.search.search import Candidate as Candidate
-from shapewright.search.search import SearchResult as SearchResult
+from shapewright.search.result import Candidate as Candidate
+from shapewright.search.result import SearchResult as SearchResult
 from shapewright.search.search import search_shapes as search_shapes

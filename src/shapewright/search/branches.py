@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shapewright.errors import ConfigError, ShapewrightError, WorkloadError
 from shapewright.lowering import num_microbatches
 from shapewright.search.changes import CHANGES
-from shapewright.search.layouts import enumerate_layouts
+from shapewright.search.layouts import other_layouts
 from shapewright.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def list_branches(
     free = request.free_fields()
     layouts = [layout]
     if "layout" in free:
-        given = {name: getattr(layout, name) for name in ("zero_stage", "sequence_parallel")}
-        found = enumerate_layouts(config, device, workload, layout.num_devices, given)
-        layouts += [other for other in found if other != layout]
+        layouts += other_layouts(config, device, workload, layout)
     modes = [workload.recompute]
     if "recompute" in free:
         if not workload.is_training:

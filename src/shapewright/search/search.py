@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +17,24 @@ from shapewright.predict import predict
 from shapewright.search.bands import measure_shape, percentile_of
 from shapewright.search.branches import list_branches
 from shapewright.search.changes import decode_changes
-from shapewright.search.compare import Gain, Speedup, compare_times, explain_gains
+from shapewright.search.compare import compare_times, explain_gains
 from shapewright.search.engine import Findings, Job, Limits, explore, run_here
 from shapewright.search.expressible import keep_expressible
 from shapewright.search.front import take
 from shapewright.search.memory import kv_bytes_per_token
+from shapewright.search.refusal import refuse_empty
 from shapewright.search.request import VARIED
+from shapewright.search.result import Candidate, OnDevice, SearchResult
 from shapewright.search.space import make_space
 from shapewright.search.steps import Setting
-from shapewright.shown import ShownInNotebook
-from shapewright.units import format_bytes, format_count
+from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
-    from shapewright.config import Model, TransformerConfig
+    from shapewright.config import Model
     from shapewright.hardware import Device
-    from shapewright.horizon import Horizon
     from shapewright.predict import Prediction
     from shapewright.search.branches import Branch
-    from shapewright.search.engine import Progress, Runner, Tally
+    from shapewright.search.engine import Progress, Runner
     from shapewright.search.front import Table
     from shapewright.search.request import SearchRequest
     from shapewright.search.space import Space
@@ -54,100 +54,6 @@ _EXPERT_FIELDS = (
     "num_experts_per_token",
     "shared_expert_intermediate_size",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One shape beside the baseline.
-
-    Attributes:
-        rank: Place in the list, from 1; 0 for the baseline.
-        prediction: Its step; where several devices are asked, on the first.
-        changed_fields: Changed fields as a person counts them, see search.changes.
-        changes: Old and new value by name, of all fields that differ.
-        speedup: Throughput over the baseline's, with interval.
-        equal_size_speedup: The same per parameter that a token uses, by which shapes are ranked: a model that is faster
-            because it is smaller has gained nothing.
-        layer_speedup: Forward time of one average layer, the baseline's over this one's.
-        parameters_change_fraction: Parameters gained or lost.
-        kv_bytes_per_token: What a token adds to the KV cache of the whole model. [byte]
-        gains: What got faster, and why.
-        measures: By measure of search.bands: value, factor from the baseline, percentile among public models.
-        on_devices: By device, where several are asked: speed-up there, and regret.
-    """
-
-    rank: int
-    prediction: Prediction
-    changed_fields: tuple[str, ...]
-    changes: Mapping[str, tuple[Any, Any]]
-    speedup: Speedup
-    equal_size_speedup: float
-    layer_speedup: float
-    parameters_change_fraction: float
-    kv_bytes_per_token: float
-    gains: tuple[Gain, ...]
-    measures: Mapping[str, tuple[float, float, float]]
-    on_devices: Mapping[str, OnDevice] = field(default_factory=dict)
-
-    @property
-    def config(self) -> TransformerConfig:
-        """The shape."""
-        return self.prediction.config
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnDevice:
-    """A shape on one of several devices.
-
-    Attributes:
-        speedup: Throughput over the baseline's there.
-        equal_size_speedup: The same per parameter that a token uses.
-        regret: Its time per token and parameter over that of the shape that is best there, from 1: what using one shape
-            everywhere costs here.
-    """
-
-    speedup: Speedup
-    equal_size_speedup: float
-    regret: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchResult(ShownInNotebook):
-    """What a search found.
-
-    Attributes:
-        model: The baseline with the form it was read in, which config.write_back takes.
-        baseline: Where it started.
-        candidates: Faster shapes, the fastest first: the best of each number of changes, then the best of all.
-        best_on: By device, where several are asked, the shape that is best there alone.
-        front: Shapes that no other beats in time per token, parameters, KV bytes per token and memory, fastest first;
-            the fastest ones where there are many.
-        tally: What became of the shapes of the space.
-        ranges: What the quality guard allowed, by measure.
-        horizon: The training run that savings are told for, None where none was asked for.
-        elapsed_s: How long it took. [s]
-        is_complete: False where it was interrupted.
-        notes: What to know.
-    """
-
-    model: Model
-    baseline: Candidate
-    candidates: tuple[Candidate, ...]
-    front: tuple[Candidate, ...]
-    best_on: Mapping[str, Candidate]
-    tally: Tally
-    ranges: Mapping[str, tuple[float, float]]
-    elapsed_s: float
-    is_complete: bool
-    notes: tuple[str, ...]
-    horizon: Horizon | None = None
-
-    def best_by_num_changes(self) -> dict[int, Candidate]:
-        """The fastest listed shape of each number of changed fields."""
-        best: dict[int, Candidate] = {}
-        for candidate in self.candidates:
-            best.setdefault(len(candidate.changed_fields), candidate)
-        return dict(sorted(best.items()))
 
 
 def search_shapes(
@@ -206,13 +112,13 @@ def search_shapes(
             # Without bounds on time, so that the best is found even where no shape beats the baseline.
             own = replace(own, memory_bytes=limits.memory_bytes, cost=float("inf"), token_s=float("inf"))
             least[finder.device.name] = explore(finder.jobs(own, [finder]), run, progress)
-            _refuse_empty(least[finder.device.name], own, first.spaces[0])
+            refuse_empty(least[finder.device.name], own, first.spaces[0])
         least_costs = tuple(float(found.best["cost"].min()) for found in least.values() if found.best is not None)
         own_costs = [finder.own_cost for finder in finders]
         worst = max(cost / least for cost, least in zip(own_costs, least_costs, strict=True))
         limits = replace(limits, least_costs=least_costs, token_s=float("inf"), cost=worst * _WORTH_IT)
     findings = explore(first.jobs(limits, finders), run, progress)
-    _refuse_empty(findings, limits, first.spaces[0])
+    refuse_empty(findings, limits, first.spaces[0])
     tell = partial(_on_devices, finders, limits.least_costs)
     candidates = tuple(tell(candidate) for candidate in first.list_candidates(findings, request.top))
     if not candidates:
@@ -220,7 +126,11 @@ def search_shapes(
             "no shape inside the limits is predicted to be faster; widen them with --vary, --tolerance or --free",
         )
     if findings.tally.too_large:
-        notes += (f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}",)
+        words = f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}"
+        least_bytes = findings.tally.least_memory_bytes
+        if not candidates and least_bytes is not None:
+            words += f": the least of them needs {format_bytes(least_bytes)} of {format_bytes(device.memory_bytes)}"
+        notes += (words,)
     return SearchResult(
         model=model,
         baseline=tell(first.baseline),
@@ -451,33 +361,3 @@ def _choose(table: Table, top: int) -> list[int]:
     skeletons = np.stack([table[name] for name in (*_SKELETON, "changes")], axis=1)
     _, different = np.unique(skeletons, axis=0, return_index=True)
     return list(dict.fromkeys([*wanted, *sorted(different.tolist())]))[:top]
-
-
-def _refuse_empty(findings: Findings, limits: Limits, space: Space) -> None:
-    """Say which constraint left nothing to price.
-
-    Raises:
-        ConfigError: nothing was priced.
-    """
-    tally = findings.tally
-    if tally.priced or not findings.is_complete:
-        return
-    if sum(tally.refused.values()) == tally.num_shapes:
-        reason, _ = tally.refused.most_common(1)[0]
-        raise ConfigError(
-            f"none of {tally.num_shapes:,} shapes can run: {reason}; keep fewer fields, or change the layout"
-        )
-    if not tally.outside_budget:
-        low, high = space.ranges["aspect"]
-        raise ConfigError(
-            f"the quality guard leaves none of {tally.num_shapes:,} shapes: it allows width / layers from {low:.3g} to "
-            f"{high:.3g} and an MLP as in search.bands; keep other values, or give --free"
-        )
-    nearest = tally.nearest_parameters
-    assert nearest is not None
-    away = nearest / limits.num_parameters - 1.0
-    raise ConfigError(
-        f"none of {tally.num_shapes:,} shapes has {format_count(limits.num_parameters)} parameters within "
-        f"{100.0 * limits.tolerance_fraction:.3g} %; the nearest inside the guard has {format_count(nearest)} "
-        f"({100.0 * away:+.2g} %): give --tolerance {abs(100.0 * away) * 1.05 + 0.01:.3g}%, vary more fields, or --free"
-    )
