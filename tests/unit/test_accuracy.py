@@ -147,7 +147,7 @@ def test_bad_rows_are_counted_and_the_rest_judged(tmp_path: Path) -> None:
     assert [row.rows for row in judgement.rows] == [5]
     reasons = judgement.skipped["gemm"]
     assert sum(reasons.values()) == 5
-    for words in ("latency_s is not a number above 0", "m is not a number of at least 1", "'abacus'", "'fp3'"):
+    for words in ("latency_s is not a number above 0", "m is not a whole number of at least 1", "'abacus'", "'fp3'"):
         assert any(words in reason for reason in reasons), words
 
 
@@ -366,15 +366,17 @@ def test_paper_layers(tmp_path: Path) -> None:
     assert sum(judgement.skipped["paper_layers"].values()) == 2
 
 
+PUBLISHED_ROW = {
+    "source": "lab report", "model": "m", "gpu": "H100-SXM-80GB", "dtype": "bf16", "fsdp_zero": "FSDP",
+    "activation_checkpointing": "full", "flash_attention": 1, "num_layers": 32, "hidden_size": 4096,
+    "num_attention_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 14336, "gated_mlp": 1, "moe": 0,
+    "vocab_size": 128256, "seq_len": 4096, "micro_batch": 1, "global_batch": 32, "num_gpus": 16, "tp": 2, "pp": 1,
+    "vp": "", "cp": "", "sequence_parallel": "", "iter_time_s": "",
+}  # fmt: skip
+
+
 def test_published_training(tmp_path: Path) -> None:
     """Tokens per second as predicted have no error; rows without a field, and MoE, are counted with the reason."""
-    row = {
-        "source": "lab report", "model": "m", "gpu": "H100-SXM-80GB", "dtype": "bf16", "fsdp_zero": "FSDP",
-        "activation_checkpointing": "full", "flash_attention": 1, "num_layers": 32, "hidden_size": 4096,
-        "num_attention_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 14336, "gated_mlp": 1, "moe": 0,
-        "vocab_size": 128256, "seq_len": 4096, "micro_batch": 1, "global_batch": 32, "num_gpus": 16, "tp": 2, "pp": 1,
-        "vp": "", "cp": "", "sequence_parallel": "", "iter_time_s": "",
-    }  # fmt: skip
     prediction = ask(
         "llama-3-8b",
         "h100-sxm-80gb",
@@ -384,9 +386,9 @@ def test_published_training(tmp_path: Path) -> None:
         },
         layout={"tensor_parallel": 2, "data_parallel": 8, "zero_stage": 3},
     ).predict()  # fmt: skip
-    full = row | {"tokens_per_s_per_gpu": prediction.tokens_per_s_per_device}
+    full = PUBLISHED_ROW | {"tokens_per_s_per_gpu": prediction.tokens_per_s_per_device}
     tokens = 32 * 4096
-    timed = row | {"tokens_per_s_per_gpu": "", "iter_time_s": prediction.step_time_s}
+    timed = PUBLISHED_ROW | {"tokens_per_s_per_gpu": "", "iter_time_s": prediction.step_time_s}
     write_csv(
         tmp_path / "published_training_throughput.csv", [full, timed, full | {"micro_batch": ""}, full | {"moe": 1}]
     )
@@ -422,3 +424,45 @@ def test_times_stuck_at_a_floor_are_left_out(tmp_path: Path) -> None:
         ]
         == 24
     )
+
+
+def test_words_and_fractions_among_numbers_cost_their_rows_alone(tmp_path: Path) -> None:
+    """A csv cell with a word, or half a token, leaves its row out under a reason that names the column."""
+    rows = [paper_layer(mlp_up_tflops=220.0) for _ in range(4)]
+    rows[0]["hidden_size"], rows[1]["seq_len"], rows[2]["mlp_up_tflops"] = "wide", 2048.5, "n/a"
+    write_csv(tmp_path / "paper_layers.csv", rows)
+    judgement = judge_folder(tmp_path)
+
+    assert [row.rows for row in judgement.rows] == [1]
+    reasons = " ".join(judgement.skipped["paper_layers"])
+    for words in ("hidden_size is not a whole number", "seq_len is not a whole number", "mlp_up_tflops holds 'n/a'"):
+        assert words in reasons
+
+
+def test_expert_blocks_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    """More chosen experts than there are, or more devices than experts, are counted; the other block is judged."""
+    block = {
+        "device": "h100_sxm", "library": "vllm 0.24.0", "kernel": "fused", "dtype": "bf16", "distribution": "balanced",
+        "num_tokens": 64, "hidden_size": 4096, "inter_size": 14336, "topk": 2, "num_experts": 8, "moe_tp_size": 1,
+        "moe_ep_size": 1, "latency_s": 1e-3,
+    }  # fmt: skip
+    blocks = [block, {**block, "topk": 9}, {**block, "moe_ep_size": 16}]
+    write_parquet(tmp_path / "moe.parquet", {name: [each[name] for each in blocks] for name in block})
+    judgement = judge_folder(tmp_path)
+
+    assert [row.rows for row in judgement.rows] == [1]
+    assert judgement.skipped["moe"] == {"topk or moe_ep_size is above num_experts": 2}
+
+
+def test_published_rows_with_impossible_numbers_are_named(tmp_path: Path) -> None:
+    """An endless sequence and half a micro-batch are named with their value; the whole row is judged."""
+    row = PUBLISHED_ROW | {"tokens_per_s_per_gpu": 8000.0}
+    rows = [row, row | {"seq_len": "inf"}, row | {"micro_batch": 1.5}]
+    write_csv(tmp_path / "published_training_throughput.csv", rows)
+    judgement = judge_folder(tmp_path)
+
+    assert judgement.rows[0].rows == 1
+    assert judgement.skipped["published_training_throughput"] == {
+        "seq_len=inf is no whole number from 1 to 1e+09": 1,
+        "micro_batch=1.5 is no whole number from 1 to 1e+09": 1,
+    }

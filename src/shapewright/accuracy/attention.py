@@ -51,6 +51,8 @@ def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterato
         floor = roofline_s(operation.executed_flops, operation.num_bytes, device, dtype)
         return prices_of(price, floor)
 
+    wrong = columns.numbers["num_heads"] % columns.numbers["num_kv_heads"] != 0.0
+    columns = context.leave_out(columns, wrong, "num_heads is not a multiple of num_kv_heads")
     by = ("device", "dtype", "library", "kv_cache_dtype", "kernel")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         is_narrow = get_dtype(words[3]).bits < get_dtype(words[1]).bits

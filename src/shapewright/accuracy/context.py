@@ -113,6 +113,14 @@ class Context:
         if words not in self.notes:
             self.notes.append(words)
 
+    def leave_out(self, columns: Columns, wrong: NDArray[np.bool_], reason: str) -> Columns:
+        """Count rows that make no sense under a reason, and return the others."""
+        if not wrong.any():
+            return columns
+        self.skipped[reason] += int(wrong.sum())
+        self.advance(int(wrong.sum()))
+        return columns.take(~wrong)
+
     def device_of(self, name: str, num_rows: int) -> Device | None:
         """The device of a measured file; None where it is not asked for, or unknown, which is counted."""
         try:

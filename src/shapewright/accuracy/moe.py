@@ -77,6 +77,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         block = block_of({name: rows.numbers[name] for name in _SIZES}, distributions, dtype, words[2])
         return _price_block(block, device, dtype, library, context)
 
+    topk, experts, shared = (columns.numbers[name] for name in ("topk", "num_experts", "moe_ep_size"))
+    wrong = (topk > experts) | (shared > experts)
+    columns = context.leave_out(columns, wrong, "topk or moe_ep_size is above num_experts")
     by = ("device", "dtype", "library", "kernel")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])

@@ -55,16 +55,18 @@ def read_columns(path: Path, layout: Format, skipped: Counter[str]) -> Columns:
         MeasuredFileError: the file cannot be read, lacks a column, or holds words where numbers belong.
         MissingExtraError: reading parquet needs pyarrow.
     """
-    raw = _read_parquet(path, layout) if path.suffix == ".parquet" else _read_csv(path, layout)
+    raw = _read_parquet(path, layout) if path.suffix == ".parquet" else _read_csv(path, layout, skipped)
     usable = np.ones(raw.num_rows, dtype=bool)
     for name in (*layout.numbers, *layout.positive):
         column = raw.numbers[name]
         least = layout.numbers.get(name)
         with np.errstate(invalid="ignore"):
             fine = (column <= _LARGEST) & (column > 0.0 if least is None else column >= least)
+            if least is not None:
+                fine &= column == np.floor(column)
         wrong = usable & ~fine
         if wrong.any():
-            wanted = "a number above 0" if least is None else f"a number of at least {least:g}"
+            wanted = "a number above 0" if least is None else f"a whole number of at least {least:g}"
             skipped[f"{name} is not {wanted} (such as {column[wrong][0]:g})"] += int(wrong.sum())
         usable &= fine
     return raw if usable.all() else raw.take(usable)
@@ -108,7 +110,7 @@ def _read_parquet(path: Path, layout: Format) -> Columns:
     return Columns(table.num_rows, numbers, labels)
 
 
-def _read_csv(path: Path, layout: Format) -> Columns:
+def _read_csv(path: Path, layout: Format, skipped: Counter[str]) -> Columns:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -118,19 +120,29 @@ def _read_csv(path: Path, layout: Format) -> Columns:
         raise MeasuredFileError(f"{path.name} cannot be read as csv ({_first_line(error)}); fetch it anew") from error
     numbers = {}
     for name in layout.number_names:
-        try:
-            numbers[name] = np.array([_number(row[name]) for row in rows], dtype=float)
-        except ValueError as error:
-            raise MeasuredFileError(f"{path.name}: column {name!r} holds words ({error}), not numbers") from error
+        numbers[name] = np.array([_number(row[name]) for row in rows], dtype=float)
+        if name in layout.optional:  # of the other columns a missing number is a reason to leave the row out
+            words = [row[name] for row in rows if _is_word(row[name])]
+            if words:
+                skipped[f"{name} holds {words[0]!r}, not a number: taken as missing"] += len(words)
     labels = {name: Labels.of([row[name] or "" for row in rows]) for name in layout.labels}
     return Columns(len(rows), numbers, labels)
 
 
 def _number(text: str | None) -> float:
-    """A number of a csv cell; an empty cell is missing, a truth is 0 or 1."""
+    """A number of a csv cell; an empty cell, or a word, is missing, and a truth is 0 or 1."""
     word = (text or "").strip()
     truths = {"": np.nan, "true": 1.0, "false": 0.0}
-    return truths[word.lower()] if word.lower() in truths else float(word)
+    try:
+        return truths[word.lower()] if word.lower() in truths else float(word)
+    except ValueError:
+        return np.nan
+
+
+def _is_word(text: str | None) -> bool:
+    """Whether a csv cell holds something that is no number."""
+    word = (text or "").strip().lower()
+    return word not in ("", "nan") and np.isnan(_number(word))
 
 
 def _require_columns(path: Path, layout: Format, present: Any) -> None:

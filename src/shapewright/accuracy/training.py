@@ -47,6 +47,8 @@ _NEEDED = (
     "tp",
     "pp",
 )
+_OTHER_COUNTS = ("num_kv_heads", "vp", "cp")
+_LARGEST_COUNT = 1e9
 FORMAT = Format(
     numbers={},
     labels=("source", "model", "gpu", "dtype", "fsdp_zero", "activation_checkpointing"),
@@ -193,6 +195,10 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     missing = [name for name in _NEEDED if not number(name, 0.0) > 0.0]
     if missing:
         raise _UnusableRowError(f"not stated: {', '.join(missing)}")
+    for name in (*_NEEDED, *_OTHER_COUNTS):
+        value = number(name, 1.0)
+        if not 0.0 < value <= _LARGEST_COUNT or value != int(value):
+            raise _UnusableRowError(f"{name}={value:g} is no whole number from 1 to {_LARGEST_COUNT:g}")
     dtype = _read_dtype(rows.labels["dtype"][row])
     sharded = int(number("tp")) * int(number("pp")) * int(number("cp", 1.0))
     if int(number("num_gpus")) % sharded:
