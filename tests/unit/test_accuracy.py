@@ -466,3 +466,16 @@ def test_published_rows_with_impossible_numbers_are_named(tmp_path: Path) -> Non
         "seq_len=inf is no whole number from 1 to 1e+09": 1,
         "micro_batch=1.5 is no whole number from 1 to 1e+09": 1,
     }
+
+
+def test_regret_of_choosing_heads(tmp_path: Path) -> None:
+    """Two layers of one size: the one predicted faster (fewer, wider heads) was twice as slow, which is the regret."""
+    rows = [
+        paper_layer(num_heads=20, layer_s=0.02, layer_tflops=70.0),
+        paper_layer(num_heads=80, layer_s=0.01, layer_tflops=140.0),
+        paper_layer(hidden_size=5120, num_heads=40, layer_s=0.04, layer_tflops=140.0),
+    ]
+    write_csv(tmp_path / "paper_layers.csv", rows)
+    (found,) = judge_folder(tmp_path).rows
+
+    assert (found.regret_groups, found.regret_median, found.regret_p90) == (1, pytest.approx(1.0), pytest.approx(1.0))

@@ -47,6 +47,15 @@ def test_json_is_a_list_with_the_promised_keys(folder: Path, capsys: pytest.Capt
     assert "skipped 1 rows: no device file for 'abacus'" in err
 
 
+def test_regret_adds_three_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--regret says how many sizes had a choice; where none had, there is no figure."""
+    _, out, _ = run(capsys, str(folder), "--json", "--regret")
+    row = json.loads(out)[0]
+
+    assert list(row) == [*KEYS, "regret_groups", "regret_median", "regret_p90"]
+    assert (row["regret_groups"], row["regret_median"]) == (0, None)
+
+
 def test_size_adds_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--by size tells decades of the measured time apart."""
     _, out, _ = run(capsys, str(folder), "--json", "--by", "device,size", "--device", "a100-sxm-40gb")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau
+from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau, ranking_regrets
 
 
 def test_errors_by_hand() -> None:
@@ -62,3 +62,19 @@ def test_kendall_of_many_rows_is_quick_and_sees_noise() -> None:
     random = np.random.default_rng(0)
 
     assert abs(kendall_tau(random.random(100_000), random.random(100_000)) or 1.0) < 0.01
+
+
+def test_ranking_regret_by_hand() -> None:
+    """Of three shapes the second is chosen and takes 3 s, the best 2 s: 50 %; a group of one has no choice."""
+    predicted, measured = np.array([2.0, 1.0, 3.0, 1.0]), np.array([2.0, 3.0, 4.0, 9.0])
+    groups, work = np.array([7.0, 7.0, 7.0, 8.0]), np.ones(4)
+
+    assert ranking_regrets(predicted, measured, groups, work).tolist() == [0.5]
+    assert ranking_regrets(predicted, measured, np.full(4, np.nan), work).size == 0
+
+
+def test_ranking_regret_counts_time_per_work() -> None:
+    """A shape that is 3 % larger may take 3 % longer: choosing it is no mistake."""
+    predicted, measured = np.array([1.03, 1.05]), np.array([1.03, 1.00])
+
+    assert ranking_regrets(predicted, measured, np.zeros(2), np.array([1.03, 1.0])).tolist() == [0.0]

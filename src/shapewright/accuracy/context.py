@@ -55,6 +55,18 @@ def prices_of(price: Price, roofline: Numeric, *, extra_s: float = 0.0) -> Price
     )
 
 
+class Alternatives(NamedTuple):
+    """Which rows a user could choose between.
+
+    Attributes:
+        group: Number of the group of each row, the same over all parts of a table; NaN for none. [rows]
+        work: What each row gets done, in any unit. [rows]
+    """
+
+    group: Array
+    work: Array
+
+
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Judged rows that share their words.
@@ -68,6 +80,7 @@ class Chunk:
         measured: Measurements. [s, or tokens/s for training]
         prices: Predictions of the same.
         seconds: Measured time of each row, for its size. [s]
+        alternatives: Which rows one could choose between; None where they are no shapes of one purpose.
     """
 
     table: str
@@ -78,6 +91,7 @@ class Chunk:
     measured: Array
     prices: Prices
     seconds: Array
+    alternatives: Alternatives | None = None
 
 
 PriceGroup = Callable[[Columns, "Device", tuple[str, ...]], Prices]
@@ -158,6 +172,7 @@ def split_chunks(
     measured: Array,
     prices: Prices,
     seconds: Array | None = None,
+    alternatives: Alternatives | None = None,
 ) -> Iterator[Chunk]:
     """Cut priced rows by part.
 
@@ -168,7 +183,9 @@ def split_chunks(
         measured: Measurements. [rows]
         prices: Predictions. [rows]
         seconds: Measured times, where they are not the measurements themselves. [s]
+        alternatives: Which rows one could choose between. [rows]
     """
     times = measured if seconds is None else seconds
     for (part,), index in group_rows([parts], len(measured)):
-        yield Chunk(table, *words, part, measured[index], prices.take(index), times[index])
+        chosen = alternatives and Alternatives(alternatives.group[index], alternatives.work[index])
+        yield Chunk(table, *words, part, measured[index], prices.take(index), times[index], chosen)

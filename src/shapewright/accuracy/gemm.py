@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.accuracy.context import Chunk, prices_of, split_chunks
+import numpy as np
+
+from shapewright.accuracy.context import Alternatives, Chunk, prices_of, split_chunks
 from shapewright.accuracy.read import Format
 from shapewright.dtypes import get_dtype
 from shapewright.operations import Gemm
@@ -24,6 +26,11 @@ FORMAT = Format(
 # A benchmark repeats one product, whose operands these families keep in a last-level cache larger than their memory
 # bandwidth can hide: L40S reaches 3 TB/s on 0.86 TB/s of memory. Others are priced with cold operands, as in a model.
 HOT_CACHE_ARCHITECTURES = ("ada", "blackwell-consumer")
+
+SAME_SIZE = 1.03
+"""Shapes whose numbers of parameters differ by less than this factor are alternatives to one another."""
+# Above any m: makes one number of a size and m.
+_MOST_TOKENS = 2.0**32
 
 
 def price_gemms(
@@ -55,4 +62,14 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
     for rows, device, words, prices in context.price_groups(columns, ("device", "dtype", "library"), price_group):
         names = (device.name, words[1], words[2])
-        yield from split_chunks("gemm", names, rows.labels["kernel"], rows.numbers["latency_s"], prices)
+        rivals = _weights_alike(rows)
+        yield from split_chunks(
+            "gemm", names, rows.labels["kernel"], rows.numbers["latency_s"], prices, alternatives=rivals
+        )
+
+
+def _weights_alike(rows: Columns) -> Alternatives:
+    """Products of as many tokens with weights of the same size within 3 %: shapes that a layer could have."""
+    m, n, k = (rows.numbers[letter] for letter in ("m", "n", "k"))
+    size = np.floor(np.log(n * k) / np.log(SAME_SIZE))
+    return Alternatives(size * _MOST_TOKENS + m, 1.0 * n * k)

@@ -12,7 +12,7 @@ import numpy as np
 
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau
+from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau, ranking_regrets
 from shapewright.accuracy.tables import TABLES
 from shapewright.errors import MeasuredFileError, close_names
 from shapewright.hardware import load_device
@@ -49,6 +49,10 @@ class Accuracy:
         kendall_tau: Rank correlation tau-b of predicted and measured; None for rows all alike.
         coverage_90: Share of measurements inside the 90 % interval.
         roofline_mape: Mean error of max(flops / peak, bytes / bandwidth).
+        regret_groups: Groups of real alternatives among the rows: shapes of the same size within 3 %.
+        regret_median: How much slower than the measured best of its group is the one predicted to be best; median over
+            groups, None without any.
+        regret_p90: Its 90 % quantile.
     """
 
     table: str
@@ -65,6 +69,9 @@ class Accuracy:
     kendall_tau: float | None
     coverage_90: float
     roofline_mape: float
+    regret_groups: int = 0
+    regret_median: float | None = None
+    regret_p90: float | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) ->
         for parts in zip(*([(column, index) for column in chunk.prices] for chunk, index in members), strict=True)
     )
     errors = absolute_percentage_errors(predicted, measured)
+    regrets = _regrets(members)
     return Accuracy(
         **dict(zip(("table", *GROUPINGS[:-1], "decade"), words, strict=True)),
         rows=len(measured),
@@ -169,7 +177,32 @@ def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) ->
         kendall_tau=kendall_tau(predicted, measured),
         coverage_90=coverage(low, high, measured),
         roofline_mape=float(np.mean(absolute_percentage_errors(roofline, measured))),
+        regret_groups=len(regrets),
+        regret_median=float(np.median(regrets)) if len(regrets) else None,
+        regret_p90=float(np.quantile(regrets, 0.9)) if len(regrets) else None,
     )
+
+
+def _regrets(members: list[tuple[Chunk, np.ndarray]]) -> np.ndarray:
+    """Ranking regrets of the groups of alternatives; shapes compete on one device, in one format and library."""
+    rivals: defaultdict[tuple[str, ...], list[tuple[Chunk, np.ndarray]]] = defaultdict(list)
+    for chunk, index in members:
+        if chunk.alternatives is not None:
+            rivals[chunk.device, chunk.dtype, chunk.library].append((chunk, index))
+    found = [np.empty(0)]
+    for parts in rivals.values():
+        columns = [
+            (
+                chunk.prices.predicted[index],
+                chunk.measured[index],
+                chunk.alternatives.group[index],
+                chunk.alternatives.work[index],
+            )
+            for chunk, index in parts
+            if chunk.alternatives is not None
+        ]
+        found.append(ranking_regrets(*map(np.concatenate, zip(*columns, strict=True))))
+    return np.concatenate(found)
 
 
 def _decade_words(decade: int) -> str:

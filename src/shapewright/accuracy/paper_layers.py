@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.accuracy.context import Chunk, Prices, split_chunks
-from shapewright.accuracy.gemm import price_gemms
+from shapewright.accuracy.context import Alternatives, Chunk, Prices, split_chunks
+from shapewright.accuracy.gemm import SAME_SIZE, price_gemms
 from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s
 from shapewright.accuracy.read import Format
 from shapewright.config import TransformerConfig
@@ -94,7 +94,17 @@ def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Ch
     for rows, device, _, prices in context.price_groups(chosen, ("gpu",), price_group):
         seconds = np.asarray(product_of(name, rows).flops) / (rows.numbers[f"{name}_tflops"] * TERA)
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
-        yield from split_chunks(f"paper_layers/{name}", names, rows.labels["log"], seconds, prices)
+        rivals = _layers_alike(rows)
+        yield from split_chunks(f"paper_layers/{name}", names, rows.labels["log"], seconds, prices, alternatives=rivals)
+
+
+def _layers_alike(rows: Columns) -> Alternatives:
+    """Layers of as many tokens and parameters (12 h^2, within 3 %): they differ in their heads, and a little in h."""
+    h = rows.numbers["hidden_size"]
+    size = np.floor(np.log(h**2) / np.log(SAME_SIZE))
+    others = np.stack([rows.numbers[name] for name in ("micro_batch_size", "seq_len", "tensor_parallel")])
+    _, case = np.unique(others, axis=1, return_inverse=True)
+    return Alternatives(size * (1.0 + case.max(initial=0)) + case.ravel(), h**2)
 
 
 def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chunk]:
@@ -127,7 +137,10 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
     for rows, device, words, prices in context.price_groups(chosen, ("gpu", "flash_attention"), price_group):
         table = f"paper_layers/{name}{'-flash' if _is_flash(words[1]) else ''}"
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
-        yield from split_chunks(table, names, rows.labels["log"], rows.numbers[f"{name}_s"], prices)
+        rivals = _layers_alike(rows)
+        yield from split_chunks(
+            table, names, rows.labels["log"], rows.numbers[f"{name}_s"], prices, alternatives=rivals
+        )
 
 
 def _find_floors(logs: NDArray[np.int64], seconds: Array) -> NDArray[np.bool_]:

@@ -62,6 +62,33 @@ def kendall_tau(x: Array, y: Array) -> float | None:
     return float(np.clip(tau, -1.0, 1.0))
 
 
+def ranking_regrets(predicted: Array, measured: Array, groups: Array, work: Array) -> Array:
+    """How much slower than the best of its group is the one that predictions choose, as a fraction.
+
+    Args:
+        predicted: Predicted times. [s]
+        measured: Measured times. [s]
+        groups: Group of real alternatives of each row; NaN for none. [rows]
+        work: What a row gets done, so that alternatives of nearly equal size compare by time per work.
+
+    Returns:
+        One number for each group of two rows and more.
+
+    >>> ranking_regrets(np.array([1.0, 2.0, 9.0]), np.array([3.0, 2.0, 9.0]), np.array([0.0, 0.0, 1.0]), np.ones(3))
+    array([0.5])
+    """
+    known = ~np.isnan(groups)
+    predicted, measured, groups = (predicted / work)[known], (measured / work)[known], groups[known]
+    order = np.lexsort((predicted, groups))
+    measured, groups = measured[order], groups[order]
+    starts = np.flatnonzero(np.diff(groups, prepend=np.nan) != 0.0)
+    if not len(starts):
+        return np.empty(0)
+    sizes = np.diff(starts, append=len(groups))
+    regrets: Array = measured[starts] / np.minimum.reduceat(measured, starts) - 1.0
+    return regrets[sizes > 1]
+
+
 def _dense_ranks(values: Array) -> NDArray[np.int64]:
     """Rank of each value among the distinct ones."""
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)

@@ -18,6 +18,7 @@ _EPILOG = """\b
 Examples:
   shapewright accuracy ./measured
   shapewright accuracy ./measured --table gemm --device h100-sxm-80gb --by device,dtype,size
+  shapewright accuracy ./measured --table paper_layers --regret
   shapewright accuracy ./measured --uncalibrated --json
 """
 
@@ -34,14 +35,23 @@ Examples:
     help="tell apart device, dtype, library, part (kernel, operation, ...), size (decade of the measured time)",
 )
 @click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")
+@click.option("--regret", is_flag=True, help="how much slower than the best of its size is the shape it would choose")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON list; remarks go to standard error")
 def command(
-    folder: str, devices: tuple[str, ...], tables: tuple[str, ...], by: str, uncalibrated: bool, as_json: bool
+    folder: str,
+    devices: tuple[str, ...],
+    tables: tuple[str, ...],
+    by: str,
+    uncalibrated: bool,
+    regret: bool,
+    as_json: bool,
 ) -> int:
     """Price every row of the measured files in DIR and print how wrong the predictions are.
 
     Files are known by name (gemm.parquet, paper_gemm.csv, ...). Errors are |predicted / measured - 1|, the bias is the
-    mean of ln(predicted / measured). Parquet files need the fit extra. Exit code 1: a file could not be judged.
+    mean of ln(predicted / measured). With --regret, of the shapes of one size within 3 % (products of as many tokens,
+    layers of the paper) the one predicted to be fastest is held against the one that was, median and p90 over sizes.
+    Parquet files need the fit extra. Exit code 1: a file could not be judged.
     """
     from shapewright.accuracy import judge_folder
     from shapewright.report.accuracy import accuracy_to_json, print_accuracy, remark_lines
@@ -58,11 +68,11 @@ def command(
             on_rows=on_rows,
         )
     if as_json:
-        click.echo(json.dumps(accuracy_to_json(judgement), indent=2, allow_nan=False))
+        click.echo(json.dumps(accuracy_to_json(judgement, regret=regret), indent=2, allow_nan=False))
         for line in remark_lines(judgement):
             click.echo(line, err=True)
     else:
-        print_accuracy(judgement, make_console())
+        print_accuracy(judgement, make_console(), regret=regret)
     return 1 if judgement.unreadable else 0
 
 

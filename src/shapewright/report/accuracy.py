@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from shapewright.accuracy import Accuracy, Judgement
 
 # Heading, how soon it leaves a narrow terminal, whether it is words. Covered is the share inside the 90 % interval,
-# roofline is its mean error.
+# roofline is its mean error,
+# Regret is how much slower than the measured best of its size the shape is that predictions choose: median, and p90.
 _WORDS = (("table", 0, True), ("device", 0, True), ("dtype", 0, True), ("library", 2, True))
 _EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True)}
 _FIGURES = (
@@ -27,26 +28,29 @@ _FIGURES = (
     ("covered", 1, False),
     ("roofline", 1, False),
 )
+_REGRETS = (("sizes", 0, False), ("regret", 0, False), ("regret p90", 0, False))
 _KEYS = ("table", "device", "dtype", "library")
 _FIGURE_KEYS = ("rows", "mape", "median_ape", "p90_ape", "bias", "kendall_tau", "coverage_90", "roofline_mape")
+_REGRET_KEYS = ("regret_groups", "regret_median", "regret_p90")
 # Where JSON says it as --by does.
 _JSON_KEYS = {"decade": "size"}
 # Reasons for leaving rows out that are listed for each table; the rest is counted.
 _MOST_REASONS = 20
 
 
-def accuracy_to_json(judgement: Judgement) -> list[dict[str, Any]]:
+def accuracy_to_json(judgement: Judgement, *, regret: bool = False) -> list[dict[str, Any]]:
     """One object for each row of the table; part and decade stand there only where they are told apart."""
     extra = _extra_words(judgement)
-    keys = (*_KEYS, *extra, *_FIGURE_KEYS)
+    keys = (*_KEYS, *extra, *_FIGURE_KEYS, *(_REGRET_KEYS if regret else ()))
     return [{_JSON_KEYS.get(key, key): facts[key] for key in keys} for facts in map(asdict, judgement.rows)]
 
 
-def print_accuracy(judgement: Judgement, console: Console) -> None:
+def print_accuracy(judgement: Judgement, console: Console, *, regret: bool = False) -> None:
     """Print the table, then what is to be known of it."""
     extra = _extra_words(judgement)
-    names = (*_WORDS, *(_EXTRA_WORDS[key] for key in extra), *_FIGURES)
-    print_table(columns_of((_cells(row, extra) for row in judgement.rows), names), console)
+    names = (*_WORDS, *(_EXTRA_WORDS[key] for key in extra), *_FIGURES, *(_REGRETS if regret else ()))
+    cells = (_cells(row, extra) + (_regret_cells(row) if regret else []) for row in judgement.rows)
+    print_table(columns_of(cells, names), console)
     for line in remark_lines(judgement):
         console.print(line, soft_wrap=True)
 
@@ -84,3 +88,10 @@ def _cells(row: Accuracy, extra: tuple[str, ...]) -> list[str]:
         format_percent(row.coverage_90),
         format_percent(row.roofline_mape),
     ]
+
+
+def _regret_cells(row: Accuracy) -> list[str]:
+    """Groups of alternatives, and how much slower than the best the chosen one is."""
+    if row.regret_median is None or row.regret_p90 is None:
+        return ["", "", ""]
+    return [f"{row.regret_groups:,}", format_percent(row.regret_median), format_percent(row.regret_p90)]
