@@ -6,8 +6,10 @@ With --check nothing is written; the exit code says whether a page is stale.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from shapewright.hardware import list_devices, load_device
 from shapewright.lint import list_rules
 from shapewright.lint.rule import FAMILIES
 from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, load_record
+from shapewright.perf.software import load_software, software_names
 from shapewright.report.devices import calibration_words
 from shapewright.units import TERA, format_bytes
 
@@ -177,20 +180,70 @@ def accuracy() -> str:
         rows.append(
             [fact["operation"], fact["device"], fact["section"], f"{fact['rows']:,}", *errors_shown, fact["date"]]
         )
-    commands_used = sorted({fact["command"].partition(" --device")[0] for fact in accuracy_facts()})
+    for name in software_names():
+        if (provenance := load_software(name).provenance) and (report := provenance["reports"]["held out"]):
+            shown = [f"{100.0 * report[f'{key}_absolute_error']:.1f} %" for key in ("mean", "median", "p90")]
+            rows.append(["training step", "all", name, f"{report['rows']:,}", *shown, provenance["date"]])
+    commands_used = {fact["command"].partition(" --device")[0] for fact in accuracy_facts()}
+    commands_used |= {"python scripts/calibrate_software.py --data DIR", results()["command"]}
     parts = [
-        "# Accuracy of the calibration records",
+        "# Accuracy",
         WRITTEN_BY,
+        "## Against the bars of the project",
+        f"Judged on {results()['date']}. *Bar* is what was to be reached, *aim* what was hoped for. Rows that a fit "
+        "saw are counted in the intervals and the regret alone.",
+        markdown_table(
+            ["what", "judged on", "bar", "aim", "reached"],
+            [[row[key] for key in ("what", "judged_on", "bar", "aim", "reached")] for row in results()["bars"]],
+        ),
+        "What was tried, what fell short and why stands in the decisions: "
+        "[whole steps](decisions/0002-adding-up-a-step.md), [GEMMs](decisions/0003-gemm-calibration.md), "
+        "[attention, pointwise operations, collectives](decisions/0004-attention-pointwise-collectives.md), "
+        "[experts](decisions/0007-moe.md). Tests hold left-out errors to `tests/accuracy/limits.toml`, whose limits "
+        "only tighten; `make drift` shows how far predictions moved.",
+        "## Every table, all rows",
+        "As `shapewright accuracy DIR --regret` judges it, devices, formats and libraries together; roofline is the "
+        "mean error of max(FLOPs / peak, bytes / bandwidth), regret how much slower than the best of its size the "
+        "shape is that would be chosen (p90 over sizes).",
+        markdown_table(
+            ["table", "rows", "mean", "median", "p90", "Kendall tau", "covered", "roofline", "regret p90"],
+            [_table_cells(row) for row in results()["tables"]],
+        ),
+        "## Where the residuals are",
+        "\n\n".join(
+            f"![{path.stem.replace('_', ' ')}](figures/{path.name})"
+            for path in sorted((DEFAULT_TARGET / "figures").glob("residuals_*.svg"))
+        ),
+        "Short times err most: below 10 us a kernel is its start, and two collections of the same shape differ by 2 to "
+        "10 %.",
+        "## Calibration records",
         "Absolute percentage error of predicted against measured time, on rows that the fit did not see: whole (n, k) "
         "shapes of GEMMs, whole layouts of expert blocks (each fifth of them left out in turn), whole head layouts of "
-        "attention, whole (operation, group, message) cells of collectives, one "
-        "whole model of pointwise operations. Splits and what is assumed are in [decisions](decisions), sources and "
+        "attention, whole (operation, group, message) cells of collectives, one whole model of pointwise operations, "
+        "whole models of training software. Splits and what is assumed are in [decisions](decisions), sources and "
         "licences of the data in the README.",
         markdown_table(["operation", "device", "section", "rows", "mean", "median", "p90", "fitted"], rows),
         "Reproduce, with the measured tables in DIR:",
-        "```\n" + "\n".join(commands_used) + "\n```",
+        "```\n" + "\n".join(sorted(commands_used)) + "\n```",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+@cache
+def results() -> dict[str, Any]:
+    """What scripts/write_accuracy_results.py found."""
+    content: dict[str, Any] = json.loads((DEFAULT_TARGET / "accuracy_results.json").read_text(encoding="utf-8"))
+    return content
+
+
+def _table_cells(row: dict[str, Any]) -> list[str]:
+    """One judged table; a figure that it lacks stays empty."""
+    shares = [row[key] for key in ("mean", "median", "p90", "coverage_90", "roofline", "regret_p90")]
+    mean, median, p90, covered, roofline, regret = (
+        "" if share is None else f"{100.0 * share:.1f} %" for share in shares
+    )
+    tau = "" if row["kendall_tau"] is None else f"{row['kendall_tau']:.3f}"
+    return [row["table"], f"{row['rows']:,}", mean, median, p90, tau, covered, roofline, regret]
 
 
 def accuracy_facts() -> list[dict[str, Any]]:

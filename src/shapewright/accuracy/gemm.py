@@ -27,7 +27,7 @@ FORMAT = Format(
 # bandwidth can hide: L40S reaches 3 TB/s on 0.86 TB/s of memory. Others are priced with cold operands, as in a model.
 HOT_CACHE_ARCHITECTURES = ("ada", "blackwell-consumer")
 
-SAME_SIZE = 1.03
+SAME_SIZE_FACTOR = 1.03
 """Shapes whose numbers of parameters differ by less than this factor are alternatives to one another."""
 # Above any m: makes one number of a size and m.
 _MOST_TOKENS = 2.0**32
@@ -71,5 +71,5 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 def _weights_alike(rows: Columns) -> Alternatives:
     """Products of as many tokens with weights of the same size within 3 %: shapes that a layer could have."""
     m, n, k = (rows.numbers[letter] for letter in ("m", "n", "k"))
-    size = np.floor(np.log(n * k) / np.log(SAME_SIZE))
+    size = np.floor(np.log(n * k) / np.log(SAME_SIZE_FACTOR))
     return Alternatives(size * _MOST_TOKENS + m, 1.0 * n * k)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.accuracy.context import Alternatives, Chunk, Prices, split_chunks
-from shapewright.accuracy.gemm import SAME_SIZE, price_gemms
+from shapewright.accuracy.gemm import SAME_SIZE_FACTOR, price_gemms
 from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s
 from shapewright.accuracy.read import Format
 from shapewright.config import TransformerConfig
@@ -101,7 +101,7 @@ def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Ch
 def _layers_alike(rows: Columns) -> Alternatives:
     """Layers of as many tokens and parameters (12 h^2, within 3 %): they differ in their heads, and a little in h."""
     h = rows.numbers["hidden_size"]
-    size = np.floor(np.log(h**2) / np.log(SAME_SIZE))
+    size = np.floor(np.log(h**2) / np.log(SAME_SIZE_FACTOR))
     others = np.stack([rows.numbers[name] for name in ("micro_batch_size", "seq_len", "tensor_parallel")])
     _, case = np.unique(others, axis=1, return_inverse=True)
     return Alternatives(size * (1.0 + case.max(initial=0)) + case.ravel(), h**2)

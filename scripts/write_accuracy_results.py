@@ -1,0 +1,247 @@
+"""Judge the package on measured tables and keep what came out: docs/accuracy_results.json, and figures of residuals.
+
+    python scripts/write_accuracy_results.py --data DIR
+
+DIR holds the measured tables. The page docs/accuracy.md is made of this file and of the records; run `make docs`
+afterwards. Where a record's fit has left rows out, their errors are taken from the record; the rest is judged here.
+Needs the ``fit`` and ``plot`` extras; about a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from write_pages import accuracy_facts
+
+from shapewright import __version__
+from shapewright.accuracy import Accuracy, judge_folder
+from shapewright.perf.software import load_software, software_names
+from shapewright.report.charts import Line, Mark, XYChart
+from shapewright.report.matplotlib_charts import save_chart
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS = DOCS / "accuracy_results.json"
+FIGURES = DOCS / "figures"
+GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
+PAPER_DEVICES = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi250x-gcd")
+# Tables with a figure: file name, and what the lines tell apart.
+FIGURE_TABLES = {
+    "attention_prefill": "device",
+    "attention_decode": "device",
+    "moe": "device",
+    "collectives": "device",
+    "pointwise": "part",
+}
+# A point of a figure stands for so many rows at least.
+FEWEST_ROWS = 30
+
+
+def percent(value: float) -> str:
+    """A fraction as words."""
+    return f"{100.0 * value:.1f} %"
+
+
+def span(values: Iterable[float]) -> str:
+    """Smallest and largest of some errors."""
+    found = sorted(values)
+    low, high = percent(found[0]), percent(found[-1])
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def held_out(operation: str, sections: str = "", device: str = "") -> dict[str, float]:
+    """Mean error of a record's left-out rows by device, over its sections with this ending or beginning."""
+    sums: dict[str, list[float]] = {}
+    for fact in accuracy_facts():
+        if fact["operation"] != operation or (device and fact["device"] != device):
+            continue
+        if sections and not (fact["section"].startswith(sections) or fact["section"].endswith(sections)):
+            continue
+        both = sums.setdefault(fact["device"], [0.0, 0.0])
+        both[0] += fact["rows"] * fact["mean"]
+        both[1] += fact["rows"]
+    return {name: total / rows for name, (total, rows) in sums.items()}
+
+
+def attention_errors(phase: str) -> dict[str, float]:
+    """The same of the 16-bit kernels that price models, by device."""
+    sums: dict[str, list[float]] = {}
+    for fact in accuracy_facts():
+        if (
+            fact["operation"] == "attention"
+            and fact["section"].startswith("16bit/")
+            and fact["section"].endswith(phase)
+        ):
+            both = sums.setdefault(fact["device"], [0.0, 0.0])
+            both[0] += fact["rows"] * fact["mean"]
+            both[1] += fact["rows"]
+    return {name: total / rows for name, (total, rows) in sums.items()}
+
+
+def training_errors() -> dict[str, tuple[float, int]]:
+    """Mean error and rows of models that each generation's fit left out."""
+    reports = {
+        name: load_software(name).provenance["reports"]["held out"] for name in software_names() if name != "tuned"
+    }
+    return {name: (report["mean_absolute_error"], report["rows"]) for name, report in reports.items()}
+
+
+def bars(rows: dict[str, Accuracy], borrowed: list[Accuracy], paper: dict[str, Accuracy]) -> list[dict[str, str]]:
+    """The table of the design: what, judged on, bar, aim, reached.
+
+    Args:
+        rows: Errors by table, devices together.
+        borrowed: Errors by device and dtype, as if nobody had measured them.
+        paper: Errors of the paper's layers on A100, by table.
+    """
+    bf16 = {
+        fact["device"]: fact["mean"]
+        for fact in accuracy_facts()
+        if fact["operation"] == "gemm" and fact["section"].startswith("bf16, vllm")
+    }
+    odd = {
+        fact["device"]: fact["mean"]
+        for fact in accuracy_facts()
+        if fact["operation"] == "gemm" and (fact["section"].endswith("odd sizes") or fact["section"] == "fp16")
+    }
+    strangers = {row.device: row.mape for row in borrowed if row.table == "gemm" and row.dtype == "bf16"}
+    experts = held_out("moe")
+    flash_fit = next(fact["mean"] for fact in accuracy_facts() if fact["section"].startswith("pytorch"))
+    training = training_errors()
+    together = sum(error * count for error, count in training.values()) / sum(count for _, count in training.values())
+    each = [f"{name} {percent(error)}" for name, (error, _) in training.items()]
+    judged_tau = rows["published_training_throughput"].kendall_tau or 0.0
+    covered = [row.coverage_90 for row in rows.values()]
+    inside = sum(0.85 <= share <= 0.95 for share in covered)
+    scaled = rows["linear_layers/scaled"]
+    layer, flash = (paper[f"paper_layers/{name}"] for name in ("layer", "layer-flash"))
+    regret = rows["gemm"]
+    assert regret.regret_median is not None
+    assert regret.regret_p90 is not None
+    return [
+        dict(zip(("what", "judged_on", "bar", "aim", "reached"), words, strict=True))
+        for words in (
+            (
+                "GEMM, calibrated device", "unseen (n, k), bf16: A100, H100, H200, B200; L40S", "6 %; 9 %", "4 %; 6 %",
+                f"{span(bf16[name] for name in GEMM_DEVICES)}; {percent(bf16['l40s'])}",
+            ),
+            (
+                "GEMM, odd sizes", "unseen rows of the paper's sweeps: A100; V100; MI250X", "5 %; 10 %", "3 %; 6 %",
+                "; ".join(percent(odd[name]) for name in PAPER_DEVICES if name in odd),
+            ),
+            (
+                "GEMM, unseen device", "one device left out, bf16", "20 %", "12 %",
+                ", ".join(f"{name} {percent(error)}" for name, error in strangers.items()),
+            ),
+            (
+                "layer GEMMs of another collector", "vidur's models, after one factor per device",
+                "10 %, tau 0.97", "6 %", f"{percent(scaled.mape)}, tau {scaled.kendall_tau:.3f}",
+            ),
+            ("pointwise", "one model left out", "20 %", "12 %", span(
+                fact["mean"] for fact in accuracy_facts() if fact["operation"] == "pointwise"
+            )),
+            (
+                "attention prefill; decode", "unseen head layouts, 16 bits", "9 %; 9 %", "5 %; 4 %",
+                f"{span(attention_errors('prefill').values())}; {span(attention_errors('decode').values())}",
+            ),
+            ("collectives", "unseen cells", "12 %", "8 %", span(held_out("collectives").values())),
+            ("MoE block", "unseen expert layouts, by device", "30 %", "15 %", span(experts.values())),
+            (
+                "paper's layers, unfused; flash", "A100, no row of a fit; hidden sizes left out, with attention blocks",
+                "8 %, tau 0.9", "5 %, tau 0.95",
+                f"{percent(layer.mape)}, tau {layer.kendall_tau:.2f}; "
+                f"{percent(flash_fit)}, tau {flash.kendall_tau:.2f}",
+            ),
+            (
+                "published training throughput", "models left out of their software's fit", "15 %, tau 0.9", "8 %",
+                f"{percent(together)} ({', '.join(each)}), tau {judged_tau:.2f}",
+            ),
+            ("90 % interval", "each table, devices together", "85 to 95 %", "88 to 92 %",
+             f"{inside} of {len(covered)} tables; {span(covered)}"),
+            (
+                "ranking regret", "products of as many tokens, weights alike within 3 %: median; p90", "1 %; 5 %", "",
+                f"{percent(regret.regret_median)}; {percent(regret.regret_p90)}",
+            ),
+        )
+    ]  # fmt: skip
+
+
+def residual_chart(table: str, word: str, found: list[Accuracy]) -> XYChart:
+    """Mean error of one table by measured time."""
+    names = sorted({getattr(row, word) for row in found})
+    series = []
+    for name in names:
+        points = sorted(
+            (first_second(row.decade), row.mape)
+            for row in found
+            if getattr(row, word) == name and row.rows >= FEWEST_ROWS
+        )
+        if points:
+            series.append(Line(name, [at for at, _ in points], [100.0 * error for _, error in points]))
+    title = f"{table.replace('_', ' ')}: mean error by measured time"
+    return XYChart(
+        title=title,
+        x_label="measured time [s], by decade",
+        y_label="mean error [%]",
+        series=series,
+        alt=f"{title}, one line per {word}",
+        marks=(Mark("y", 10.0, "10 %"),),
+        x_log=True,
+        y_from_zero=True,
+    )
+
+
+def first_second(decade: str) -> float:
+    """Middle of a decade such as ``10-100 us``. [s]"""
+    numbers, unit = decade.split(" ")
+    return float(numbers.split("-")[0]) * 10**0.5 * {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+
+
+def main() -> None:
+    """Judge, write the file and draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
+    data = parser.parse_args().data
+    together = {row.table: row for row in judge_folder(data, by=[]).rows}
+    paper = judge_folder(data, tables=["paper_layers"], devices=["a100-sxm-40gb"], by=[]).rows
+    borrowed = list(judge_folder(data, tables=["gemm"], by=["device", "dtype"], uncalibrated=True).rows)
+    tables = [
+        {
+            "table": row.table, "rows": row.rows, "mean": row.mape, "median": row.median_ape, "p90": row.p90_ape,
+            "bias": exp(row.bias) - 1.0, "kendall_tau": row.kendall_tau, "coverage_90": row.coverage_90,
+            "roofline": row.roofline_mape, "regret_median": row.regret_median, "regret_p90": row.regret_p90,
+        }
+        for row in together.values()
+    ]  # fmt: skip
+    content: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "version": __version__,
+        "command": "python scripts/write_accuracy_results.py --data DIR",
+        "bars": bars(together, borrowed, {row.table: row for row in paper}),
+        "tables": tables,
+    }
+    RESULTS.write_text(json.dumps(_short(content), indent=1) + "\n", encoding="utf-8")
+    for table, word in FIGURE_TABLES.items():
+        found = list(judge_folder(data, tables=[table], by=[word, "size"]).rows)
+        save_chart(residual_chart(table, word, found), FIGURES / f"residuals_{table}.svg")
+    for line in content["bars"]:
+        print(" | ".join(line.values()))
+
+
+def _short(value: Any) -> Any:
+    """Four digits are more than any of these numbers knows."""
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float | np.floating) else value
+
+
+if __name__ == "__main__":
+    main()
