@@ -18,7 +18,7 @@ _EPILOG = """\b
 Examples:
   shapewright accuracy ./measured
   shapewright accuracy ./measured --table gemm --device h100-sxm-80gb --by device,dtype,size
-  shapewright accuracy ./measured --table paper_layers --regret
+  shapewright accuracy ./measured --table gemm --regret
   shapewright accuracy ./measured --uncalibrated --json
 """
 
