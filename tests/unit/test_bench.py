@@ -171,6 +171,7 @@ def test_inputs_are_of_the_operation(backend: Backend) -> None:
 
 def test_timer_measures_time(backend: Backend) -> None:
     """A call that waits 3 ms takes 3 ms, its inputs in turn; launch cost is not told apart on a CPU."""
+    backend = replace(backend, clock=time.perf_counter)
     seen: list[int] = []
 
     def wait(index: int) -> None:
@@ -187,10 +188,20 @@ def test_timer_measures_time(backend: Backend) -> None:
     assert sum(first == second for first, second in pairwise(seen)) <= 3
 
 
+def test_other_load_does_not_count(backend: Backend) -> None:
+    """One thread is timed by what it ran, not by what it waited; several threads by the time of day."""
+    timing = measure(backend, lambda: time.sleep(5e-3), [()], budget_s=0.1, ci_fraction=0.01)
+
+    assert timing.method == "processor"
+    assert timing.summary.median_s < 2e-3
+    assert replace(backend, clock=time.perf_counter).eager_method == "host"
+
+
 class Replaying:
     """A device that takes 2 ms for a call and whose host takes 3 ms more to start it, unless a graph is replayed."""
 
     is_cuda = True
+    eager_method = "eager"
 
     def __init__(self) -> None:
         self.is_replaying = False

@@ -69,7 +69,8 @@ def open_ranks(num_ranks: int, rank: int, meeting: str, *, cpu: bool) -> Backend
     # A first collective connects the ranks; all of them are there once it is over.
     distributed.all_reduce(torch.zeros(1, device=backend.torch_device))
     backend.synchronize()
-    return replace(backend, runtime=f"{backend.runtime}, {name}{version}")
+    # Ranks wait for each other: only the time of day tells how long.
+    return replace(backend, runtime=f"{backend.runtime}, {name}{version}", clock=time.perf_counter)
 
 
 def measure_collective(case: Case, backend: Backend, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
@@ -98,7 +99,7 @@ def measure_collective(case: Case, backend: Backend, run: Run, *, budget_s: floa
         status=OK,
         measured_utc=now_utc(),
         kernel=f"{backend.runtime.rpartition(', ')[2]} {operation.op_name}",
-        method="eager" if backend.is_cuda else "host",
+        method=backend.eager_method,
         median_s=summary.median_s,
         min_s=summary.min_s,
         max_s=summary.max_s,
@@ -186,7 +187,7 @@ def _sample(call: Callable[[], object], backend: Backend, budget_s: float) -> tu
 
     times = []
     for _ in range(num_samples):
-        distributed.barrier()
+        distributed.barrier(device_ids=[backend.torch_device.index] if backend.is_cuda else None)
         times.append(backend.elapsed_s(loop) / num_calls)
     slowest = torch.tensor(times, device=backend.torch_device)
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)

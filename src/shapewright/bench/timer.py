@@ -49,7 +49,7 @@ class Timing:
 
     Attributes:
         summary: Of the kernel's time where ``method`` is ``graph``, else with what it takes to start it.
-        method: ``graph``, ``eager`` or ``host``.
+        method: ``graph``, ``eager``, ``host`` or ``processor``, see Row.
         calls_per_sample: Calls that one sample is the mean of.
         launch_s: What issuing calls one by one adds to each; None where it was not told apart. [s]
         kernels_s: Time that the device worked for this row, warm-up and launch comparison included. [s]
@@ -101,7 +101,7 @@ def measure(
         run()
     samples = _sample(backend, run, num_calls, deadline, ci_fraction)
     summary = summarize(samples)
-    method = "graph" if replay else "eager" if backend.is_cuda else "host"
+    method = "graph" if replay else backend.eager_method
     launch_s = None
     kernels_s = warm_s + filled_s + sum(samples) * num_calls
     if replay:
