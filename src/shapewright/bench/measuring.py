@@ -114,7 +114,7 @@ def prepare(case: Case, backend: Backend) -> Prepared:
     if isinstance(operation, GroupedGemm):
         return prepare_grouped_gemm(operation, backend)
     if isinstance(operation, Pointwise):
-        return prepare_pointwise(operation, backend, case.row_width)
+        return prepare_pointwise(operation, backend, case.row_width, case.variant)
     raise BenchError(f"{operation.kind} {operation.name} needs several ranks; bench the suite 'collectives'")
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _CHECKED_ROWS = 64
 _DROPPED_FRACTION = 0.1
+RMS_NORM, ADAMW = "rms_norm", "adamw"
+# Large, so that what one step changes can be seen beside the weights.
+_ADAMW = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
 # Room for the rounding of byte counts that come from other widths.
 _SAME_FRACTION = 0.01
 
@@ -42,13 +45,14 @@ class _StandIn:
     mask_bytes: float = 0.0
 
 
-def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int) -> Prepared:
+def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int, variant: str = "") -> Prepared:
     """Make a stand-in ready.
 
     Args:
         operation: Kind and bytes.
         backend: Where it runs.
         row_width: Elements of one row, over which norms and softmax go.
+        variant: Which kernel, where a kind has several; empty for the usual one.
 
     Raises:
         BenchError: no single torch kernel has this traffic, or it does not fit.
@@ -56,7 +60,7 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int) ->
     if row_width < 1:
         raise BenchError(f"pointwise {operation.operation} needs a row_width of at least 1, got {row_width}")
     element_bytes = get_dtype(operation.dtype).num_bytes
-    name, stand_in, elements = _choose(operation, element_bytes)
+    name, stand_in, elements = _choose(operation, element_bytes, variant)
     num_rows = round(elements / row_width)
     if num_rows < 1:
         raise BenchError(f"{elements:.0f} elements are less than one row of {row_width}")
@@ -74,6 +78,8 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int) ->
         if name == "dropout":
             kept = out[rows] != 0
             return relative_error(out[rows], arguments[0][rows] * kept / (1.0 - _DROPPED_FRACTION))
+        if name == ADAMW:
+            return relative_error(out[rows], _adamw_from_rest(*(part[rows].double() for part in arguments[4:])))
         # Rows are independent in all kinds; an operand without rows (bias, table) is taken whole.
         taken = [part[rows].cpu() if part.shape[0] == num_rows else part.cpu() for part in arguments]
         reference = stand_in.call(*(part.double() if part.is_floating_point() else part for part in taken))
@@ -81,6 +87,12 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int) ->
 
     inputs = [stand_in.make_inputs(tensor, num_rows, row_width) for _ in range(count)]
     return Prepared(inputs=inputs, call=stand_in.call, check=check, kernel=name, set_bytes=set_bytes)
+
+
+def _adamw_from_rest(gradient: Any, weight: Any) -> Any:
+    """A first step, from moments of zero: both are unbiased to the gradient itself and its square."""
+    step = gradient / (gradient.abs() + _ADAMW["eps"])
+    return weight * (1.0 - _ADAMW["lr"] * _ADAMW["weight_decay"]) - _ADAMW["lr"] * step
 
 
 def require_stand_in(operation: Pointwise) -> None:
@@ -92,13 +104,13 @@ def require_stand_in(operation: Pointwise) -> None:
     _choose(operation, get_dtype(operation.dtype).num_bytes)
 
 
-def _choose(operation: Pointwise, element_bytes: float) -> tuple[str, _StandIn, float]:
+def _choose(operation: Pointwise, element_bytes: float, variant: str = "") -> tuple[str, _StandIn, float]:
     """Name, stand-in and number of elements written."""
     known = _stand_ins()
-    names = {"activation": ("gelu", "glu"), "norm": ("layer_norm",), "bias": ("bias",)}.get(
+    names = {"activation": ("gelu", "glu"), "norm": ("layer_norm",), "bias": ("bias",), "optimizer": (ADAMW,)}.get(
         operation.operation, (operation.operation,)
     )
-    for name in names:
+    for name in (variant,) if variant else names:
         if name not in known or int(operation.num_kernels) != 1:
             continue
         stand_in = known[name]
@@ -128,11 +140,28 @@ def _stand_ins() -> dict[str, _StandIn]:
     def normalize(x: Any, weight: Any) -> Any:
         return functional.layer_norm(x, x.shape[-1:], weight[0])
 
+    def normalize_rms(x: Any, weight: Any) -> Any:
+        return functional.rms_norm(x, x.shape[-1:], weight[0], 1e-5)
+
+    def optimizer_state(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
+        """What is written to, then the step count, the gradient, and the weights as they were."""
+        weight, gradient = tensor(rows, width), tensor(rows, width)
+        return weight.clone(), torch.zeros_like(weight), torch.zeros_like(weight), weight.new_ones(()), gradient, weight
+
+    def step(weight: Any, first: Any, second: Any, count: Any, gradient: Any, _before: Any) -> Any:
+        torch._fused_adamw_(
+            [weight], [gradient], [first], [second], [], [count], amsgrad=False, maximize=False, **_ADAMW
+        )
+        return weight
+
     def drop(x: Any) -> Any:
         return torch.native_dropout(x, _DROPPED_FRACTION, True)
 
     return {
         "layer_norm": _StandIn(reads=1.0, make_inputs=row_and_vector, call=normalize),
+        RMS_NORM: _StandIn(reads=1.0, make_inputs=row_and_vector, call=normalize_rms),
+        # Two moments are written beside the weights.
+        ADAMW: _StandIn(reads=4.0, make_inputs=optimizer_state, call=step, mask_bytes=8.0),
         "gelu": _StandIn(reads=1.0, make_inputs=one, call=functional.gelu),
         "glu": _StandIn(
             reads=2.0, make_inputs=lambda tensor, rows, width: (tensor(rows, 2 * width),), call=functional.glu

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
+from shapewright.bench.pointwise import ADAMW, RMS_NORM
 from shapewright.bench.whole_suites import decode_suite, layer_suite, memory_suite, model_suite
 from shapewright.dtypes import get_dtype
 from shapewright.errors import BenchError, close_names
@@ -157,17 +158,21 @@ def _attention(
 
 def _pointwise(name: str, kind: str, dtype: str, rows: int, width: int) -> Case:
     """Reads and writes as the lowering counts them for this kind."""
+    if kind == ADAMW:  # gradient, weight and two moments in fp32; all but the gradient are written again
+        operation = Pointwise(name=name, dtype="fp32", operation="optimizer", read_bytes=16.0 * rows * width,
+                              written_bytes=12.0 * rows * width)  # fmt: skip
+        return Case(operation=operation, row_width=width)
     reads = {"residual": 2.0, "glu": 2.0}.get(kind, 1.0)
     element_bytes = get_dtype(dtype).num_bytes
     written_bytes = rows * width * (element_bytes + (1.0 if kind == "dropout" else 0.0))
     operation = Pointwise(
         name=name,
         dtype=dtype,
-        operation="activation" if kind == "glu" else kind,
+        operation={"glu": "activation", RMS_NORM: "norm"}.get(kind, kind),
         read_bytes=reads * rows * width * element_bytes,
         written_bytes=written_bytes,
     )
-    return Case(operation=operation, row_width=width)
+    return Case(operation=operation, row_width=width, variant=kind if kind == RMS_NORM else "")
 
 
 def _repeated(cases: Sweep) -> Sweep:
@@ -336,7 +341,7 @@ def _pointwise_suite(dtype: str, small: bool) -> list[Sweep]:
     """Achieved bandwidth by kind, rows and width."""
     rows = (16, 128, 512) if small else (64, 512, 2048, 8192, 32768)
     widths = (64, 256, 1000, 1024) if small else (768, 1024, 2048, 2560, 4096, 5120, 8192, 11008, 16384)
-    kinds = ("norm", "activation", "glu", "residual", "softmax", "dropout", "bias")
+    kinds = ("norm", RMS_NORM, "activation", "glu", "residual", "softmax", "dropout", "bias", ADAMW)
     return [[_pointwise(kind, kind, dtype, count, width) for count in rows for width in widths] for kind in kinds]
 
 

@@ -156,6 +156,16 @@ def summary_lines(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
             f"the same thing measured twice: medians differ by {format_percent(same['median_fraction'])} in the median "
             f"of {same['num_pairs']} pairs, by {format_percent(same['largest_fraction'])} at most"
         )
+    kept = [
+        row["predicted_figures"]["activation_bytes"] / row["figures"]["activation_bytes"] - 1.0
+        for row in rows
+        if "activation_bytes" in row["figures"] and "activation_bytes" in row["predicted_figures"]
+    ]
+    if kept:
+        yield (
+            f"activations: the planner's bytes are {_signed(statistics.median(kept))} off those that autograd kept, in "
+            f"the median of {len(kept)} layers ({_signed(min(kept))} to {_signed(max(kept))})"
+        )
     for dtype, rate in summary["best_flops_per_s"].items():
         yield f"best rate of a product in {dtype}: {rate / TERA:.4g} TFLOP/s"
     num_cold, num_timed = sum(row["is_cold"] for row in rows), sum(row["median_s"] is not None for row in rows)

@@ -126,7 +126,8 @@ class Row:
         status: One of STATUSES.
         error: Why it failed or is wrong; empty otherwise.
         relative_error: Norm of the difference to the reference over its norm; None where none was computed.
-        method: ``graph`` (replayed, without launch), ``eager`` (launch included) or ``host`` (a CPU's clock).
+        method: ``graph`` (replayed, without launch), ``eager`` (launch included), ``host`` (a CPU by the time of day)
+            or ``processor`` (a CPU by the time that its one thread ran).
         median_s: See Summary. [s]
         min_s: [s]
         max_s: [s]

@@ -1,0 +1,135 @@
+"""The path of CUDA and ROCm devices, on a stand-in for torch's device calls: no GPU is needed to see their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
+
+from shapewright.bench import backend as backend_module  # noqa: E402
+from shapewright.bench.backend import Backend, open_backend  # noqa: E402
+from shapewright.bench.timer import measure  # noqa: E402
+
+
+def open_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None = None, **changes: Any) -> tuple[Backend, list[str]]:
+    """Open an H200 that is not there; what was called, in order."""
+    calls: list[str] = []
+    facts = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 150_109_880_320, "major": 9,
+             "minor": 0, "L2_cache_size": 62_914_560, "uuid": "1234"}  # fmt: skip
+    properties = SimpleNamespace(**{**facts, **changes})
+    cuda = SimpleNamespace(
+        set_device=lambda index: calls.append(f"device {index}"),
+        get_device_properties=lambda _index: properties,
+        Stream=lambda _device: "side stream",
+        set_stream=lambda stream: calls.append(f"on {stream}"),
+    )
+    version = SimpleNamespace(cuda=None if hip else "13.0", hip=hip)
+    fake = SimpleNamespace(cuda=cuda, version=version, __version__="2.13.0", device=lambda *words: SimpleNamespace(
+        type=words[0], index=words[1]))  # fmt: skip
+
+    def no_nvml(_uuid: str) -> None:
+        raise OSError("no NVML")
+
+    monkeypatch.setattr(backend_module, "Nvml", no_nvml)
+    return backend_module._gpu_backend(fake, 0), calls
+
+
+def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name of its device file, formats by its capability, cache by its driver; all work goes to one side stream."""
+    gpu, calls = open_gpu(monkeypatch)
+
+    assert gpu.name == "h200-sxm-141gb"
+    assert gpu.dtypes == ("fp32", "fp16", "tf32", "bf16", "int8", "fp8")
+    assert (gpu.cache_bytes, gpu.runtime, gpu.library) == (62_914_560, "cuda 13.0", "torch 2.13.0 cuda 13.0")
+    assert calls == ["device 0", "on side stream"]
+    assert gpu.read_state() == {}
+    assert gpu.describe().is_cuda
+    assert open_gpu(monkeypatch, name="Tesla V100", major=7)[0].dtypes == ("fp32", "fp16")
+    assert open_gpu(monkeypatch, name="A100", major=8)[0].dtypes == ("fp32", "fp16", "tf32", "bf16", "int8")
+    amd, _ = open_gpu(monkeypatch, hip="6.2", name="AMD Instinct MI300X")
+    assert (amd.dtypes, amd.runtime) == (("fp32", "fp16", "bf16"), "rocm 6.2")
+
+
+class FakeGraph:
+    """Keeps the calls made between begin and end, and makes their effects when replayed."""
+
+    log: list[str]
+    fails_at_end = False
+    is_empty = False
+
+    def capture_begin(self) -> None:
+        """Begin."""
+        self.log.append("begin")
+
+    def capture_end(self) -> None:
+        """End; a capture that was broken says so here."""
+        self.log.append("end")
+        if self.fails_at_end:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    def replay(self) -> None:
+        """Fill the result, unless what filled it was not captured."""
+        self.log.append("replay")
+        if not self.is_empty:
+            RESULT.fill_(1.0)
+
+
+RESULT = torch.ones(3)
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
+    """A graph class whose instances write down what happens."""
+    cls = type("Graph", (FakeGraph,), {"log": []})
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", cls)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: cls.log.append("sync"))
+    return cls
+
+
+def capture(run: Callable[[], object]) -> Callable[[], object] | None:
+    """Capture as a GPU does."""
+    return replace(open_backend(cpu=True), is_cuda=True).capture(run)
+
+
+def test_a_capture_has_nothing_in_it_that_waits(graph: type[FakeGraph]) -> None:
+    """Waiting ends before the capture begins and starts after it ends; one replay shows that it works."""
+
+    def run() -> Any:
+        graph.log.append("call")
+        return RESULT
+
+    assert capture(run) is not None
+    assert graph.log == ["sync", "begin", "call", "end", "sync", "replay"]
+
+
+def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:
+    """A broken capture and an empty graph mean timing call by call; too little memory is the row's error."""
+
+    def too_large() -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    graph.is_empty = True
+    assert capture(lambda: RESULT) is None
+    graph.is_empty, graph.fails_at_end = False, True
+    assert capture(lambda: RESULT) is None
+    graph.fails_at_end = False
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        capture(too_large)
+    assert graph.log[-2:] == ["begin", "end"]
+
+
+def test_a_row_without_a_graph_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no graph can be made the row says so, and has no launch cost of its own."""
+    gpu = replace(open_backend(cpu=True), is_cuda=True)
+    monkeypatch.setattr(Backend, "capture", lambda _self, _run: None)
+    monkeypatch.setattr(Backend, "synchronize", lambda _self: None)
+    monkeypatch.setattr(Backend, "elapsed_s", lambda _self, run: (run(), 1e-3)[1])
+    timing = measure(gpu, lambda: None, [()], budget_s=0.01, ci_fraction=0.5)
+
+    assert (timing.method, timing.launch_s) == ("eager", None)
+    assert timing.kernels_s > 0.0
