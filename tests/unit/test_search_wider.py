@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from shapewright.api import search
 from shapewright.cli.main import main
-from shapewright.errors import ClusterError, ConfigError, WorkloadError
+from shapewright.errors import ConfigError, WorkloadError
 from shapewright.horizon import Horizon, bill_run
 from shapewright.predict import predict
 from shapewright.search import engine
-from shapewright.search.engine import Findings, Job, explore, run_here
-from shapewright.search.space import Space
 
 DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "mi300x")
 
@@ -198,105 +191,6 @@ def test_jobs_cut_a_space_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replace(parts.tally, nearest_parameters=0) == replace(whole.tally, nearest_parameters=0)
     assert [shape.config for shape in parts.candidates] == [shape.config for shape in whole.candidates]
     assert [shape.config for shape in parts.front] == [shape.config for shape in whole.front]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeadlySpace(Space):
-    """A space whose first reader dies, as a worker does that is killed for its memory."""
-
-    grave: Path
-
-    def allowed(self, grid: Any, rows: Any) -> Any:
-        """Die once."""
-        if not self.grave.exists():
-            self.grave.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().allowed(grid, rows)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A cluster of two workers, for all of these."""
-    ray = pytest.importorskip("ray", reason="needs the ray extra")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=128 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    yield ray
-    ray.shutdown()
-
-
-def test_ray_gives_the_local_answer_to_the_last_bit(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same jobs, the same rows, the same floats; a worker that dies takes nothing with it."""
-    from shapewright.search.on_ray import ray_runner
-
-    monkeypatch.setattr(engine, "_SHAPES_OF_A_JOB", 50_000)
-    jobs: list[Job] = []
-
-    def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:
-        jobs.extend(asked)
-        return run_here(asked, show)
-
-    monkeypatch.setattr(engine, "run_here", keep_jobs)
-    search("gpt3-1.3b", device="h100-sxm-80gb")
-    here = explore(jobs, run_here)
-    progress: list[tuple[int, int]] = []
-    with ray_runner(None) as runner:
-        there = explore(jobs, runner, lambda *shown: progress.append(shown))
-
-    assert cluster.is_initialized()
-    assert len(jobs) > 5
-    assert there.tally == here.tally
-    for mine, other in ((here.best, there.best), (here.front, there.front)):
-        assert mine is not None
-        assert other is not None
-        assert mine.keys() == other.keys()
-        assert all(np.array_equal(mine[name], other[name]) for name in mine)
-    assert progress[-1] == (here.tally.num_shapes, here.tally.num_shapes)
-
-
-def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job whose worker is killed runs again on another one."""
-    from shapewright.search.on_ray import ray_runner
-
-    cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    jobs: list[Job] = []
-
-    def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:
-        jobs.extend(asked)
-        return run_here(asked, show)
-
-    monkeypatch.setattr(engine, "run_here", keep_jobs)
-    search("gpt3-1.3b", device="h100-sxm-80gb", vary=("heads", "ffn", "width"))
-    space = jobs[0].space
-    deadly = DeadlySpace(
-        baseline=space.baseline,
-        grid=space.grid,
-        followers=space.followers,
-        ranges=space.ranges,
-        grave=tmp_path / "grave",
-    )
-    here = explore(jobs, run_here)
-    with ray_runner(None) as runner:
-        there = explore([replace(jobs[0], space=deadly), *jobs[1:]], runner)
-
-    assert (tmp_path / "grave").exists()
-    assert there.tally == here.tally
-
-
-def test_an_address_that_does_not_answer_is_one_line() -> None:
-    """Nothing listens there, or it is no address at all."""
-    from shapewright.cluster import _check_answers
-
-    pytest.importorskip("ray", reason="needs the ray extra")
-    with pytest.raises(ClusterError, match="no Ray cluster answers"):
-        _check_answers("127.0.0.1:1")
-    with pytest.raises(ClusterError, match="is no address of a cluster"):
-        _check_answers("somewhere")
 
 
 def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:

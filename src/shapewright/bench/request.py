@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ _LONGEST_SEQ_LEN = 2048
 open_measurer: Callable[[WorkerOptions], Any] = Worker
 """Opens what measures, a context manager: a process of its own."""
 
+ENGINES = ("local", "ray")
+"""Where measuring processes run: one on this machine, or one for each device of a Ray cluster."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -45,6 +49,8 @@ class Request:
         seed: Of the order of the rows.
         ci_fraction: Half width of a median's interval, over the median, that is narrow enough.
         retry_failed: Measure rows again that failed or were wrong.
+        engine: One of ENGINES.
+        address: Address of the Ray cluster; None to start one here.
         command: The command line, for the record.
         on_start: Called with the number of rows to measure, by suite.
         on_row: Called with each row.
@@ -59,6 +65,8 @@ class Request:
     seed: int = 0
     ci_fraction: float = DEFAULT_CI_FRACTION
     retry_failed: bool = False
+    engine: str = "local"
+    address: str | None = None
     command: str = ""
     on_start: Callable[[int], None] = lambda _count: None
     on_row: Callable[[Row], None] = lambda _row: None
@@ -99,7 +107,7 @@ def run_request(request: Request, store_path: str | Path) -> list[SuiteResult]:
             continue
         num_ranks = request.options.num_ranks if group == (COLLECTIVES,) else 1
         options = WorkerOptions(cpu=request.options.cpu, device_index=request.options.device_index, num_ranks=num_ranks)
-        with open_measurer(options) as measurer:
+        with _open(options, request) as measurer:
             for name in group:
                 _dtypes(name, request, measurer.facts)  # a format that is not there is said before a store is made
             for name in group:
@@ -108,6 +116,15 @@ def run_request(request: Request, store_path: str | Path) -> list[SuiteResult]:
                 results.append(_run_suite(name, request, measurer, store_path, share_s))
                 left_s -= time.monotonic() - begin
     return results
+
+
+def _open(options: WorkerOptions, request: Request) -> Any:
+    """Open what measures, a context manager."""
+    if request.engine == "local":
+        return open_measurer(options)
+    from shapewright.bench.on_ray import open_cluster_measurer
+
+    return open_cluster_measurer(options, request.address)
 
 
 def _run_suite(name: str, request: Request, measurer: Measurer, store_path: str | Path, budget_s: float) -> SuiteResult:
@@ -123,19 +140,21 @@ def _run_suite(name: str, request: Request, measurer: Measurer, store_path: str 
     elif name != MAMF:
         cases = make_suite(name, dtypes, small=small, seed=request.seed)
     with Store(store_path) as store:
+        # A cluster hands out its cases itself, to several devices at a time.
+        run_all = getattr(measurer, "run_cases", None) or partial(run_cases, measurer=measurer)
 
         def measure(cases: list[Case], seconds: float) -> Outcome:
-            return run_cases(
+            outcome: Outcome = run_all(
                 cases,
-                measurer,
-                store,
-                run,
+                store=store,
+                run=run,
                 budget_s=seconds,
                 ci_fraction=request.ci_fraction,
                 retry_failed=request.retry_failed,
                 on_start=request.on_start,
                 on_row=request.on_row,
             )
+            return outcome
 
         if name == MAMF and not request.shapes_from:
             outcome, cases = _search_best_rate(dtypes, facts, store, run, measure, request.seed, budget_s)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shapewright.store.file import Store
 
 # A row gets its share of what is left of the budget, within these. [s]
-_LEAST_ROW_S, _MOST_ROW_S = 0.03, 2.0
+LEAST_ROW_S, _MOST_ROW_S = 0.03, 2.0
 # Layers and steps take longer to know. [s]
 _MOST_WHOLE_ROW_S = {"layer": 4.0, "step": 15.0}
 # Half width of the median's 95 % interval, over the median, at which a row is known well enough.
@@ -150,10 +150,7 @@ def run_cases(
         StoreError: a row cannot be stored.
     """
     begin = time.monotonic()
-    most_flops = measurer.facts.most_flops
-    worth = [case for case in cases if float(case.operation.flops) <= most_flops]
-    known = store.finished_keys(statuses=(OK,) if retry_failed else STATUSES)
-    pending = [case for case in worth if case.key(run.device, run.library) not in known]
+    worth, pending = pending_cases(cases, measurer.facts, store, run, retry_failed=retry_failed)
     store.add_run(run)
     on_start(len(pending))
     measured: list[Row] = []
@@ -162,8 +159,7 @@ def run_cases(
         left_s = budget_s - (time.monotonic() - begin)
         if left_s <= 0.0:
             break
-        most_s = _MOST_WHOLE_ROW_S.get(case.operation.kind, _MOST_ROW_S)
-        row_s = min(max(left_s / (len(pending) - index), _LEAST_ROW_S), most_s)
+        row_s = min(max(left_s / (len(pending) - index), LEAST_ROW_S), longest_row_s(case))
         try:
             row = measurer.measure(case, run, budget_s=row_s, ci_fraction=ci_fraction)
             num_deaths = 0
@@ -186,6 +182,20 @@ def run_cases(
         wall_s=time.monotonic() - begin,
         kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in measured),
     )
+
+
+def pending_cases(
+    cases: Sequence[Case], facts: DeviceFacts, store: Store, run: Run, *, retry_failed: bool
+) -> tuple[list[Case], list[Case]]:
+    """Cases that are worth this device's time, and those of them that the store does not hold yet."""
+    worth = [case for case in cases if float(case.operation.flops) <= facts.most_flops]
+    known = store.finished_keys(statuses=(OK,) if retry_failed else STATUSES)
+    return worth, [case for case in worth if case.key(run.device, run.library) not in known]
+
+
+def longest_row_s(case: Case) -> float:
+    """Most time that one row may have. [s]"""
+    return _MOST_WHOLE_ROW_S.get(case.operation.kind, _MOST_ROW_S)
 
 
 def rows_of(cases: Iterable[Case], store: Store, run: Run) -> list[Row]:

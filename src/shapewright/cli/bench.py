@@ -32,6 +32,7 @@ Examples:
   shapewright bench smoke --cpu --budget 1s
   shapewright bench alignment,model --dtype bf16 --budget 8m --store h200.sqlite
   shapewright bench collectives --num-ranks 8 --store h200.sqlite
+  shapewright bench paper --engine ray --address auto --budget 30m --store cluster.sqlite
   shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s --device h100-sxm-80gb
 """
 _SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -75,6 +76,11 @@ class Duration(click.ParamType[float]):
 @click.option("--phase", type=click.Choice(PHASES), help="with --shapes-from: what is run (default: train)")
 @click.option("--micro-batch-size", type=int, help="with --shapes-from: sequences per pass (default: 4)")
 @click.option("--seq-len", type=int, help="with --shapes-from: tokens per sequence (default: at most 2048)")
+@click.option(
+    "--engine", type=click.Choice(("local", "ray")), default="local", show_default=True,
+    help="where to measure: here, or on each GPU of a Ray cluster (extra ray)",
+)  # fmt: skip
+@click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
     suite: str | None,
@@ -89,6 +95,8 @@ def command(
     ci_fraction: float,
     retry_failed: bool,
     device: str | None,
+    engine: str,
+    address: str | None,
     as_json: bool,
     **workload_fields: Any,
 ) -> int:
@@ -115,6 +123,8 @@ def command(
         raise click.UsageError(f"{flags} has no effect on a suite; use it with --shapes-from")
     if num_ranks and COLLECTIVES not in suites:
         raise click.UsageError("--num-ranks has no effect here; use it with the suite collectives")
+    if address is not None and engine == "local":
+        raise click.UsageError("--address has no effect without --engine ray: leave it out")
     with _progress(suite or f"shapes of {shapes_from}") as (on_start, on_row):
         request = Request(
             suites=suites,
@@ -126,6 +136,8 @@ def command(
             seed=seed,
             ci_fraction=ci_fraction,
             retry_failed=retry_failed,
+            engine=engine,
+            address=address,
             command=shlex.join(["shapewright", *sys.argv[1:]]),
             on_start=on_start,
             on_row=on_row,
