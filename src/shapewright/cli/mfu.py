@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import GroupedCommand, group_options, question_options
+from shapewright.cli.options import GroupedCommand, group_options, named_device, question_options
 from shapewright.lowering.conventions import CONVENTIONS
 
 _EPILOG = """\b
@@ -57,7 +57,7 @@ def command(
         raise click.UsageError("Missing option '--global-batch': the sequences of one step over all replicas")
     found = mfu(
         config,
-        device=device,
+        device=named_device(device),
         seconds=seconds,
         num_devices=gpus,
         global_batch_size=batch,

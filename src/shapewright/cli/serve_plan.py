@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, Seconds, field_options, group_options
+from shapewright.cli.options import (
+    GroupedCommand,
+    Seconds,
+    calibration_option,
+    field_options,
+    group_options,
+    named_device,
+)
 
 _EPILOG = """\b
 Examples:
@@ -27,6 +34,7 @@ _FIELDS = {
 
 @click.command("serve-plan", cls=GroupedCommand, epilog=_EPILOG)
 @field_options(_FIELDS)
+@calibration_option
 @click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
 @click.option("--isl", type=int, required=True, metavar="N", help="tokens of a prompt")
 @click.option("--osl", type=int, required=True, metavar="N", help="tokens of an answer")
@@ -82,7 +90,7 @@ def command(
     groups = group_options(given)
     found = serve_plan(
         config,
-        device=device,
+        device=named_device(device),
         prompt_len=isl,
         output_len=osl,
         ttft_limit_s=ttft,
