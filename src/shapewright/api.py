@@ -154,7 +154,7 @@ def fits(
     workload: Workload | Mapping[str, Any] | None = None,
     layout: ParallelLayout | Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     uncalibrated: bool = False,
 ) -> Capacity:
     """Say whether a job fits in memory, what is the largest that does, and what to change if it does not.
@@ -165,7 +165,7 @@ def fits(
         workload: Workload, or some of its fields.
         layout: ParallelLayout, or some of its fields.
         overrides: TransformerConfig fields to change on top of ``config``.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``, instead of the workload's.
         uncalibrated: Price remedies as if nobody had measured the device.
 
     Raises:

@@ -137,6 +137,8 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tupl
     phase, lines = given.get("phase") or "train", []
     if phase == "decode" and config.stack == "decoder" and given.get("seq_len") is not None:
         lines.append(f"seq_len={given['seq_len']} has no effect in decode; context_len says how long the cache is")
+    if phase != "train" and given.get("optimizer") is not None:
+        lines.append(f"optimizer={given['optimizer']} has no effect in {phase}")
     if phase == "train":
         lines += [
             f"{name}={given[name]} has no effect in train, which keeps no cache"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from shapewright.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.errors import WorkloadError
 from shapewright.fields import note, noted_fields
+from shapewright.optimizers import OPTIMIZERS, find_recipe
 
 PHASES = ("train", "prefill", "decode")
 ATTENTION_KINDS = ("flash", "unfused")
@@ -49,6 +50,16 @@ class Workload:
         choices=ATTENTION_KINDS,
     )
     recompute: str = note("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
+    recompute_layers: int | None = note(
+        "layers of each pipeline stage that full recomputation takes (Megatron's block method); default: all"
+    )
+    loss_chunks: int = note(
+        "parts into which logits and cross entropy are cut, one at a time in memory (fused linear cross entropy)",
+        default=1,
+    )
+    optimizer: str = note(
+        "optimiser: what it keeps and moves of each parameter", default="adamw", choices=tuple(OPTIMIZERS)
+    )
 
     def __post_init__(self) -> None:
         for spec, field_note in noted_fields(type(self)):
@@ -56,6 +67,8 @@ class Workload:
             if "dtype" in spec.name:
                 if value is not None:
                     object.__setattr__(self, spec.name, get_dtype(value).name)
+            elif spec.name == "optimizer":
+                find_recipe(value, self.dtype if self.is_training else "bf16")
             elif field_note.choices:
                 if value not in field_note.choices:
                     raise WorkloadError(
@@ -66,6 +79,13 @@ class Workload:
                 if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= _LARGEST_COUNT:
                     raise WorkloadError(f"{spec.name}={value!r} must be a whole number from {smallest} to 2**40")
         self._check_weight_dtype()
+        if self.recompute_layers is not None and self.recompute != "full":
+            raise WorkloadError(
+                f"recompute_layers={self.recompute_layers} needs recompute='full', of which it chooses layers; "
+                f"recompute is {self.recompute!r}"
+            )
+        if self.loss_chunks > 1 and not self.is_training:
+            raise WorkloadError(f"loss_chunks={self.loss_chunks} has no meaning in {self.phase}; leave it out")
         if self.phase != "train" and self.recompute != "none":
             raise WorkloadError(
                 f"recompute={self.recompute!r} has no meaning in {self.phase}; leave it out or use --phase train"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
 from typing import TYPE_CHECKING
 
+from shapewright.capacity.offload import Offload, estimate_offload
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
 from shapewright.lowering import validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
@@ -43,6 +45,7 @@ class Capacity(ShownInNotebook):
         largest_seq_len: Longest sequence that fits, of decode the longest context; 0 if none does.
         remedies: What makes it fit, cheapest in time first; empty where it fits.
         notes: What needs to be said, one line each.
+        uncalibrated: Price as if nobody had measured the device.
     """
 
     config: TransformerConfig
@@ -55,6 +58,14 @@ class Capacity(ShownInNotebook):
     largest_seq_len: int
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...]
+    uncalibrated: bool = False
+
+    @cached_property
+    def offload(self) -> Offload | None:
+        """What keeping the activations of the fullest stage in the host's memory would do; None outside training."""
+        return estimate_offload(
+            self.config, self.device, self.workload, self.layout, self.busiest, uncalibrated=self.uncalibrated
+        )
 
     @property
     def busiest(self) -> MemoryEstimate:
@@ -90,7 +101,7 @@ def estimate_capacity(
     device: Device,
     workload: Workload,
     layout: ParallelLayout,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
 ) -> Capacity:
@@ -101,7 +112,7 @@ def estimate_capacity(
         device: What it runs on.
         workload: What is run.
         layout: How it is spread.
-        optimizer: One of shapewright.memory.OPTIMIZERS; counts in training.
+        optimizer: One of shapewright.memory.OPTIMIZERS instead of the workload's; counts in training.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price remedies as if nobody had measured the device.
 
@@ -110,12 +121,12 @@ def estimate_capacity(
         WorkloadError: the optimiser is not known, or the model cannot run this phase.
     """
     validate_layout(config, workload, layout)
-    recipe = find_recipe(optimizer, workload.dtype) if workload.is_training else None
-    stages = estimate_stages(config, workload, layout, recipe=recipe)
-    situation = Situation(config, device, workload, layout, optimizer, uncalibrated)
+    workload = workload if optimizer is None else replace(workload, optimizer=optimizer)
+    stages = estimate_stages(config, workload, layout)
+    situation = Situation(config, device, workload, layout, uncalibrated)
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
     remedies = () if fits else find_remedies(situation)
-    said = [*notes, *_describe_optimizer(workload, optimizer)]
+    said = [*notes, *_describe_optimizer(workload)]
     if not fits and not remedies:
         said.append(
             f"nothing looked at makes it fit on up to {MOST_DEVICES} devices; take a shorter seq_len, or one that "
@@ -126,17 +137,19 @@ def estimate_capacity(
         device=device,
         workload=workload,
         layout=layout,
-        optimizer=optimizer if workload.is_training else "",
+        optimizer=workload.optimizer if workload.is_training else "",
         stages=stages,
         largest_micro_batch_size=_largest_micro_batch(situation),
         largest_seq_len=_largest_seq_len(situation),
         remedies=remedies,
         notes=tuple(said),
+        uncalibrated=uncalibrated,
     )
 
 
-def _describe_optimizer(workload: Workload, optimizer: str) -> list[str]:
+def _describe_optimizer(workload: Workload) -> list[str]:
     """What the choice of optimiser does, or that it does nothing."""
+    optimizer = workload.optimizer
     if not workload.is_training:
         return [f"optimizer={optimizer} has no effect in {workload.phase}"] if optimizer != "adamw" else []
     chosen = OPTIMIZERS[optimizer]
@@ -173,7 +186,7 @@ def _largest_seq_len(situation: Situation) -> int:
 
 
 def _fits(situation: Situation, workload: Workload) -> bool:
-    needed = estimate_memory(situation.config, workload, situation.layout, recipe=situation.recipe)
+    needed = estimate_memory(situation.config, workload, situation.layout)
     return needed.total_bytes <= situation.device.memory_bytes
 
 

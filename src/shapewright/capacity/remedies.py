@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby, product
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -16,14 +15,13 @@ from shapewright.dtypes import get_dtype
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import num_microbatches, validate_layout
-from shapewright.memory import estimate_memory, find_recipe
+from shapewright.memory import estimate_memory
 from shapewright.predict import predict
 from shapewright.workload import RECOMPUTE_MODES, Workload
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
-    from shapewright.memory import TrainingRecipe
 
 MOST_DEVICES = 4096
 _MOST_REMEDIES = 3  # on each number of devices
@@ -32,6 +30,8 @@ _MOST_LARGER_JOBS = 2  # numbers of devices beyond the present one that are look
 _MOST_PRICED = 64
 
 _LARGEST_COUNT = 2**40
+# Parts of a loss that leave little of the logits and products of still many rows.
+_LOSS_CHUNKS = 8
 
 _CHANGES_OF_JOB = {"micro_batch_size", "dtype", "kv_cache_dtype"}
 _LAYOUT_FIELDS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "zero_stage")
@@ -45,13 +45,7 @@ class Situation:
     device: Device
     workload: Workload
     layout: ParallelLayout
-    optimizer: str
     uncalibrated: bool = False
-
-    @cached_property
-    def recipe(self) -> TrainingRecipe | None:
-        """Bytes per parameter in training; None otherwise."""
-        return find_recipe(self.optimizer, self.workload.dtype) if self.workload.is_training else None
 
     def changed(self, changes: Mapping[str, Any]) -> Situation | None:
         """The same job with other values; None where they contradict each other or do not divide the model."""
@@ -69,7 +63,7 @@ class Situation:
     @property
     def needed_bytes(self) -> float:
         """Memory of one device of the busiest stage. [byte]"""
-        return estimate_memory(self.config, self.workload, self.layout, recipe=self.recipe).total_bytes
+        return estimate_memory(self.config, self.workload, self.layout).total_bytes
 
     def predict_time_per_token(self) -> tuple[float, float] | None:
         """Time of a step, and device time of a token; None where the device cannot be priced. [s]"""
@@ -263,6 +257,8 @@ def _workload_changes(situation: Situation) -> list[dict[str, Any]]:
     if workload.is_training:
         stronger = RECOMPUTE_MODES[RECOMPUTE_MODES.index(workload.recompute) + 1 :]
         choices.append([{}, *({"recompute": mode} for mode in stronger)])
+        if workload.loss_chunks == 1:
+            choices.append([{}, {"loss_chunks": _LOSS_CHUNKS}])
     else:
         if get_dtype(workload.kv_cache_dtype or workload.dtype).bits > 8:
             choices.append([{}, {"kv_cache_dtype": "fp8"}])

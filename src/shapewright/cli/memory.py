@@ -20,16 +20,8 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
-@click.option(
-    "--optimizer",
-    default="adamw",
-    show_default=True,
-    metavar="NAME",
-    help="adamw, adamw-narrow-gradients, adamw-bf16, adamw-bf16-kahan, adamw-8bit, adafactor, adafactor-factored, "
-    "lion, sgd-momentum or muon",
-)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(config: str | None, device: str, uncalibrated: bool, optimizer: str, as_json: bool, **given: Any) -> int:
+def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, **given: Any) -> int:
     """Estimate the memory that CONFIG needs on a device, by component and pipeline stage.
 
     The verdict says whether it fits, the largest batch and sequence that do, and what to turn on if it does not,
@@ -43,7 +35,6 @@ def command(config: str | None, device: str, uncalibrated: bool, optimizer: str,
         device=question.device,
         workload=question.workload,
         layout=question.layout,
-        optimizer=optimizer,
         notes=question.notes,
         uncalibrated=uncalibrated,
     )

@@ -29,6 +29,8 @@ _SHORT_FLAGS = {
     "expert_parallel": "--ep",
     "global_batch_size": "--global-batch",
 }
+# Fields whose own errors say more than a list of choices: aliases and near names.
+_NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
 _GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
 
 
@@ -166,7 +168,7 @@ def model_options(command: Command) -> Command:
 def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, needs_device: bool = True) -> Command:
     for group, cls in reversed(_GROUPS):
         for spec, note in reversed(noted_fields(cls)):
-            if spec.name not in wanted.get(group, (spec.name,)):
+            if spec.name not in wanted.get(group, (spec.name,)) or _has_flag(command, spec.name):
                 continue
             word = str(spec.type).removesuffix(" | None")
             flag = "--" + spec.name.replace("_", "-")
@@ -178,7 +180,7 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
             else:
                 names = [flag] + ([_SHORT_FLAGS[spec.name]] if spec.name in _SHORT_FLAGS else [])
                 keywords["type"] = (
-                    click.Choice(note.choices) if note.choices and "dtype" not in spec.name else _TYPES[word]
+                    _TYPES[word] if not note.choices or spec.name in _NAMES_IN_WORDS else click.Choice(note.choices)
                 )
             # A name of its own for the parameter: model and workload may not collide, now or later.
             option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=group, **keywords)
@@ -188,6 +190,12 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
             "--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone"
         )(command)
     return click.argument("config", required=False)(command)
+
+
+def _has_flag(command: Command, name: str) -> bool:
+    """Whether a command has an option of this name of its own."""
+    flag = "--" + name.replace("_", "-")
+    return any(flag in parameter.opts for parameter in getattr(command, "__click_params__", ()))
 
 
 class GroupedOption(click.Option):

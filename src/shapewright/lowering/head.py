@@ -9,7 +9,7 @@ Source: arXiv 1909.08053, section 3.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.dtypes import get_dtype
 from shapewright.lowering.backward import gemm_gradients, lower_backward
@@ -35,7 +35,7 @@ def lower_head(shard: Shard) -> list[Operation]:
     if shard.workload.is_training:
         operations = _lower_before_logits(shard)
         operations += gather_tokens(shard, "logits", repeats, tokens=shard.num_tokens, stage="last")
-        operations += [_logits(shard, shard.num_tokens), _cross_entropy(shard)]
+        operations += [_in_chunks(shard, _logits(shard, shard.num_tokens)), _in_chunks(shard, _cross_entropy(shard))]
         return operations + collective(
             shard,
             "cross_entropy.all_reduce",
@@ -74,9 +74,9 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
     reduced = reduce_tokens(shard, "logits.backward", repeats, tokens=tokens, stage="last")
     gathered = gather_tokens(shard, "logits.backward", repeats, tokens=tokens, stage="last", overlaps=True)
     return [
-        loss_gradient,
-        dgrad,
-        wgrad,
+        _in_chunks(shard, loss_gradient),
+        _in_chunks(shard, dgrad),
+        _in_chunks(shard, wgrad),
         *(replace(operation, pass_name="backward") for operation in reduced + gathered),
         *lower_backward(_lower_before_logits(shard)),
     ]
@@ -121,6 +121,20 @@ def _logits(shard: Shard, rows: int) -> Gemm:
         dtype=shard.dtype,
         stage="last",
     )
+
+
+def _in_chunks(shard: Shard, operation: Any) -> Any:
+    """The same over a part of the tokens, as often as there are parts; products contract tokens in wgrad."""
+    chunks = shard.workload.loss_chunks
+    if chunks == 1:
+        return operation
+    parts: dict[str, Any] = {"repeats": operation.repeats * chunks}
+    if isinstance(operation, Gemm):
+        tokens = "k" if operation.layout == "TN" else "m"
+        parts[tokens] = -(-getattr(operation, tokens) // chunks)
+    else:
+        parts |= {name: getattr(operation, name) / chunks for name in ("read_bytes", "written_bytes")}
+    return replace(operation, **parts)
 
 
 def _cross_entropy(shard: Shard) -> Pointwise:

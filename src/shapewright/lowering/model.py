@@ -11,7 +11,7 @@ from shapewright.lowering.attention_core import lower_context_exchange, lower_co
 from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.communication import send_to_next_stage
-from shapewright.lowering.counts import count_encoder_layers, count_layers
+from shapewright.lowering.counts import count_encoder_layers, count_layers, layers_per_stage
 from shapewright.lowering.embedding import lower_embedding, lower_embedding_backward
 from shapewright.lowering.experts import lower_experts
 from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
@@ -21,6 +21,7 @@ from shapewright.lowering.shard import make_encoder_shard, make_shard
 from shapewright.lowering.step import (
     lower_gradient_communication,
     lower_optimizer,
+    lower_orthogonalization,
     lower_tied_gradients,
     weight_groups,
 )
@@ -63,11 +64,22 @@ def lower(
         return tuple(forward)
     return tuple(
         forward
-        + parts.recompute(workload.recompute)
+        + _first_layers(parts.recompute(workload.recompute), config, workload, layout)
         + parts.backward(layout.virtual_pipeline)
         + parts.communication(layout.zero_stage)
         + parts.step(layout.zero_stage)
     )
+
+
+def _first_layers(
+    recomputed: list[Operation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> list[Operation]:
+    """What runs again where only some layers of a stage are computed again; of a mixed stage a share of each kind."""
+    if workload.recompute_layers is None:
+        return recomputed
+    num_layers = layers_per_stage(config, layout)
+    chosen = min(workload.recompute_layers, num_layers)
+    return [replace(operation, repeats=operation.repeats * chosen // num_layers) for operation in recomputed]
 
 
 def lower_parts(
@@ -171,7 +183,10 @@ class StepParts:
 
     def step(self, zero_stage: int) -> list[Operation]:
         """What follows the last backward pass."""
-        return lower_tied_gradients(self.shard) + lower_optimizer(self.shard, self.groups, zero_stage)
+        cores = {id(operation) for stack in self.stacks for operation in stack.cores}
+        weights = [operation for stack in self.stacks for operation in stack.layers if id(operation) not in cores]
+        turned = lower_orthogonalization(self.shard, weights, zero_stage)
+        return lower_tied_gradients(self.shard) + lower_optimizer(self.shard, self.groups, zero_stage) + turned
 
 
 class _Stack(NamedTuple):

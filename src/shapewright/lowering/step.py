@@ -1,4 +1,4 @@
-"""What follows the backward passes: gradient communication over replicas, gradient norm, AdamW.
+"""What follows the backward passes: gradient communication over replicas, gradient norm, optimiser.
 
 Weights are counted from the lowered GEMMs, so that every slicing holds here too; norms and biases (below 0.1 % of a
 model's weights) are left out.
@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.dtypes import get_dtype
 from shapewright.lowering.communication import collective, num_ranks_of
 from shapewright.lowering.embedding import vocab_rows
 from shapewright.operations import Gemm, GroupedGemm, Pointwise
+from shapewright.optimizers import OPTIMIZERS, find_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
     from shapewright.operations.base import Count
-
-_FP32_BYTES = get_dtype("fp32").num_bytes
-# AdamW in fp32: gradient, weight and two moments are read; weight and moments written.
-_ADAM_READ_BYTES = 4 * _FP32_BYTES
-_ADAM_WRITTEN_BYTES = 3 * _FP32_BYTES
 
 
 @dataclass(frozen=True)
@@ -163,19 +158,23 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
 
 
 def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int) -> list[Operation]:
-    """Norm of the gradients (each read once), then AdamW; states are sharded over replicas from ZeRO stage 1 on.
+    """Norm of the gradients (each read once), then the optimiser; states are sharded from ZeRO stage 1 on.
 
-    Mixed precision keeps fp32 gradient, master weight and moments and writes the narrow weight besides:
-    16 bytes read and 14 written per weight in bf16.
+    AdamW in mixed precision keeps fp32 gradient, master weight and moments and writes the narrow weight besides:
+    16 bytes read and 14 written per weight in bf16. What another optimiser keeps it moves.
     """
     operations: list[Operation] = []
-    narrow_bytes = shard.width_bytes if shard.width_bytes < _FP32_BYTES else 0.0
+    recipe = find_recipe(shard.workload.optimizer, shard.workload.dtype)
+    outside_bytes = 0.0  # beside that, of embeddings and logits
+    if recipe.embedding_optimizer_bytes is not None:
+        outside_bytes = recipe.embedding_optimizer_bytes - recipe.optimizer_bytes
     for group in groups:
         shards = group.num_replicas if zero_stage else 1
         weights = 1.0 * -(-group.num_weights // shards)
+        more_bytes = outside_bytes if group.stage != "every" else 0.0
         for name, read_bytes, written_bytes in (
-            ("gradient_norm", _FP32_BYTES, 0.0),
-            ("optimizer", _ADAM_READ_BYTES, _ADAM_WRITTEN_BYTES + narrow_bytes),
+            ("gradient_norm", recipe.gradient_bytes, 0.0),
+            ("optimizer", recipe.step_read_bytes + more_bytes, recipe.step_written_bytes + more_bytes),
         ):
             operations.append(
                 Pointwise(
@@ -187,6 +186,45 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int
                     operation="optimizer",
                     read_bytes=weights * read_bytes,
                     written_bytes=weights * written_bytes,
+                )
+            )
+    return operations
+
+
+def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stage: int) -> list[Operation]:
+    """Newton-Schulz iteration of an optimiser that orthogonalises updates: three products a step for each matrix.
+
+    For a matrix of s x l, s the smaller: A = X X^T, B = A A, X + B X; the sums are left out. Each tensor-parallel slice
+    is taken on its own, and from ZeRO stage 1 on replicas share the matrices.
+
+    Source: arXiv 2502.16982, section 2.1 (five steps in bf16).
+    """
+    steps = OPTIMIZERS[shard.workload.optimizer].newton_schulz_steps
+    operations: list[Operation] = []
+    if not steps:
+        return operations
+    sharers = num_ranks_of(shard.layout, "data") if zero_stage else 1
+    for layer in layers:
+        if not isinstance(layer, Gemm | GroupedGemm):
+            continue
+        short, long = min(layer.n, layer.k), max(layer.n, layer.k)
+        matrices = layer.groups if isinstance(layer, GroupedGemm) else layer.batch
+        owners = sharers // shard.layout.expert_parallel if isinstance(layer, GroupedGemm) else sharers
+        repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // owners)
+        for role, m, n, k in (
+            ("square", short, short, long),
+            ("power", short, short, short),
+            ("turn", short, long, short),
+        ):
+            operations.append(
+                Gemm(
+                    name=f"newton_schulz.{layer.name}.{role}",
+                    pass_name="step",
+                    repeats=repeats,
+                    dtype=shard.dtype,
+                    m=m,
+                    n=n,
+                    k=k,
                 )
             )
     return operations

@@ -16,9 +16,9 @@ from shapewright.memory.estimate import estimate_stages as estimate_stages
 from shapewright.memory.estimate import estimate_training_terms as estimate_training_terms
 from shapewright.memory.estimate import stages_to_compare as stages_to_compare
 from shapewright.memory.kv_cache import count_cached_elements as count_cached_elements
-from shapewright.memory.optimizers import OPTIMIZERS as OPTIMIZERS
-from shapewright.memory.optimizers import find_recipe as find_recipe
 from shapewright.memory.states import MIXED_ADAMW as MIXED_ADAMW
 from shapewright.memory.states import StateBytes as StateBytes
-from shapewright.memory.states import TrainingRecipe as TrainingRecipe
 from shapewright.memory.states import estimate_states as estimate_states
+from shapewright.optimizers import OPTIMIZERS as OPTIMIZERS
+from shapewright.optimizers import TrainingRecipe as TrainingRecipe
+from shapewright.optimizers import find_recipe as find_recipe

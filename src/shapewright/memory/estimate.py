@@ -17,12 +17,13 @@ from shapewright.memory.activations import (
     list_saved_tensors,
 )
 from shapewright.memory.kv_cache import estimate_kv_cache
-from shapewright.memory.states import DeviceParameters, TrainingRecipe, count_device_parameters, estimate_states
+from shapewright.memory.states import DeviceParameters, count_device_parameters, estimate_states
 
 if TYPE_CHECKING:
     from shapewright.config.parameters import ParameterCounts
     from shapewright.config.transformer import TransformerConfig
     from shapewright.layout import ParallelLayout
+    from shapewright.optimizers import TrainingRecipe
     from shapewright.workload import Workload
 
 CUDA_CONTEXT_BYTES = 0.9e9
@@ -86,7 +87,7 @@ def estimate_memory(
         config: The model.
         workload: What is run.
         layout: How it is spread.
-        recipe: Bytes of states a parameter in training; by default 18 (mixed AdamW) or 16 (fp32 AdamW).
+        recipe: Bytes of states a parameter in training; by default those of the workload's optimiser.
 
     Assumes: The allocator wastes nothing; communication buffers and gradients of
         activations, which reuse freed memory, are left out. Expect some percent on top.
@@ -151,6 +152,7 @@ class Stage:
             layers = range(first, end)
             self.windows = dict(Counter(config.window_of_layer(layer) for layer in layers))
             self.moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
+        self.num_layers = num_layers
         self.dense_layers = num_layers - self.moe_layers
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
 
@@ -268,6 +270,10 @@ def estimate_training_terms(
     for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
         layer = layer_bytes(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
         per_microbatch += num_layers * layer.kept_bytes
+        if workload.recompute_layers is not None and workload.recompute == "full":
+            # The first layers of the stage are computed again; of a mixed stage an equal share of each kind.
+            share = min(workload.recompute_layers / max(stage.num_layers, 1), 1.0)
+            per_microbatch += (1.0 - share) * num_layers * layer.recomputed_bytes
         recomputed = max(recomputed, layer.recomputed_bytes)
     residual_rows = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
     if layout.sequence_parallel:
@@ -340,6 +346,8 @@ def _logits_bytes(stage: Stage, workload: Workload, element_bytes: float) -> flo
     rows = workload.micro_batch_size
     if workload.is_training or stage.config.stack == "encoder":
         rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
+    if workload.is_training and workload.loss_chunks > 1:
+        rows = ceil_div(rows, workload.loss_chunks)
     return element_bytes * rows * ceil_div(stage.config.vocab_size, stage.layout.tensor_parallel)
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from shapewright.config.parameters import LayerParameters, count_layer_parameters
 from shapewright.config.transformer import LayerGroup
-from shapewright.dtypes import get_dtype, stored_weight_bytes
+from shapewright.dtypes import stored_weight_bytes
 from shapewright.memory.activations import activation_element_bytes, ceil_div
+from shapewright.optimizers import TrainingRecipe, find_recipe
 
 if TYPE_CHECKING:
     from shapewright.config.parameters import ParameterCounts
@@ -20,31 +21,11 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRecipe:
-    """What an optimiser keeps of each parameter.
-
-    Attributes:
-        weight_bytes: Weights that the GEMMs read. [byte]
-        gradient_bytes: Accumulated gradients. [byte]
-        optimizer_bytes: Master weights and moments. [byte]
-        embedding_optimizer_bytes: The same for embeddings and logits, where an optimiser leaves them to another one;
-            None if they are treated alike. [byte]
-    """
-
-    weight_bytes: float
-    gradient_bytes: float
-    optimizer_bytes: float
-    embedding_optimizer_bytes: float | None = None
-
-
 # Megatron-LM: 16-bit weights, gradients accumulated in fp32, fp32 master weights and both Adam moments: 18 bytes
 # (NVIDIA/Megatron-LM, docs of its distributed optimizer, table of theoretical memory).
 MIXED_ADAMW = TrainingRecipe(weight_bytes=2.0, gradient_bytes=4.0, optimizer_bytes=12.0)
 # The same with 16-bit gradients: 16 bytes (ZeRO, arXiv 1910.02054 section 3.1: 2 + 2 + K, K = 12).
 MIXED_ADAMW_NARROW_GRADIENTS = TrainingRecipe(weight_bytes=2.0, gradient_bytes=2.0, optimizer_bytes=12.0)
-# Everything in fp32: 16 bytes (the same table of Megatron-LM).
-FP32_ADAMW = TrainingRecipe(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +43,6 @@ class DeviceParameters:
     experts: float
     largest_layer: float
     outside_layers: float = 0.0
-
-
-def choose_recipe(dtype: str) -> TrainingRecipe:
-    """The usual training recipe of an element format: 18 bytes a parameter in 16 bits and less, 16 bytes in fp32."""
-    return FP32_ADAMW if get_dtype(dtype).bits >= 32 else MIXED_ADAMW
 
 
 def count_device_parameters(
@@ -172,7 +148,7 @@ def estimate_states(
         parameters: What the device holds.
         workload: Phase and dtype.
         layout: Degrees and ZeRO stage.
-        recipe: Bytes a parameter in training; by default the usual one of the dtype.
+        recipe: Bytes a parameter in training; by default that of the workload's optimiser.
 
     Source: arXiv 1910.02054, section 5: stage 1 divides optimiser states by the replicas, 2 gradients too, 3 weights
         too. Ranks of the context axis count as replicas (Megatron-LM).
@@ -184,7 +160,7 @@ def estimate_states(
         outside_bytes = activation_element_bytes(workload.dtype)
         inside = everything - parameters.outside_layers
         return StateBytes(weights_bytes=inside_bytes * inside + outside_bytes * parameters.outside_layers)
-    used = recipe or choose_recipe(workload.dtype)
+    used = recipe or find_recipe(workload.optimizer, workload.dtype)
     replicas = layout.data_parallel * layout.context_parallel
     sharded = parameters.dense / replicas + parameters.experts / (replicas // layout.expert_parallel)
     stage = layout.zero_stage

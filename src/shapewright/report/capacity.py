@@ -66,6 +66,7 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
             }
             for remedy in found.remedies
         ],
+        "offload": None if found.offload is None else asdict(found.offload) | {"fits": _offload_fits(found)},
         "optimizer": found.optimizer or None,
         "config": asdict(found.config),
         "device": {"name": found.device.name, "title": found.device.title},
@@ -112,8 +113,34 @@ def print_capacity(found: Capacity, console: Console) -> None:
         console.print()
         console.print("what makes it fit, cheapest in device time per token first", style="bold")
         print_table(remedy_columns(found), console)
+    offload = offload_words(found)
+    if offload:
+        console.print(offload, soft_wrap=True)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def offload_words(found: Capacity) -> str:
+    """What keeping activations in the host's memory would do, in one line; empty outside training."""
+    offload = found.offload
+    if offload is None:
+        return ""
+    verdict = "and it fits" if _offload_fits(found) else "and it does not fit even so"
+    words = (
+        f"activations kept in the host's memory would free {format_bytes(offload.freed_bytes)} ({verdict}) and move "
+        f"{format_bytes(offload.moved_bytes)} a step over the host link"
+    )
+    if offload.transfer_s is None:
+        return f"{words}, whose rate is not known"
+    words += f": {format_seconds(offload.transfer_s)} each way"
+    if offload.exposed_s is None or offload.step_time_s is None:
+        return words
+    hidden = "hidden behind the step" if not offload.exposed_s else f"{format_seconds(offload.exposed_s)} of it shows"
+    return f"{words}, {hidden} ({format_seconds(offload.step_time_s)})"
+
+
+def _offload_fits(found: Capacity) -> bool:
+    return found.offload is not None and found.offload.total_bytes <= found.device.memory_bytes
 
 
 def verdict_words(found: Capacity) -> str:

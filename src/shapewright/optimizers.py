@@ -1,4 +1,4 @@
-"""What optimisers keep of each parameter, with the source of each number.
+"""What optimisers keep and move of each parameter, with the source of each number.
 
 In mixed precision the GEMMs read 16-bit weights, and an fp32 master weight stands behind each; gradients are summed in
 fp32, as Megatron-LM does. In fp32 the weight is its own master.
@@ -10,11 +10,45 @@ from dataclasses import dataclass
 
 from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError, close_names
-from shapewright.memory.states import TrainingRecipe
 
 _FP32_BYTES = 4.0
 _NARROW_BYTES = 2.0
 _BITS_OF_FP32 = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecipe:
+    """What an optimiser keeps of each parameter.
+
+    Attributes:
+        weight_bytes: Weights that the GEMMs read. [byte]
+        gradient_bytes: Accumulated gradients. [byte]
+        optimizer_bytes: Master weights and moments. [byte]
+        embedding_optimizer_bytes: The same for embeddings and logits, where an optimiser leaves them to another one;
+            None if they are treated alike. [byte]
+        has_master: Whether an fp32 weight stands behind the one that the GEMMs read; it is in optimizer_bytes.
+    """
+
+    weight_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    embedding_optimizer_bytes: float | None = None
+    has_master: bool = True
+
+    @property
+    def step_read_bytes(self) -> float:
+        """What the step reads of a parameter: gradient, states, and the weight where it has no master. [byte]
+
+        >>> adamw = find_recipe("adamw", "bf16")
+        >>> adamw.step_read_bytes, adamw.step_written_bytes
+        (16.0, 14.0)
+        """
+        return self.gradient_bytes + self.optimizer_bytes + (0.0 if self.has_master else self.weight_bytes)
+
+    @property
+    def step_written_bytes(self) -> float:
+        """What it writes: states, master, and the weight that the GEMMs read. [byte]"""
+        return self.optimizer_bytes + self.weight_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +63,7 @@ class Optimizer:
         embedding_state_bytes: The same for embeddings and logits where another optimiser takes them. [byte]
         gradient_bytes: A gradient in mixed precision. [byte]
         keeps_master: Whether mixed precision keeps an fp32 master weight; without one weights are 16 bits wide alone.
+        newton_schulz_steps: Steps of the matrix iteration that orthogonalises the update of each layer's matrices.
     """
 
     name: str
@@ -38,6 +73,7 @@ class Optimizer:
     embedding_state_bytes: float | None = None
     gradient_bytes: float = _FP32_BYTES
     keeps_master: bool = True
+    newton_schulz_steps: int = 0
 
 
 OPTIMIZERS = {
@@ -102,6 +138,7 @@ OPTIMIZERS = {
             title="one fp32 momentum for the layers' matrices, AdamW for embeddings and logits",
             state_bytes=4.0,
             embedding_state_bytes=8.0,
+            newton_schulz_steps=5,
             source="arXiv 2502.16982, section 2; AdamW of norms and biases is left out",
         ),
     )
@@ -119,8 +156,9 @@ def find_recipe(name: str, dtype: str) -> TrainingRecipe:
     Raises:
         WorkloadError: no optimiser has this name, or it has no form for the dtype.
 
-    >>> find_recipe("adamw", "bf16")
-    TrainingRecipe(weight_bytes=2.0, gradient_bytes=4.0, optimizer_bytes=12.0, embedding_optimizer_bytes=None)
+    >>> recipe = find_recipe("adamw", "bf16")
+    >>> recipe.weight_bytes, recipe.gradient_bytes, recipe.optimizer_bytes
+    (2.0, 4.0, 12.0)
     """
     optimizer = OPTIMIZERS.get(name)
     if optimizer is None:
@@ -141,4 +179,5 @@ def find_recipe(name: str, dtype: str) -> TrainingRecipe:
         gradient_bytes=_FP32_BYTES if is_wide else optimizer.gradient_bytes,
         optimizer_bytes=master_bytes + optimizer.state_bytes,
         embedding_optimizer_bytes=None if embedding is None else master_bytes + embedding,
+        has_master=master_bytes > 0.0,
     )

@@ -1,0 +1,148 @@
+"""Optimiser, chunked loss and recomputation of some layers: what they change in memory, operations and time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shapewright
+from shapewright.config import TransformerConfig, read_model
+from shapewright.errors import WorkloadError
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import count_hardware_flops, count_model_flops, lower
+from shapewright.memory import estimate_memory
+from shapewright.operations import Gemm, Pointwise
+from shapewright.workload import Workload
+
+ONE = ParallelLayout()
+CONFIG = TransformerConfig(hidden_size=256, num_layers=8, num_heads=4, vocab_size=1000, intermediate_size=1024)
+
+
+def moved_bytes(optimizer: str, dtype: str = "bf16") -> tuple[float, float]:
+    """Bytes that the optimiser reads and writes per weight of the layers."""
+    workload = Workload(micro_batch_size=1, seq_len=128, optimizer=optimizer, dtype=dtype)
+    (step,) = [one for one in lower(CONFIG, workload, ONE) if one.name == "optimizer.layers"]
+    assert isinstance(step, Pointwise)
+    weights = 12 * 8 * 256 * 256
+    return float(step.read_bytes) / weights, float(step.written_bytes) / weights
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "read", "written"),
+    [
+        ("adamw", "bf16", 4 + 4 + 8, 4 + 8 + 2),
+        ("adamw", "fp32", 4 + 4 + 8, 4 + 8),
+        ("adamw-8bit", "bf16", 4 + 4 + 2, 4 + 2 + 2),
+        ("lion", "bf16", 4 + 4 + 4, 4 + 4 + 2),
+        ("adamw-bf16", "bf16", 2 + 2 + 4, 2 + 4),
+    ],
+)
+def test_an_optimiser_moves_what_it_keeps(optimizer: str, dtype: str, read: float, written: float) -> None:
+    """Gradient, master or weight, and states are read; states, master and weight written."""
+    assert moved_bytes(optimizer, dtype) == (read, written)
+
+
+def predict_step(**workload: Any) -> float:
+    """Predicted step of Llama-3-8B on one H100. [s]"""
+    fields = {"micro_batch_size": 1, "seq_len": 2048, **workload}
+    return shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=fields).step_time_s
+
+
+def test_optimisers_change_the_step() -> None:
+    """Fewer bytes take less time; Muon's iteration takes more than AdamW, whose states it halves."""
+    adamw_s = predict_step()
+    assert predict_step(optimizer="lion") < adamw_s
+    assert predict_step(optimizer="adamw-8bit") < predict_step(optimizer="lion")
+    assert predict_step(optimizer="muon") > 2.0 * adamw_s
+
+
+def test_newton_schulz_by_hand() -> None:
+    """Each matrix of s x l runs 5 (4 s^2 l + 2 s^3) FLOPs: per layer q, k, v, o of 256^2 and two of 256 x 1024."""
+    config = TransformerConfig(
+        hidden_size=256,
+        num_layers=8,
+        num_heads=4,
+        vocab_size=1000,
+        intermediate_size=1024,
+        fused_qkv=False,
+    )
+    workload = Workload(micro_batch_size=1, seq_len=128, optimizer="muon")
+    operations = [one for one in lower(config, workload, ONE) if one.name.startswith("newton_schulz")]
+    assert all(isinstance(one, Gemm) and one.pass_name == "step" for one in operations)
+    square, wide = 5 * 6 * 256**3, 5 * (4 * 256**2 * 1024 + 2 * 256**3)
+    flops = sum(float(one.flops) * int(one.repeats) for one in operations)  # type: ignore[union-attr]
+    assert flops == 8 * (4 * square + 2 * wide)
+
+
+def test_newton_schulz_is_shared_by_replicas() -> None:
+    """With sharded states eight replicas orthogonalise an eighth each; model FLOPs do not count it."""
+
+    def flops(zero_stage: int) -> float:
+        layout = ParallelLayout(data_parallel=8, zero_stage=zero_stage)
+        step = Workload(micro_batch_size=1, seq_len=128, global_batch_size=8, optimizer="muon")
+        found = [one for one in lower(CONFIG, step, layout) if one.name.startswith("newton_schulz")]
+        return sum(float(one.flops) * int(one.repeats) for one in found)  # type: ignore[union-attr]
+
+    assert flops(1) == flops(0) / 8
+    plain, muon = (Workload(seq_len=128, optimizer=name) for name in ("adamw", "muon"))
+    assert count_model_flops(CONFIG, plain) == count_model_flops(CONFIG, muon)
+
+
+def test_chunks_cut_the_logits() -> None:
+    """A loss in 8 parts keeps an eighth of the logits, does the same arithmetic, and takes no less time."""
+    whole, parts = (Workload(micro_batch_size=4, seq_len=2048, loss_chunks=chunks) for chunks in (1, 8))
+    config = read_model("llama-3-8b").config
+    kept, cut = (estimate_memory(config, step, ONE) for step in (whole, parts))
+
+    assert cut.logits_bytes == kept.logits_bytes / 8
+    assert cut.total_bytes < kept.total_bytes
+    assert count_model_flops(config, parts) == pytest.approx(count_model_flops(config, whole))
+    assert predict_step(loss_chunks=8) >= predict_step()
+    logits = {one.name: one for one in lower(config, parts, ONE) if one.name.startswith("logits")}
+    forward, weight_gradient = logits["logits"], logits["logits.wgrad"]
+    assert isinstance(forward, Gemm)
+    assert isinstance(weight_gradient, Gemm)
+    assert (forward.m, forward.repeats) == (4 * 2048 / 8, 8)
+    assert (weight_gradient.k, weight_gradient.repeats) == (4 * 2048 / 8, 8)
+
+
+def test_recomputing_some_layers_lies_between_none_and_all() -> None:
+    """Two of eight layers: a quarter of the way in memory kept, in time and in hardware FLOPs."""
+
+    def activations(recompute: str, layers: int | None = None) -> float:
+        step = Workload(micro_batch_size=1, seq_len=512, recompute=recompute, recompute_layers=layers)
+        return estimate_memory(CONFIG, step, ONE).activations_bytes
+
+    def flops(recompute: str, layers: int | None = None, stages: int = 1) -> float:
+        step = Workload(micro_batch_size=1, seq_len=512, recompute=recompute, recompute_layers=layers)
+        layout = ParallelLayout(pipeline_parallel=stages)
+        return count_hardware_flops(CONFIG, step, layout) / stages
+
+    none, full, some = activations("none"), activations("full"), activations("full", 2)
+    assert some == pytest.approx(none - 2 / 8 * (none - full))
+    assert activations("full", 8) == activations("full", 99) == full
+    assert flops("full", 2) == pytest.approx(flops("none") + 2 / 8 * (flops("full") - flops("none")))
+    assert flops("full", 1, stages=2) == pytest.approx(flops("full", 2))
+    step_s = [
+        predict_step(recompute=mode, recompute_layers=layers)
+        for mode, layers in (("none", None), ("full", 8), ("full", None))
+    ]
+    assert step_s == sorted(step_s)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
+        ({"optimizer": "adamw-bf16", "dtype": "fp32"}, "cannot train in dtype=fp32"),
+        ({"recompute_layers": 2}, "recompute_layers=2 needs recompute='full'"),
+        ({"recompute": "full", "recompute_layers": 0}, "recompute_layers=0"),
+        ({"loss_chunks": 0}, "loss_chunks=0"),
+        ({"phase": "decode", "loss_chunks": 2}, "no meaning in decode"),
+    ],
+)
+def test_senseless_choices_are_refused(fields: dict[str, Any], words: str) -> None:
+    """Each message says what is wrong and what is allowed."""
+    with pytest.raises(WorkloadError, match=words):
+        Workload(**fields)
