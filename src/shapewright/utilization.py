@@ -46,6 +46,22 @@ LOSSES = {
 }
 """Parts of the waterfall after the model's arithmetic, in order, and what each is."""
 
+WAYS_OUT = {
+    "uneven": "stages with as many layers each; a padded vocabulary that the ranks divide",
+    "alignment": "widths and vocabulary that are multiples of 64: shapewright check",
+    "tiles": "sizes that are multiples of the tiles: shapewright search",
+    "waves": "sizes or a batch that fill whole waves: shapewright search",
+    "kernels": "larger products; the rest is the device under power",
+    "attention": "fused attention, wider heads",
+    "memory_bound": "fused kernels, larger products, chunked loss",
+    "recompute": "none, or selective, where memory allows: shapewright memory",
+    "optimizer": "sharded or narrower states: --zero-stage, --optimizer",
+    "communication": "smaller tensor groups, none across nodes, larger micro-batches: shapewright plan",
+    "bubble": "more micro-batches, model chunks, fewer stages: shapewright plan",
+    "unexplained": "data loading, stragglers, host, software",
+}
+"""What makes each loss smaller."""
+
 SHORTEST_STEP_S, LONGEST_STEP_S, MOST_DEVICES = 1e-9, 1e9, 2**24
 """Measurements outside these are mistakes: a nanosecond, thirty years, more devices than a layout can have."""
 
@@ -69,6 +85,23 @@ class WaterfallPart:
     name: str
     time_s: float
     why: str
+
+
+@dataclass(frozen=True)
+class ReachableStep:
+    """The step without one loss.
+
+    Attributes:
+        without: The loss; ``unexplained`` stands for the predicted step, the others are taken from that.
+        step_time_s: The step then. [s]
+        mfu: MFU then, by the chosen convention.
+        way_out: What makes the loss smaller.
+    """
+
+    without: str
+    step_time_s: float
+    mfu: float
+    way_out: str
 
 
 @dataclass(frozen=True)
@@ -139,6 +172,30 @@ class Utilization(ShownInNotebook):
     def tokens_per_s(self) -> float:
         """Tokens per second of the whole job."""
         return (self.workload.global_batch_size or 0) * self.workload.seq_len / self.seconds
+
+    @property
+    def reachable(self) -> tuple[ReachableStep, ...]:
+        """The predicted step, and what it would be without each of its losses alone, the largest first.
+
+        A loss that cannot be had back in full, such as the kernels' rate under power, is a bound and no promise.
+        """
+        if self.prediction is None:
+            return ()
+        predicted_s = self.prediction.step_time_s
+        losses = [part for part in self.waterfall if part.name in WAYS_OUT and part.name != "unexplained"]
+        ranked = sorted((part for part in losses if part.time_s > 0.0), key=lambda part: -part.time_s)
+        return (
+            ReachableStep("unexplained", predicted_s, self.mfu_at(predicted_s), WAYS_OUT["unexplained"]),
+            *(
+                ReachableStep(
+                    part.name,
+                    predicted_s - part.time_s,
+                    self.mfu_at(predicted_s - part.time_s),
+                    WAYS_OUT[part.name],
+                )
+                for part in ranked
+            ),
+        )
 
     def mfu_at(self, step_time_s: float) -> float:
         """MFU, by the chosen convention, if the step took another time."""

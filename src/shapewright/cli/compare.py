@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json
+from shapewright.cli.console import make_console, print_json, write_text_file
 from shapewright.cli.options import GroupedCommand, group_options, job_options
+from shapewright.errors import ShapewrightError
+
+if TYPE_CHECKING:
+    from shapewright.compare import Comparison
 
 _EPILOG = """\b
 Examples:
@@ -15,6 +20,7 @@ Examples:
   shapewright compare gpt3-2.7b --devices a100-sxm-80gb,h100-sxm-80gb --usd-per-hour a100-sxm-80gb=1.5,h100-sxm-80gb=2.8
   shapewright compare llama-3-8b --devices l4,l40s,h100-sxm-80gb --phase decode --context-len 4096 --json
   shapewright compare ./config.json --devices all --dtype fp8 --phase prefill
+  shapewright compare llama-3-8b --devices h100-sxm-80gb,h200-sxm-141gb,b200-sxm-180gb --tp 8 -o devices.svg
 """
 
 
@@ -28,12 +34,16 @@ Examples:
 )
 @click.option("--usd-per-hour", metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="write a page with the figure too")
+@click.option("-o", "--output", metavar="FILE", help="draw the figure too, as .svg, .png or .pdf")
 def command(
     config: str | None,
     uncalibrated: bool,
     devices: str,
     usd_per_hour: str | None,
     as_json: bool,
+    html: str | None,
+    output: str | None,
     **given: Any,
 ) -> int:
     """Compare devices on the same job of CONFIG: step time, tokens per second, dollar and joule, what each waits for.
@@ -52,6 +62,14 @@ def command(
         overrides=groups["model"],
         uncalibrated=uncalibrated,
     )
+    if html:
+        from shapewright.report.job_pages import comparison_sections
+        from shapewright.report.page import render_page
+
+        write_text_file(html, render_page("The same job on several devices", comparison_sections(found)))
+        click.echo(f"wrote {html}", err=True)
+    if output:
+        _draw(found, output)
     if as_json:
         from shapewright.report.compare import comparison_to_json
 
@@ -61,6 +79,23 @@ def command(
 
         print_comparison(found, make_console())
     return 0
+
+
+def _draw(found: Comparison, output: str) -> None:
+    """Draw the figure into a file."""
+    from shapewright.report.job_pages import comparison_chart
+    from shapewright.report.matplotlib_charts import FORMATS, save_chart
+
+    path = Path(output)
+    if path.suffix not in FORMATS:
+        raise click.UsageError(f"-o {output!r} does not end in {', '.join(FORMATS)}; --html writes a page")
+    try:
+        save_chart(comparison_chart(found), path)
+    except OSError as error:
+        raise ShapewrightError(
+            f"cannot write {output}: {error.strerror or error}; give a file in a folder that you can write to"
+        ) from error
+    click.echo(f"wrote {output}", err=True)
 
 
 def _read_names(text: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json
+from shapewright.cli.console import make_console, print_json, write_text_file
 from shapewright.cli.options import GroupedCommand, ask_from_options, question_options
 
 _EPILOG = """\b
@@ -14,6 +14,7 @@ Examples:
   shapewright memory llama-3-8b --device h100-sxm-80gb --micro-batch-size 1 --dp 8 --zero-stage 1
   shapewright memory gpt3-175b --device a100-sxm-80gb --tp 8 --pp 8 --micro-batch-size 1 --recompute selective
   shapewright memory llama-3-8b --device rtx-4090 --optimizer adamw-8bit --micro-batch-size 1 --json
+  shapewright memory llama-3-70b --device h100-sxm-80gb --tp 8 --pp 4 --micro-batch-size 1 --html memory.html
   shapewright memory llama-3-70b --device h200-sxm-141gb --phase decode --context-len 32768 --kv-cache-dtype fp8
 """
 
@@ -21,7 +22,8 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, **given: Any) -> int:
+@click.option("--html", metavar="FILE", help="write a page with the picture too")
+def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, html: str | None, **given: Any) -> int:
     """Estimate the memory that CONFIG needs on a device, by component and pipeline stage.
 
     The verdict says whether it fits, the largest batch and sequence that do, and what to turn on if it does not,
@@ -38,6 +40,14 @@ def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, 
         notes=question.notes,
         uncalibrated=uncalibrated,
     )
+    if html:
+        from shapewright.report.job_pages import memory_sections
+        from shapewright.report.page import render_page
+
+        name = found.config.name or found.config.model_type or "model"
+        title = f"Memory of {name} on {found.layout.num_devices} x {found.device.title}"
+        write_text_file(html, render_page(title, memory_sections(found)))
+        click.echo(f"wrote {html}", err=True)
     if as_json:
         from shapewright.report.capacity import capacity_to_json
 

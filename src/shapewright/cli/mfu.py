@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json
+from shapewright.cli.console import make_console, print_json, write_text_file
 from shapewright.cli.options import GroupedCommand, group_options, named_device, question_options
 from shapewright.lowering.conventions import CONVENTIONS
 
@@ -16,6 +16,7 @@ Examples:
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 13.75 --gpus 64 --global-batch 64 --tp 8 --pp 8
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --html mfu.html
 """
 
 
@@ -31,6 +32,7 @@ Examples:
     help="FLOP convention of the headline; the report has all",
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="write a page with the picture too")
 @click.option("--oneline", is_flag=True, help="print one line of name=value pairs, for logs")
 def command(
     config: str | None,
@@ -40,6 +42,7 @@ def command(
     gpus: int,
     convention: str,
     as_json: bool,
+    html: str | None,
     oneline: bool,
     **given: Any,
 ) -> int:
@@ -67,6 +70,14 @@ def command(
         convention=convention,
         uncalibrated=uncalibrated,
     )
+    if html:
+        from shapewright.report.job_pages import utilization_sections
+        from shapewright.report.page import render_page
+
+        name = found.config.name or found.config.model_type or "model"
+        title = f"Where the peak went: {name} on {found.num_devices} x {found.device.title}"
+        write_text_file(html, render_page(title, utilization_sections(found)))
+        click.echo(f"wrote {html}", err=True)
     if as_json:
         from shapewright.report.utilization import utilization_to_json
 

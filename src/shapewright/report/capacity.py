@@ -106,7 +106,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
     _print_components(found, console)
     if len(found.stages) > 1:
         console.print()
-        print_table(_stage_columns(found), console)
+        print_table(stage_columns(found), console)
     console.print()
     print_facts(capacity_words(found)["largest"], console)
     if found.remedies:
@@ -190,7 +190,7 @@ def _component_rows(found: Capacity, parts: dict[str, float]) -> list[list[str]]
     ]
 
 
-def _stage_columns(found: Capacity) -> list[Column]:
+def stage_columns(found: Capacity) -> list[Column]:
     """Stages, one row each; of a long pipeline the first ones, the last and the busiest."""
     stages = found.stages
     if len(stages) > _MOST_STAGES:

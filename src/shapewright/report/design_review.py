@@ -83,7 +83,7 @@ def review_sections(review: Review) -> list[Section]:
     if prediction is not None:
         sections.append(_operations_figure(prediction))
     if review.utilization is not None:
-        sections.append(_waterfall_figure(review.utilization))
+        sections.append(waterfall_figure(review.utilization))
     sections.append(_findings(review.check.findings))
     if review.capacity is not None:
         sections += _memory(review.capacity)
@@ -177,7 +177,7 @@ def waterfall_chart(found: Utilization) -> BarChart:
     )
 
 
-def _waterfall_figure(found: Utilization) -> Figure:
+def waterfall_figure(found: Utilization) -> Figure:
     """The waterfall with what each of its parts is."""
     chart, parts = waterfall_chart(found), drawn_parts(found)
     why = "; ".join(f"{part.name.replace('_', ' ')}: {part.why}" for part in parts)
@@ -204,13 +204,14 @@ def _findings(findings: Sequence[Finding]) -> Section:
 
 def memory_chart(capacity: Capacity) -> BarChart:
     """Components of each stage against the device."""
-    names = [name for name, amount in memory_components(capacity.busiest).items() if amount]
+    stages = [memory_components(stage) for stage in capacity.stages]
+    names = [name for name in stages[0] if any(stage[name] for stage in stages)]
     return BarChart(
         title="Memory of one device",
         value_label="GiB",
         categories=[f"stage {stage.stage}" for stage in capacity.stages],
         parts=[
-            BarPart(name.replace("_", " "), [memory_components(stage)[name] / GIB for stage in capacity.stages])
+            BarPart(name.replace("_", " "), [stage[name] / GIB for stage in stages])
             for name in names
         ],
         limits=(Mark("x", capacity.device.memory_bytes / GIB, "device"),),

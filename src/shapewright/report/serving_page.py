@@ -114,7 +114,7 @@ def _line(label: str, front: Sequence[OperatingPoint], *, dashed: bool) -> Line:
     ordered = sorted(front, key=lambda point: point.tokens_per_s_per_user)
     return Line(
         label,
-        [point.tokens_per_s_per_user for point in ordered],
+        [round(point.tokens_per_s_per_user, 1) for point in ordered],
         [point.tokens_per_s_per_device for point in ordered],
         dashed=dashed,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import columns_of, print_facts, print_table
+from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
 from shapewright.utilization import MODEL_PART
@@ -70,6 +70,7 @@ def utilization_to_json(found: Utilization) -> dict[str, Any]:
             "mfu": found.mfu_at(prediction.step_time_s),
             "mfu_low": found.mfu_at(prediction.step_time_high_s),
             "mfu_high": found.mfu_at(prediction.step_time_low_s),
+            "without": [asdict(step) for step in found.reachable],
         },
         "config": asdict(found.config),
         "workload": asdict(found.workload),
@@ -98,7 +99,6 @@ def utilization_line(found: Utilization) -> str:
 
 def print_utilization(found: Utilization, console: Console) -> None:
     """Print headline, conventions, waterfall and what is reachable."""
-    chosen = found.result
     name = found.config.name or found.config.model_type or "model"
     recompute = "no" if found.workload.recompute == "none" else found.workload.recompute
     console.print(
@@ -108,7 +108,23 @@ def print_utilization(found: Utilization, console: Console) -> None:
         style="bold",
         soft_wrap=True,
     )
-    facts = {
+    print_facts(utilization_facts(found), console)
+    console.print()
+    _print_conventions(found, console)
+    if found.waterfall:
+        console.print()
+        print_table(waterfall_columns(found), console)
+        console.print()
+        console.print(reachable_words(found), style="bold", soft_wrap=True)
+        print_table(reachable_columns(found), console)
+    for line in found.notes:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def utilization_facts(found: Utilization) -> dict[str, str]:
+    """The headline, in words by name."""
+    chosen = found.result
+    return {
         "MFU": format_percent(chosen.mfu),
         "HFU": "" if chosen.hfu is None else format_percent(chosen.hfu),
         "model rate": format_rate(chosen.model_flops_per_s_per_device),
@@ -116,17 +132,21 @@ def print_utilization(found: Utilization, console: Console) -> None:
         "tokens/s/device": f"{found.tokens_per_s / found.num_devices:,.0f}",
         "peak": f"{format_rate(found.peak_flops_per_s)}, dense {found.workload.dtype}, per {found.device.scope}",
     }
-    print_facts(facts, console)
-    console.print()
-    _print_conventions(found, console)
-    if found.waterfall:
-        console.print()
-        _print_waterfall(found, console)
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 
 def _print_conventions(found: Utilization, console: Console) -> None:
+    print_table(convention_columns(found), console)
+    for kind, peak in found.other_peaks.items():
+        rate = found.result.model_flops_per_s_per_device
+        console.print(
+            f"by the peak of another scope ({kind}, {format_rate(peak)}): MFU {format_percent(rate / peak)}",
+            style="dim",
+        )
+    console.print(f"sparse peak: {_SPARSE_WORDS}", style="dim", soft_wrap=True)
+
+
+def convention_columns(found: Utilization) -> list[Column]:
+    """Rates by every FLOP convention, as the columns of a table."""
     rows = []
     for result in found.conventions:
         hardware = result.hardware_flops_per_s_per_device
@@ -150,17 +170,11 @@ def _print_conventions(found: Utilization, console: Console) -> None:
         ("FLOPs per token", 3, True),
         ("used by", 4, True),
     )
-    print_table(columns_of(rows, names), console)
-    for kind, peak in found.other_peaks.items():
-        rate = found.result.model_flops_per_s_per_device
-        console.print(
-            f"by the peak of another scope ({kind}, {format_rate(peak)}): MFU {format_percent(rate / peak)}",
-            style="dim",
-        )
-    console.print(f"sparse peak: {_SPARSE_WORDS}", style="dim", soft_wrap=True)
+    return columns_of(rows, names)
 
 
-def _print_waterfall(found: Utilization, console: Console) -> None:
+def waterfall_columns(found: Utilization) -> list[Column]:
+    """Parts from peak to measured, as the columns of a table."""
     rows = []
     for part in found.waterfall:
         fraction = part.time_s / found.seconds
@@ -176,14 +190,35 @@ def _print_waterfall(found: Utilization, console: Console) -> None:
         ("", 1, True),
         ("what it is", 2, True),
     )
-    print_table(columns_of(rows, names), console)
+    return columns_of(rows, names)
+
+
+def reachable_words(found: Utilization) -> str:
+    """The predicted step with its interval, in one line."""
     prediction = found.prediction
-    if prediction is not None:
-        ends = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
-        middle, low, high = (format_seconds(end) for end in ends)
-        best, most, least = (format_percent(found.mfu_at(end)) for end in ends)
-        console.print(
-            f"reachable: {middle} a step ({low} to {high}), MFU {best} ({least} to {most})",
-            style="bold",
-            soft_wrap=True,
-        )
+    if prediction is None:
+        return ""
+    ends = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
+    middle, low, high = (format_seconds(end) for end in ends)
+    best, most, least = (format_percent(found.mfu_at(end)) for end in ends)
+    return f"reachable: {middle} a step ({low} to {high}), MFU {best} ({least} to {most})"
+
+
+def reachable_columns(found: Utilization) -> list[Column]:
+    """The predicted step without each loss alone, as the columns of a table."""
+    rows = [
+        [
+            step.without.replace("_", " "),
+            format_seconds(step.step_time_s),
+            format_percent(step.mfu),
+            step.way_out,
+        ]
+        for step in found.reachable
+        if step.without == "unexplained" or step.step_time_s < (1.0 - _SHOWN_FROM_FRACTION) * _predicted_s(found)
+    ]
+    names = (("without", 0, True), ("step", 0, False), ("MFU", 0, False), ("how", 1, True))
+    return columns_of(rows, names)
+
+
+def _predicted_s(found: Utilization) -> float:
+    return found.prediction.step_time_s if found.prediction is not None else found.seconds

@@ -1,0 +1,110 @@
+"""Pages and figures of one job: its memory, where its peak went, and the same job over devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.report.capacity import memory_components, offload_words, remedy_columns, stage_columns
+from shapewright.report.charts import BarChart, BarPart
+from shapewright.report.compare import comparison_columns
+from shapewright.report.design_review import memory_chart, waterfall_figure
+from shapewright.report.page import Figure, Section, Table, Words, table_of
+from shapewright.report.utilization import (
+    convention_columns,
+    reachable_columns,
+    reachable_words,
+    utilization_facts,
+    waterfall_columns,
+)
+from shapewright.units import format_bytes, format_percent
+
+if TYPE_CHECKING:
+    from shapewright.capacity import Capacity
+    from shapewright.compare import Comparison
+    from shapewright.utilization import Utilization
+
+_MILLISECOND_S = 1e-3
+
+
+def memory_figure(capacity: Capacity) -> Figure:
+    """Components of each stage against the device."""
+    chart = memory_chart(capacity)
+    return Figure(chart, caption=chart.alt, chart_height_px=150 + 24 * len(capacity.stages))
+
+
+def memory_sections(capacity: Capacity) -> list[Section]:
+    """Everything that memory says of a job."""
+    parts = memory_components(capacity.busiest) | {"total": capacity.busiest.total_bytes}
+    rows = [
+        (name.replace("_", " "), format_bytes(amount), format_percent(amount / capacity.device.memory_bytes))
+        for name, amount in parts.items()
+        if amount
+    ]
+    sections: list[Section] = [
+        memory_figure(capacity),
+        Table("Components of the fullest stage", ("component", "memory", "of device"), rows, words=("component",)),
+    ]
+    if len(capacity.stages) > 1:
+        sections.append(table_of("Stages", stage_columns(capacity)))
+    if capacity.remedies:
+        sections.append(table_of("What makes it fit, cheapest in device time first", remedy_columns(capacity)))
+    decode = capacity.workload.phase == "decode"
+    facts = [
+        f"largest micro_batch_size: {capacity.largest_micro_batch_size or 'none fits'}",
+        f"largest {'context_len' if decode else 'seq_len'}: {capacity.largest_seq_len or 'none fits'}",
+    ]
+    return [*sections, Words("Beside that", [*facts, *filter(None, [offload_words(capacity)]), *capacity.notes])]
+
+
+def comparison_chart(found: Comparison) -> BarChart:
+    """Time of each device's step, by what it waits for."""
+    rows = [row for row in found.rows if row.prediction is not None]
+    bounds = [
+        name for name in (rows[0].bound_fractions if rows else {}) if any(row.bound_fractions[name] for row in rows)
+    ]
+    fastest = min(rows, key=lambda row: row.prediction.step_time_s if row.prediction else 0.0, default=None)
+    return BarChart(
+        title="The same job on each device",
+        value_label="step [ms]",
+        categories=[row.device.name + ("" if row.fits else " (does not fit)") for row in rows],
+        parts=[
+            BarPart(
+                name,
+                [
+                    row.bound_fractions[name] * row.prediction.step_time_s / _MILLISECOND_S if row.prediction else 0.0
+                    for row in rows
+                ],
+            )
+            for name in bounds
+        ],
+        alt=f"{fastest.device.name} is fastest." if fastest is not None else "No device runs the job.",
+    )
+
+
+def comparison_sections(found: Comparison) -> list[Section]:
+    """Everything that compare says."""
+    chart = comparison_chart(found)
+    sections: list[Section] = [
+        Figure(chart, caption=chart.alt, chart_height_px=110 + 32 * len(chart.categories)),
+        table_of("Devices", comparison_columns(found)),
+    ]
+    problems = [f"{row.device.name}: cannot run it: {row.problem}" for row in found.rows if row.prediction is None]
+    if problems or found.notes:
+        sections.append(Words("What there is to say", [*problems, *found.notes]))
+    return sections
+
+
+def utilization_sections(found: Utilization) -> list[Section]:
+    """Everything that mfu says."""
+    facts = Table(
+        "Utilization", ("what", "measured"), tuple(utilization_facts(found).items()), words=("what", "measured")
+    )
+    sections: list[Section] = [facts, table_of("By FLOP convention", convention_columns(found))]
+    if found.waterfall:
+        sections.append(waterfall_figure(found))
+        named = [column for column in waterfall_columns(found) if column.name]  # the figure has the bars
+        sections.append(table_of("From peak to measured", named))
+        sections.append(table_of("What is reachable", reachable_columns(found), note=reachable_words(found)))
+    if found.notes:
+        sections.append(Words("What there is to say", list(found.notes)))
+    return sections

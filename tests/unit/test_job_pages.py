@@ -1,0 +1,162 @@
+"""Pictures of a job: pages of memory, utilization and devices; what offloading frees; what is reachable."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import shapewright
+from shapewright.capacity.offload import LINK_FRACTION
+from shapewright.cli import main
+from shapewright.hardware import load_device
+from shapewright.memory import list_saved_tensors
+from shapewright.report.design_review import memory_chart, waterfall_chart
+from shapewright.report.job_pages import comparison_chart
+from shapewright.units import GIB
+from shapewright.utilization import LOSSES, WAYS_OUT, Utilization
+
+TRAINING = {"micro_batch_size": 2, "seq_len": 2048}
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run the command line in this process; give exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code, captured.out, captured.err
+
+
+JOBS = {
+    "memory": ["memory", "llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "2", "--pp", "2"],
+    "mfu": [
+        "mfu",
+        "llama-3-8b",
+        "--device",
+        "h100-sxm-80gb",
+        "--seconds",
+        "3.6",
+        "--gpus",
+        "8",
+        "--global-batch",
+        "128",
+    ],
+    "compare": ["compare", "llama-3-8b", "--devices", "a100-sxm-80gb,h100-sxm-80gb,v100-sxm2-32gb"],
+}
+JOBS["mfu"] += ["--global-batch", "128"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("memory", ("Memory of one device", "stage 1", "optimizer", "largest micro_batch_size", "host link")),
+        ("mfu", ("From the dense peak to this step", "What is reachable", "without", "megatron-causal")),
+        ("compare", ("The same job on each device", "a100-sxm-80gb", "tokens/s")),
+    ],
+)
+def test_pages_are_whole(name: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One self-contained file with picture, tables and notes; what is printed stays as it is."""
+    page = tmp_path / "page.html"
+    _, plain, _ = run(JOBS[name], capsys)
+    code, printed, err = run([*JOBS[name], "--html", str(page)], capsys)
+    written = page.read_text(encoding="utf-8")
+
+    assert (code, printed, err) == (0, plain, f"wrote {page}\n")
+    assert "echarts" in written
+    for word in words:
+        assert word in written
+
+
+def test_figure_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compare -o draws an SVG that names the devices; another ending and a folder that is not there are refused."""
+    pytest.importorskip("matplotlib", reason="needs the plot extra")
+    target = tmp_path / "devices.svg"
+    code, _, err = run([*JOBS["compare"], "-o", str(target)], capsys)
+    assert (code, err) == (0, f"wrote {target}\n")
+    assert "h100-sxm-80gb" in target.read_text(encoding="utf-8")
+    for output, words in (("devices.txt", "does not end in .png"), ("/nowhere/at/all.svg", "cannot write")):
+        code, out, err = run([*JOBS["compare"], "-o", output], capsys)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+
+
+def test_bars_are_the_numbers() -> None:
+    """Stacked bars add up: memory to each stage's total, devices to each step, the waterfall to the measured step."""
+    capacity = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", layout={"pipeline_parallel": 2})
+    chart = memory_chart(capacity)
+    for index, stage in enumerate(capacity.stages):
+        assert sum(part.values[index] for part in chart.parts) == pytest.approx(stage.total_bytes / GIB)
+
+    found = shapewright.compare("llama-3-8b", devices=["a100-sxm-80gb", "h100-sxm-80gb"])
+    drawn = comparison_chart(found)
+    for index, row in enumerate(found.rows):
+        assert row.prediction is not None
+        assert sum(part.values[index] for part in drawn.parts) == pytest.approx(row.prediction.step_time_s * 1e3)
+
+    waterfall = waterfall_chart(measured())
+    before, adds, back = (part.values for part in waterfall.parts)
+    assert before[-1] + adds[-1] + back[-1] == pytest.approx(3.6e3, rel=0.01)
+
+
+def measured() -> Utilization:
+    """Llama-3-8B on eight H100s, slower than predicted."""
+    return shapewright.mfu("llama-3-8b", device="h100-sxm-80gb", seconds=3.6, num_devices=8, global_batch_size=128)
+
+
+def test_reachable_without_each_loss() -> None:
+    """The predicted step first; each other row is that step less one part of the waterfall, with the MFU of that."""
+    found = measured()
+    parts = {part.name: part.time_s for part in found.waterfall}
+    first, *others = found.reachable
+    assert found.prediction is not None
+
+    assert set(WAYS_OUT) == set(LOSSES)
+    assert (first.without, first.step_time_s) == ("unexplained", found.prediction.step_time_s)
+    assert [one.step_time_s for one in others] == sorted(one.step_time_s for one in others)
+    for one in others:
+        assert one.step_time_s == pytest.approx(found.prediction.step_time_s - parts[one.without])
+        assert one.mfu * one.step_time_s == pytest.approx(found.result.mfu * found.seconds)
+        assert one.mfu >= first.mfu
+
+
+def test_offload_by_hand() -> None:
+    """All but two layers' tensors go; each way they take the link's rate; what passes do not hide is on the step."""
+    found = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", workload=TRAINING)
+    offload = found.offload
+    layer = sum(one.num_bytes for one in list_saved_tensors(found.config, found.workload, found.layout))
+    assert offload is not None
+    assert offload.transfer_s is not None
+    assert offload.exposed_s is not None
+    assert offload.step_time_s is not None
+
+    assert offload.freed_bytes == pytest.approx(found.busiest.activations_bytes - 2 * layer)
+    assert offload.total_bytes == pytest.approx(found.busiest.total_bytes - offload.freed_bytes)
+    assert offload.moved_bytes == pytest.approx(2 * offload.freed_bytes)
+    assert offload.transfer_s == pytest.approx(offload.freed_bytes / (LINK_FRACTION * 64e9))
+    step_s = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=TRAINING).step_time_s
+    assert offload.step_time_s == pytest.approx(step_s + offload.exposed_s)
+    assert 0 <= offload.exposed_s <= 2 * offload.transfer_s
+
+
+def test_offload_where_little_is_known() -> None:
+    """Without the link's rate there is no time; without training there is nothing to move."""
+    device = replace(load_device("h100-sxm-80gb"), pcie_bandwidth_bytes_per_s=None)
+    offload = shapewright.fits("llama-3-8b", device=device, workload=TRAINING).offload
+    assert offload is not None
+    assert (offload.transfer_s, offload.exposed_s, offload.step_time_s) == (None, None, None)
+    assert shapewright.fits("llama-3-8b", device=device, workload={"phase": "decode"}).offload is None
+
+
+def test_json_of_reachable_and_offload(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are in the JSON, with units in their keys."""
+    _, out, _ = run([*JOBS["mfu"], "--json"], capsys)
+    without = json.loads(out)["reachable"]["without"]
+    assert without[0]["without"] == "unexplained"
+    assert set(without[0]) == {"without", "step_time_s", "mfu", "way_out"}
+    _, out, _ = run([*JOBS["memory"], "--json"], capsys)
+    offload = json.loads(out)["offload"]
+    assert offload["moved_bytes"] > 0
+    assert offload["fits"] in (True, False)
