@@ -146,3 +146,13 @@ def test_senseless_choices_are_refused(fields: dict[str, Any], words: str) -> No
     """Each message says what is wrong and what is allowed."""
     with pytest.raises(WorkloadError, match=words):
         Workload(**fields)
+
+
+def test_plans_follow_the_optimiser() -> None:
+    """A plan's step is that of its optimiser; recomputation of some layers is none of its choices."""
+    job = {"device": "h100-sxm-80gb", "num_devices": 8, "global_batch_size": 32, "top": 2}
+    lion, adamw = (shapewright.plan("llama-3-8b", optimizer=name, **job).plans[0] for name in ("lion", "adamw"))
+    assert lion.prediction.workload.optimizer == "lion"
+    assert lion.prediction.step_time_s < adamw.prediction.step_time_s
+    with pytest.raises(WorkloadError, match="recompute_layers=2 is no choice of a plan"):
+        shapewright.plan("llama-3-8b", workload={"recompute": "full", "recompute_layers": 2}, **job)

@@ -53,7 +53,7 @@ Examples:
 )
 @click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
 @click.option(
-    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="whose memory; see 'shapewright memory'"
+    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="what is kept and moved of each parameter"
 )
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device, for the cost of a token")
 @click.option(

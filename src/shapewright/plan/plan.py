@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
+from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, find_recipe
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
 from shapewright.plan.refusal import refuse_nothing
@@ -94,7 +94,7 @@ class PlanResult(ShownInNotebook):
         device: The device.
         workload: What is run; micro-batch and recomputation are each plan's own.
         request: What was asked for.
-        optimizer: Name of the optimiser that memory is of.
+        optimizer: Name of the optimiser.
         plans: The best ones, best first.
         front: The Pareto front, shortest step first.
         tally: How many plans went where.
@@ -134,7 +134,7 @@ def plan_job(
         device: What it runs on.
         workload: The job: length, dtype, attention and global batch; plans choose micro-batch and recomputation.
         request: Devices, objective, and what is kept as it is.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``; counts for memory alone.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price as if nobody had measured the device.
         progress: Told now and then how many splits of how many are done.
@@ -145,8 +145,13 @@ def plan_job(
         UnknownRateError: the device's sheet lacks a number that is needed.
     """
     check_job(device, workload, request)
-    recipe = find_recipe(optimizer, workload.dtype)
-    own_recipe = None if optimizer == "adamw" else recipe
+    workload = replace(workload, optimizer=optimizer)
+    own_recipe = None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
+    if OPTIMIZERS[optimizer].newton_schulz_steps:
+        notes = (
+            *notes,
+            f"products of {optimizer}'s matrix iteration are in the steps of listed plans, not in their order",
+        )
     started_s = time.perf_counter()
     findings = explore(
         config, device, workload, request, recipe=own_recipe, uncalibrated=uncalibrated, progress=progress

@@ -166,6 +166,11 @@ def check_job(device: Device, workload: Workload, request: PlanRequest) -> None:
     """
     if not workload.is_training:
         raise WorkloadError(f"phase={workload.phase!r} has no plan: plans are of training; use --phase train")
+    if workload.recompute_layers is not None:
+        raise WorkloadError(
+            f"recompute_layers={workload.recompute_layers} is no choice of a plan, whose layers are all alike; "
+            f"leave it out"
+        )
     if workload.global_batch_size is None:
         raise WorkloadError("a plan needs the sequences of one optimiser step; give --global-batch, such as 2048")
     size, node = request.num_devices, device.node_size

@@ -71,6 +71,7 @@ class _Shards:
     """What the lowering of communication reads of a shard, over frames: each size a number or an array."""
 
     config: TransformerConfig
+    workload: Workload
     layout: _Layouts
     node_size: int
     num_passes: NDArray[np.int64]
@@ -205,6 +206,7 @@ class TimesOfFrames:
         degrees = [np.array([getattr(frame, name) for frame in frames]) for name in _DEGREES]
         return _Shards(
             config=self._config,
+            workload=self._workload,
             layout=_Layouts(degrees[0], frames[0].pipeline_parallel, *degrees[1:]),
             node_size=self._device.node_size,
             num_passes=num_passes,

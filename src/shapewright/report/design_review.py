@@ -210,10 +210,7 @@ def memory_chart(capacity: Capacity) -> BarChart:
         title="Memory of one device",
         value_label="GiB",
         categories=[f"stage {stage.stage}" for stage in capacity.stages],
-        parts=[
-            BarPart(name.replace("_", " "), [stage[name] / GIB for stage in stages])
-            for name in names
-        ],
+        parts=[BarPart(name.replace("_", " "), [stage[name] / GIB for stage in stages]) for name in names],
         limits=(Mark("x", capacity.device.memory_bytes / GIB, "device"),),
         alt=f"The busiest stage {verdict_words(capacity)}.",
     )
