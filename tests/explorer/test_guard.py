@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,6 +164,12 @@ def test_a_taken_port_is_told_in_one_line() -> None:
     """Two servers on one port: the second says what to do."""
     with open_socket("127.0.0.1", 0) as first, pytest.raises(ShapewrightError, match="give another --port"):
         open_socket("127.0.0.1", first.getsockname()[1])
+
+
+def test_answers_do_not_wait_for_more() -> None:
+    """Connections are known to be TCP, so that the event loop sends small answers at once."""
+    with open_socket("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 def plant(value: Any) -> Any:

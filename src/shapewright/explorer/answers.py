@@ -64,19 +64,16 @@ def answer_predict(job: Job, baseline: Job | None = None) -> Answer:
 def _operations(prediction: Prediction) -> Answer:
     """The operations table of the command, every row, with the keys that tell rows apart and values to sort by."""
     ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
-    rows = []
-    for entry in ranked:
-        facts = operation_to_json(entry)
-        rows.append(
-            {
-                "name": facts["name"],
-                "pass": facts["pass"],
-                "stage": facts["stage"],
-                "has_tiles": bool(facts["tile"]) and isinstance(entry.operation, Gemm),
-            }
-        )
-    table = columns_to_json(operation_columns(prediction))
-    return {**table, "keys": rows}
+    keys = [
+        {
+            "name": entry.operation.name,
+            "pass": entry.operation.pass_name,
+            "stage": entry.operation.stage,
+            "has_tiles": isinstance(entry.operation, Gemm) and bool(getattr(entry.price, "tile_m", 0)),
+        }
+        for entry in ranked
+    ]
+    return {**columns_to_json(operation_columns(prediction)), "keys": keys}
 
 
 def columns_to_json(columns: Sequence[Column]) -> Answer:

@@ -31,7 +31,7 @@ from shapewright.explorer.search_jobs import SearchQueue, SearchRun
 
 API = "/api/v1"
 # Answers are computed, not waited for: more threads than cores would only take turns.
-_NUM_THREADS = 4
+_NUM_THREADS = 2
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {

@@ -6,11 +6,12 @@ Nothing that a request says is ever a path or an address.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from shapewright.config import Model, TransformerConfig, load_preset, read_model, read_object
+from shapewright.config import Model, Preset, TransformerConfig, load_preset, read_model, read_object
 from shapewright.errors import ConfigError
 from shapewright.fields import noted_fields
 from shapewright.hardware import load_named_device
@@ -92,8 +93,15 @@ def read_job_model(job: Job) -> Model:
     if job.config is not None:
         return read_object(job.config, overrides, where=PASTED)
     if job.preset is not None:
-        load_preset(job.preset)  # refuses all that is no preset, before anything could take it for a path
-    return read_model(job.preset, overrides)
+        preset = _find_preset(job.preset.casefold())
+        return read_object(preset.config, overrides, where=f"preset {preset.name}", name=preset.name)
+    return read_model(None, overrides)
+
+
+@cache
+def _find_preset(name: str) -> Preset:
+    """A preset, read once; a name that is none raises, and is not kept."""
+    return load_preset(name)
 
 
 def ask_job(job: Job) -> Question:

@@ -32,7 +32,8 @@ _read_key = {
 }
 
 # Prices by device and by what is priced. A device is known by identity, since a user's file may take any name; keeping
-# it here keeps its identity its own. Past the limit everything is forgotten: a search has its own, vectorised road.
+# it here keeps its identity its own. Past a limit, about 1 kB each over all devices, everything is forgotten: a search
+# has its own, vectorised road.
 _MOST_DEVICES, _MOST_PRICES = 256, 50_000
 _remembered: dict[tuple[int, bool], tuple[Device, dict[tuple[Any, ...], Price]]] = {}
 
@@ -50,11 +51,10 @@ def price_operations(operations: Sequence[Operation], device: Device, *, uncalib
         CalibrationError: there is no record to price with.
         WorkloadError: the device has no kernel for an operation.
     """
-    if len(_remembered) > _MOST_DEVICES:
+    # Copied first: other threads may add devices meanwhile.
+    if len(_remembered) > _MOST_DEVICES or sum(len(prices) for _, prices in [*_remembered.values()]) > _MOST_PRICES:
         _remembered.clear()
     _, known = _remembered.setdefault((id(device), uncalibrated), (device, {}))
-    if len(known) > _MOST_PRICES:
-        known.clear()
     keys = [(type(operation), *_read_key[type(operation)](operation)) for operation in operations]
     # Own copies of what is found: another thread may forget everything in between.
     prices = {key: known.get(key) for key in keys}

@@ -1,0 +1,102 @@
+"""What a reader waits for: first paint of the explorer, and from the move of a slider to the frame with its answer.
+
+    python benchmarks/explorer_paint.py -o explorer_paint.json
+
+Needs playwright and a Chromium on the PATH. Starts a server of its own; the page measures itself (User Timing), so
+nothing of the driver is in the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from shapewright.report.pdf import find_browser
+
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
+FIELDS = ("intermediate_size", "hidden_size", "vocab_size", "num_layers")
+NUM_MOVES = 50
+_BETWEEN_MOVES_MS = 200.0
+
+
+def main() -> int:
+    """Measure, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, help="file for the record")
+    arguments = parser.parse_args()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "shapewright", "serve", "--port", "0", "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        record = measure(server.stdout.readline().split()[-1])
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+    text = json.dumps(record, indent=2)
+    print(text)
+    if arguments.output:
+        arguments.output.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def measure(address: str) -> dict[str, Any]:
+    """Load the page a few times, then move sliders one step at a time."""
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=find_browser(), args=ARGUMENTS)
+        paints, moves, wire_bytes = [], [], 0.0
+        for _ in range(5):
+            page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+            page.goto(address)
+            page.wait_for_selector("[data-fact=step]")
+            page.wait_for_timeout(1500)
+            paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+            wire_bytes = page.evaluate(
+                "performance.getEntries().reduce((sum, one) => sum + (one.transferSize || 0), 0)"
+            )
+        for field in FIELDS:
+            page.evaluate("document.getElementById('crest').scrollIntoView()")
+            page.evaluate("performance.clearMeasures()")
+            slider = page.locator(f"[data-field={field}] input[type=range]")
+            slider.focus()
+            for _ in range(NUM_MOVES):
+                page.keyboard.press("ArrowRight")
+                page.wait_for_timeout(_BETWEEN_MOVES_MS)
+            found = page.evaluate(
+                "performance.getEntriesByName('shapewright:slide-to-paint').map((one) => one.duration)"
+            )
+            moves.append((field, found))
+        version = browser.version
+        browser.close()
+    every = sorted(time_ms for _, found in moves for time_ms in found)
+    return {
+        "schema_version": 1,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "num_cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "chromium": version,
+        "first_paint_ms": sorted(paints),
+        "wire_bytes_of_first_load": wire_bytes,
+        "slide_to_paint": {
+            "num_moves": len(every),
+            "p50_ms": every[len(every) // 2],
+            "p95_ms": every[int(0.95 * len(every))],
+            "max_ms": every[-1],
+        },
+        "by_field": {field: sorted(found)[len(found) // 2] for field, found in moves if found},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
