@@ -178,6 +178,11 @@ def test_the_report_is_a_file(client: TestClient) -> None:
         ({"config": {"model_type": "gpt2", "n_embd": -1}, "device": "h100-sxm-80gb"}, "in 'pasted config': "),
         ({**GPT3, "workload": {"seq_len": 0}}, "seq_len=0 must be a whole number from 1 to 2**40"),
         ({**GPT3, "layout": {"tensor_parallel": 7}}, "tensor_parallel=7 must divide num_heads=32"),
+        (
+            {**GPT3, "overrides": {"num_layers": 1024}, "layout": {"pipeline_parallel": 1024}},
+            "more than the 512 stages",
+        ),
+        ({**GPT3, "overrides": {"num_layers": 512, "attention_windows": list(range(1, 513))}}, "more than the 128"),
         ({"device": "h100-sxm-80gb"}, "a model without a config needs hidden_size"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from shapewright.config import Model, Preset, TransformerConfig, load_preset, read_model, read_object
-from shapewright.errors import ConfigError
+from shapewright.errors import ConfigError, LayoutError
 from shapewright.fields import noted_fields
 from shapewright.hardware import load_named_device
 from shapewright.layout import ParallelLayout
@@ -20,7 +20,11 @@ from shapewright.question import Question, ask
 from shapewright.workload import Workload
 
 LONGEST_NAME = 200
+MOST_STAGES = 512
+"""Pipeline stages that are taken: answers tell each of them, and a page could show no more."""
 MOST_LIST_ENTRIES = 4096
+MOST_LAYER_KINDS = 128
+"""Kinds of layers that are taken; each is lowered and priced on its own, and published models have two or three."""
 PASTED = "pasted config"
 
 # Counts are bounded once more, and more tightly, where they are used; here so that no number is absurd.
@@ -110,12 +114,25 @@ def ask_job(job: Job) -> Question:
     Raises:
         ShapewrightError: what is wrong with it, in one line.
     """
-    return ask(
+    question = ask(
         read_job_model(job),
         load_named_device(job.device),
         workload=_without_none(job.workload),
         layout=_without_none(job.layout),
     )
+    kinds = len(question.config.layer_groups())
+    if kinds > MOST_LAYER_KINDS:
+        raise ConfigError(
+            f"{kinds} kinds of layers are more than the {MOST_LAYER_KINDS} that the explorer takes; "
+            f"use the command line for more"
+        )
+    stages = question.layout.pipeline_parallel
+    if stages > MOST_STAGES:
+        raise LayoutError(
+            f"pipeline_parallel={stages} is more than the {MOST_STAGES} stages that the explorer takes; "
+            f"use the command line for more"
+        )
+    return question
 
 
 def _without_none(part: Any) -> dict[str, Any]:

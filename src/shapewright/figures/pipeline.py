@@ -20,6 +20,9 @@ _Order = list[tuple[str, int]]
 MOST_SLOTS = 4096
 """Passes that are drawn; longer steps are cut after as many."""
 
+MOST_STAGES = 64
+"""Stages that are drawn; of more, none could be told from the next."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -79,13 +82,15 @@ def schedule_pipeline(prediction: Prediction) -> PipelineSchedule:
     if layout.pipeline_schedule not in _ORDERS or layout.virtual_pipeline > 1:
         how = "interleaved" if layout.virtual_pipeline > 1 else layout.pipeline_schedule
         raise LayoutError(f"the {how} schedule is not drawn; its bubble is in the numbers: draw 1f1b or gpipe instead")
+    if stages > MOST_STAGES:
+        raise LayoutError(f"{stages} stages are too many to draw; up to {MOST_STAGES} are")
     passes = num_microbatches(prediction.workload, layout)
     sums = {"forward": 0.0, "backward": 0.0}
     for entry in prediction.busiest_operations:
         name = entry.operation.pass_name
         if name != "step":
             sums["forward" if name == "forward" else "backward"] += entry.total_time_s / passes
-    drawn = min(passes, max(stages, MOST_SLOTS // (2 * stages)))
+    drawn = min(passes, MOST_SLOTS // (2 * stages))
     return PipelineSchedule(
         slots=_run(_ORDERS[layout.pipeline_schedule](stages, drawn), sums["forward"], sums["backward"]),
         num_stages=stages,
