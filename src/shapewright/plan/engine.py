@@ -229,14 +229,15 @@ class _Explorer:
         """Plans that there are. [frames, modes, ZeRO stages]
 
         Interleaving needs the micro-batches in groups of as many as there are stages (Megatron-LM refuses others), and
-        sharding over replicas needs more than one.
+        sharding over replicas more than one of them, unless it is asked for.
         """
         passes = np.array([frame.num_microbatches for frame in chunk])
         replicas = np.array([frame.data_parallel * frame.context_parallel for frame in chunk])
         whole = np.ones(len(chunk), dtype=bool)
         if order.virtual_pipeline > 1 and "virtual_pipeline" not in self._request.kept:
             whole = passes % chunk[0].pipeline_parallel == 0
-        stages = self._zeros & ((np.array(ZERO_STAGES) == 0) | (replicas > 1)[:, None])
+        has_choice = np.full(len(chunk), "zero_stage" in self._request.kept)
+        stages = self._zeros & ((np.array(ZERO_STAGES) == 0) | (has_choice | (replicas > 1))[:, None])
         valid: NDArray[np.bool_] = whole[:, None, None] & self._modes[None, :, None] & stages[:, None, :]
         return valid
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shapewright.errors import LayoutError
 from shapewright.memory import find_recipe
 from shapewright.plan.engine import Findings, explore
-from shapewright.plan.request import LARGEST_JOB, PlanRequest
+from shapewright.plan.request import LARGEST_JOB, PlanRequest, fills_units
 from shapewright.plan.space import divisors
 from shapewright.plan.words import describe_choice
 from shapewright.units import format_bytes
@@ -55,7 +55,7 @@ def _suggest_devices(
     most = request.num_devices
     for doubling in range(1, _MOST_DOUBLINGS + 1):
         count = request.num_devices << doubling
-        if count > LARGEST_JOB or (count > device.node_size and count % device.node_size):
+        if count > LARGEST_JOB or not fills_units(count, device):
             continue
         most = count
         larger = replace(request, num_devices=count, objective="memory")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from shapewright.plan.request import fills_units
 from shapewright.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ ZERO_STAGES = (0, 1, 2, 3)
 # they hide; larger micro-batches gain nothing once products fill the device.
 MOST_CONTEXT_PARALLEL = 64
 FEWEST_TOKENS_PER_RANK = 1024
-MOST_MICRO_BATCH = 32
+MOST_MICRO_BATCH = 256
 
 
 class Frame(NamedTuple):
@@ -61,7 +62,7 @@ def device_counts(device: Device, request: PlanRequest) -> list[int]:
     counts = [request.num_devices]
     while request.objective == "cost" and counts[-1] % 2 == 0:
         half = counts[-1] // 2
-        if half > device.node_size and half % device.node_size:
+        if not fills_units(half, device):
             break
         counts.append(half)
     return counts
