@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
 from shapewright.operations import Collective
+from shapewright.predict import settle_ends
 from shapewright.question import ask
 
 H100 = "h100-sxm-80gb"
@@ -113,3 +117,51 @@ def test_unknown_device_has_close_names() -> None:
     """A misspelt device is an error with the names it may have meant: never a default."""
     with pytest.raises(UnknownDeviceError, match=r"did you mean .*'a100-sxm-40gb'"):
         ask("gpt2", "a100-sxm4-40bg")
+
+
+def test_ends_make_up_for_missing_layers() -> None:
+    """A stage with the logits has a layer fewer where the layers do not divide; an even split has none to spare."""
+    workload = {"micro_batch_size": 1, "global_batch_size": 32}
+    steps_s, ends_s = {}, {}
+    for num_layers in (31, 32):
+        config = replace(ask("llama-3-8b", H100).config, num_layers=num_layers)
+        prediction = ask(config, H100, workload=workload, layout={"pipeline_parallel": 4}).predict()
+        steps_s[num_layers] = prediction.step_time_s
+        busiest_s = sum(entry.total_time_s for entry in prediction.busiest_operations)
+        assert busiest_s + prediction.bubble_time_s == pytest.approx(prediction.step_time_s, rel=1e-12)
+        ends_s[num_layers] = sum(
+            entry.total_time_s for entry in prediction.operations if entry.operation.name.startswith("logits.wgrad")
+        )
+        layer_s = sum(
+            entry.total_time_s
+            for entry in prediction.operations
+            if entry.operation.stage == "every" and entry.operation.pass_name != "step"
+        )
+    # One layer of eight a stage: the step of 31 layers is shorter by a layer, or by all of the logits if they are less.
+    assert steps_s[32] - steps_s[31] == pytest.approx(layer_s / 8, rel=0.02)
+    assert 0.0 < ends_s[31] < ends_s[32]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((1.0, 6.0, 2.0, 0, 8), (1.0, 6.0)),
+        ((1.0, 6.0, 2.0, 1, 8), (1.0, 4.0)),
+        ((3.0, 6.0, 2.0, 3, 8), (1.0, 2.0)),  # last, last, first
+        ((1.0, 6.0, 2.0, 9, 8), (0.0, 0.0)),
+        ((1.0, 6.0, 2.0, 9, 2), (1.0, 2.0)),  # a stage has no more than its two layers to give
+    ],
+)
+def test_gaps_go_to_the_slower_end(arguments: tuple[float, ...], expected: tuple[float, float]) -> None:
+    """Each gap takes a layer off the end that is slower at that point; one at a time and in arrays alike."""
+    first_s, last_s, layer_s, num_spare, layers_per_stage = arguments
+    assert settle_ends(first_s, last_s, layer_s, int(num_spare), int(layers_per_stage)) == pytest.approx(expected)
+    arrays = settle_ends(
+        np.array([first_s, 0.0]),
+        np.array([last_s, 0.0]),
+        np.array([layer_s, 1.0]),
+        int(num_spare),
+        int(layers_per_stage),
+    )
+    assert [end[0] for end in arrays] == pytest.approx(expected)
+    assert [end[1] for end in arrays] == [0.0, 0.0]

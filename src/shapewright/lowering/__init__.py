@@ -11,6 +11,7 @@ from shapewright.lowering.counts import count_encoder_layers as count_encoder_la
 from shapewright.lowering.counts import count_layers as count_layers
 from shapewright.lowering.counts import layers_per_stage as layers_per_stage
 from shapewright.lowering.counts import num_microbatches as num_microbatches
+from shapewright.lowering.counts import spare_layers as spare_layers
 from shapewright.lowering.flops import count_hardware_flops as count_hardware_flops
 from shapewright.lowering.flops import count_model_flops as count_model_flops
 from shapewright.lowering.model import StepParts as StepParts

@@ -46,6 +46,14 @@ def layers_per_stage(config: TransformerConfig, layout: ParallelLayout) -> int:
     return -(-config.num_layers // layout.pipeline_parallel)
 
 
+def spare_layers(config: TransformerConfig, layout: ParallelLayout) -> int:
+    """Layers by which the stages together have fewer than the busiest one: p ceil(L / p) - L.
+
+    Stages at the ends of the model can do with fewer, and make up for what they have besides.
+    """
+    return layout.pipeline_parallel * layers_per_stage(config, layout) - config.num_layers
+
+
 @dataclass(frozen=True)
 class LayerCounts:
     """Layers of one stack on one pipeline stage, by kind.

@@ -15,7 +15,7 @@ import numpy as np
 from shapewright.lowering import is_weight_gradient
 from shapewright.operations import Collective
 from shapewright.plan.space import ZERO_STAGES
-from shapewright.predict import WEIGHT_GRADIENTS, exposed_fraction, join_stages
+from shapewright.predict import WEIGHT_GRADIENTS, exposed_fraction, join_stages, settle_ends
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +49,8 @@ class FrameSums:
         sharding: Gradient communication and optimiser step. [frames, ZeRO stages, columns]
         send: Sends between stages without chunks. [frames, columns]
         send_chunk: The same per chunk of an interleaved schedule. [frames, columns]
+        layers_per_stage: Layers of the busiest stage.
+        num_spare: Layers by which the stages together have fewer than it.
     """
 
     base: Array
@@ -56,6 +58,8 @@ class FrameSums:
     sharding: Array
     send: Array
     send_chunk: Array
+    layers_per_stage: int
+    num_spare: int
 
     def step_s(self, num_microbatches: NDArray[np.int64], layout: ParallelLayout) -> Array:
         """Step times of the frames under one order of passes. [frames, modes, ZeRO stages]
@@ -75,6 +79,10 @@ class FrameSums:
             shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300)), 1.0)
             for stage in _STAGES:
                 sums[stage] = sums[stage] + shown * wanted[stage]
+        if self.num_spare:
+            layer_s = sums["every"] / self.layers_per_stage
+            ends = sums["first"], sums["last"], layer_s, self.num_spare, self.layers_per_stage
+            sums["first"], sums["last"] = settle_ends(*ends)
         step_s, _ = join_stages(sums, num_microbatches[:, None, None], layout)
         return np.asarray(step_s, dtype=float)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.layout import ParallelLayout
-from shapewright.lowering import lower_parts
+from shapewright.lowering import layers_per_stage, lower_parts, spare_layers
 from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.communication import send_to_next_stage
 from shapewright.lowering.step import lower_gradient_communication, lower_optimizer, lower_tied_gradients, make_groups
@@ -133,12 +133,15 @@ class TimesOfFrames:
             np.rint(np.array([getattr(one, name) for one in known]) @ factors).astype(np.int64)
             for name in ("dense", "routed")
         )
+        split = ParallelLayout(pipeline_parallel=frames[0].pipeline_parallel)
         return FrameSums(
             base=repeats[:, None] * (ends + layers),
             recompute=repeats[:, None, None] * recompute,
             sharding=self._sharding(shards, dense, routed, round(float(factors.sum()))),
             send=self._sends(shards, 1),
             send_chunk=0.5 * self._sends(shards, 2),
+            layers_per_stage=layers_per_stage(self._config, split),
+            num_spare=0 if self._config.num_encoder_layers else spare_layers(self._config, split),
         )
 
     def _learn(self, families: Sequence[Family]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from shapewright.errors import ShapewrightError
 from shapewright.lowering import is_weight_gradient, lower, num_microbatches, validate_layout
 from shapewright.operations import Collective, Pointwise
-from shapewright.predict import WEIGHT_GRADIENTS, count_tokens, exposed_fraction, join_stages
+from shapewright.predict import WEIGHT_GRADIENTS, count_tokens, exposed_fraction, join_stages, settle_ends
 from shapewright.search.grid import AXES, Sum, Values, is_constant, split_by
 from shapewright.search.pricing import count_cells, price_columns, price_key, price_on_grid
 from shapewright.search.trace import Tape, Traced, evaluate
@@ -190,8 +190,20 @@ class StepTimes:
                 for stage, part_s in wanted.items():
                     sums[stage] = sums[stage] + shown * part_s
         sums[WEIGHT_GRADIENTS] = self._read_sum(self._weight_gradients, index, late)
+        if self._setting.workload.is_training and self._layout.pipeline_parallel > 1:
+            self._settle(sums, index)
         step_s, _ = join_stages(sums, self._read(self._num_passes, index), self._layout)
         return np.asarray(step_s, dtype=float)
+
+    def _settle(self, sums: dict[str, Any], index: Index) -> None:
+        """Take off the ends of the model what their stages make up for with fewer layers."""
+        config, stages = self._setting.config, self._layout.pipeline_parallel
+        num_layers = self.grid.fields_at(index).get("num_layers", np.array(config.num_layers))
+        per_stage = -(-num_layers // stages)
+        num_spare = stages * per_stage - num_layers
+        if num_spare.any() and not config.num_encoder_layers:
+            ends = sums["first"], sums["last"], np.asarray(sums["every"]) / per_stage
+            sums["first"], sums["last"] = settle_ends(*ends, num_spare, per_stage)
 
     def num_tokens(self, index: Index) -> Any:
         """New tokens of one step over all devices."""
