@@ -426,7 +426,8 @@ def test_shapes_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """The products of one small model, forward and backward, each with its count, its time and its prediction."""
     shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 97, "n_positions": 32}
     (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
-    options = ["--micro-batch-size", "2", "--seq-len", "16", "--device", "h100-sxm-80gb", "--budget", "20s"]
+    options = ["--micro-batch-size", "2", "--seq-len", "16", "--device", "h100-sxm-80gb", "--budget", "9s",
+               "--ci-fraction", "0.5"]  # fmt: skip
     store = ["--store", str(tmp_path / "s.sqlite")]
     code, out, _ = call(
         ["bench", "--shapes-from", str(tmp_path / "config.json"), "--cpu", *options, *store, "--json"], capsys

@@ -13,7 +13,11 @@ torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 from shapewright.bench import backend as backend_module  # noqa: E402
 from shapewright.bench.backend import Backend, open_backend  # noqa: E402
+from shapewright.bench.run import make_run  # noqa: E402
 from shapewright.bench.timer import measure  # noqa: E402
+from shapewright.bench.worker import judge_device  # noqa: E402
+from shapewright.operations import Gemm  # noqa: E402
+from shapewright.store.record import Case, Row, row_facts  # noqa: E402
 
 
 def open_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None = None, **changes: Any) -> tuple[Backend, list[str]]:
@@ -93,7 +97,12 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
 
 def capture(run: Callable[[], object]) -> Callable[[], object] | None:
     """Capture as a GPU does."""
-    return replace(open_backend(cpu=True), is_cuda=True).capture(run)
+    return open_fake().capture(run)
+
+
+def open_fake() -> Backend:
+    """The CPU in the clothes of a GPU."""
+    return replace(open_backend(cpu=True), is_cuda=True)
 
 
 def test_a_capture_has_nothing_in_it_that_waits(graph: type[FakeGraph]) -> None:
@@ -116,11 +125,25 @@ def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:
     graph.is_empty = True
     assert capture(lambda: RESULT) is None
     graph.is_empty, graph.fails_at_end = False, True
-    assert capture(lambda: RESULT) is None
+    gpu = open_fake()
+    assert gpu.capture(lambda: RESULT) is None
+    assert "during capture" in gpu.broken_captures[0]
     graph.fails_at_end = False
     with pytest.raises(torch.cuda.OutOfMemoryError):
         capture(too_large)
     assert graph.log[-2:] == ["begin", "end"]
+
+
+def test_a_worker_retires_after_a_broken_capture() -> None:
+    """The row that was timed call by call is kept; the process that torch left half in a capture is not."""
+    run = make_run(open_fake(), suite="x", command="c")
+    case = Case(operation=Gemm(name="x", dtype="fp32", m=8, n=8, k=8))
+    row = Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1.0)
+    gpu = open_fake()
+
+    assert judge_device(row, gpu) == (row, True)
+    gpu.broken_captures.append("broken")
+    assert judge_device(row, gpu) == (row, False)
 
 
 def test_a_row_without_a_graph_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Fake(backend.DeviceFacts):
+    broken_captures: tuple = ()
+
     def describe(self):
         return backend.DeviceFacts(**{name: getattr(self, name) for name in backend.DeviceFacts.__dataclass_fields__})
 

@@ -27,7 +27,7 @@ _GPU_CACHE_BYTES = 128e6
 _USABLE_FRACTION = 0.7
 # Largest single operation that is worth a CPU's time: about a second on two cores. [flop]
 _CPU_MOST_FLOPS = 2e10
-_CPU_DTYPES = ("fp32", "bf16", "fp16", "int8", "fp8")
+_CPU_DTYPES = ("fp32", "bf16", "fp16")
 # First compute capability with matrix units for the format. Source: NVIDIA CUDA C++ Programming Guide, table
 # "Tensor Core element types per compute capability".
 _CUDA_DTYPES: Mapping[str, tuple[int, int]] = {
@@ -91,12 +91,15 @@ class Backend(DeviceFacts):
         pool: Random numbers for inputs.
         clock: Time that a CPU's rows are measured by. [s]
         read_state: Gives clocks, power and temperature now.
+        broken_captures: What captures failed of; torch's allocator and random numbers are not to be trusted after one,
+            so the process should measure nothing more.
     """
 
     torch_device: Any
     pool: InputPool
     clock: Callable[[], float] = time.perf_counter
     read_state: Callable[[], dict[str, float]] = field(default=dict)
+    broken_captures: list[str] = field(default_factory=list)
 
     def describe(self) -> DeviceFacts:
         """The facts alone."""
@@ -156,7 +159,8 @@ class Backend(DeviceFacts):
             self.synchronize()
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError:
+        except RuntimeError as error:
+            self.broken_captures.append(str(error))
             return None
         return graph.replay if fills_results(graph.replay, results) else None
 
@@ -268,7 +272,7 @@ def _cpu_backend(torch: Any) -> Backend:
         # Part of a row's key: another processor, or another number of threads, is another measurement.
         runtime=f"cpu {facts['processor']}, {facts['num_threads']} threads",
         torch_version=str(torch.__version__),
-        dtypes=_CPU_DTYPES,
+        dtypes=(*_CPU_DTYPES, *_narrow_cpu_dtypes(torch)),
         cache_bytes=_CPU_CACHE_BYTES,
         most_flops=_CPU_MOST_FLOPS,
         # What other processes take from a single thread is not counted; several threads also wait for each other.
@@ -276,6 +280,20 @@ def _cpu_backend(torch: Any) -> Backend:
         # A busy host shows in the rows.
         read_state=lambda: {"load_average": os.getloadavg()[0]},
     )
+
+
+def _narrow_cpu_dtypes(torch: Any) -> tuple[str, ...]:
+    """8-bit formats that this torch multiplies on a CPU; older ones lack them."""
+    zeros, one = torch.zeros(32, 32), torch.ones(())
+    found = []
+    with suppress(RuntimeError, AttributeError):
+        torch._int_mm(zeros.to(torch.int8), zeros.to(torch.int8).t())
+        found.append("int8")
+    with suppress(RuntimeError, AttributeError):
+        narrow = zeros.to(torch.float8_e4m3fn)
+        torch._scaled_mm(narrow, narrow.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        found.append("fp8")
+    return tuple(found)
 
 
 def _gpu_backend(torch: Any, index: int) -> Backend:

@@ -102,7 +102,7 @@ def prepare(case: Case, backend: Backend) -> Prepared:
     torch.manual_seed(0)
     operation = case.operation
     if isinstance(operation, LayerRun | StepRun):
-        backend.pool.clear()  # they need memory more than numbers
+        backend.release()  # they need memory in one piece, and no numbers
         if isinstance(operation, LayerRun):
             return prepare_layer(operation, backend, case.variant)
         return prepare_step(operation, backend)

@@ -56,7 +56,7 @@ class LocalMeasurer:
         """Measure a case."""
         row = measure_case(case, self.backend, run, budget_s=budget_s, ci_fraction=ci_fraction)
         row, is_usable = judge_device(row, self.backend)
-        if not is_usable:
+        if row.status == FAILED and not is_usable:
             raise WorkerDiedError(row.error)
         return row
 

@@ -36,7 +36,7 @@ _SAMPLES_PER_LOOK = 5
 _SAMPLES_AFTER_DEADLINE = 3
 # Samples go on for at least this long where the budget allows: control of clocks and power acts within tens of
 # milliseconds, and what the host does besides comes and goes as fast. [s]
-_LEAST_SAMPLED_S = 0.05
+_LEAST_SAMPLED_S = 0.08
 # Medians of the first and of the second half of the samples that differ by more are still on their way.
 _DRIFT_FRACTION = 0.03
 # A row of calls that takes so many times what a sample should is cut.

@@ -233,16 +233,16 @@ def serve(connection: Connection) -> None:
 
 
 def judge_device(row: Row, backend: Backend) -> tuple[Row, bool]:
-    """Find out whether a failed row took the device's context with it."""
+    """Find out whether a row took the device's context, or torch's state, with it."""
     from shapewright.bench.measuring import one_line
 
     if row.status != "failed":
-        return row, True
+        return row, not backend.broken_captures
     try:
         backend.synchronize()
     except RuntimeError as error:
         return replace(row, error=f"{row.error}; the device's context was lost ({one_line(error)})"), False
-    return row, True
+    return row, not backend.broken_captures
 
 
 def main() -> None:
