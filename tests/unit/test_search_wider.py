@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +102,21 @@ def test_experts_keep_total_and_active_parameters() -> None:
         assert shape.changed_fields == ("experts",)
         assert counts.total == pytest.approx(own.total, rel=0.02)
         assert counts.active == pytest.approx(own.active, rel=0.02)
+
+
+def test_what_no_config_can_say_stands_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layout and batch of the written shape are told as flags, and stand in the rows of --csv."""
+    target = tmp_path / "best.json"
+    words = ["llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "8", "--dp", "2", "--micro-batch-size", "1"]
+    words += ["--global-batch", "64", "--zero-stage", "1", "--vary", "layout,micro_batch", "--csv", "-o", str(target)]
+    code, out, err = run(words, capsys)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    first = rows[1]
+
+    assert code == 0
+    assert rows[0]["tensor_parallel"] == "8"
+    assert "layout" in first["changed_fields"]
+    assert f"--tensor-parallel {first['tensor_parallel']} " in err
 
 
 def test_dense_models_have_no_experts_to_vary() -> None:

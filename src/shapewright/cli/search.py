@@ -206,6 +206,21 @@ def command(
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 
+def _flags_beside(candidate: Candidate) -> str:
+    """What of a shape no config.json can say: batch, layout and recomputation, as flags."""
+    layout, workload = candidate.prediction.layout, candidate.prediction.workload
+    flags = {
+        "micro_batch": [f"--micro-batch-size {workload.micro_batch_size}"],
+        "recompute": [f"--recompute {workload.recompute}"],
+        "layout": [
+            f"--{name.replace('_', '-')} {getattr(layout, name)}"
+            for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
+        ],
+    }
+    said = [flag for change, words in flags.items() if change in candidate.changed_fields for flag in words]
+    return f"; it is fastest with {' '.join(said)}" if said else ""
+
+
 def _verify(result: SearchResult, num_shapes: int, budget_s: float) -> Verification:
     """Measure on the GPU of this machine, or on its CPU where there is none."""
     from shapewright.bench.backend import open_backend
@@ -272,8 +287,8 @@ def _write(result: SearchResult, candidate: Candidate, output: str, format_name:
         text = write_format(format_name, candidate.config, workload=prediction.workload, layout=prediction.layout)
         write_text_file(output, text)
     words = f"wrote {output} (rank {candidate.rank})"
-    if "micro_batch" in candidate.changed_fields and format_name == "hf":
-        words += f"; it is fastest with --micro-batch-size {prediction.workload.micro_batch_size}"
+    if format_name == "hf":
+        words += _flags_beside(candidate)
     click.echo(words, err=True)
 
 

@@ -11,6 +11,7 @@ from shapewright.report.prediction_json import SCHEMA_VERSION
 if TYPE_CHECKING:
     from shapewright.search import Candidate, SearchResult
 
+_DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
 _CSV_COLUMNS = (
     "rank",
     "changed_fields",
@@ -22,7 +23,12 @@ _CSV_COLUMNS = (
     "intermediate_size",
     "moe_intermediate_size",
     "vocab_size",
+    "num_experts",
+    "num_experts_per_token",
+    "shared_expert_intermediate_size",
     "micro_batch_size",
+    "recompute",
+    *_DEGREES,
     "speedup",
     "speedup_low",
     "speedup_high",
@@ -147,6 +153,7 @@ def search_to_rows(result: SearchResult) -> list[list[str]]:
     for candidate in (result.baseline, *result.candidates):
         facts = candidate_to_json(candidate)
         facts |= {name: value for name, value in facts["config"].items() if name in _CSV_COLUMNS}
+        facts |= {name: facts["layout"][name] for name in _DEGREES}
         facts["changed_fields"] = " ".join(facts["changed_fields"])
         rows.append([str(facts[name]) for name in _CSV_COLUMNS])
     return rows

@@ -74,6 +74,7 @@ _MEASURE_WORDS = {
     "kv_group": "heads per KV head",
 }
 _PERCENT_AT_EDGE = 5.0
+_KWH_PER_MWH = 1000.0
 
 
 def print_search(result: SearchResult, console: Console) -> None:
@@ -175,18 +176,30 @@ def describe_horizon(result: SearchResult) -> list[str]:
         low, high = (saved_by(bill, end).device_hours for end in (candidate.speedup.low, candidate.speedup.high))
         lines.append(
             f"    rank {rank} ({describe_changes(candidate)}) saves "
-            f"{_bill_words(saved_by(bill, candidate.speedup.factor))}; hours {low:,.0f} to {high:,.0f}"
+            f"{_bill_words(saved_by(bill, candidate.speedup.factor))}; hours {_amount(low)} to {_amount(high)}"
         )
     return [*lines, ""]
 
 
 def _bill_words(bill: Bill) -> str:
-    parts = [f"{bill.device_hours:,.0f} device hours"]
+    parts = [f"{_amount(bill.device_hours)} device hours"]
     if bill.energy_kwh is not None:
-        parts.append(f"{bill.energy_kwh / 1000.0:,.1f} MWh")
+        is_large = bill.energy_kwh >= _KWH_PER_MWH
+        parts.append(
+            f"{_amount(bill.energy_kwh / _KWH_PER_MWH)} MWh" if is_large else f"{_amount(bill.energy_kwh)} kWh"
+        )
     if bill.usd is not None:
-        parts.append(f"{bill.usd:,.0f} USD")
+        parts.append(f"{_amount(bill.usd)} USD")
     return ", ".join(parts)
+
+
+def _amount(value: float) -> str:
+    """A number for people: whole from a hundred on, three digits below.
+
+    >>> _amount(123456.7), _amount(9.876), _amount(0.01234)
+    ('123,457', '9.88', '0.0123')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.3g}"
 
 
 def candidate_columns(candidates: Sequence[Candidate]) -> list[Column]:
