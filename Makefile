@@ -45,10 +45,10 @@ docs: .venv-test/installed
 site: .venv-test/installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=scripts $(TEST) -m mkdocs build --strict --quiet
 
-# The one figure; matplotlib is for it alone.
+# The figures of docs/; matplotlib is for them alone.
 figure: .venv-test/installed
 	$(TEST) $(PIP_INSTALL) --editable '.[plot]'
-	$(TEST) scripts/draw_wave_cliffs.py
+	$(TEST) scripts/draw_figures.py
 
 # Some minutes: every row of docs/study.md anew.
 study: .venv-test/installed

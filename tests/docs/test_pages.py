@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 SCRIPTS = ROOT / "scripts"
 # From here on the README is reference; before it a reader decides. Two screens of fifty lines.
+# All figures of docs/ together. [byte]
+MOST_FIGURE_BYTES = 600_000
 MOST_LINES_BEFORE_ACCURACY = 100
 
 
@@ -144,15 +146,27 @@ def load_script(name: str) -> ModuleType:
 
 def test_figure_shows_what_is_predicted() -> None:
     """The curve in docs/figures/wave_cliffs.svg is today's, and it falls where the measured points do."""
-    script: Any = load_script("draw_wave_cliffs")
+    script: Any = load_script("draw_figures")
     picture = (ROOT / "docs" / "figures" / "wave_cliffs.svg").read_text(encoding="utf-8")
     points = re.search(rf"{script.DESCRIBED_BY}([0-9:. ]+)", picture)
     assert points is not None
     drawn = {int(n): float(rate) for n, rate in (point.split(":") for point in points[1].split())}
-    widths, rates, _ = script.predict_curve()
+    widths, rates = script.predict_curve()
 
     assert list(drawn) == widths
-    assert [rate / 1e12 for rate in rates] == pytest.approx(list(drawn.values()), rel=0.01), "run make figure"
+    assert rates == pytest.approx(list(drawn.values()), rel=0.01), "run make figure"
     for n in (1536, 3072, 4608):
         assert drawn[n + 64] < drawn[n]
         assert script.MEASURED[n + 64] < script.MEASURED[n]
+
+
+def test_gallery_is_small_and_whole() -> None:
+    """Every figure of the script is in the gallery, no figure lies about unseen, and together they stay small."""
+    script: Any = load_script("draw_figures")
+    figures = {path.stem: path for path in (ROOT / "docs" / "figures").glob("*.svg")}
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
+    shown = {name: set(re.findall(r"\(figures/(\w+)\.svg\)", text)) for name, text in pages.items()}
+
+    assert set(script.FIGURES) == shown["gallery.md"]
+    assert set(figures) == set().union(*shown.values())
+    assert sum(path.stat().st_size for path in figures.values()) < MOST_FIGURE_BYTES

@@ -105,8 +105,8 @@ def measure_products(path: Path) -> None:
     pytest.importorskip("scipy", reason="fitting needs the fit extra")
     pytest.importorskip("pandas", reason="fitting needs the fit extra")
     run = Run(
-        run_id="r", started_utc="", command="", suite="s", device="cpu", device_facts={}, driver="", runtime="",
-        torch_version="", library="l", shapewright_version="",
+        run_id="r", started_utc="", command="", suite="s", device="h100-sxm-80gb", device_facts={}, driver="",
+        runtime="", torch_version="", library="l", shapewright_version="",
     )  # fmt: skip
     cases = [Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64 * n, k=64)) for n in range(1, 10)]
     rows = [Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1e-5) for case in cases]

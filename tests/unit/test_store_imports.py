@@ -16,6 +16,7 @@ from shapewright.store.export import export_store
 from shapewright.store.file import Store
 from shapewright.store.imports import Overrides, import_files
 from shapewright.store.record import FAILED, OK, Row
+from shapewright.whole import LayerRun, StepRun
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "num_sms": 132, "memory_bytes": 85e9, "torch": "2.9.0", "cuda": "13.0"}
 
@@ -90,6 +91,7 @@ def campaign(tmp_path: Path, records: list[dict[str, Any]], environment: dict[st
 LINEAR = {"tokens": 128, "fan_in": 64, "fan_out": 96, "dtype": "bf16"}
 ATTENTION = {"micro_batch": 2, "seq": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "backend": "flash",
              "causal": True}  # fmt: skip
+BLOCK = {"hidden": 64, "num_heads": 4, "num_kv_heads": 2, "ffn": 256, "micro_batch": 1, "seq": 32, "attention": "fused"}
 RECORDS: list[dict[str, Any]] = [
     {"block": "linear_odd", "case": {**LINEAR, "kind": "forward"}, "time_s": 1e-5, "samples": 7, "method": "graph"},
     {"block": "linear_odd", "case": {**LINEAR, "kind": "dgrad"}, "time_s": 2e-5},
@@ -99,7 +101,14 @@ RECORDS: list[dict[str, Any]] = [
     {"block": "attention", "case": {**ATTENTION, "backward": True}, "time_s": 4e-5},
     {"block": "pointwise", "case": {"operation": "add", "tokens": 8, "width": 16}, "time_s": 1e-6},
     {"block": "pointwise", "case": {"operation": "softmax", "tokens": 8, "width": 16}, "error": "out of memory"},
-    {"block": "layer", "case": {"hidden": 64}, "time_s": 1e-3},
+    {"block": "layer", "case": {**BLOCK, "gated": True, "backward": True, "compiled": True}, "time_s": 1e-3},
+    {
+        "block": "model",
+        "case": {**BLOCK, "gated": False, "num_layers": 2, "vocab": 257},
+        "time_s": 1e-2,
+        "peak_memory_bytes": 1e6,
+    },
+    {"block": "laser", "case": {}, "time_s": 1e-3},
 ]
 
 
@@ -125,7 +134,14 @@ def test_campaign_records_are_read(tmp_path: Path) -> None:
     assert (moved.read_bytes, moved.written_bytes, added.status) == (2 * 8 * 16 * 2, 8 * 16 * 2, OK)
     assert (failed.status, failed.error, failed.median_s) == (FAILED, "out of memory", None)
     assert (run.device, run.library) == ("h100-sxm-80gb", "torch 2.9.0 cuda 13.0")
-    assert list(result.skipped.values()) == [{"layer: a module of the script's own, no operation": 1}]
+    layer, step = (row.operation() for row in rows if row.kind in ("layer", "step"))
+    assert isinstance(layer, LayerRun)
+    assert isinstance(step, StepRun)
+    assert (layer.question()[0].norm, layer.passes) == ("rmsnorm", "forward+backward")
+    assert step.question()[0].norm == "layernorm"
+    assert [row.variant for row in rows if row.kind == "layer"] == ["compiled"]
+    assert [row.figures for row in rows if row.kind == "step"] == [{"peak_memory_bytes": 1e6}]
+    assert list(result.skipped.values()) == [{"laser: a block that is not known here": 1}]
 
 
 def test_campaign_parquet_is_read_as_its_lines(tmp_path: Path) -> None:
@@ -136,13 +152,14 @@ def test_campaign_parquet_is_read_as_its_lines(tmp_path: Path) -> None:
     found = []
     for number, records in enumerate((RECORDS, [{**one, "case": json.dumps(one["case"])} for one in RECORDS])):
         campaign(tmp_path, [], H100)
-        columns = {name: [record.get(name) for record in records] for name in ("block", "case", "time_s", "error")}
+        names = ("block", "case", "time_s", "error", "peak_memory_bytes")
+        columns = {name: [record.get(name) for record in records] for name in names}
         pq.write_table(pa.table(columns), tmp_path / "r.parquet")
         import_files(tmp_path / f"{number}", [tmp_path / "r.parquet"])
         with Store(tmp_path / f"{number}", read_only=True) as store:
             found.append([(row.key, row.median_s) for row in store.rows()])
 
-    assert len(found[0]) == 8
+    assert len(found[0]) == 10
     assert found[0] == found[1]
 
 

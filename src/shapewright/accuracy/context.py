@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,6 +107,7 @@ class Context:
         skipped: Rows left out, by reason.
         notes: What the reader must know.
         advance: Called with the number of rows that are done.
+        own: Devices with records of the user's own, by canonical name; they come before those of the package.
     """
 
     uncalibrated: bool = False
@@ -114,6 +115,7 @@ class Context:
     skipped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     advance: Callable[[int], None] = lambda _: None
+    own: Mapping[str, Device] = field(default_factory=dict)
 
     def record(self, kind: str, device: Device) -> CalibrationRecord:
         """The record to price with."""
@@ -138,7 +140,8 @@ class Context:
     def device_of(self, name: str, num_rows: int) -> Device | None:
         """The device of a measured file; None where it is not asked for, or unknown, which is counted."""
         try:
-            device = find_measured_device(name)
+            device = self.own[name] if name in self.own else find_measured_device(name)
+            device = self.own.get(device.name, device)
         except UnknownDeviceError:
             if not self.devices:
                 self.skipped[f"no device file for {name!r}"] += num_rows

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.accuracy import stores as stores_module
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau, ranking_regrets
 from shapewright.accuracy.tables import TABLES
 from shapewright.errors import MeasuredFileError, close_names
 from shapewright.hardware import load_device
+from shapewright.perf.calibration_file import calibrated_device, read_calibration
 
 if TYPE_CHECKING:
     from shapewright.accuracy.context import Chunk
+    from shapewright.accuracy.tables import Table
+    from shapewright.hardware import Device
 
 GROUPINGS = ("device", "dtype", "library", "part", "size")
 DEFAULT_GROUPING = ("device", "dtype", "library")
@@ -98,17 +103,19 @@ def judge_folder(
     devices: Sequence[str] = (),
     by: Sequence[str] = DEFAULT_GROUPING,
     uncalibrated: bool = False,
+    calibration: str | Path | None = None,
     on_table: Callable[[str, int], None] = lambda _name, _rows: None,
     on_rows: Callable[[int], None] = lambda _rows: None,
 ) -> Judgement:
     """Price every row of the measured files of a folder and compare.
 
     Args:
-        folder: Holds files named as in ``TABLES``.
-        tables: Tables to judge; all that are there if empty.
+        folder: Holds files named as in ``TABLES``, and stores of 'shapewright bench' of any name.
+        tables: Tables to judge, ``store`` for the stores; all that are there if empty.
         devices: Devices to judge, by any name; all if empty.
         by: What to tell apart, of ``GROUPINGS``; tables are always told apart.
         uncalibrated: Price as if nobody had measured the devices.
+        calibration: File of records to price its device with; see perf.calibration_file.
         on_table: Called with the name and number of rows of each table that is begun.
         on_rows: Called with the number of rows that were priced.
 
@@ -119,30 +126,57 @@ def judge_folder(
         MeasuredFileError: the folder is not there, or has nothing that can be judged.
         UnknownDeviceError: no device file has a name of ``devices``.
     """
-    found = _find_tables(Path(folder), tables)
+    found, stores = _find_tables(Path(folder), tables)
     _require_known("--by", by, GROUPINGS)
-    chosen = frozenset(load_device(name).name for name in devices)
+    own = _own_devices(calibration)
+    chosen = frozenset(name if name in own else load_device(name).name for name in devices)
     rows: list[Accuracy] = []
     skipped: dict[str, dict[str, int]] = {}
     unreadable: dict[str, str] = {}
     notes: list[str] = []
-    for name, path in found.items():
-        context = Context(uncalibrated=uncalibrated, devices=chosen, advance=on_rows)
+
+    def judge(name: str, read: Callable[[Context], tuple[int, Iterable[Chunk]]]) -> None:
+        context = Context(uncalibrated=uncalibrated, devices=chosen, advance=on_rows, own=own)
         try:
-            columns = read_columns(path, TABLES[name].columns, context.skipped)
+            num_rows, chunks = read(context)
         except MeasuredFileError as error:
             unreadable[name] = str(error)
-            continue
-        on_table(name, columns.num_rows)
-        rows += summarise(TABLES[name].price(columns, context), by)
-        notes += context.notes
+            return
+        on_table(name, num_rows)
+        rows.extend(summarise(chunks, by))
+        notes.extend(words for words in context.notes if words not in notes)
         if context.skipped:
             skipped[name] = dict(context.skipped.most_common())
+
+    for name, path in found.items():
+        judge(name, partial(_read_table, TABLES[name], path))
+    for path in stores:
+        judge(path.name, partial(_read_store, path))
     if not rows:
         raise MeasuredFileError(f"nothing to judge in {folder}: {_why_nothing(skipped, unreadable, chosen)}")
     if not uncalibrated:
         notes.append(_SEEN_NOTE)
     return Judgement(tuple(rows), skipped, unreadable, tuple(notes))
+
+
+def _read_table(table: Table, path: Path, context: Context) -> tuple[int, Iterable[Chunk]]:
+    """Rows of a table, and their prices."""
+    columns = read_columns(path, table.columns, context.skipped)
+    return columns.num_rows, table.price(columns, context)
+
+
+def _read_store(path: Path, context: Context) -> tuple[int, Iterable[Chunk]]:
+    """Rows of a store, and their prices."""
+    rows = stores_module.read_rows(path)
+    return len(rows), stores_module.price(rows, context)
+
+
+def _own_devices(path: str | Path | None) -> dict[str, Device]:
+    """The device of a calibration file by its name, with the file's records."""
+    if path is None:
+        return {}
+    device = calibrated_device(read_calibration(path).device.name, path)
+    return {device.name: device}
 
 
 def summarise(chunks: Iterable[Chunk], by: Sequence[str] = DEFAULT_GROUPING) -> list[Accuracy]:
@@ -217,9 +251,9 @@ def _decade_words(decade: int) -> str:
     return f"{least}-{10 * least} {unit}"
 
 
-def _find_tables(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
-    """Files to judge, by table."""
-    _require_known("--table", wanted, tuple(TABLES))
+def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], list[Path]]:
+    """Files to judge, by table, and stores."""
+    _require_known("--table", wanted, (*TABLES, stores_module.TABLE))
     if not folder.is_dir():
         raise MeasuredFileError(f"{folder} is not a folder; give one with measured files such as gemm.parquet")
     found = {
@@ -227,13 +261,16 @@ def _find_tables(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
         for name, table in TABLES.items()
         if (folder / table.file_name).is_file() and (not wanted or name in wanted)
     }
-    missing = [TABLES[name].file_name for name in wanted if name not in found]
+    stores = stores_module.find_stores(folder) if not wanted or stores_module.TABLE in wanted else []
+    missing = [TABLES[name].file_name for name in wanted if name in TABLES and name not in found]
+    if stores_module.TABLE in wanted and not stores:
+        missing.append("store of 'shapewright bench'")
     if missing:
         raise MeasuredFileError(f"{folder} has no {', '.join(missing)}; leave --table out to judge all that is there")
-    if not found:
+    if not found and not stores:
         names = ", ".join(table.file_name for table in TABLES.values())
-        raise MeasuredFileError(f"{folder} has no measured file; known are {names}")
-    return found
+        raise MeasuredFileError(f"{folder} has no measured file; known are {names}, and stores of 'shapewright bench'")
+    return found, stores
 
 
 def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:

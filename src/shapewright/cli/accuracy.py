@@ -36,6 +36,7 @@ Examples:
 )
 @click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")
 @click.option("--regret", is_flag=True, help="how much slower than the best of its size is the shape it would choose")
+@click.option("--calibration", metavar="FILE", help="records of your own, as 'shapewright calibrate' writes them")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON list; remarks go to standard error")
 def command(
     folder: str,
@@ -44,14 +45,16 @@ def command(
     by: str,
     uncalibrated: bool,
     regret: bool,
+    calibration: str | None,
     as_json: bool,
 ) -> int:
     """Price every row of the measured files in DIR and print how wrong the predictions are.
 
-    Files are known by name (gemm.parquet, paper_gemm.csv, ...). Errors are |predicted / measured - 1|, the bias is the
-    mean of ln(predicted / measured). With --regret, of the shapes of one size within 3 % (products of as many tokens,
-    layers of the paper) the one predicted to be fastest is held against the one that was, median and p90 over sizes.
-    Parquet files need the fit extra. Exit code 1: a file could not be judged.
+    Files are known by name (gemm.parquet, paper_gemm.csv, ...), stores of 'shapewright bench' by what is in them.
+    Errors are |predicted / measured - 1|, the bias is the mean of ln(predicted / measured). With --regret, of the
+    shapes of one size within 3 % (products of as many tokens, layers of the paper) the one predicted to be fastest is
+    held against the one that was, median and p90 over sizes. Parquet files need the fit extra. Exit code 1: a file
+    could not be judged.
     """
     from shapewright.accuracy import judge_folder
     from shapewright.report.accuracy import accuracy_to_json, print_accuracy, remark_lines
@@ -64,6 +67,7 @@ def command(
             devices=devices,
             by=groups,
             uncalibrated=uncalibrated,
+            calibration=calibration,
             on_table=on_table,
             on_rows=on_rows,
         )

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import click
 
-from shapewright.cli.console import make_console, print_json, write_json_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from shapewright.cli.console import make_console, print_json, status_line, write_json_file
 
 SCHEMA_VERSION = 1
 _EPILOG = """\b
 Examples:
-  shapewright calibrate --store products.sqlite -o cpu.json
+  shapewright calibrate --store products.sqlite -o h100.json
 """
 
 
@@ -41,14 +36,14 @@ def command(store_path: str, output: str, device: str, as_json: bool) -> int:
 
     with Store(store_path, read_only=True) as store:
         rows, runs = store.rows(), store.runs()
-    with _progress() as on_kind:
+    with status_line("fitting") as on_step:
         result = calibrate_rows(
             rows,
             runs,
             device=device,
             source=store_path,
             command=shlex.join(["shapewright", *sys.argv[1:]]),
-            on_kind=on_kind,
+            on_kind=lambda kind: on_step(f"fitting {kind}"),
         )
     write_json_file(output, result.content)
     name = result.content["device"]["name"]
@@ -66,15 +61,3 @@ def command(store_path: str, output: str, device: str, as_json: bool) -> int:
     else:
         print_calibration(name, output, result.errors, result.remarks, make_console())
     return 0
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line on a terminal's standard error that says what is fitted; nothing elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _kind: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("fitting") as status:
-        yield lambda kind: status.update(f"fitting {kind}")

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,3 +68,15 @@ def write_text_file(path: str, text: str) -> None:
         raise ShapewrightError(
             f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to"
         ) from error
+
+
+@contextmanager
+def status_line(words: str) -> Iterator[Callable[[str], None]]:
+    """A line on a terminal's standard error that says what is being done; nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _words: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(words) as status:
+        yield status.update

@@ -39,6 +39,7 @@ _COMMANDS = {
     "accuracy": ("shapewright.cli.accuracy", "Compare predictions with measured tables."),
     "bench": ("shapewright.cli.bench", "Measure operations on this machine's GPU or CPU."),
     "calibrate": ("shapewright.cli.calibrate", "Fit calibration records to a store of measurements."),
+    "plot": ("shapewright.cli.plot", "Draw measured and predicted on the same axes."),
     "store": ("shapewright.cli.store", "Look into a store of measurements, merge, import, export."),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shapewright.cli.console import make_console, print_json
+from shapewright.cli.console import make_console, print_json, status_line
 
 SCHEMA_VERSION = 1
 
@@ -166,7 +166,9 @@ def import_(path: str, files: tuple[str, ...], device: str, library: str, dtype:
     from shapewright.store.imports import Overrides, import_files
 
     given = Overrides(device=_known_device(device), library=library, dtype=dtype)
-    imported = import_files(path, files, given, command=shlex.join(["shapewright", *sys.argv[1:]]))
+    words = shlex.join(["shapewright", *sys.argv[1:]])
+    with status_line("reading") as on_step:
+        imported = import_files(path, files, given, command=words, on_step=on_step)
     _print_counts(path, imported.counts, imported.skipped, as_json)
     return 0
 

@@ -7,7 +7,6 @@ around a tile, bandwidth, the rate of the gradient. So some dozen rows are enoug
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from shapewright.perf.attention_kernels import (
     PrefillParameters,
     estimate_decode,
     estimate_prefill,
+    read_parameters,
 )
 from shapewright.perf.calibration import load_record
 
@@ -164,10 +164,10 @@ def _predictor(
         found = np.empty(len(calls))
         for shape, rates, (_, _, is_backward, writes), places in prepared:
             if phase == "prefill":
-                prefill = PrefillParameters(**{spec.name: constants[spec.name] for spec in fields(PrefillParameters)})
+                prefill = read_parameters(PrefillParameters, constants, "that is being fitted")
                 times = estimate_prefill(shape, rates, prefill, writes_cache=writes, is_backward=is_backward)
             else:
-                decode = DecodeParameters(**{spec.name: constants[spec.name] for spec in fields(DecodeParameters)})
+                decode = read_parameters(DecodeParameters, constants, "that is being fitted")
                 times = estimate_decode(shape, rates, decode, writes_cache=writes, hot_cache=True)
             found[places] = times.total_s
         return found

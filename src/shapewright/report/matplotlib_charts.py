@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 FIGURE_INCHES = (8.0, 3.6)
 PNG_DOTS_PER_INCH = 150
+# A legend of more entries would hide the curves, and stands beside them.
+_MOST_INSIDE = 5
 # Same bytes for the same numbers: ids of an SVG come from this salt, and no date is written.
 _SVG_STYLE = {"svg.hashsalt": "shapewright", "svg.fonttype": "none", "font.size": 10}
 
@@ -111,7 +113,9 @@ def _draw_xy(chart: XYChart, axes: Any) -> None:
         axes.set_ylim(bottom=0)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
     _draw_marks(chart.marks, axes)
-    if len(chart.series) > 1:
+    if len(chart.series) > _MOST_INSIDE:
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    elif len(chart.series) > 1:
         axes.legend(frameon=False, fontsize=9)
 
 

@@ -1,8 +1,9 @@
 """Records of a measuring script that came before 'shapewright bench': one JSON line for each row of a block.
 
 A line is {"block", "case": {arguments}, ... times}; environment.jsonl beside it names the GPU and the versions. The
-same rows in parquet have the case as a struct or as JSON text. Layers and whole models were measured too, as modules of
-the script's own; they are no operations, and are left out with that reason.
+same rows in parquet have the case as a struct or as JSON text. Its layers are pre-norm blocks with LayerNorm and GELU,
+or with RMSNorm and SwiGLU where they have a gate; its models add embedding, learned positions where there is no gate,
+and logits of their own, and take one step of AdamW.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shapewright.config import TransformerConfig
 from shapewright.operations import Attention, Gemm, Operation, Pointwise
 from shapewright.store.imports.measured import Measured, Overrides, detected_device, positive
 from shapewright.store.record import FAILED, OK, Case
+from shapewright.whole import FORWARD, FORWARD_BACKWARD, layer_run, step_run
+from shapewright.workload import Workload
 
 Record = Mapping[str, Any]
 # Layout of each product of a linear layer; see operations.gemm.
@@ -34,6 +38,8 @@ _POINTWISE = {
 }
 # The first of kernels with the same bytes has the package's own name, the others are variants.
 _OWN_NAME = ("layer_norm", "softmax", "gelu", "add", "dropout")
+# Rows of the script's learned positions.
+_MODEL_POSITIONS = 16384
 # fp32 parameter, gradient and two moments read, all but the gradient written. [byte]
 _ADAMW_READ_BYTES, _ADAMW_WRITTEN_BYTES = 16.0, 12.0
 
@@ -107,7 +113,7 @@ def read_campaign(
         dtype = overrides.dtype or ("fp32" if device == "cpu" else str(case.get("dtype") or "bf16"))
         make = _MAKERS.get(block.split("_", maxsplit=1)[0])
         if make is None:
-            skipped[f"{block}: a module of the script's own, no operation"] += 1
+            skipped[f"{block}: a block that is not known here"] += 1
             continue
         made = make(case, dtype)
         time_s = row.get("time_s")
@@ -153,6 +159,7 @@ def _facts(row: Record, environment: Environment, *, derived: bool) -> dict[str,
         "calls_per_sample": int(row.get("calls") or 0),
         "num_inputs": int(row.get("inputs") or 0),
         "measured_utc": environment.measured_utc,
+        "figures": {"peak_memory_bytes": peak_bytes} if (peak_bytes := positive(row.get("peak_memory_bytes"))) else {},
         **spread,
     }
 
@@ -227,9 +234,54 @@ def _pointwise(case: Record, dtype: str) -> Case:
     return Case(operation=operation, row_width=width, variant="" if name in _OWN_NAME else name)
 
 
+def _layer(case: Record, dtype: str) -> Case:
+    shape = TransformerConfig(**_block_shape(case), vocab_size=1, num_layers=1, position_embedding="none")
+    passes = FORWARD_BACKWARD if case["backward"] else FORWARD
+    layer = layer_run(shape, _workload(case, dtype), passes=passes)
+    return Case(operation=layer, variant="compiled" if case.get("compiled") else "")
+
+
+def _model(case: Record, dtype: str) -> Case:
+    shape = TransformerConfig(
+        **_block_shape(case),
+        vocab_size=int(case["vocab"]),
+        num_layers=int(case["num_layers"]),
+        position_embedding="none" if case["gated"] else "learned",
+        max_position_embeddings=_MODEL_POSITIONS,
+    )
+    return Case(operation=step_run(shape, _workload(case, dtype)))
+
+
+def _block_shape(case: Record) -> dict[str, Any]:
+    """Fields of the script's layer."""
+    gated = bool(case["gated"])
+    has_bias = {"qkv_bias": True, "attention_out_bias": True, "mlp_bias": True, "norm_bias": True}
+    return {
+        "name": "campaign",
+        "hidden_size": int(case["hidden"]),
+        "num_heads": int(case["num_heads"]),
+        "num_kv_heads": int(case["num_kv_heads"]),
+        "head_dim": int(case["hidden"]) // int(case["num_heads"]),
+        "intermediate_size": int(case["ffn"]),
+        "fused_qkv": True,
+        **({"norm": "rmsnorm", "gated_mlp": True, "fused_gate_up": True, "activation": "silu"} if gated else has_bias),
+    }
+
+
+def _workload(case: Record, dtype: str) -> Workload:
+    return Workload(
+        micro_batch_size=int(case["micro_batch"]),
+        seq_len=int(case["seq"]),
+        dtype=dtype,
+        attention="flash" if case["attention"] == "fused" else "unfused",
+    )
+
+
 _MAKERS: Mapping[str, Callable[[Record, str], Case]] = {
     "linear": _linear,
     "batched": _batched,
     "attention": _attention,
     "pointwise": _pointwise,
+    "layer": _layer,
+    "model": _model,
 }

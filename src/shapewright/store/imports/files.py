@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,12 @@ class Imported:
 
 
 def import_files(
-    target: str | Path, files: Sequence[str | Path], overrides: Overrides | None = None, *, command: str = ""
+    target: str | Path,
+    files: Sequence[str | Path],
+    overrides: Overrides | None = None,
+    *,
+    command: str = "",
+    on_step: Callable[[str], None] = lambda _words: None,
 ) -> Imported:
     """Read files of measurements into a store; it is opened when all of them have been read.
 
@@ -47,6 +52,7 @@ def import_files(
         files: Tables (parquet, csv), logs, or records (.jsonl), told apart by what is in them.
         overrides: Device, library and dtype, where the files do not say them.
         command: What was asked for, which the rows' runs keep.
+        on_step: Called with what is done next, in words.
 
     Raises:
         MeasuredFileError: a file is missing, broken, of no known form, or does not say what was measured.
@@ -62,6 +68,7 @@ def import_files(
         path, skipped = Path(file), Counter[str]()
         if path.name == ENVIRONMENT_FILE:  # read with the records that it stands beside
             continue
+        on_step(f"reading {path.name}")
         found_runs, found_rows = _read_file(path, given, skipped, command)
         runs += found_runs
         rows += found_rows
@@ -70,6 +77,7 @@ def import_files(
     if not rows:
         reasons = "; ".join(sorted({reason for counts in result.skipped.values() for reason in counts})) or "no rows"
         raise MeasuredFileError(f"nothing to import in {', '.join(map(str, files))} ({reasons}); give other files")
+    on_step(f"storing {len(rows):,} rows")
     with Store(target) as store:
         result.counts = store.add_all(runs, rows)
     return result

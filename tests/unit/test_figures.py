@@ -1,0 +1,285 @@
+"""Figures show what was measured and what is predicted, at the right places, and say what they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shapewright.cli.main import main
+from shapewright.config import TransformerConfig
+from shapewright.errors import MeasuredFileError
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import Attention, Gemm, Pointwise
+from shapewright.perf.pricing import price_operations
+from shapewright.question import ask
+from shapewright.report.charts import Band, HeatMap, Line, Points, XYChart
+from shapewright.report.figures import FIGURE_NAMES, FigureRequest, Sample, draw_figure, samples_of
+from shapewright.report.figures.heat_map import measured_map
+from shapewright.report.figures.sweep import find_sweeps, sweep_chart
+from shapewright.store.file import Store
+from shapewright.store.record import Case, Row, Run, row_facts
+from shapewright.whole import layer_run
+from shapewright.workload import Workload
+
+A100 = load_device("a100-sxm-40gb")
+RUN = Run(
+    run_id="r", started_utc="", command="", suite="s", device=A100.name, device_facts={}, driver="", runtime="",
+    torch_version="", library="l", shapewright_version="",
+)  # fmt: skip
+
+
+def make_row(case: Case, median_s: float | None, **fields: object) -> Row:
+    """A row of the A100."""
+    facts = {**row_facts(case, RUN), "status": "ok", "median_s": median_s, **fields}
+    return Row(**facts, measured_utc="")
+
+
+def request(samples: tuple[Sample, ...] = (), rows: tuple[Row, ...] = ()) -> FigureRequest:
+    """A request for GPT-2 on the A100."""
+    question = ask("gpt2", A100, workload={"dtype": "fp16", "seq_len": 512})
+    return FigureRequest(
+        device=A100, dtype="fp16", config=question.config, workload=question.workload,
+        operations=lower(question.config, question.workload, ParallelLayout()), samples=samples, rows=rows,
+    )  # fmt: skip
+
+
+def widths(*sizes: int, measured_s: float | None = None, **dims: int) -> list[Sample]:
+    """Products that differ in n."""
+    fixed = {"m": 2304, "k": 4096, **dims}
+    return [Sample(Gemm(name="x", dtype="fp16", n=n, **fixed), measured_s, name="x") for n in sizes]  # type: ignore[arg-type]
+
+
+def test_samples_fall_into_sweeps() -> None:
+    """Products that differ in one dimension are a sweep along it; too few, or of another name, are none."""
+    named = [Sample(Gemm(name="y", dtype="fp16", m=8, n=8, k=k), name="y") for k in (8, 16, 24, 32)]
+    found = find_sweeps([*widths(512, 128, 384, 256, 640), *widths(128, 256, 384, m=64), *named])
+
+    assert [(sweep.name, sweep.dimension, len(sweep.samples)) for sweep in found] == [("x", "n", 5), ("y", "k", 4)]
+    assert [int(sample.operation.n) for sample in found[0].samples] == [128, 256, 384, 512, 640]  # type: ignore[union-attr]
+    assert found[0].fixed["m"] == 2304
+
+
+def test_attention_and_pointwise_are_swept_too() -> None:
+    """Head widths at one hidden size, lengths, and bytes of a kind are dimensions."""
+    attention = [
+        Sample(
+            Attention(
+                name="a", dtype="fp16", batch_size=4, query_len=2048, kv_len=2048, num_heads=4096 // d,
+                num_kv_heads=4096 // d, head_dim=d, v_head_dim=d,
+            )
+        )
+        for d in (32, 64, 128, 256)
+    ]  # fmt: skip
+    moved = [
+        Sample(Pointwise(name="p", dtype="fp16", operation="norm", read_bytes=2.0**s, written_bytes=2.0**s))
+        for s in (16, 18, 20, 22)
+    ]
+    found = {sweep.kind: sweep for sweep in find_sweeps([*attention, *moved])}
+
+    assert (found["attention"].dimension, found["pointwise"].dimension) == ("head_dim", "num_bytes")
+    chart = sweep_chart(found["pointwise"], A100)
+    assert (chart.y_label, chart.x_log) == ("GB/s", True)
+    assert sweep_chart(found["attention"], A100).y_label == "TFLOP/s"
+
+
+def test_points_are_measured_and_lines_predicted() -> None:
+    """Each point is the FLOPs over its median, the line FLOPs over the price, inside its band and under the roof."""
+    samples = widths(1024, 1536, 1600, 2048, measured_s=1e-4)
+    (sweep,) = find_sweeps(samples)
+    chart = sweep_chart(sweep, A100)
+    band, line, roof, *points = chart.series
+    assert isinstance(band, Band)
+    assert isinstance(line, Line)
+    assert isinstance(roof, Line)
+    prices = price_operations([sample.operation for sample in samples], A100)
+
+    sizes = (1024, 1536, 1600, 2048)
+    flops = [2.0 * 2304 * n * 4096 / 1e12 for n in sizes]
+    measured = [(x, y) for part in points if isinstance(part, Points) for x, y in zip(part.x, part.y, strict=True)]
+    assert sorted(measured) == [
+        (n, pytest.approx(f / 1e-4)) for n, f in zip((1024, 1536, 1600, 2048), flops, strict=True)
+    ]
+    assert line.y == pytest.approx([f / float(price.time_s) for f, price in zip(flops, prices, strict=True)])
+    for low, value, high, most in zip(band.low, line.y, band.high, roof.y, strict=True):
+        assert value is not None
+        assert most is not None
+        assert low < value < high <= most * (1 + 1e-9)
+
+
+def test_wave_ends_are_marked_where_the_rate_falls() -> None:
+    """The paper's falls after 1536, 3072 and 4608 are marks."""
+    (sweep,) = find_sweeps(widths(*range(512, 6145, 64)))
+    marks = {mark.value: mark.text for mark in sweep_chart(sweep, A100).marks}
+
+    assert {1536.0, 3072.0, 4608.0} <= set(marks)
+    assert "1 wave of" in marks[1536.0]
+
+
+def test_alignment_classes_are_told_apart() -> None:
+    """Points of different alignment are series of their own, the widest first."""
+    sizes = [4096, 4097, 4098, 4100, 4104]
+    (sweep,) = find_sweeps([Sample(Gemm(name="x", dtype="fp16", m=8192, n=4096, k=k), 1e-3) for k in sizes])
+    names = [part.name for part in sweep_chart(sweep, A100).series if isinstance(part, Points)]
+
+    assert names == ["measured, 128 B aligned", "measured, 16 B aligned", "measured, 8 B aligned",
+                     "measured, 4 B aligned", "measured, 2 B aligned"]  # fmt: skip
+
+
+def test_collectors_overhead_moves_the_curve_alone() -> None:
+    """A factor and a fixed cost of the collector change predictions, not points."""
+    (sweep,) = find_sweeps(widths(1024, 2048, 3072, 4096, measured_s=1e-3))
+    plain, moved = sweep_chart(sweep, A100), sweep_chart(sweep, A100, measured_scale=2.0, measured_extra_s=1e-4)
+
+    for before, after in zip(plain.series, moved.series, strict=True):
+        if isinstance(before, Points):
+            assert before == after
+        if isinstance(before, Line) and isinstance(after, Line) and before.name == "predicted":
+            assert all(2.0 * (b or 0.0) < (a or 0.0) for a, b in zip(before.y, after.y, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURE_NAMES if name != "scatter"])
+def test_figures_need_no_store(name: str) -> None:
+    """Every figure but the scatter shows predictions alone, with a sentence of what there is to see."""
+    for chart in draw_figure(name, request()):
+        assert chart.alt
+        assert A100.title in chart.title
+        if isinstance(chart, XYChart):
+            assert all(len(part.x) > 1 for part in chart.series if isinstance(part, Line))
+
+
+def test_vocabulary_shows_the_saw_tooth() -> None:
+    """50304 is several times as fast as 50257."""
+    (chart,) = draw_figure("vocabulary", request())
+    assert isinstance(chart, XYChart)
+    line = next(part for part in chart.series if isinstance(part, Line) and part.name == "predicted")
+    rate = dict(zip(line.x, line.y, strict=True))
+
+    assert (rate[50304] or 0.0) > 2.0 * (rate[50257] or 1e9)
+
+
+def test_heads_are_read_from_products() -> None:
+    """A batch of 4 x 32 products of width 64 is a = 32, h = 2048, with its measured and predicted rate."""
+    operation = Gemm(name="s", dtype="fp16", m=2048, n=2048, k=64, batch=128)
+    (chart,) = draw_figure("heads", request((Sample(operation, 1e-3), Sample(Gemm(name="x", m=8, n=8, k=8), 1.0))))
+    assert isinstance(chart, XYChart)
+    line, points = chart.series
+
+    assert (line.name, points.name) == ("a=32 predicted", "a=32 measured")
+    assert isinstance(points, Points)
+    assert (points.x, points.y) == ([2048.0], [pytest.approx(float(operation.flops) / 1e-3 / 1e12)])
+
+
+def test_scatter_says_how_far_off() -> None:
+    """Times twice the predicted ones are 50 % off, and nothing measured is an error."""
+    samples = widths(1024, 2048, 4096)
+    prices = price_operations([sample.operation for sample in samples], A100)
+    doubled = tuple(Sample(s.operation, 2.0 * float(p.time_s)) for s, p in zip(samples, prices, strict=True))
+    (chart,) = draw_figure("scatter", request(doubled))
+    assert isinstance(chart, XYChart)
+
+    assert chart.series[0].name == "gemm, fp16: 50 % off in the mean of 3"
+    layer = layer_run(TransformerConfig(hidden_size=1024, num_layers=1, num_heads=8, vocab_size=9), Workload())
+    (with_layer,) = draw_figure("scatter", request(doubled, (make_row(Case(operation=layer), 1e-3),)))
+    assert isinstance(with_layer, XYChart)
+    assert with_layer.series[1].name.startswith("layer, bf16: ")
+    with pytest.raises(MeasuredFileError, match="nothing to draw for scatter"):
+        draw_figure("scatter", request())
+
+
+def test_measured_layers_have_a_map() -> None:
+    """Layers forward and backward fill the cells of their (a, h), the fastest counts; forward alone does not."""
+    config = TransformerConfig(hidden_size=1024, num_layers=2, num_heads=16, vocab_size=1000)
+    workload = Workload(dtype="fp16", seq_len=512)
+    layer = layer_run(config, workload)
+    rows = [
+        make_row(Case(operation=layer), 2e-3),
+        make_row(Case(operation=layer, variant="compiled"), 1e-3),
+        make_row(Case(operation=layer_run(config, workload, passes="forward")), 1e-6),
+    ]
+    chart = measured_map(rows, A100)
+    assert isinstance(chart, HeatMap)
+
+    assert (chart.x_values, chart.y_values) == (["1024"], ["16"])
+    assert chart.values == [[pytest.approx(layer.flops / 1e-3 / 1e12)]]
+    assert measured_map(rows[2:], A100) is None
+
+
+def test_samples_are_good_rows_of_one_device() -> None:
+    """Failed rows, repetitions, layers and other devices are no samples."""
+    product = Case(operation=Gemm(name="x", m=8, n=8, k=8))
+    layer = layer_run(TransformerConfig(hidden_size=64, num_layers=1, num_heads=4, vocab_size=9), Workload())
+    rows = [
+        make_row(product, 1.0),
+        make_row(product, None, status="failed"),
+        make_row(product, 1.0, repetition=1),
+        make_row(Case(operation=layer), 1.0),
+    ]
+
+    assert [sample.measured_s for sample in samples_of(rows, device=A100.name)] == [1.0]
+    assert samples_of(rows, device="l40s") == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store of one sweep."""
+    with Store(tmp_path / "s.db") as opened:
+        cases = [Case(operation=Gemm(name="x", dtype="fp16", m=256, n=n, k=256)) for n in range(256, 1281, 128)]
+        opened.add_all([RUN], [make_row(case, 1e-5, suite="tiles") for case in cases])
+    return tmp_path / "s.db"
+
+
+def plot(*arguments: str) -> int:
+    """Run the command; give the exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(["plot", *arguments])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_pages_are_complete_in_themselves(store: Path, tmp_path: Path) -> None:
+    """The store's one device needs no name, and the page has the chart's title and fetches nothing."""
+    assert plot("tiles", "--store", str(store), "-o", str(tmp_path / "x.html")) == 0
+    page = (tmp_path / "x.html").read_text(encoding="utf-8")
+
+    assert "GEMM 256 x n x 256, fp16 NT" in page
+    assert "9 measured points" in page
+    assert "src=" not in page.partition("<script")[0]
+
+
+def test_pictures_are_numbered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several charts of one figure become several files."""
+    pytest.importorskip("matplotlib", reason="drawing needs the plot extra")
+    code = plot("alignment", "--device", "a100-sxm-40gb", "--dtype", "fp16", "-o", str(tmp_path / "a.svg"))
+
+    assert (code, capsys.readouterr().out.count("wrote")) == (0, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1.svg", "a-2.svg", "a-3.svg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tils", "--device", "l40s", "-o", "x.html"], "did you mean 'tiles'"),
+        (["waves", "--device", "l40s", "-o", "x.pdf"], "must end in one of"),
+        (["waves", "-o", "x.html"], "give a device"),
+        (["scatter", "--device", "l40s", "-o", "x.html"], "give them with --store"),
+        (["waves", "--device", "l40s", "--dtype", "fp4", "-o", "x.html"], "no fp4 rate"),
+        (["waves", "--device", "l40s", "--store", "none.db", "-o", "x.html"], "no store at"),
+        (["heads", "--store", "STORE", "-o", "x.html"], "nothing to draw for heads"),
+        (["paper", "--store", "STORE", "-o", "x.html"], "nothing to draw for suite paper"),
+        (["tiles", "--store", "STORE", "-o", "none/x.html"], "cannot write"),
+    ],
+)
+def test_bad_input_draws_nothing(
+    arguments: list[str], words: str, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2, no file."""
+    monkeypatch.chdir(store.parent)
+    code = plot(*(str(store) if word == "STORE" else word for word in arguments))
+    said = capsys.readouterr().err
+
+    assert (code, said.count("\n")) == (2, 1)
+    assert words in said
+    assert {path.name for path in store.parent.iterdir()} <= {"s.db", "s.db-wal", "s.db-shm"}
