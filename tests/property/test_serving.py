@@ -1,0 +1,58 @@
+"""Whatever is served: points keep to memory and load, and no token is faster than the pass that makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shapewright
+from shapewright.errors import WorkloadError
+from shapewright.serving.aggregated import MOST_LOAD_FRACTION
+
+MODELS = st.sampled_from(("gpt2-xl", "llama-3-8b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"))
+DEVICES = st.sampled_from(("h100-sxm-80gb", "a100-sxm-40gb", "l40s", "mi300x"))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    model=MODELS,
+    device=DEVICES,
+    prompt_len=st.integers(1, 3000),
+    output_len=st.integers(2, 800),
+    num_devices=st.sampled_from((1, 4, 8)),
+)
+def test_every_point_keeps_to_memory_and_load(
+    model: str, device: str, prompt_len: int, output_len: int, num_devices: int
+) -> None:
+    """Sequences fit where they decode, prefill has room, units fit the devices, a token takes a pass at least."""
+    given: dict[str, Any] = {"prompt_len": prompt_len, "output_len": output_len, "num_devices": num_devices}
+    try:
+        found = shapewright.serve_plan(model, device=device, formats=[], **given)
+    except WorkloadError:  # it does not fit on so few devices
+        return
+    for point in found.points[:: max(len(found.points) // 20, 1)]:
+        held = point.num_sequences // (point.num_instances * point.layout.data_parallel)
+        assert point.prefill_load_fraction <= MOST_LOAD_FRACTION + 1e-9
+        assert point.num_devices <= num_devices
+        assert point.ttft.low_s <= point.ttft.middle_s <= point.ttft.high_s
+        workload = {
+            "phase": "decode",
+            "micro_batch_size": point.batch_size,
+            "context_len": prompt_len + output_len // 2,
+            "kv_block_tokens": 16,
+        }
+        full = {**workload, "micro_batch_size": held, "context_len": prompt_len + output_len - 1}
+        memory = shapewright.predict(model, device=device, workload=full, layout=point.layout).memory
+        assert memory.weights_bytes + memory.kv_cache_bytes <= 0.9 * found.device.memory_bytes
+        step = shapewright.predict(model, device=device, workload=workload, layout=point.layout)
+        assert point.tpot.middle_s >= step.step_time_s * (1 - 1e-9)
+    fronts = [point.tokens_per_s_per_device for point in found.front()]
+    assert fronts == sorted(fronts)
+    best = found.best()
+    assert best is not None
+    assert best.total_tokens_per_s(num_devices) == pytest.approx(
+        max(point.total_tokens_per_s(num_devices) for point in found.points), rel=0.021
+    )
