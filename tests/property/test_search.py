@@ -158,9 +158,23 @@ def can_run(setting: Setting, shape: dict[str, int]) -> bool:
     st.sampled_from((0.005, 0.02, 0.2)),
     st.sampled_from((("heads", "ffn"), ("vocab", "depth", "kv_heads"), ("width", "vocab"))),
     st.sampled_from(({}, {"tensor_parallel": 2})),
+    st.booleans(),
 )
-def test_best_equals_brute_force(name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int]) -> None:
-    """The first of the list is what trying every shape of the space by itself finds."""
+def test_best_equals_brute_force(
+    name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int], is_large: bool
+) -> None:
+    """The first of the list is what trying every shape of the space by itself finds.
+
+    Where a grid is large, shapes are ruled out by a bound before the last operations are priced: both ways are tried.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr(steps, "_MOST_CELLS", 0)
+        compare_with_brute_force(name, tolerance, vary, layout)
+
+
+def compare_with_brute_force(name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int]) -> None:
+    """Search, and try every shape of the space by itself."""
     device = load_device("h100-sxm-80gb")
     try:
         question = ask(name, device, layout=layout)

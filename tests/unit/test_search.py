@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shapewright.api import search as api_search
 from shapewright.cli.main import main
 from shapewright.config import read_model
 from shapewright.question import ask
@@ -112,6 +113,28 @@ def test_bloom_moves_to_a_width_that_splits_well() -> None:
     assert reshaped.config.hidden_size // 8 % 64 == 0
     assert reshaped.speedup.factor > 1.05
     assert best.prediction.memory.total_bytes <= best.prediction.device.memory_bytes
+
+
+def test_stages_vary_the_micro_batch_unasked() -> None:
+    """Over pipeline stages the default question has the micro-batch in it, and says so; --keep holds it."""
+    asked = {"attention": "unfused", "micro_batch_size": 1}
+    layout = {"tensor_parallel": 8, "pipeline_parallel": 10}
+    joint = api_search(None, device="a100-sxm-80gb", overrides=BLOOM_LIKE, workload=asked, layout=layout)
+    kept = api_search(
+        None,
+        device="a100-sxm-80gb",
+        overrides=BLOOM_LIKE,
+        workload=asked,
+        layout=layout,
+        keep={"micro_batch_size": 1},
+    )
+    best = joint.candidates[0]
+
+    assert any("micro_batch is varied too" in note for note in joint.notes)
+    assert best.config.hidden_size // 8 % 64 == 0
+    assert best.speedup.factor > 1.10
+    assert all(shape.prediction.workload.micro_batch_size == 1 for shape in kept.candidates)
+    assert not any("micro_batch is varied too" in note for note in kept.notes)
 
 
 def test_swiglu_width_is_aligned() -> None:
