@@ -71,7 +71,7 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace) -> dict
         "command": " ".join(sys.argv),
         "machine": {"cpu": platform.processor() or platform.machine(), "num_cores": os.cpu_count()},
         "python": platform.python_version(),
-        "load_average_before": os.getloadavg()[0],
+        "load_average": os.getloadavg()[0],
         "steady": {"rate_per_s": arguments.rate, **summary(steady, arguments.seconds)},
         "crowd": {
             "num_clients": arguments.clients,

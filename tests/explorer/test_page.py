@@ -43,6 +43,7 @@ WAIT_MS = 20_000
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
+    playwright.expect.set_options(timeout=WAIT_MS)
     with playwright.sync_playwright() as running:
         started = running.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
         yield started
@@ -171,6 +172,16 @@ def test_a_config_is_pasted_and_told_what_is_wrong(open_page: Callable[..., Any]
     assert {name: int(page.input_value(f"#model-{name}")) for name in model} == model
     page.reload()
     playwright.expect(page.locator("#model-intermediate_size")).to_have_value("4097")
+    page.evaluate(
+        """(text) => {
+          const carried = new DataTransfer();
+          carried.items.add(new File([text], "config.json", { type: "application/json" }));
+          const options = { dataTransfer: carried, bubbles: true, cancelable: true };
+          document.body.dispatchEvent(new DragEvent("drop", options));
+        }""",
+        json.dumps({**config, "intermediate_size": 4224}),
+    )
+    playwright.expect(page.locator("#model-intermediate_size")).to_have_value("4224")
 
 
 def test_crests_are_adopted(open_page: Callable[..., Any]) -> None:
@@ -332,6 +343,7 @@ def test_errors_are_told_in_the_commands_words(open_page: Callable[..., Any], st
     """A state that makes no sense says so, and the page can be used again at once."""
     page = open_page(state, errors=["422"])
     playwright.expect(page.locator("#problem")).to_contain_text(words)
+    playwright.expect(page.locator("#mini")).to_contain_text(words)
     page.click("#reset")
     page.select_option("#preset", "gpt2")
     page.select_option("#device", "l40s")

@@ -153,6 +153,19 @@ export function showControls(answer) {
   }
 }
 
+/** Where there is no answer: what was asked, as far as the form can say it. */
+export function showGiven() {
+  const now = state();
+  if (now.preset && [...byId("preset").options].some((one) => one.value === now.preset)) byId("preset").value = now.preset;
+  if ([...byId("device").options].some((one) => one.value === now.device)) byId("device").value = now.device;
+  for (const { field, group, input, reset, element } of controls) {
+    const given = now[GROUPS[group]][field.name];
+    reset.hidden = given === undefined;
+    element.classList.toggle("given", given !== undefined);
+    if (given !== undefined && input.type === "number") input.value = given;
+  }
+}
+
 /** Say in which group a changed field belongs, for findings and shapes that are applied. */
 export function placeOf(name) {
   const found = controls.find((one) => one.field.name === name);

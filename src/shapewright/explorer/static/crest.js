@@ -49,6 +49,7 @@ export function makeCrest(swept) {
 function dressed(one, index) {
   if (one.name === "crests") return { ...one, symbol: "triangle", symbolSize: 13, z: 6 };
   if (one.name === "this shape") return { ...one, symbol: "circle", symbolSize: 13, z: 7, itemStyle: { ...one.itemStyle, borderColor: "#fff", borderWidth: 2 } };
-  if (one.type === "line" && index > 1) return { ...one, showSymbol: true, symbol: "circle", symbolSize: 5, lineStyle: { ...one.lineStyle, width: 1, opacity: 0.7 } };
+  if (one.type === "line" && index === 1) return { ...one, showSymbol: one.data.length < 12, symbol: "circle", symbolSize: 6 };
+  if (one.type === "line") return { ...one, showSymbol: true, symbol: "circle", symbolSize: 5, lineStyle: { ...one.lineStyle, width: 1, opacity: 0.7 } };
   return one;
 }

@@ -7,6 +7,13 @@ const drawn = new Map();
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+/** A tick of an axis; whole numbers stay whole. */
+const tick = (value) => (Number.isInteger(value) ? value : Number(value.toPrecision(3))).toLocaleString("en");
+
+// The palette's blue is too deep for a dark ground.
+const ON_DARK = { "#0072b2": "#3d9fdc", "#7f7f7f": "#a3a3a3" };
+const tone = (style) => style && style.color in ON_DARK ? { ...style, color: ON_DARK[style.color] } : style;
+
 function dressed(figure, adjust) {
   const [ink, soft, line, panel] = ["--ink", "--soft", "--line", "--panel"].map(color);
   const option = shapewrightCharts.revived(figure.option);
@@ -14,11 +21,13 @@ function dressed(figure, adjust) {
     ...one,
     axisLine: { lineStyle: { color: line } },
     axisTick: { lineStyle: { color: line } },
-    axisLabel: { ...one.axisLabel, color: soft, hideOverlap: true, fontSize: 12, ...(typeof one.max === "number" ? { showMaxLabel: false } : {}) },
+    axisLabel: { ...one.axisLabel, color: soft, hideOverlap: true, fontSize: 12, ...(one.type === "value" ? { formatter: tick } : {}), ...(typeof one.max === "number" ? { showMaxLabel: false } : {}) },
     nameTextStyle: { color: soft, fontSize: 12, ...(one.nameLocation === "middle" ? {} : { align: "left" }) },
     splitLine: { ...one.splitLine, lineStyle: { color: line, opacity: 0.6 } },
   };
-  const series = option.series.map((one) => one.markLine
+  const dark = getComputedStyle(document.documentElement).colorScheme === "dark";
+  const toned = (one) => !dark ? one : { ...one, itemStyle: tone(one.itemStyle), lineStyle: tone(one.lineStyle) };
+  const series = option.series.map(toned).map((one) => one.markLine
     ? { ...one, markLine: { ...one.markLine, data: one.markLine.data.map((mark) => ({ ...mark, label: { ...mark.label, color: soft, textBorderWidth: 0, fontSize: 11 } })) } }
     : one);
   const textOf = (one) => figure.texts[one.seriesName]?.[one.dataIndex] ?? "";

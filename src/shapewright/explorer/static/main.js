@@ -2,7 +2,7 @@
 import { get, line, post } from "./api.js";
 import { updateCards } from "./cards.js";
 import { makeBreakdown, makePipeline } from "./breakdown.js";
-import { makeControls, showControls } from "./controls.js";
+import { makeControls, showControls, showGiven } from "./controls.js";
 import { makeCrest } from "./crest.js";
 import { makeDevices } from "./devices.js";
 import { byId } from "./dom.js";
@@ -30,6 +30,7 @@ const ask = line(async (wanted) => {
     answer = await post("/predict", { job: wanted, ...(now.pin ? { baseline: now.pin } : {}) });
   } catch (error) {
     showProblem(error);
+    showGiven();
     return;
   }
   showProblem(null);

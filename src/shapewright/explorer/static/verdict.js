@@ -52,6 +52,9 @@ export function showProblem(problem) {
   const place = byId("problem");
   place.hidden = !problem;
   place.textContent = problem ? problem.message : "";
+  const mini = byId("mini");
+  mini.classList.toggle("bad", Boolean(problem));
+  if (problem) mini.textContent = problem.message;
   byId("verdict").classList.toggle("stale", Boolean(problem));
   byId("cards").classList.toggle("stale", Boolean(problem));
 }
