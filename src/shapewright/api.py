@@ -384,6 +384,7 @@ def plan(
     layout: Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
+    software: str = "tuned",
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Find how to spread a training job over devices.
@@ -404,6 +405,7 @@ def plan(
         layout: Some fields of ParallelLayout; each keeps its value.
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software, such as ``nemo-2024``; by default a tuned stack of today.
         progress: Told now and then how many splits of the devices are done, of how many.
 
     Raises:
@@ -430,6 +432,7 @@ def plan(
         optimizer=optimizer,
         notes=question.notes,
         uncalibrated=uncalibrated,
+        software=software,
         progress=progress,
     )
 

@@ -17,6 +17,7 @@ from shapewright.errors import ShapewrightError
 from shapewright.hardware import Device, load_device
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.memory import estimate_memory
+from shapewright.perf.software import load_software, software_names
 from shapewright.plan import PlanRequest, break_down, engine
 from shapewright.plan.engine import Findings, explore
 from shapewright.predict import predict
@@ -45,21 +46,21 @@ def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequ
 
 
 @settings(max_examples=15, deadline=None)
-@given(jobs(), st.randoms(use_true_random=False))
+@given(jobs(), st.sampled_from(software_names()), st.randoms(use_true_random=False))
 def test_arrays_equal_predictions_one_by_one(
-    job: tuple[TransformerConfig, Device, Workload, PlanRequest], random: Any
+    job: tuple[TransformerConfig, Device, Workload, PlanRequest], software: str, random: Any
 ) -> None:
     """Step time and memory of any plan are those of predict and memory; the parts of its step add up to it."""
     config, device, workload, request = job
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_KEPT", 10**9)
-        findings = explore(config, device, workload, request)
+        findings = explore(config, device, workload, request, software=load_software(software))
     num_plans = len(findings.best["step_s"])
     assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
     for row in random.sample(range(num_plans), min(num_plans, 12)):
         choice = findings.choice(findings.best, row)
         own = replace(workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
-        prediction = predict(config, device=device, workload=own, layout=choice.layout)
+        prediction = predict(config, device=device, workload=own, layout=choice.layout, software=software)
         assert choice.layout.num_devices == choice.num_devices
         assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
         needed_bytes = estimate_memory(config, own, choice.layout).total_bytes

@@ -235,3 +235,47 @@ def test_what_cannot_be_said_is_an_error(
     """A framework that cannot be told a field, a workload or a layout makes an error that names it."""
     with pytest.raises(error, match=words):
         write_format(name, read_model(preset).config, **asked)
+
+
+def test_deepspeed_shares_the_batch() -> None:
+    """Micro-batch, accumulation and replicas make the global batch; the ZeRO stage and recomputation arrive."""
+    workload = Workload(micro_batch_size=2, global_batch_size=64, recompute="full")
+    layout = ParallelLayout(data_parallel=8, zero_stage=3)
+    said = json.loads(write_format("deepspeed-json", read_model("llama-3-8b").config, workload=workload, layout=layout))
+
+    assert said["train_batch_size"] == 64
+    assert said["train_micro_batch_size_per_gpu"] * said["gradient_accumulation_steps"] * 8 == 64
+    assert said["zero_optimization"]["stage"] == 3
+    assert said["activation_checkpointing"]["number_checkpoints"] == 32
+    assert said["bf16"] == {"enabled": True}
+
+
+def test_accelerate_spreads_by_fsdp() -> None:
+    """ZeRO stage 3 gathers weights again for the backward pass, stage 2 keeps them; the batch stands in comments."""
+    workload = Workload(micro_batch_size=2, global_batch_size=64, recompute="full")
+    for stage, reshards in ((2, "false"), (3, "true")):
+        layout = ParallelLayout(data_parallel=8, zero_stage=stage)
+        text = write_format("accelerate-yaml", read_model("llama-3-8b").config, workload=workload, layout=layout)
+        said = dict(line.strip().split(": ") for line in text.splitlines() if ": " in line and not line.startswith("#"))
+        assert said["distributed_type"] == "FSDP"
+        assert said["fsdp_version"] == "2"
+        assert said["fsdp_reshard_after_forward"] == reshards
+        assert said["fsdp_activation_checkpointing"] == "true"
+        assert said["num_processes"] == "8"
+        assert "#   gradient_accumulation_steps: 4" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("deepspeed-json", {"tensor_parallel": 2}, "tensor_parallel=2"),
+        ("accelerate-yaml", {"pipeline_parallel": 2}, "pipeline_parallel=2"),
+        ("accelerate-yaml", {"data_parallel": 2, "zero_stage": 1}, "zero_stage=1"),
+        ("megatron-args", {"pipeline_parallel": 2, "pipeline_schedule": "zero-bubble"}, "Megatron-LM has 1f1b"),
+        ("torchtitan-toml", {"pipeline_parallel": 2, "pipeline_schedule": "zero-bubble"}, "has 1f1b and gpipe"),
+    ],
+)
+def test_layouts_that_a_framework_does_not_have(name: str, fields: dict[str, Any], message: str) -> None:
+    """An axis or a schedule that cannot be told is an error that names it."""
+    with pytest.raises(LayoutError, match=message):
+        write_format(name, read_model("llama-3-8b").config, workload=Workload(), layout=ParallelLayout(**fields))

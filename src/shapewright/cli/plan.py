@@ -55,6 +55,13 @@ Examples:
 @click.option(
     "--optimizer", default="adamw", show_default=True, metavar="NAME", help="what is kept and moved of each parameter"
 )
+@click.option(
+    "--software",
+    default="tuned",
+    show_default=True,
+    metavar="NAME",
+    help="training software: a tuned stack of today, or a generation such as nemo-2024 or fsdp-2024",
+)
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device, for the cost of a token")
 @click.option(
     "--straggler-factor",
@@ -80,6 +87,7 @@ def command(
     config: str | None,
     device: str,
     uncalibrated: bool,
+    software: str,
     gpus: int,
     objective: str,
     top: int,
@@ -123,6 +131,7 @@ def command(
         layout=groups["layout"],
         overrides=groups["model"],
         uncalibrated=uncalibrated,
+        software=software,
         progress=_show_progress(),
     )
     if not result.plans:

@@ -12,6 +12,7 @@ import numpy as np
 from shapewright.errors import LayoutError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import validate_layout
+from shapewright.perf.software import TUNED_SOFTWARE, Software
 from shapewright.plan.memory import MemoryOfFrames, layout_of
 from shapewright.plan.space import MODES, ZERO_STAGES, Frame, Order, device_counts, frames, orders
 from shapewright.plan.times import TimesOfFrames
@@ -110,6 +111,7 @@ def explore(
     *,
     recipe: TrainingRecipe | None = None,
     uncalibrated: bool = False,
+    software: Software = TUNED_SOFTWARE,
     memory_only: bool = False,
     progress: Progress | None = None,
 ) -> Findings:
@@ -122,6 +124,7 @@ def explore(
         request: What is asked for.
         recipe: Bytes a parameter; None for the usual ones.
         uncalibrated: Price as if nobody had measured the device.
+        software: What the training software makes of the kernels.
         memory_only: Look for the smallest plan alone; no step is predicted.
         progress: Told after each chunk how many splits of how many are done.
 
@@ -133,7 +136,8 @@ def explore(
         WorkloadError: the device has no kernel for this attention.
     """
     findings = Findings(request.objective)
-    explorer = _Explorer(config, device, workload, request, recipe, uncalibrated, findings)
+    times = TimesOfFrames(config, device, workload, uncalibrated=uncalibrated, software=software)
+    explorer = _Explorer(config, device, workload, request, MemoryOfFrames(config, workload, recipe), times, findings)
     try:
         chunks = list(explorer.chunks())
         total = sum(len(chunk) for chunk, _ in chunks)
@@ -157,14 +161,13 @@ class _Explorer:
         device: Device,
         workload: Workload,
         request: PlanRequest,
-        recipe: TrainingRecipe | None,
-        uncalibrated: bool,
+        memory: MemoryOfFrames,
+        times: TimesOfFrames,
         findings: Findings,
     ) -> None:
         self._config, self._device, self._workload, self._request = config, device, workload, request
         self._findings = findings
-        self._memory = MemoryOfFrames(config, workload, recipe)
-        self._times = TimesOfFrames(config, device, workload, uncalibrated=uncalibrated)
+        self._memory, self._times = memory, times
         self._limit_bytes = device.memory_bytes * (1.0 - request.headroom_fraction)
         self._modes = np.array([request.allows("recompute", mode) for mode in MODES])
         self._zeros = np.array([request.allows("zero_stage", stage) for stage in ZERO_STAGES])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, find_recipe
+from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
 from shapewright.plan.refusal import refuse_nothing
@@ -125,6 +126,7 @@ def plan_job(
     optimizer: str = "adamw",
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
+    software: str = TUNED,
     progress: Progress | None = None,
 ) -> PlanResult:
     """Search the ways to spread a training job over devices.
@@ -137,12 +139,14 @@ def plan_job(
         optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software, one of ``shapewright.perf.software.software_names()``.
         progress: Told now and then how many splits of how many are done.
 
     Raises:
         LayoutError: the devices do not fill nodes, nothing divides, or no plan fits.
         WorkloadError: this is no training, or has no global batch.
         UnknownRateError: the device's sheet lacks a number that is needed.
+        CalibrationError: the software is not known.
     """
     check_job(device, workload, request)
     workload = replace(workload, optimizer=optimizer)
@@ -153,12 +157,20 @@ def plan_job(
             f"products of {optimizer}'s matrix iteration are in the steps of listed plans, not in their order",
         )
     started_s = time.perf_counter()
+    stack = load_software(software)
     findings = explore(
-        config, device, workload, request, recipe=own_recipe, uncalibrated=uncalibrated, progress=progress
+        config,
+        device,
+        workload,
+        request,
+        recipe=own_recipe,
+        uncalibrated=uncalibrated,
+        software=stack,
+        progress=progress,
     )
     if findings.is_complete:
         refuse_nothing(config, device, workload, request, findings, optimizer)
-    plans = _make_plans(findings, config, device, workload, request, uncalibrated)
+    plans = _make_plans(findings, config, device, workload, request, uncalibrated, stack)
     return PlanResult(
         config=config,
         device=device,
@@ -181,12 +193,15 @@ def _make_plans(
     workload: Workload,
     request: PlanRequest,
     uncalibrated: bool,
+    software: Software,
 ) -> tuple[Plan, ...]:
     """Predict the best plans one by one, as ``predict`` does."""
     plans: list[Plan] = []
     for choice, total_bytes in _listed(findings, request.top):
         own = replace(workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
-        prediction = predict(config, device=device, workload=own, layout=choice.layout, uncalibrated=uncalibrated)
+        prediction = predict(
+            config, device=device, workload=own, layout=choice.layout, uncalibrated=uncalibrated, software=software
+        )
         breakdown = break_down(prediction)
         cost = None
         if request.usd_per_hour is not None:

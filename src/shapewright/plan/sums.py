@@ -49,6 +49,7 @@ class FrameSums:
         sharding: Gradient communication and optimiser step. [frames, ZeRO stages, columns]
         send: Sends between stages without chunks. [frames, columns]
         send_chunk: The same per chunk of an interleaved schedule. [frames, columns]
+        overlap_share: Share of a pass's computation that overlapping communication can hide behind.
         layers_per_stage: Layers of the busiest stage.
         num_spare: Layers by which the stages together have fewer than it.
     """
@@ -58,6 +59,7 @@ class FrameSums:
     sharding: Array
     send: Array
     send_chunk: Array
+    overlap_share: float
     layers_per_stage: int
     num_spare: int
 
@@ -76,7 +78,8 @@ class FrameSums:
             wanted = {stage: total[..., _INDEX[f"wanted.{side}.{stage}"]] for stage in _STAGES}
             wanted_s = wanted["every"] + wanted["first"] + wanted["last"]
             cover_s = total[..., _INDEX[f"cover.{side}"]]
-            shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300)), 1.0)
+            exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), self.overlap_share)
+            shown = np.where(wanted_s > 0.0, exposed, 1.0)
             for stage in _STAGES:
                 sums[stage] = sums[stage] + shown * wanted[stage]
         if self.num_spare:

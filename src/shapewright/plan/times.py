@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.lowering import StepParts
     from shapewright.operations import Operation
+    from shapewright.perf.price import Price
+    from shapewright.perf.software import Software
     from shapewright.plan.space import Frame
     from shapewright.workload import Workload
 
@@ -105,10 +107,14 @@ class TimesOfFrames:
         device: What it runs on.
         workload: What is run; its micro-batch and recomputation are chosen by plans.
         uncalibrated: Price as if nobody had measured the device.
+        software: What the training software makes of the kernels.
     """
 
-    def __init__(self, config: TransformerConfig, device: Device, workload: Workload, *, uncalibrated: bool) -> None:
+    def __init__(
+        self, config: TransformerConfig, device: Device, workload: Workload, *, uncalibrated: bool, software: Software
+    ) -> None:
         self._config, self._device, self._workload, self._uncalibrated = config, device, workload, uncalibrated
+        self._software = software
         self._kinds = kinds_of(config)
         self._passes: dict[Family, _Pass] = {}
         self._shard: Any = None
@@ -140,6 +146,7 @@ class TimesOfFrames:
             sharding=self._sharding(shards, dense, routed, round(float(factors.sum()))),
             send=self._sends(shards, 1),
             send_chunk=0.5 * self._sends(shards, 2),
+            overlap_share=self._software.overlap_share,
             layers_per_stage=layers_per_stage(self._config, split),
             num_spare=0 if self._config.num_encoder_layers else spare_layers(self._config, split),
         )
@@ -169,7 +176,7 @@ class TimesOfFrames:
             return
         prices = price_operations(operations, self._device, uncalibrated=self._uncalibrated)
         repeats = np.array([operation.repeats for operation in operations], dtype=float)
-        times_s = np.array([price.time_s for price in prices]) * repeats
+        times_s = np.array([self._time_s(*pair) for pair in zip(operations, prices, strict=True)]) * repeats
         table = add_rows(operations, times_s, np.array(rows), len(families) * per_family)
         table = table.reshape(len(families), per_family, len(COLUMNS))
         for index, family in enumerate(families):
@@ -246,13 +253,21 @@ class TimesOfFrames:
         if key not in known:
             if isinstance(operation, Collective):
                 record = load_record("collectives", self._device, uncalibrated=self._uncalibrated)
-                known[key] = np.asarray(price_collective(operation, self._device, record).time_s)
+                price = price_collective(operation, self._device, record)
             else:
                 assert isinstance(operation, Pointwise), operation
                 record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
-                known[key] = np.asarray(price_pointwise(operation, self._device, record).time_s)
+                price = price_pointwise(operation, self._device, record)
+            known[key] = np.asarray(self._time_s(operation, price))
         for column in columns_of(operation):
             total[:, column] += known[key] * operation.repeats
+
+    def _time_s(self, operation: Operation, price: Price) -> Any:
+        """Time of one execution as the software runs it, less what it hides of the tensor axis. [s]"""
+        software = self._software
+        time_s = software.adjust(operation, price, self._device).time_s
+        hides = isinstance(operation, Collective) and operation.axis == "tensor" and not operation.overlaps
+        return time_s * (1.0 - software.tensor_hidden_fraction) if hides else time_s
 
 
 _DEGREES = ("tensor_parallel", "data_parallel", "context_parallel", "expert_parallel")

@@ -1,0 +1,126 @@
+"""Measure how fast plans are looked at: plans a second, cold and warm, and one prediction beside them.
+
+    python benchmarks/plan.py [--device h100-sxm-80gb] [--json FILE]
+
+Each job runs in a process of its own, on one thread, with nothing priced before: what a person waits for. Every plan
+of the space gets its memory; those that fit get their step. Seconds are those of the search alone, without the start of
+the interpreter; processor seconds stand beside them, for other work on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+JOBS: dict[str, dict[str, Any]] = {
+    "llama-3-70b, 512 devices": {"model": "llama-3-70b", "gpus": 512},
+    "gpt3-175b, 1024 devices": {"model": "gpt3-175b", "gpus": 1024},
+    "mixtral-8x7b, 512 devices": {"model": "mixtral-8x7b", "gpus": 512},
+    "deepseek-v3, 2048 devices": {"model": "deepseek-v3", "gpus": 2048},
+}
+# One evaluation of calculon (calculon-ai/calculon, caa4b11) took 13.4 ms on a machine of this kind, and its own search
+# on two processes went through 130 plans a second (2,736 plans of a model of 126 M parameters on 2 devices).
+CALCULON_PLANS_PER_S = 130.0
+
+
+def main() -> None:
+    """Run every job and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="h100-sxm-80gb")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=JOBS, help="run one job here, and print its numbers as JSON")
+    arguments = parser.parse_args()
+    if arguments.only:
+        print(json.dumps(measure(arguments.device, **JOBS[arguments.only])))
+        return
+    rows = {}
+    for name in JOBS:
+        runs = [in_own_process(name, arguments.device) for _ in range(arguments.repeats)]
+        rows[name] = {**runs[0], "cold_each_s": [run["cold_s"] for run in runs]}
+        for key in ("cold_s", "cold_processor_s", "warm_s", "one_prediction_s"):
+            rows[name][key] = statistics.median(run[key] for run in runs)
+        row = rows[name]
+        print(
+            f"{name}: {row['num_plans']:,} plans, {row['num_fitting']:,} fit; cold {row['cold_s']:.2f} s "
+            f"({row['num_plans'] / row['cold_s']:,.0f} plans/s; {row['num_plans'] / row['cold_processor_s']:,.0f} per "
+            f"processor second), warm {row['num_plans'] / row['warm_s']:,.0f} plans/s; one predict "
+            f"{row['one_prediction_s']:.2e} s"
+        )
+    print(f"calculon, quoted: {CALCULON_PLANS_PER_S:.0f} plans/s")
+    if arguments.json:
+        facts = {"machine": machine(), "device": arguments.device, "results": rows}
+        facts["calculon_plans_per_s"] = CALCULON_PLANS_PER_S
+        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def in_own_process(name: str, device: str) -> dict[str, Any]:
+    """Measure one job in a fresh interpreter."""
+    command = [sys.executable, __file__, "--only", name, "--device", device]
+    facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def measure(device: str, *, model: str, gpus: int) -> dict[str, Any]:
+    """Look at all plans of one job, twice, and predict one of them alone."""
+    from shapewright.plan import PlanRequest
+    from shapewright.plan.engine import explore
+    from shapewright.predict import predict
+    from shapewright.question import ask
+
+    workload = {"seq_len": 8192, "global_batch_size": 2048}
+    question = ask(model, device, workload=workload)
+    request = PlanRequest(num_devices=gpus)
+    seconds, processor = [], []
+    for _ in range(2):
+        start_s, start_processor_s = time.perf_counter(), time.process_time()
+        findings = explore(question.config, question.device, question.workload, request)
+        seconds.append(time.perf_counter() - start_s)
+        processor.append(time.process_time() - start_processor_s)
+    times = []
+    for row in range(min(20, len(findings.best["step_s"]))):
+        choice = findings.choice(findings.best, row)
+        own = replace(question.workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
+        start_s = time.perf_counter()
+        predict(question.config, device=question.device, workload=own, layout=choice.layout)
+        times.append(time.perf_counter() - start_s)
+    return {
+        "num_plans": findings.tally.num_plans,
+        "num_fitting": findings.tally.num_fitting,
+        "cold_s": seconds[0],
+        "cold_processor_s": processor[0],
+        "warm_s": seconds[1],
+        "one_prediction_s": statistics.median(times),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    import numpy
+
+    names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
+    return {
+        "cpu": model,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "date": time.strftime("%F"),
+        "load_average": list(os.getloadavg()),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+if __name__ == "__main__":
+    main()
