@@ -36,7 +36,8 @@ average, and the wait grows without bound towards 1."""
 
 _CHUNK_TOKENS = (512, 2048, 8192)
 """Prompt tokens of one pass; vLLM's default is 2048 to 8192 by device (its max_num_batched_tokens)."""
-_MOST_PROMPTS = 4
+_PROMPTS = (2, 4, 16, 64)
+"""Whole prompts that share a pass."""
 _MOST_PASS_TOKENS = 16384
 
 
@@ -68,11 +69,8 @@ def prefill_shares(prompt_len: int) -> list[PrefillShare]:
         tokens = ceil(prompt_len / count)
         found[count] = PrefillShare(1, tokens, count, (count - 1) * tokens // 2)
     shares = sorted(found.values(), key=lambda share: share.tokens)
-    prompts = 2
-    while prompts <= _MOST_PROMPTS and prompts * prompt_len <= _MOST_PASS_TOKENS:
-        shares.append(PrefillShare(prompts, prompt_len, 1, 0))
-        prompts *= 2
-    return shares
+    fitting = (prompts for prompts in _PROMPTS if prompts * prompt_len <= _MOST_PASS_TOKENS)
+    return [*shares, *(PrefillShare(prompts, prompt_len, 1, 0) for prompts in fitting)]
 
 
 class AggregatedCandidate(NamedTuple):

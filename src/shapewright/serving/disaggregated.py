@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shapewright.serving.instance import Instance
     from shapewright.serving.passes import Pass
 
-_PROMPT_BATCHES = (1, 2, 4)
+_PROMPT_BATCHES = (1, 2, 4, 16, 64)
 _MOST_PREFILL_TOKENS = 32768
 _MOST_INSTANCES = 8
 """Instances of either kind in a unit, where no number of devices is given."""
