@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from fastapi import FastAPI, Path, Request
 from fastapi.routing import APIRoute
@@ -78,8 +79,9 @@ def create_app(*, host: str = "127.0.0.1", token: str | None = None, queue: Sear
     searches = queue or SearchQueue()
 
     @asynccontextmanager
-    async def live(_app: FastAPI) -> AsyncIterator[None]:
+    async def live(app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = _NUM_THREADS
+        app.state.slow_lane = anyio.CapacityLimiter(1)
         yield
         await searches.close()
 
@@ -116,21 +118,13 @@ def _add_questions(app: FastAPI) -> None:
         "tags": ["questions"],
     }
 
+    async def slowly(make: Callable[..., Any], *given: Any) -> Any:
+        """Answer in the lane of what takes long, so that a slider's prediction never waits behind it."""
+        return await anyio.to_thread.run_sync(make, *given, limiter=app.state.slow_lane)
+
     @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, operation by operation", **how)
     def predict(body: PredictRequest) -> Response:
         return _json(answers.answer_predict(body.job, body.baseline))
-
-    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **how)
-    def check(body: JobRequest) -> Response:
-        return _json(answers.answer_check(body.job))
-
-    @app.post(f"{API}/memory", summary="Memory by component and stage, what fits, and remedies", **how)
-    def memory(body: MemoryRequest) -> Response:
-        return _json(answers.answer_capacity(body.job, body.optimizer))
-
-    @app.post(f"{API}/compare", summary="The same job on several devices", **how)
-    def compare(body: CompareRequest) -> Response:
-        return _json(answers.answer_compare(body.job, body.devices, body.usd_per_hour))
 
     @app.post(f"{API}/explain", summary="Formula, inputs, source and record of an operation", **how)
     def explain(body: ExplainRequest) -> Response:
@@ -140,27 +134,40 @@ def _add_questions(app: FastAPI) -> None:
     def tiles(body: TilesRequest) -> Response:
         return _json(figures.answer_tiles(body.job, body.operation, body.pass_name))
 
-    @app.post(f"{API}/breakdown", summary="Layer, roofline, losses and pipeline as figures", **how)
-    def breakdown(body: JobRequest) -> Response:
-        return _json(figures.answer_breakdown(body.job))
-
-    @app.post(f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **how)
-    def sweep(body: SweepRequest) -> Response:
-        return _json(sweeps.answer_sweep(body.job, body.field, body.measure, body.values))
-
-    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **how)
-    def heat_map(body: JobRequest) -> Response:
-        return _json(sweeps.answer_heat(body.job))
-
     @app.post(f"{API}/config", summary="The model as a config.json object, in the form that it was read in", **how)
     def config(body: JobRequest) -> Response:
         return _json(answers.answer_config(body.job))
 
+    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **how)
+    async def check(body: JobRequest) -> Response:
+        return _json(await slowly(answers.answer_check, body.job))
+
+    @app.post(f"{API}/memory", summary="Memory by component and stage, what fits, and remedies", **how)
+    async def memory(body: MemoryRequest) -> Response:
+        return _json(await slowly(answers.answer_capacity, body.job, body.optimizer))
+
+    @app.post(f"{API}/compare", summary="The same job on several devices", **how)
+    async def compare(body: CompareRequest) -> Response:
+        return _json(await slowly(answers.answer_compare, body.job, body.devices, body.usd_per_hour))
+
+    @app.post(f"{API}/breakdown", summary="Layer, roofline, losses and pipeline as figures", **how)
+    async def breakdown(body: JobRequest) -> Response:
+        return _json(await slowly(figures.answer_breakdown, body.job))
+
+    @app.post(f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **how)
+    async def sweep(body: SweepRequest) -> Response:
+        return _json(await slowly(sweeps.answer_sweep, body.job, body.field, body.measure, body.values))
+
+    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **how)
+    async def heat_map(body: JobRequest) -> Response:
+        return _json(await slowly(sweeps.answer_heat, body.job))
+
     page_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
 
     @app.post(f"{API}/report.html", summary="The case for or against the shape, as one self-contained page", **page_how)
-    def report(body: JobRequest) -> Response:
-        return Response(answers.answer_report(body.job), media_type="text/html", headers=_AS_FILE)
+    async def report(body: JobRequest) -> Response:
+        page = await slowly(answers.answer_report, body.job)
+        return Response(page, media_type="text/html", headers=_AS_FILE)
 
     csv_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
 
