@@ -148,14 +148,17 @@ class StepParts:
         """What a stage hands to the next one in the forward pass."""
         return send_to_next_stage(self.shard, virtual_pipeline)
 
-    def recompute(self, mode: str) -> list[Operation]:
-        """Forward operations that run again before the backward pass."""
-        repeated = {
+    def repeated(self, mode: str) -> list[Operation]:
+        """Forward operations of the body that run again before the backward pass."""
+        return {
             "none": [],
             "selective": [operation for stack in self.stacks for operation in stack.cores],
             "full": [operation for stack in self.stacks for operation in stack.layers],
         }[mode]
-        return [replace(operation, pass_name="recompute") for operation in repeated]
+
+    def recompute(self, mode: str) -> list[Operation]:
+        """The same as operations of the pass that repeats them."""
+        return [replace(operation, pass_name="recompute") for operation in self.repeated(mode)]
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
         """The backward pass, with what a stage hands to the one before it."""

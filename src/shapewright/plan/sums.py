@@ -95,31 +95,32 @@ def zero_sharding(num_frames: int) -> Array:
     return np.zeros((num_frames, len(ZERO_STAGES), len(COLUMNS)))
 
 
-def add_rows(operations: Sequence[Operation], times_s: Array, rows: NDArray[np.int64], num_rows: int) -> Array:
-    """Add up scalar operations by row and column. [rows, columns]
+def add_rows(columns: Sequence[tuple[int, ...]], times_s: Array, rows: NDArray[np.int64], num_rows: int) -> Array:
+    """Add up times by row and column. [rows, columns]
 
     Args:
-        operations: The operations.
-        times_s: Time of all executions of each. [s]
+        columns: Columns that each time belongs to, see columns_of.
+        times_s: Times of all executions of operations. [s]
         rows: Row of each.
         num_rows: Rows of the result.
     """
     kinds: dict[tuple[int, ...], int] = {}
-    codes = np.array([kinds.setdefault(columns_of(operation), len(kinds)) for operation in operations])
+    codes = np.array([kinds.setdefault(each, len(kinds)) for each in columns])
     by_kind = np.bincount(rows * len(kinds) + codes, weights=times_s, minlength=num_rows * len(kinds))
     spread = np.zeros((len(kinds), len(COLUMNS)))
-    for columns, code in kinds.items():
-        spread[code, list(columns)] = 1.0
+    for each, code in kinds.items():
+        spread[code, list(each)] = 1.0
     table: Array = by_kind.reshape(num_rows, len(kinds)) @ spread
     return table
 
 
-def columns_of(operation: Operation) -> tuple[int, ...]:
-    """Columns that the time of an operation belongs to."""
+def columns_of(operation: Operation, pass_name: str = "") -> tuple[int, ...]:
+    """Columns that the time of an operation belongs to, in its own pass or in another one."""
+    pass_name = pass_name or operation.pass_name
     if isinstance(operation, Collective) and operation.overlaps:
-        side = "forward" if operation.pass_name == "forward" else "backward"
+        side = "forward" if pass_name == "forward" else "backward"
         return (_INDEX[f"wanted.{side}.{operation.stage}"],)
-    key = (type(operation) is Collective, operation.pass_name, operation.stage)
+    key = (type(operation) is Collective, pass_name, operation.stage)
     if key not in _COLUMNS_OF:
         _COLUMNS_OF[key] = _columns_of(*key)
     columns = _COLUMNS_OF[key]

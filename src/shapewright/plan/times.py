@@ -155,6 +155,8 @@ class TimesOfFrames:
         """Lower a layer of each kind for families not seen before, and price them together."""
         operations: list[Operation] = []
         rows: list[int] = []
+        # Operations that run again are those of the forward pass: position, row.
+        again: list[tuple[int, int]] = []
         lowered: list[list[StepParts]] = []
         num_kinds = len(self._kinds.counts)
         per_family = 1 + num_kinds * (1 + len(MODES))
@@ -162,22 +164,26 @@ class TimesOfFrames:
             lowered.append([self._lower(family, kind) for kind in range(num_kinds)])
             for kind, parts in enumerate(lowered[-1]):
                 row = index * per_family + 1 + kind * (1 + len(MODES))
-                body = parts.inputs + parts.body + parts.head + parts.backward_of_head() + parts.backward_of_layers()
-                every = [operation for operation in body if operation.stage == "every"]
-                parts_of_rows = [(row, every)]
-                parts_of_rows += [(row + 1 + mode, parts.recompute(word)) for mode, word in enumerate(MODES)]
+                body = parts.body + parts.backward_of_layers()
+                positions = {id(operation): len(operations) + place for place, operation in enumerate(parts.body)}
+                operations += body
+                # The ends of the model are the same whatever lies between.
+                ends = index * per_family if kind == 0 else -1
+                rows += [row if operation.stage == "every" else ends for operation in body]
+                for mode, word in enumerate(MODES):
+                    again += [(positions[id(operation)], row + 1 + mode) for operation in parts.repeated(word)]
                 if kind == 0:
-                    # The ends of the model are the same whatever lies between.
-                    parts_of_rows.append((index * per_family, [op for op in body if op.stage != "every"]))
-                for place, listed in parts_of_rows:
-                    operations += listed
-                    rows += [place] * len(listed)
+                    outer = parts.inputs + parts.head + parts.backward_of_head()
+                    operations += outer
+                    rows += [ends] * len(outer)
         if not families:
             return
-        prices = price_operations(operations, self._device, uncalibrated=self._uncalibrated)
-        repeats = np.array([operation.repeats for operation in operations], dtype=float)
-        times_s = np.array([self._time_s(*pair) for pair in zip(operations, prices, strict=True)]) * repeats
-        table = add_rows(operations, times_s, np.array(rows), len(families) * per_family)
+        kept = [position for position, row in enumerate(rows) if row >= 0]
+        operations_s = self._times_of(operations)
+        entries = np.array([*((position, rows[position]) for position in kept), *again])
+        columns = [columns_of(operations[position]) for position in kept]
+        columns += [columns_of(operations[position], "recompute") for position, _ in again]
+        table = add_rows(columns, operations_s[entries[:, 0]], entries[:, 1], len(families) * per_family)
         table = table.reshape(len(families), per_family, len(COLUMNS))
         for index, family in enumerate(families):
             kinds = table[index, 1:].reshape(num_kinds, 1 + len(MODES), len(COLUMNS))
@@ -190,6 +196,13 @@ class TimesOfFrames:
                 routed=np.array([float(found.get("experts", 0)) for found in weights]),
                 residual_tokens=lowered[index][0].shard.num_residual_tokens,
             )
+
+    def _times_of(self, operations: Sequence[Operation]) -> Array:
+        """Time of all executions of scalar operations. [s]"""
+        prices = price_operations(operations, self._device, uncalibrated=self._uncalibrated)
+        repeats = np.array([operation.repeats for operation in operations], dtype=float)
+        times_s: Array = np.array([self._time_s(*pair) for pair in zip(operations, prices, strict=True)]) * repeats
+        return times_s
 
     def _lower(self, family: Family, kind: int) -> StepParts:
         """Lower one pass over one layer of a kind; replicas are as many as the experts need."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shapewright.plan import Plan, PlanResult
 
 # A picture of more passes shows nothing.
-_MOST_SPANS = 4000
+_MOST_SPANS = 1200
 _BYTES_PER_GB, _MICROSECONDS = 1e9, 1e6
 _SHOWN_PLANS = 8
 
@@ -82,7 +82,9 @@ def front_chart(result: PlanResult) -> XYChart:
         x_label="memory of a device, GB",
         y_label="step, s",
         series=[
-            Points(f"{count} GPUs", [p.total_bytes / _BYTES_PER_GB for p in points], [p.step_s for p in points])
+            Points(
+                f"{count} GPUs", [round(p.total_bytes / _BYTES_PER_GB, 2) for p in points], [p.step_s for p in points]
+            )
             for count, points in sorted(by_devices.items())
         ],
         alt=f"{len(result.front)} plans, each of which needs less memory or less time than every other.",
