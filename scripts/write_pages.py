@@ -186,6 +186,8 @@ def accuracy() -> str:
             rows.append(["training step", "all", name, f"{report['rows']:,}", *shown, provenance["date"]])
     commands_used = {fact["command"].partition(" --device")[0] for fact in accuracy_facts()}
     commands_used |= {"python scripts/calibrate_software.py --data DIR", results()["command"]}
+    learned = [record.residual for record in measured_records("gemm") if record.residual]
+    commands_used |= {residual["command"].partition(" --device")[0] for residual in learned}
     parts = [
         "# Accuracy",
         WRITTEN_BY,

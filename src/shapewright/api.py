@@ -34,6 +34,7 @@ def predict(
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
     software: str = "tuned",
+    physics_only: bool = False,
 ) -> Prediction:
     """Predict the time, throughput and memory of one step.
 
@@ -45,12 +46,13 @@ def predict(
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
     """
     question = ask(config, device, overrides=overrides, workload=workload, layout=layout)
-    return question.predict(uncalibrated=uncalibrated, software=software)
+    return question.predict(uncalibrated=uncalibrated, physics_only=physics_only, software=software)
 
 
 def check(

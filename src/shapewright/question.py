@@ -46,7 +46,7 @@ class Question:
         """The shape that is asked about."""
         return self.model.config
 
-    def predict(self, *, uncalibrated: bool = False, software: str = "tuned") -> Prediction:
+    def predict(self, *, uncalibrated: bool = False, physics_only: bool = False, software: str = "tuned") -> Prediction:
         """Predict the step."""
         from shapewright.predict import predict
 
@@ -57,6 +57,7 @@ class Question:
             layout=self.layout,
             uncalibrated=uncalibrated,
             software=software,
+            physics_only=physics_only,
         )
 
 

@@ -283,7 +283,8 @@ def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None
     """All rows 1.2 times slower than predicted: no error is left after the factor."""
     device = load_device("a100-sxm-80gb")
     m = np.array([256, 1024, 4096])
-    price = price_gemm(Gemm(name="x", dtype="fp16", m=m, n=4096, k=4096), device, load_record("gemm", device))
+    record = load_record("gemm", device, physics_only=True)
+    price = price_gemm(Gemm(name="x", dtype="fp16", m=m, n=4096, k=4096), device, record)
     words = {"device": "a100_sxm", "library": "vidur", "model": "m", "kernel": "up", "dtype": "fp16"}
     columns = {key: [value] * 3 for key, value in ({"n": 4096, "k": 4096} | words).items()}
     write_parquet(tmp_path / "linear_layers.parquet", columns | {"m": m, "latency_s": 1.2 * price.time_s})

@@ -103,6 +103,7 @@ class Context:
 
     Attributes:
         uncalibrated: Price as if nobody had measured the device.
+        physics_only: Leave aside what was learned beyond the formulas.
         devices: Canonical names to keep; empty for all.
         skipped: Rows left out, by reason.
         notes: What the reader must know.
@@ -111,15 +112,24 @@ class Context:
     """
 
     uncalibrated: bool = False
+    physics_only: bool = False
     devices: frozenset[str] = frozenset()
     skipped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     advance: Callable[[int], None] = lambda _: None
     own: Mapping[str, Device] = field(default_factory=dict)
 
-    def record(self, kind: str, device: Device) -> CalibrationRecord:
-        """The record to price with."""
-        record = load_record(kind, device, uncalibrated=self.uncalibrated)
+    def record(self, kind: str, device: Device, *, older_software: bool = False) -> CalibrationRecord:
+        """The record to price with.
+
+        Args:
+            kind: Kind of operation.
+            device: The device.
+            older_software: The rows were timed with libraries older than the record's. Their heuristics were others, so
+                what was learned of today's is left aside (docs/decisions/0003).
+        """
+        physics_only = self.physics_only or older_software
+        record = load_record(kind, device, uncalibrated=self.uncalibrated, physics_only=physics_only)
         if self.uncalibrated and device.name in record.devices:
             self.note(f"{kind} on {device.name}: no other device has a record, so its own is used after all")
         return record

@@ -34,7 +34,13 @@ _MOST_TOKENS = 2.0**32
 
 
 def price_gemms(
-    operation: Gemm, device: Device, context: Context, *, library: str = "", extra_s: float = 0.0
+    operation: Gemm,
+    device: Device,
+    context: Context,
+    *,
+    library: str = "",
+    extra_s: float = 0.0,
+    older_software: bool = False,
 ) -> Prices:
     """Price arrays of products as a benchmark would time them.
 
@@ -44,9 +50,10 @@ def price_gemms(
         context: Says which record to use.
         library: Library and version, as measured files name it.
         extra_s: Cost of the measurement itself, added to each. [s]
+        older_software: The rows were timed with libraries older than the record's.
     """
     hot = device.architecture in HOT_CACHE_ARCHITECTURES
-    record = context.record("gemm", device)
+    record = context.record("gemm", device, older_software=older_software)
     price = price_gemm(operation, device, record, hot_cache=hot, library=library)
     floor = roofline_s(operation.flops, operation.num_bytes, device, operation.dtype)
     return prices_of(price, floor, extra_s=extra_s)

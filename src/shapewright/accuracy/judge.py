@@ -104,6 +104,7 @@ def judge_folder(
     by: Sequence[str] = DEFAULT_GROUPING,
     uncalibrated: bool = False,
     calibration: str | Path | None = None,
+    physics_only: bool = False,
     on_table: Callable[[str, int], None] = lambda _name, _rows: None,
     on_rows: Callable[[int], None] = lambda _rows: None,
 ) -> Judgement:
@@ -116,6 +117,7 @@ def judge_folder(
         by: What to tell apart, of ``GROUPINGS``; tables are always told apart.
         uncalibrated: Price as if nobody had measured the devices.
         calibration: File of records to price its device with; see perf.calibration_file.
+        physics_only: Leave aside what was learned beyond the formulas.
         on_table: Called with the name and number of rows of each table that is begun.
         on_rows: Called with the number of rows that were priced.
 
@@ -136,7 +138,9 @@ def judge_folder(
     notes: list[str] = []
 
     def judge(name: str, read: Callable[[Context], tuple[int, Iterable[Chunk]]]) -> None:
-        context = Context(uncalibrated=uncalibrated, devices=chosen, advance=on_rows, own=own)
+        context = Context(
+            uncalibrated=uncalibrated, physics_only=physics_only, devices=chosen, advance=on_rows, own=own
+        )
         try:
             num_rows, chunks = read(context)
         except MeasuredFileError as error:

@@ -40,7 +40,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
         operation = Gemm(name="gemm", dtype=get_dtype(words[1]).name, layout="NT", **dims)  # type: ignore[arg-type]
-        return price_gemms(operation, device, context)
+        return price_gemms(operation, device, context, older_software=True)
 
     chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
     by = ("device", "dtype", "library")

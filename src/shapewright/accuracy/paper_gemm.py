@@ -28,7 +28,8 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     def price_group(rows: Columns, device: Device, _: tuple[str, ...]) -> Prices:
         dims = {name: rows.numbers[name] for name in ("batch", "m", "n", "k")}
         operation = Gemm(name="gemm", dtype=PAPER_DTYPE, layout="NN", **dims)  # type: ignore[arg-type]
-        return price_gemms(operation, device, context, extra_s=noted_overhead_s("paper_gemm", device, context))
+        overhead_s = noted_overhead_s("paper_gemm", device, context)
+        return price_gemms(operation, device, context, extra_s=overhead_s, older_software=True)
 
     for rows, device, _, prices in context.price_groups(columns, ("gpu",), price_group):
         numbers = rows.numbers

@@ -89,7 +89,7 @@ def product_of(name: str, rows: Columns) -> Gemm:
 def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Chunk]:
     def price_group(rows: Columns, device: Device, _: tuple[str, ...]) -> Prices:
         overhead_s = noted_overhead_s("paper_layers", device, context)
-        return price_gemms(product_of(name, rows), device, context, extra_s=overhead_s)
+        return price_gemms(product_of(name, rows), device, context, extra_s=overhead_s, older_software=True)
 
     for rows, device, _, prices in context.price_groups(chosen, ("gpu",), price_group):
         seconds = np.asarray(product_of(name, rows).flops) / (rows.numbers[f"{name}_tflops"] * TERA)
@@ -205,7 +205,7 @@ def price_block(
         and operation.stage == "every"
         and (name == "layer" or operation.name.startswith(f"{name}."))
     ]
-    prices = price_operations(operations, device, uncalibrated=context.uncalibrated)
+    prices = price_operations(operations, device, uncalibrated=context.uncalibrated, physics_only=True)
     return [
         PricedOperation(
             operation,

@@ -125,6 +125,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
                 workload=run.workload,
                 layout=run.layout,
                 uncalibrated=context.uncalibrated,
+                physics_only=context.physics_only,
                 software=run.software,
             )
         except ShapewrightError as error:

@@ -37,6 +37,7 @@ Examples:
 @click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")
 @click.option("--regret", is_flag=True, help="how much slower than the best of its size is the shape it would choose")
 @click.option("--calibration", metavar="FILE", help="records of your own, as 'shapewright calibrate' writes them")
+@click.option("--physics-only", is_flag=True, help="leave the learned correction of GEMM times aside")
 @click.option("--json", "as_json", is_flag=True, help="print a JSON list; remarks go to standard error")
 def command(
     folder: str,
@@ -46,6 +47,7 @@ def command(
     uncalibrated: bool,
     regret: bool,
     calibration: str | None,
+    physics_only: bool,
     as_json: bool,
 ) -> int:
     """Price every row of the measured files in DIR and print how wrong the predictions are.
@@ -68,6 +70,7 @@ def command(
             by=groups,
             uncalibrated=uncalibrated,
             calibration=calibration,
+            physics_only=physics_only,
             on_table=on_table,
             on_rows=on_rows,
         )

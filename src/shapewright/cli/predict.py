@@ -33,6 +33,7 @@ Examples:
     metavar="NAME",
     help="training software: a tuned stack of today, or a generation such as nemo-2024, fsdp-2024 or fsdp-2023",
 )
+@click.option("--physics-only", is_flag=True, help="leave the learned correction of GEMM times aside")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option(
     "--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv"
@@ -51,6 +52,7 @@ def command(
     device: str,
     uncalibrated: bool,
     software: str,
+    physics_only: bool,
     as_json: bool,
     explain: str | None,
     sweeps: tuple[str, ...],
@@ -68,9 +70,11 @@ def command(
     if sweeps:
         if explain or show_all:
             raise click.UsageError("--explain and --all have no effect with --sweep, which shows a row for each step")
+        if physics_only:
+            raise click.UsageError("--physics-only has no effect with --sweep")
         _print_sweep(question, sweeps, uncalibrated=uncalibrated, software=software, as_json=as_json)
         return 0
-    prediction = question.predict(uncalibrated=uncalibrated, software=software)
+    prediction = question.predict(uncalibrated=uncalibrated, physics_only=physics_only, software=software)
     if explain:
         from shapewright.report.explain import explain_operation
 

@@ -57,6 +57,8 @@ class CalibrationRecord:
         interval: Residual quantiles of held-out rows; their meaning likewise.
         provenance: Source file, rows, split, date, command, errors.
         transfer: ``exact``, ``architecture`` (a sibling's record) or ``generic`` (another family's).
+        residual: What the parameters' formulas leave over: ``file`` of tables, and the narrower ``interval`` of prices
+            that are corrected by them. None where nothing was learned, or physics alone is asked for.
     """
 
     id: str
@@ -68,6 +70,7 @@ class CalibrationRecord:
     interval: Mapping[str, Any]
     provenance: Mapping[str, Any]
     transfer: str = "exact"
+    residual: Mapping[str, Any] | None = None
 
     @property
     def interval_widening(self) -> float:
@@ -80,13 +83,16 @@ class CalibrationRecord:
         return self.id if self.transfer == "exact" else f"uncalibrated (borrows {self.id})"
 
 
-def load_record(kind: str, device: Device, *, uncalibrated: bool = False) -> CalibrationRecord:
+def load_record(
+    kind: str, device: Device, *, uncalibrated: bool = False, physics_only: bool = False
+) -> CalibrationRecord:
     """Find the record of a device, or the nearest sibling's.
 
     Args:
         kind: One of RECORD_KINDS.
         device: The device to price on.
         uncalibrated: Leave the device's own record aside, as if nobody had measured it.
+        physics_only: Leave the learned residual aside.
 
     Raises:
         CalibrationError: no record of this kind exists at all.
@@ -94,12 +100,17 @@ def load_record(kind: str, device: Device, *, uncalibrated: bool = False) -> Cal
     own = device.own_records.get(kind)
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)
-        return own
-    return _choose_record(kind, device.name, device.architecture, uncalibrated)
+        return replace(own, residual=None) if physics_only and own.residual else own
+    return _choose_record(kind, device.name, device.architecture, uncalibrated, physics_only)
 
 
 @cache
-def _choose_record(kind: str, name: str, architecture: str, uncalibrated: bool) -> CalibrationRecord:
+def _choose_record(
+    kind: str, name: str, architecture: str, uncalibrated: bool, physics_only: bool
+) -> CalibrationRecord:
+    if physics_only:
+        record = _choose_record(kind, name, architecture, uncalibrated, False)
+        return replace(record, residual=None) if record.residual else record
     records = _read_records(kind)
     if not uncalibrated:
         for record in records:
@@ -155,6 +166,7 @@ def parse_record(kind: str, where: str, raw: Mapping[str, Any]) -> CalibrationRe
             parameters=raw["parameters"],
             interval=raw["interval"],
             provenance=raw["provenance"],
+            residual=raw.get("residual"),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CalibrationError(f"calibration record {where} is malformed: {error!r}") from error

@@ -6,24 +6,27 @@ cache, all kernels of the menu side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
 from shapewright.operations.gemm import Gemm
 from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
     alignment_factor,
+    borrowed_feed_scale,
     estimate_kernels,
     rates_of,
     read_parameters,
 )
 from shapewright.perf.price import GemmPrice
+from shapewright.perf.residual import ResidualTable, load_residuals, log_correction, section_name
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 from shapewright.perf.tiling import tile_efficiency, wave_efficiency
 
@@ -52,6 +55,11 @@ DTYPE_KIN = {
 }
 # fp16 and bf16 run at one rate through the same kernels on every device that has both.
 _SAME_KERNELS = {frozenset({"fp16", "bf16"})}
+# Whose residual a device takes: its own, and that of a sibling of its architecture.
+_RESIDUAL_TRANSFERS = ("exact", "architecture")
+# What a benchmark's hot cache is worth where a borrowed record does not say: where the fit starts (fit.gemm), which was
+# set before any such device was seen. A device's own record says better.
+_ASSUMED_HOT_CACHE_SPEEDUP, _ASSUMED_HOT_CACHE_SHARE = 4.0, 0.3
 # Widening of the logarithmic interval for a dtype that borrows another's fractions. Judgement, as TRANSFER_WIDENING is.
 _DTYPE_WIDENING = 1.6
 # The same for weights that are stored narrower than they are multiplied: no table of such kernels was fitted.
@@ -118,6 +126,7 @@ _ARRAY_FIELDS = (
     "memory_s",
     "start_s",
     "roofline_s",
+    "correction",
     "tile_m",
     "tile_n",
     "split_k",
@@ -149,10 +158,17 @@ def _price_flat(
     floor_s = np.asarray(roofline_s(flops, num_bytes, device, dtype))
     if device.roofline_only or device.num_sms is None:
         return _roofline_price(flops, num_bytes, floor_s, device, dtype)
-    parameters, source_dtype, interval = _section(record, dtype, library)
+    section = _section(record, dtype, library)
+    parameters, same = section.parameters, _same_kernels(section.dtype, dtype)
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
+    if record.transfer != "exact":
+        rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
+        if not parameters.hot_cache_share:
+            parameters = replace(
+                parameters, hot_cache_speedup=_ASSUMED_HOT_CACHE_SPEEDUP, hot_cache_share=_ASSUMED_HOT_CACHE_SHARE
+            )
         floor_s = flops / device.peak_flops_per_s(dtype)  # the memory's bandwidth is no floor for what the cache holds
     blocks = [
         _price_block(
@@ -169,11 +185,19 @@ def _price_flat(
     ]
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     time_s = np.maximum(columns.pop("time_s"), floor_s)
-    same = source_dtype == dtype or frozenset({source_dtype, dtype}) in _SAME_KERNELS
     widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
     widening *= _STORED_WIDENING if weight_dtype else 1.0
-    low, high = interval_factors(interval, time_s, widening)
-    label = record.label if same else f"{record.label}, fractions of {source_dtype}"
+    low, high = interval_factors(section.interval, time_s, widening)
+    correction = np.ones_like(time_s)
+    if section.residual is not None and same and not weight_dtype:
+        logs, weight = log_correction(section.residual, m, n, k)
+        # A batch runs through kernels of its own, which the tables know nothing of.
+        logs, weight = np.where(batch > 1.0, 0.0, logs), np.where(batch > 1.0, 0.0, weight)
+        corrected_s = np.maximum(time_s * np.exp(logs), floor_s)
+        correction, time_s = corrected_s / time_s, corrected_s
+        near_low, near_high = interval_factors(section.residual_interval, time_s, widening)
+        low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
+    label = record.label if same else f"{record.label}, fractions of {section.dtype}"
     if weight_dtype:
         label += f", {weight_dtype} weights assumed to be widened for free"
     return GemmPrice(
@@ -181,6 +205,7 @@ def _price_flat(
         low_s=np.maximum(time_s * low, floor_s),
         high_s=time_s * high,
         start_s=np.full_like(time_s, parameters.start_s),
+        correction=correction,
         roofline_s=floor_s,
         calibration=label,
         **columns,
@@ -222,6 +247,7 @@ def _roofline_price(flops: Array, num_bytes: Array, floor_s: Array, device: Devi
         compute_s=flops / device.peak_flops_per_s(dtype),
         memory_s=num_bytes / device.memory_bandwidth_bytes_per_s,
         start_s=zero,
+        correction=one,
         roofline_s=floor_s,
         calibration=ROOFLINE_LABEL,
         tile_m=zero,
@@ -248,28 +274,57 @@ def interval_factors(interval: Any, time_s: Array, widening: float | Array) -> t
     return np.asarray(interval["low"])[regime] ** widening, np.asarray(interval["high"])[regime] ** widening
 
 
-# Unfolded sections by record, library and dtype. Records ship with the package: a few dozen at most.
-_SECTIONS: dict[tuple[str, str, str], tuple[GemmParameters, str, Any]] = {}
+class _Section(NamedTuple):
+    """What prices one dtype: its own section of a record, or its nearest kin's."""
+
+    parameters: GemmParameters
+    dtype: str
+    interval: Mapping[str, Any]
+    residual: ResidualTable | None
+    residual_interval: Mapping[str, Any]
 
 
-def _section(record: CalibrationRecord, dtype: str, library: str) -> tuple[GemmParameters, str, Any]:
-    """Parameters and interval for a dtype, its own or its nearest kin's, and whose they are; unfolded once per record.
+# Unfolded sections by record, library, dtype and whether physics stands alone. Records ship with the package: a few
+# dozen at most.
+_SECTIONS: dict[tuple[str, str, str, bool], _Section] = {}
+
+
+def _section(record: CalibrationRecord, dtype: str, library: str) -> _Section:
+    """Find the section of a dtype or of its nearest kin; unfolded once per record.
 
     A library that the record does not know is priced as the middle of all.
     """
-    key = (record.id, library, dtype)
+    # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
+    residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
+    key = (record.id, library, dtype, residual is None)
     if key not in _SECTIONS:
-        sections, intervals = record.parameters["dtypes"], record.interval["dtypes"]
+        own = record.parameters["libraries"].get(library, {})
         for name in (dtype, *DTYPE_KIN[dtype]):
-            if name in record.parameters["libraries"].get(library, {}):
-                sections = record.parameters["libraries"][library]
-                intervals = record.interval["libraries"][library]
-            if name in sections:
-                _SECTIONS[key] = (read_parameters(sections[name]), name, intervals[name])
+            if name in own or name in record.parameters["dtypes"]:
+                _SECTIONS[key] = _read_section(record, residual, name, library if name in own else "")
                 break
         else:
             raise CalibrationError(
                 f"record {record.id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
-                f"it has {', '.join(sections)}"
+                f"it has {', '.join(record.parameters['dtypes'])}"
             )
     return _SECTIONS[key]
+
+
+def _read_section(record: CalibrationRecord, residual: Mapping[str, Any] | None, dtype: str, library: str) -> _Section:
+    """Unfold a section that the record has; of all libraries together if ``library`` is empty."""
+
+    def part(whole: Mapping[str, Any]) -> Any:
+        return (whole["libraries"][library] if library else whole["dtypes"])[dtype]
+
+    return _Section(
+        parameters=read_parameters(part(record.parameters)),
+        dtype=dtype,
+        interval=part(record.interval),
+        residual=load_residuals(residual["file"]).get(section_name(dtype, library)) if residual else None,
+        residual_interval=part(residual["interval"]) if residual else {},
+    )
+
+
+def _same_kernels(one: str, other: str) -> bool:
+    return one == other or frozenset({one, other}) in _SAME_KERNELS

@@ -151,6 +151,7 @@ class DeviceRates:
         l2_bytes: Last-level cache that operands may still lie in from a previous run, 0 for a cold cache. A model's
             step finds it cold; a benchmark that repeats one shape finds it hot. [byte]
         stored_b_share: Bytes of B in memory over what they are once widened for the matrix units.
+        feed_scale: Factor on a borrowed feed ratio, 1 for a device's own.
     """
 
     flops_per_s_per_sm: float
@@ -159,6 +160,7 @@ class DeviceRates:
     element_bytes: float
     l2_bytes: float = 0.0
     stored_b_share: float = 1.0
+    feed_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,7 +206,7 @@ def estimate_kernels(
         (np.minimum(p.tile_m, m) + rates.stored_b_share * np.minimum(p.tile_n, n))
         * k_part
         * rates.element_bytes
-        / (p.feed_ratio * rates.bandwidth_bytes_per_s / rates.num_sms)
+        / (p.feed_ratio * rates.feed_scale * rates.bandwidth_bytes_per_s / rates.num_sms)
     )
     compute_s = num_waves * np.maximum(tile_s, feed_s)
 
@@ -275,3 +277,16 @@ def rates_of(device: Device, dtype: str) -> DeviceRates:
         num_sms=num_sms,
         element_bytes=get_dtype(dtype).num_bytes,
     )
+
+
+def borrowed_feed_scale(device: Device, lender: Device) -> float:
+    """Factor on the lender's feed ratio, so that no SM draws fewer bytes a clock than the lender's does.
+
+    A feed ratio counts in shares of memory bandwidth. That is how it carries over to a device with faster memory, whose
+    caches are faster too; a device with slower memory keeps the path from cache to SM.
+    """
+    clocks = [chip.boost_clock_hz for chip in (device, lender)]
+    shares = [chip.memory_bandwidth_bytes_per_s / (chip.num_sms or 1) for chip in (device, lender)]
+    if clocks[0] is None or clocks[1] is None:
+        return 1.0
+    return max(1.0, (shares[1] / clocks[1]) / (shares[0] / clocks[0]))

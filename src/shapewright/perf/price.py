@@ -58,6 +58,7 @@ class GemmPrice(Price):
         wave_efficiency: Share of the slots of all waves that hold a tile.
         alignment_bytes: Smallest alignment of the contiguous dimensions, at most 128. [byte]
         alignment_factor: Slow-down of the kernel that this alignment allows.
+        correction: Learned factor in time_s on what physics alone says; 1 where nothing was learned.
     """
 
     tile_m: Numeric
@@ -69,3 +70,4 @@ class GemmPrice(Price):
     wave_efficiency: Numeric
     alignment_bytes: Numeric
     alignment_factor: Numeric
+    correction: Numeric

@@ -75,6 +75,7 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
         letters = contiguous_dims(facts["layout"])
         facts["contiguous_dims"] = dict(zip("ABC", letters, strict=True))
         facts["alignment_factor"] = float(price.alignment_factor)
+        facts["correction"] = float(price.correction)
     record = load_record(_RECORD_KINDS[kind], device, uncalibrated=price.calibration.startswith("uncalibrated"))
     facts["record"] = {"id": record.id, "transfer": record.transfer, "provenance": record.provenance}
     facts["inputs"] = asdict(entry.operation)
@@ -117,6 +118,7 @@ def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
         rows["alignment"] = (
             f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
         )
+        rows["learned"] = f"time x {entry['correction']:.3f}, what measured shapes near it took beyond the formula"
     rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
     rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
     rows["code"] = entry["module"]

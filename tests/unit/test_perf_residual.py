@@ -1,0 +1,121 @@
+"""The learned correction of GEMM times: interpolation by hand, fading, and where it is left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.operations import Gemm
+from shapewright.perf.calibration import load_record
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.price import GemmPrice
+from shapewright.perf.residual import LOG_STEP, ResidualTable, load_residuals, log_correction, section_name
+from shapewright.predict import predict
+from shapewright.question import ask
+
+H100 = load_device("h100-sxm-80gb")
+
+
+def table_of(steps: list[list[list[int]]]) -> ResidualTable:
+    """A table over m, n, k = 64, 256: two knots two doublings apart on each axis."""
+    knots = np.log2(np.array([64.0, 256.0]))
+    return ResidualTable(knots_log2=(knots, knots, knots), log_steps=np.array(steps, dtype=np.int8))
+
+
+def correct(table: ResidualTable, m: float, n: float, k: float) -> tuple[float, float]:
+    """Correction and weight of one shape."""
+    logs, weight = log_correction(table, np.array([m]), np.array([n]), np.array([k]))
+    return float(logs[0]), float(weight[0])
+
+
+def price(
+    *, physics_only: bool, uncalibrated: bool = False, device: str = "h100-sxm-80gb", batch: int = 1
+) -> GemmPrice:
+    """Price one product that the tables of every device hold."""
+    chip = load_device(device)
+    record = load_record("gemm", chip, uncalibrated=uncalibrated, physics_only=physics_only)
+    return price_gemm(Gemm(name="x", m=4096, n=6144, k=4096, batch=batch), chip, record)
+
+
+def test_knots_are_exact_and_cells_are_linear_in_the_logarithm() -> None:
+    """128 lies halfway between 64 and 256: the mean of two knots, of four for two such axes, of eight for three."""
+    table = table_of([[[0, 8], [16, 24]], [[32, 40], [48, 56]]])
+
+    assert correct(table, 64, 256, 64) == pytest.approx((16 * LOG_STEP, 1.0))
+    assert correct(table, 128, 64, 64)[0] == pytest.approx((0 + 32) / 2 * LOG_STEP)
+    assert correct(table, 128, 128, 64)[0] == pytest.approx((0 + 16 + 32 + 48) / 4 * LOG_STEP)
+    assert correct(table, 128, 128, 128)[0] == pytest.approx(28 * LOG_STEP)
+
+
+def test_correction_fades_beyond_the_table() -> None:
+    """One doubling beyond an edge half is left, two doublings nothing; two axes add up."""
+    table = table_of([[[10, 10], [10, 10]], [[10, 10], [10, 10]]])
+
+    assert correct(table, 512, 64, 64) == pytest.approx((5 * LOG_STEP, 0.5))
+    assert correct(table, 512, 32, 64) == (0.0, 0.0)
+    assert correct(table, 64, 64, 2**20) == (0.0, 0.0)
+
+
+def test_many_shapes_equal_one_by_one() -> None:
+    """Blocks change nothing: ten thousand shapes are corrected as each of them alone."""
+    table = next(iter(load_residuals("h100-sxm-80gb.npz").values()))
+    m, n, k = (np.random.default_rng(seed).integers(1, 10**5, 10_000).astype(float) for seed in range(3))
+
+    logs, _ = log_correction(table, m, n, k)
+
+    picked = range(0, 10_000, 997)
+    assert [correct(table, m[i], n[i], k[i])[0] for i in picked] == logs[list(picked)].tolist()
+
+
+def test_price_is_physics_times_the_correction() -> None:
+    """The price says by how much it was corrected; without it the correction is 1 and the interval wider."""
+    learned, physics = price(physics_only=False), price(physics_only=True)
+
+    assert physics.correction == 1.0
+    assert learned.correction != 1.0
+    assert learned.time_s == pytest.approx(physics.time_s * learned.correction)
+    assert learned.high_s / learned.low_s < physics.high_s / physics.low_s
+
+
+def test_batches_are_left_to_physics() -> None:
+    """Tables were learned from single products."""
+    assert price(physics_only=False, batch=8) == price(physics_only=True, batch=8)
+
+
+def test_siblings_lend_their_correction_other_families_do_not() -> None:
+    """An H100 takes the H200's, an A100 without its record takes Hopper's formulas alone."""
+    assert price(physics_only=False, uncalibrated=True).correction != 1.0
+    assert price(physics_only=False, uncalibrated=True, device="a100-sxm-80gb").correction == 1.0
+
+
+def test_whole_steps_can_be_predicted_by_physics_alone() -> None:
+    """The switch reaches every product of a step."""
+    question = ask("gpt3-2.7b", "h100-sxm-80gb")
+    words = {"device": question.device, "workload": question.workload, "layout": question.layout}
+
+    def corrections(physics_only: bool) -> set[float]:
+        step = predict(question.config, physics_only=physics_only, **words)  # type: ignore[arg-type]
+        return {float(entry.price.correction) for entry in step.operations if isinstance(entry.price, GemmPrice)}
+
+    assert corrections(True) == {1.0}
+    assert len(corrections(False)) > 1
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s"])
+def test_every_section_has_its_table(name: str) -> None:
+    """Each dtype and library that was fitted has what its formulas leave over."""
+    record = load_record("gemm", load_device(name))
+    assert record.residual is not None
+    sections = {section_name(dtype, "") for dtype in record.parameters["dtypes"]}
+    for library, dtypes in record.parameters["libraries"].items():
+        sections |= {section_name(dtype, library) for dtype in dtypes}
+
+    assert set(load_residuals(record.residual["file"])) == sections
+
+
+def test_missing_tables_are_an_error() -> None:
+    """A record that names a file which is not there cannot be priced with."""
+    with pytest.raises(CalibrationError, match=r"residuals nobody\.npz"):
+        load_residuals("nobody.npz")
