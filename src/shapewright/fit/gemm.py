@@ -16,6 +16,7 @@ from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
     alignment_factor,
+    choose_fastest,
     estimate_kernels,
     rates_of,
     read_parameters,
@@ -178,7 +179,7 @@ def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates
     cache, whatever the rates say.
     """
     parameters: GemmParameters = read_parameters(section)
-    columns = [rows[c].to_numpy(float)[:, None] for c in ("m", "n", "k", "batch")]
+    columns = [rows[c].to_numpy(float) for c in ("m", "n", "k", "batch")]
     layouts = rows.layout.to_numpy() if "layout" in rows else np.full(len(rows), layout)
     is_cold = rows.is_cold.to_numpy(bool) if "is_cold" in rows else np.zeros(len(rows), dtype=bool)
     out = np.empty(len(rows))
@@ -189,7 +190,8 @@ def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates
             here = places[start : start + ROWS_PER_BLOCK]
             m, n, k, batch = (column[here] for column in columns)
             factor, _ = alignment_factor(m, n, k, kind, int(rates.element_bytes * 8), parameters, batch > 1)
-            out[here] = estimate_kernels(m, n, k, batch, factor, parameters, own_rates).total_s.min(axis=1)
+            times = estimate_kernels(m, n, k, batch, factor, parameters, own_rates)
+            out[here] = choose_fastest(times, parameters.overlap_power)[1]
     return out
 
 

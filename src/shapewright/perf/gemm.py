@@ -21,6 +21,7 @@ from shapewright.perf.kernels import (
     GemmParameters,
     alignment_factor,
     borrowed_feed_scale,
+    choose_fastest,
     estimate_kernels,
     rates_of,
     read_parameters,
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-# Shapes priced together. 32 shapes x 112 kernels of float64 are 28 kB: such an array stays in the first cache, and the
-# C library takes it from its heap. At 64 and more it maps fresh pages each time, which doubles the time.
-ROWS_PER_BLOCK = 32
+# Shapes priced together: enough that NumPy computes rather than starts. 126 kernels x 256 float64 are 0.25 MB, a few of
+# which stay in the second cache.
+ROWS_PER_BLOCK = 256
 
 # Whose fractions a dtype borrows in a record that lacks it, nearest first.
 DTYPE_KIN = {
@@ -217,19 +218,20 @@ def _price_block(
 ) -> dict[str, Array]:
     """Choose the fastest kernel for each shape of a block."""
     factor, align = alignment_factor(m, n, k, layout, get_dtype(dtype).bits, parameters, batch > 1)
-    times = estimate_kernels(m[:, None], n[:, None], k[:, None], batch[:, None], factor[:, None], parameters, rates)
-    best = np.argmin(times.total_s, axis=1)
+    times = estimate_kernels(m, n, k, batch, factor, parameters, rates)
+    best, time_s = choose_fastest(times, parameters.overlap_power)
     rows = np.arange(len(m))
-    tile_m, tile_n, num_tiles = parameters.tile_m[best], parameters.tile_n[best], times.num_tiles[rows, best]
+    tile, split = np.divmod(best, len(parameters.split_k))
+    tile_m, tile_n, num_tiles = parameters.tile_m[tile], parameters.tile_n[tile], times.num_tiles[best, rows]
     return {
-        "time_s": times.total_s[rows, best],
-        "compute_s": times.compute_s[rows, best],
-        "memory_s": times.memory_s[rows, best],
+        "time_s": time_s,
+        "compute_s": times.compute_s[best, rows],
+        "memory_s": times.memory_s[best, rows],
         "tile_m": tile_m,
         "tile_n": tile_n,
-        "split_k": parameters.split_k[best],
+        "split_k": parameters.split_k[split],
         "num_tiles": num_tiles,
-        "num_waves": times.num_waves[rows, best],
+        "num_waves": times.num_waves[best, rows],
         "tile_efficiency": np.asarray(tile_efficiency(m, n, tile_m, tile_n)),  # type: ignore[arg-type]
         "wave_efficiency": np.asarray(wave_efficiency(num_tiles, rates.num_sms)),  # type: ignore[arg-type]
         "alignment_bytes": align,

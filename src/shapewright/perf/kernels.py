@@ -46,12 +46,12 @@ _RESIDENCY_STEEPNESS = 3.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GemmParameters:
-    """What a record knows of one device and dtype, ready for arithmetic; arrays run over the kernels of the menu.
+    """What a record knows of one device and dtype, ready for arithmetic. The menu is every tile with every split.
 
     Attributes:
-        tile_m: Rows of the tile. [element]
-        tile_n: Columns of the tile. [element]
-        split_k: Parts of the contraction.
+        tile_m: Rows of each tile. [element]
+        tile_n: Columns of each tile. [element]
+        split_k: Parts of the contraction, for each split.
         tile_rate_fraction: Rate of a busy SM running this tile, as a fraction of its peak.
         fill_k: Prologue and epilogue of a tile, in elements of k that would take as long. [element]
         start_s: Fixed cost of a kernel. [s]
@@ -95,21 +95,18 @@ class GemmParameters:
 
 
 def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
-    """Unfold one dtype's section of a record: every tile with every split it allows.
+    """Unfold one dtype's section of a record.
 
     Raises:
         CalibrationError: a key is missing.
     """
     try:
-        kernels = [(tile, split) for tile in raw["tiles"] for split in raw["splits"]]
-        column = {
-            name: np.array([tile[name] for tile, _ in kernels], dtype=float) for name in ("m", "n", "rate", "fill_k")
-        }
+        column = {name: np.array([tile[name] for tile in raw["tiles"]], float) for name in ("m", "n", "rate", "fill_k")}
         factors = raw["alignment_factor"]
         return GemmParameters(
             tile_m=column["m"],
             tile_n=column["n"],
-            split_k=np.array([split for _, split in kernels], dtype=float),
+            split_k=np.array(raw["splits"], dtype=float),
             tile_rate_fraction=column["rate"],
             fill_k=column["fill_k"],
             alignment_factor=np.array(
@@ -165,11 +162,19 @@ class DeviceRates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KernelTimes:
-    """Times of every kernel of the menu for a block of shapes; each array is [shapes, kernels]."""
+    """Times of every kernel of the menu for a block of shapes; each array is [kernels, shapes].
 
-    total_s: Array
+    Attributes:
+        compute_s: Arithmetic and operand feed over all waves.
+        memory_s: Traffic over bandwidth.
+        added_s: What comes before and after: start, cast, reduction of a split.
+        num_tiles: Tiles, batch and split included.
+        num_waves: Passes over the device.
+    """
+
     compute_s: Array
     memory_s: Array
+    added_s: Array
     num_tiles: Array
     num_waves: Array
 
@@ -179,8 +184,10 @@ def estimate_kernels(
 ) -> KernelTimes:
     """Time every kernel of the menu on a block of shapes.
 
+    What depends on a tile or on a split alone is computed for those alone: arrays are [tiles, splits, shapes] inside.
+
     Args:
-        m: Rows of C. [element], shape [shapes, 1], as are n, k and batch.
+        m: Rows of C. [element], shape [shapes], as are n, k and batch.
         n: Columns of C.
         k: Contraction.
         batch: Independent products.
@@ -189,43 +196,65 @@ def estimate_kernels(
         rates: The device's rates for this dtype.
 
     Returns:
-        Times in seconds. [shapes, kernels]
+        Times in seconds. [kernels, shapes], a kernel being tile * number of splits + split
     """
     p = parameters
-    num_tiles = batch * np.ceil(m / p.tile_m) * np.ceil(n / p.tile_n) * p.split_k
-    # perf.tiling has these counts too; on floats its exact -(-x // y) takes eight times as long as a division and ceil.
-    full_waves = np.ceil(num_tiles / rates.num_sms)
-    num_waves = full_waves - p.wave_give_back * (full_waves - np.maximum(num_tiles / rates.num_sms, 1.0))
-    k_part = np.ceil(np.ceil(k / p.split_k) / p.k_step) * p.k_step
-
-    flops = 2.0 * m * n * k * batch
-    sustained = 1.0 - p.power_drop_fraction * flops / (flops + p.power_half_flops)
-    macs_per_s = rates.flops_per_s_per_sm / 2.0 * p.tile_rate_fraction * align_factor * sustained
-    tile_s = (k_part + p.fill_k) * p.tile_m * p.tile_n / macs_per_s
-    feed_s = (
-        (np.minimum(p.tile_m, m) + rates.stored_b_share * np.minimum(p.tile_n, n))
-        * k_part
-        * rates.element_bytes
-        / (p.feed_ratio * rates.feed_scale * rates.bandwidth_bytes_per_s / rates.num_sms)
+    tile_m, tile_n, fill_k, rate = (
+        column[:, None, None] for column in (p.tile_m, p.tile_n, p.fill_k, p.tile_rate_fraction)
     )
+    split_k = p.split_k[:, None]
+    num_tiles = (batch * np.ceil(m / tile_m) * np.ceil(n / tile_n)) * split_k
+    # perf.tiling has these counts too; on floats its exact -(-x // y) takes eight times as long as a division and ceil.
+    waves = num_tiles / rates.num_sms
+    full_waves = np.ceil(waves)
+    num_waves = full_waves - p.wave_give_back * (full_waves - np.maximum(waves, 1.0))
+    k_part = np.ceil(np.ceil(k / split_k) / p.k_step) * p.k_step
+
+    outputs = batch * m * n
+    flops = 2.0 * outputs * k
+    sustained = 1.0 - p.power_drop_fraction * flops / (flops + p.power_half_flops)
+    macs_per_s = rates.flops_per_s_per_sm / 2.0 * rate * align_factor * sustained
+    tile_s = (k_part + fill_k) * (tile_m * tile_n / macs_per_s)
+    edges = np.minimum(tile_m, m) + rates.stored_b_share * np.minimum(tile_n, n)
+    feed_bytes_per_s = p.feed_ratio * rates.feed_scale * rates.bandwidth_bytes_per_s / rates.num_sms
+    feed_s = k_part * (edges * (rates.element_bytes / feed_bytes_per_s))
     compute_s = num_waves * np.maximum(tile_s, feed_s)
 
-    traffic_bytes = batch * (m * k + rates.stored_b_share * k * n + p.write_ratio * m * n) * rates.element_bytes
-    split_bytes = np.where(p.split_k > 1, 2.0 * p.split_k * batch * m * n * _ACCUMULATOR_BYTES, 0.0)
+    traffic_bytes = (batch * k * (m + rates.stored_b_share * n) + p.write_ratio * outputs) * rates.element_bytes
+    split_bytes = np.where(split_k > 1, 2.0 * _ACCUMULATOR_BYTES * split_k, 0.0) * outputs
     bandwidth = p.bandwidth_fraction * rates.bandwidth_bytes_per_s
     if rates.l2_bytes and p.hot_cache_speedup > 1.0:
         resident = 1.0 / (1.0 + (traffic_bytes / (p.hot_cache_share * rates.l2_bytes)) ** _RESIDENCY_STEEPNESS)
         traffic_bytes = traffic_bytes * (1.0 - resident * (1.0 - 1.0 / p.hot_cache_speedup))
     memory_s = (traffic_bytes + split_bytes) / bandwidth
-    worst = np.maximum(compute_s, memory_s)
-    joined = worst * ((compute_s / worst) ** p.overlap_power + (memory_s / worst) ** p.overlap_power) ** (
-        1.0 / p.overlap_power
-    )
     cast_s = batch * m * (k * p.cast_bytes_per_element / bandwidth + p.cast_row_s)
-    total_s = p.start_s + cast_s + joined + np.where(p.split_k > 1, p.split_start_s, 0.0)
+    added_s = (p.start_s + cast_s) + np.where(split_k > 1, p.split_start_s, 0.0)
+
+    def spread(values: Array) -> Array:
+        return np.broadcast_to(values, num_tiles.shape).reshape(-1, len(m))
+
     return KernelTimes(
-        total_s=total_s, compute_s=compute_s, memory_s=memory_s, num_tiles=num_tiles, num_waves=full_waves
+        compute_s=spread(compute_s),
+        memory_s=spread(memory_s),
+        added_s=spread(added_s),
+        num_tiles=spread(num_tiles),
+        num_waves=spread(full_waves),
     )
+
+
+def choose_fastest(times: KernelTimes, overlap_power: float) -> tuple[NDArray[np.intp], Array]:
+    """Fastest kernel of each shape, as an index into the menu, and its time; shape [shapes]."""
+    total_s = join_s(times.compute_s, times.memory_s, overlap_power) + times.added_s
+    best = np.argmin(total_s, axis=0)
+    return best, total_s[best, np.arange(len(best))]
+
+
+def join_s(compute_s: Array, memory_s: Array, overlap_power: float) -> Array:
+    """Time of arithmetic and traffic that overlap: (compute^p + traffic^p)^(1/p). [s]"""
+    worst = np.maximum(compute_s, memory_s)
+    shared = (np.minimum(compute_s, memory_s) / worst) ** overlap_power
+    joined: Array = worst * (1.0 + shared) ** (1.0 / overlap_power)
+    return joined
 
 
 def alignment_factor(
