@@ -172,6 +172,16 @@ def test_answers_do_not_wait_for_more() -> None:
         assert listener.proto == socket.IPPROTO_TCP
 
 
+def test_too_many_long_questions_are_turned_away(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where enough wait, one more is told to come again, and what is quick is still answered."""
+    monkeypatch.setattr("shapewright.explorer.app._MOST_WAITING", 0)
+    refused = client.post("/api/v1/check", json={"job": GPT3})
+
+    assert (refused.status_code, refused.json()["title"]) == (429, "QueueFull")
+    assert refused.headers["retry-after"]
+    assert client.post("/api/v1/predict", json={"job": GPT3}).status_code == 200
+
+
 def plant(value: Any) -> Any:
     """The same object with markup in every text."""
     if isinstance(value, dict):

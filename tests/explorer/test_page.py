@@ -351,6 +351,16 @@ def test_errors_are_told_in_the_commands_words(open_page: Callable[..., Any], st
     playwright.expect(page.locator("#problem")).to_be_hidden()
 
 
+def test_what_cannot_run_has_its_remedy(open_page: Callable[..., Any]) -> None:
+    """A layout that does not divide the model is refused, and the finding beside it can be applied."""
+    page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb&l.tensor_parallel=7", errors=["422"])
+    playwright.expect(page.locator("#problem")).to_contain_text("tensor_parallel=7 must divide num_heads=32")
+    card = see(page, "findings")
+    card.locator(".finding.error .apply").first.click()
+    playwright.expect(page.locator("#problem")).to_be_hidden()
+    playwright.expect(page.locator("[data-fact=step]")).to_be_visible()
+
+
 def test_planted_markup_stays_text(open_page: Callable[..., Any]) -> None:
     """Script tags in every text that a config, a state or an answer can carry are shown and never run."""
     config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,

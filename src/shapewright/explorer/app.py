@@ -28,11 +28,12 @@ from shapewright.explorer.api_models import (
 )
 from shapewright.explorer.assets import load_assets, serve_asset
 from shapewright.explorer.guard import Guard
-from shapewright.explorer.search_jobs import SearchQueue, SearchRun
+from shapewright.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
 
 API = "/api/v1"
 # Answers are computed, not waited for: more threads than cores would only take turns.
 _NUM_THREADS = 2
+_MOST_WAITING = 128  # in the lane of what takes long; a page asks for ten at once
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {
@@ -52,7 +53,7 @@ _NOT_FOUND: dict[int | str, dict[str, Any]] = {
     404: {**_PROBLEMS[422], "description": "There is nothing of this name."},
     422: {**_PROBLEMS[422], "description": "No name is as long as this one."},
 }
-_QUEUE_FULL: dict[int | str, dict[str, Any]] = {429: {**_PROBLEMS[422], "description": "Too many searches wait."}}
+_QUEUE_FULL: dict[int | str, dict[str, Any]] = {429: {**_PROBLEMS[422], "description": "Too many wait."}}
 _PROBLEM_SCHEMA = {
     "type": "object",
     "required": ["type", "title", "status", "detail"],
@@ -113,13 +114,15 @@ def _json(answer: dict[str, Any], status: int = 200) -> Response:
 def _add_questions(app: FastAPI) -> None:
     """Everything that is computed from a job."""
     how: dict[str, Any] = {
-        "responses": {**_PROBLEMS, 200: {"description": "The answer.", "content": _OBJECT}},
+        "responses": {**_PROBLEMS, **_QUEUE_FULL, 200: {"description": "The answer.", "content": _OBJECT}},
         "response_class": Response,
         "tags": ["questions"],
     }
 
     async def slowly(make: Callable[..., Any], *given: Any) -> Any:
         """Answer in the lane of what takes long, so that a slider's prediction never waits behind it."""
+        if app.state.slow_lane.statistics().tasks_waiting >= _MOST_WAITING:
+            raise QueueFullError(f"{_MOST_WAITING} questions wait already; ask again in a moment")
         return await anyio.to_thread.run_sync(make, *given, limiter=app.state.slow_lane)
 
     @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, operation by operation", **how)

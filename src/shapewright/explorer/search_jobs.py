@@ -16,7 +16,8 @@ from typing import Any
 MOST_WAITING = 8
 MOST_KEPT = 32
 LONGEST_RUN_S = 120.0
-_GRACE_S = 10.0  # between being asked to stop and being stopped
+_LONGEST_START_S = 30.0
+_GRACE_S = 20.0  # between being asked to stop and being stopped
 _LONGEST_LINE_BYTES = 16 * 2**20  # a result with its Pareto front has some hundred kB
 
 STATES = ("waiting", "running", "done", "failed", "cancelled")
@@ -154,8 +155,9 @@ class SearchQueue:
         process.stdin.write(json.dumps(run.request).encode() + b"\n")
         with contextlib.suppress(ConnectionError):
             await process.stdin.drain()
-        stop_s = time.monotonic() + self._longest_run_s
-        is_told = False
+        # The clock starts with the worker's first line, which says that it has loaded what it needs.
+        stop_s = time.monotonic() + _LONGEST_START_S
+        is_told = is_begun = False
         while True:
             if not is_told and run.is_cancelled:
                 stop_s, is_told = time.monotonic() + _GRACE_S, True
@@ -173,11 +175,13 @@ class SearchQueue:
                 continue
             if not line:
                 return
+            if not is_begun and not is_told:
+                stop_s, is_begun = time.monotonic() + self._longest_run_s, True
             message = json.loads(line)
             if "result" in message:
                 run.result = message["result"]
             elif "error" in message:
-                run.error, run.error_kind = message["error"], message["kind"]
+                run.error, run.error_kind = run.error or message["error"], message["kind"]
             else:
                 run.done, run.num_shapes = message["done"], message["of"]
 

@@ -41,11 +41,14 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
         ShapewrightError: what is wrong with it.
     """
     from shapewright.api import search
+    from shapewright.explorer.answers import columns_to_json
+    from shapewright.explorer.figures import front_figure
     from shapewright.explorer.job import Job, job_fields, read_job_model
     from shapewright.hardware import load_named_device
     from shapewright.report.search_json import search_to_json
     from shapewright.report.search_text import candidate_columns, describe_changes, describe_space
 
+    _say({"done": 0, "of": 0})
     job = Job.model_validate(request["job"])
     fields = job_fields(job)
     result = search(
@@ -63,9 +66,6 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
         uncalibrated=job.uncalibrated,
         progress=_show_progress(),
     )
-    from shapewright.explorer.answers import columns_to_json
-    from shapewright.explorer.figures import front_figure
-
     return {
         **search_to_json(result),
         "text": {

@@ -31,6 +31,7 @@ const ask = line(async (wanted) => {
   } catch (error) {
     showProblem(error);
     showGiven();
+    updateCards({ job: wanted, answer }, ["findings"]); // what cannot run often has a remedy
     return;
   }
   showProblem(null);
