@@ -222,7 +222,8 @@ def accuracy() -> str:
         "Absolute percentage error of predicted against measured time, on rows that the fit did not see: whole (n, k) "
         "shapes of GEMMs, whole layouts of expert blocks (each fifth of them left out in turn), whole head layouts of "
         "attention, whole (operation, group, message) cells of collectives, one whole model of pointwise operations, "
-        "whole models of training software. Splits and what is assumed are in [decisions](decisions), sources and "
+        "whole models of training software. Splits and what is assumed are in the decisions "
+        "([GEMMs](decisions/0003-gemm-calibration.md) first), sources and "
         "licences of the data in the README.",
         markdown_table(["operation", "device", "section", "rows", "mean", "median", "p90", "fitted"], rows),
         "Reproduce, with the measured tables in DIR:",

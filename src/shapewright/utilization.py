@@ -24,10 +24,11 @@ from shapewright.shown import ShownInNotebook
 from shapewright.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from shapewright.adding_up import PricedOperation
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.predict import Prediction
     from shapewright.workload import Workload
 
 LOSSES = {

@@ -18,6 +18,7 @@ LEVELS = {
     **dict.fromkeys(("units", "errors", "dtypes", "fields", "optimizers", "shown"), 0),
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
+    "adding_up": 2.5,  # from prices to a step, for whoever predicts, plans or searches
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("store", "horizon", "cluster"), 4),
     **dict.fromkeys(("lint", "plan", "question", "accuracy", "figures"), 5),

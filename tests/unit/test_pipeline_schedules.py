@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from shapewright.adding_up import WEIGHT_GRADIENTS, join_stages
 from shapewright.errors import LayoutError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import is_weight_gradient
 from shapewright.memory import count_microbatches_in_flight
-from shapewright.predict import WEIGHT_GRADIENTS, join_stages
 from shapewright.question import ask
 from shapewright.workload import Workload
 

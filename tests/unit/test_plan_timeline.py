@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
+from shapewright.adding_up import WEIGHT_GRADIENTS, join_stages
 from shapewright.errors import LayoutError
 from shapewright.layout import ParallelLayout
 from shapewright.memory import count_microbatches_in_flight
 from shapewright.plan.timeline import BACKWARD, FORWARD, WEIGHTS, Pass, PassTimes, pass_times, simulate_pipeline
-from shapewright.predict import WEIGHT_GRADIENTS, join_stages
 from shapewright.question import ask
 from shapewright.workload import Workload
 

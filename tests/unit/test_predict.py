@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shapewright.adding_up import settle_ends
 from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
 from shapewright.operations import Collective
-from shapewright.predict import settle_ends
 from shapewright.question import ask
 
 H100 = "h100-sxm-80gb"

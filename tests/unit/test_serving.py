@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import shapewright
+from shapewright.adding_up import StepTimes, add_up_passes
 from shapewright.cli import main
 from shapewright.config import count_parameters, read_model
 from shapewright.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
 from shapewright.operations import Attention, Gemm
-from shapewright.predict import StepTimes, add_up_passes, predict
+from shapewright.predict import predict
 from shapewright.question import ask
 from shapewright.serving import ServingFormat, ServingPlan, ServingRequest, Speculation
 from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare

@@ -23,13 +23,13 @@ from shapewright.accuracy.context import Alternatives, Chunk, Prices, split_chun
 from shapewright.accuracy.gemm import SAME_SIZE_FACTOR, price_gemms
 from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s
 from shapewright.accuracy.read import Format
+from shapewright.adding_up import PricedOperation, add_up
 from shapewright.config import TransformerConfig
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
 from shapewright.operations import Attention, Gemm
 from shapewright.perf.attention import price_attention
 from shapewright.perf.pricing import price_operations
-from shapewright.predict import PricedOperation, add_up
 from shapewright.units import TERA
 from shapewright.workload import Workload
 

@@ -16,6 +16,7 @@ import numpy as np
 from shapewright.accuracy.columns import Labels
 from shapewright.accuracy.context import ROWS_AT_ONCE, Chunk, Prices, prices_of, split_chunks
 from shapewright.accuracy.gemm import HOT_CACHE_ARCHITECTURES
+from shapewright.adding_up import PricedOperation, add_up
 from shapewright.errors import MeasuredFileError, ShapewrightError, StoreError
 from shapewright.layout import ParallelLayout
 from shapewright.operations import Attention, Collective, Gemm, Pointwise
@@ -25,7 +26,7 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.pointwise import price_pointwises
 from shapewright.perf.pricing import price_operations
 from shapewright.perf.roofline import roofline_s
-from shapewright.predict import PricedOperation, add_up, predict
+from shapewright.predict import predict
 from shapewright.store.file import Store
 from shapewright.store.record import OK
 from shapewright.whole import LayerRun, StepRun

@@ -18,11 +18,12 @@ import numpy as np
 
 from shapewright.accuracy.context import Chunk, Prices
 from shapewright.accuracy.read import Format
+from shapewright.adding_up import add_up
 from shapewright.config import TransformerConfig
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
 from shapewright.perf.software import TUNED
-from shapewright.predict import add_up, predict
+from shapewright.predict import predict
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:

@@ -169,7 +169,7 @@ class TransformerConfig:
         >>> config = TransformerConfig(
         ...     hidden_size=64, num_layers=7, num_heads=4, vocab_size=100, attention_windows=(32, 32, 0)
         ... )
-        >>> [tuple(group) for group in config.layer_groups()]
+        >>> list(map(tuple, config.layer_groups()))
         [(32, False, 5), (0, False, 2)]
         """
         period = math.lcm(max(1, len(self.attention_windows)), max(1, len(self.moe_layers)))

@@ -21,10 +21,11 @@ from shapewright.report.search_text import describe_changes
 from shapewright.units import GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from shapewright.adding_up import PricedOperation
     from shapewright.capacity import Capacity
     from shapewright.compare import Comparison
     from shapewright.explorer.job import Job
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.predict import Prediction
     from shapewright.search import SearchResult
 
 Answer = dict[str, Any]

@@ -1,7 +1,7 @@
 """The schedule of a pipeline, 1F1B or GPipe: which stage works on which micro-batch when.
 
-Every stage is drawn as slow as the busiest one, which is how a step is added up (shapewright.predict.add_up): m passes
-of it and a bubble of (p - 1) passes. What is drawn ends where the step ends, but for the work that runs once per step.
+Every stage is drawn as slow as the busiest one, which is how a step is added up (shapewright.adding_up): m passes of
+it and a bubble of (p - 1) passes. What is drawn ends where the step ends, but for the work that runs once per step.
 """
 
 from __future__ import annotations

@@ -24,10 +24,11 @@ from shapewright.predict import predict
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
+    from shapewright.adding_up import PricedOperation
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
     from shapewright.operations import Operation
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.predict import Prediction
 
 SWEPT_FIELDS = {
     "hidden_size": "model",

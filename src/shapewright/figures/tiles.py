@@ -15,7 +15,8 @@ from shapewright.perf.price import GemmPrice
 from shapewright.perf.tiling import count_tiles, count_waves
 
 if TYPE_CHECKING:
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.adding_up import PricedOperation
+    from shapewright.predict import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)

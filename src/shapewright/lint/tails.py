@@ -15,8 +15,9 @@ from shapewright.operations import Gemm, GroupedGemm
 from shapewright.perf.price import GemmPrice
 
 if TYPE_CHECKING:
+    from shapewright.adding_up import PricedOperation
     from shapewright.lint.what_if import WhatIf
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.predict import Prediction
 
 BIG_GEMM_FRACTION = 0.04
 """Share of the step from which the tail of a GEMM, its gradients included, is worth a look; a step has some ten."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.adding_up import WEIGHT_GRADIENTS, exposed_fraction, join_stages, settle_ends
 from shapewright.lowering import is_weight_gradient
 from shapewright.operations import Collective
 from shapewright.plan.space import ZERO_STAGES
-from shapewright.predict import WEIGHT_GRADIENTS, exposed_fraction, join_stages, settle_ends
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

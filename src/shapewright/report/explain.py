@@ -15,7 +15,8 @@ from shapewright.units import format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.adding_up import PricedOperation
+    from shapewright.predict import Prediction
 
 _FORMULAS = {
     "gemm": "time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",

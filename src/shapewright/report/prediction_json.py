@@ -10,7 +10,8 @@ from shapewright.perf.price import GemmPrice
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.adding_up import PricedOperation
+    from shapewright.predict import Prediction
 
 SCHEMA_VERSION = 1
 

@@ -13,7 +13,8 @@ from shapewright.units import TERA, format_bytes, format_count, format_percent, 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.adding_up import PricedOperation
+    from shapewright.predict import Prediction
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "again", "step": "step"}
 # Heading, how soon it leaves a narrow terminal, whether it is words.

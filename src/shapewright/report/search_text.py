@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from shapewright.adding_up import PricedOperation
     from shapewright.horizon import Bill
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.predict import Prediction
     from shapewright.search import Candidate, SearchResult
 
 _CANDIDATE_COLUMNS = (

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from math import erf, exp, log, sqrt
 from typing import TYPE_CHECKING, Any
 
+from shapewright.adding_up import ERROR_CORRELATION
 from shapewright.perf.price import GemmPrice
-from shapewright.predict import ERROR_CORRELATION
 from shapewright.search.pricing import price_key
 
 if TYPE_CHECKING:
-    from shapewright.predict import Prediction, PricedOperation
+    from shapewright.adding_up import PricedOperation
+    from shapewright.predict import Prediction
 
 # Half of a 90 % interval of a normal distribution, in standard deviations.
 _HALF_WIDTH_DEVIATIONS = 1.645

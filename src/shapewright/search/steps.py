@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.adding_up import WEIGHT_GRADIENTS, exposed_fraction, join_stages, settle_ends
 from shapewright.errors import ShapewrightError
 from shapewright.lowering import is_weight_gradient, lower, num_microbatches, validate_layout
 from shapewright.operations import Collective, Pointwise
-from shapewright.predict import WEIGHT_GRADIENTS, count_tokens, exposed_fraction, join_stages, settle_ends
+from shapewright.predict import count_tokens
 from shapewright.search.grid import AXES, Sum, Values, is_constant, split_by
 from shapewright.search.pricing import count_cells, price_columns, price_key, price_on_grid
 from shapewright.search.trace import Tape, Traced, evaluate

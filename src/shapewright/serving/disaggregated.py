@@ -26,7 +26,7 @@ from shapewright.serving.instance import batch_sizes
 from shapewright.serving.point import OperatingPoint, Span, span_of, waiting_s
 
 if TYPE_CHECKING:
-    from shapewright.predict import StepTimes
+    from shapewright.adding_up import StepTimes
     from shapewright.serving.instance import Instance
     from shapewright.serving.passes import Pass
 

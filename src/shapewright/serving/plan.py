@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shapewright.adding_up import add_up_passes
 from shapewright.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
-from shapewright.predict import add_up_passes
 from shapewright.serving.aggregated import AggregatedCandidate, aggregated_candidates
 from shapewright.serving.disaggregated import (
     DecodeCandidate,
@@ -25,9 +25,9 @@ from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
+    from shapewright.adding_up import StepTimes
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
-    from shapewright.predict import StepTimes
     from shapewright.serving.passes import Pass
     from shapewright.serving.request import ServingFormat, ServingRequest
     from shapewright.workload import Workload

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.predict import StepTimes
+from shapewright.adding_up import StepTimes
 
 if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
