@@ -32,10 +32,10 @@ from shapewright.store.record import FAILED, OK, WRONG, Case
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 torch.set_num_threads(1)  # threads that wait for each other measure the other load of the machine
 
-from shapewright.bench.backend import Backend, fills_results, open_backend  # noqa: E402
+from shapewright.bench.backend import Backend, fills_results, host_cache_bytes, open_backend  # noqa: E402
 from shapewright.bench.inputs import InputPool  # noqa: E402
 from shapewright.bench.measuring import prepare  # noqa: E402
-from shapewright.bench.run import LocalMeasurer, make_run, run_cases  # noqa: E402
+from shapewright.bench.run import LocalMeasurer, Outcome, make_run, run_cases  # noqa: E402
 from shapewright.bench.timer import measure  # noqa: E402
 from shapewright.bench.worker import WorkerOptions  # noqa: E402
 
@@ -198,11 +198,37 @@ def test_other_load_does_not_count(backend: Backend) -> None:
     assert replace(backend, clock=time.perf_counter).eager_method == "host"
 
 
+def test_waiting_for_a_core_is_no_overhead(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row waits while others run is a figure of its own, and the share of overhead leaves it out."""
+    outcome = Outcome(wall_s=10.0, kernels_s=4.0, waited_s=5.0)
+    assert outcome.overhead_fraction == pytest.approx(0.25)
+    assert outcome.joined(outcome).overhead_fraction == pytest.approx(0.25)
+
+    original = measuring.measure
+    monkeypatch.setattr(measuring, "measure", lambda *a, **o: (time.sleep(0.3), original(*a, **o))[1])
+    case = Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64, k=64))
+    row = measuring.measure_case(case, backend, make_run(backend, suite="s", command="c"), budget_s=0.1, ci_fraction=1)
+
+    assert 0.29 < row.figures["waited_s"] <= row.figures["row_s"]
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [({1: "32K", 3: "32768K", 2: "1024K"}, 2.0**25), ({}, None)])
+def test_the_last_cache_is_read_from_the_kernel(sizes: dict[int, str], expected: float | None, tmp_path: Path) -> None:
+    """The cache of the highest level counts; a host that does not tell gives none."""
+    for level, size in sizes.items():
+        (tmp_path / f"index{level}").mkdir()
+        (tmp_path / f"index{level}" / "level").write_text(f"{level}\n", encoding="ascii")
+        (tmp_path / f"index{level}" / "size").write_text(f"{size}\n", encoding="ascii")
+
+    assert host_cache_bytes(tmp_path) == expected
+
+
 class Replaying:
     """A device that takes 2 ms for a call and whose host takes 3 ms more to start it, unless a graph is replayed."""
 
     is_cuda = True
     eager_method = "eager"
+    clock = staticmethod(time.perf_counter)
 
     def __init__(self) -> None:
         self.is_replaying = False
@@ -438,6 +464,7 @@ def test_shapes_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert code == 0
     assert (up["m"], up["n"], up["k"], up["repeats"]) == (32, 256, 64, 2)
     assert up["median_s"] > 0.0 < up["predicted_s"]
+    assert rows["norm", ""]["median_s"] > 0.0
     assert {layout for _, layout in rows} >= {"NT", "NN", "TN"}
     assert any(row["sizes"].get("is_backward") for row in rows.values())
 

@@ -20,7 +20,7 @@ from shapewright.errors import BenchError, DeviceError, MissingExtraError
 from shapewright.hardware import detect_device
 from shapewright.units import KIB
 
-# Last-level cache assumed where the driver does not tell. [byte]
+# Last-level cache assumed where neither the driver nor the kernel tells. [byte]
 _CPU_CACHE_BYTES = 64e6
 _GPU_CACHE_BYTES = 128e6
 # Share of the free memory that the inputs and outputs of one row may take.
@@ -261,7 +261,13 @@ def _cpu_backend(torch: Any) -> Backend:
         # Threads wait for each other; one whose core is taken, be it by the process that keeps the store, costs the
         # others whole time slices.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
-    facts = {"processor": _processor_name(), "num_threads": torch.get_num_threads()}
+    cache_bytes = host_cache_bytes()
+    facts = {
+        "processor": _processor_name(),
+        "num_threads": torch.get_num_threads(),
+        "memory_bytes": _host_memory_bytes(),
+        **({"l2_bytes": cache_bytes} if cache_bytes else {}),
+    }
     return Backend(
         is_cuda=False,
         torch_device=torch.device("cpu"),
@@ -273,7 +279,7 @@ def _cpu_backend(torch: Any) -> Backend:
         runtime=f"cpu {facts['processor']}, {facts['num_threads']} threads",
         torch_version=str(torch.__version__),
         dtypes=(*_CPU_DTYPES, *_narrow_cpu_dtypes(torch)),
-        cache_bytes=_CPU_CACHE_BYTES,
+        cache_bytes=cache_bytes or _CPU_CACHE_BYTES,
         most_flops=_CPU_MOST_FLOPS,
         # What other processes take from a single thread is not counted; several threads also wait for each other.
         clock=time.process_time if facts["num_threads"] == 1 else time.perf_counter,
@@ -346,7 +352,28 @@ def _host_available_bytes() -> float:
     kibibytes = _first_value(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
     if kibibytes.isdigit():
         return float(kibibytes) * KIB
+    return _host_memory_bytes()
+
+
+def _host_memory_bytes() -> float:
+    """All memory of the host. [byte]"""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def host_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float | None:
+    """Size of the last-level cache that Linux says the first core has; None where it does not. [byte]
+
+    Source: Linux kernel documentation, ABI/testing/sysfs-devices-system-cpu, cpu*/cache/index*.
+
+    Args:
+        folder: Of the caches of a core, one folder each with its ``level`` and ``size``.
+    """
+    sizes: dict[int, float] = {}
+    for index in folder.glob("index*"):
+        with suppress(OSError, ValueError):
+            level = int((index / "level").read_text(encoding="ascii"))
+            sizes[level] = int((index / "size").read_text(encoding="ascii").strip().removesuffix("K")) * float(KIB)
+    return sizes[max(sizes)] if sizes else None
 
 
 def _first_value(path: Path, name: str) -> str:

@@ -52,7 +52,10 @@ def open_ranks(num_ranks: int, rank: int, meeting: str, *, cpu: bool) -> Backend
     if not distributed.is_available():
         raise BenchError("this PyTorch is built without torch.distributed; install one that has it")
     if not cpu and torch.cuda.device_count() < num_ranks:
-        raise BenchError(f"--num-ranks {num_ranks} needs as many GPUs; this host shows {torch.cuda.device_count()}")
+        raise BenchError(
+            f"--num-ranks {num_ranks} needs as many GPUs, and PyTorch sees {torch.cuda.device_count()} on this host; "
+            "use --cpu for gloo on the CPU"
+        )
     if cpu:
         torch.set_num_threads(1)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

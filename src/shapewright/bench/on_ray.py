@@ -113,6 +113,7 @@ class ClusterMeasurer:
             num_left_out=len(cases) - len(worth),
             wall_s=time.monotonic() - begin,
             kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in measured),
+            waited_s=sum(row.figures.get("waited_s", 0.0) for row in measured),
         )
 
     def close(self) -> None:

@@ -24,6 +24,11 @@ _DROPPED_FRACTION = 0.1
 RMS_NORM, ADAMW = "rms_norm", "adamw"
 # Large, so that what one step changes can be seen beside the weights.
 _ADAMW = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
+# Kernels of a kind of operation, as suites and lowering name it, where they are called otherwise.
+_USUAL_KERNELS = {
+    "activation": ("gelu", "glu"), "norm": ("layer_norm",), "layernorm": ("layer_norm",), "rmsnorm": (RMS_NORM,),
+    "optimizer": (ADAMW,),
+}  # fmt: skip
 # Room for the rounding of byte counts that come from other widths.
 _SAME_FRACTION = 0.01
 
@@ -107,9 +112,7 @@ def require_stand_in(operation: Pointwise) -> None:
 def _choose(operation: Pointwise, element_bytes: float, variant: str = "") -> tuple[str, _StandIn, float]:
     """Name, stand-in and number of elements written."""
     known = _stand_ins()
-    names = {"activation": ("gelu", "glu"), "norm": ("layer_norm",), "bias": ("bias",), "optimizer": (ADAMW,)}.get(
-        operation.operation, (operation.operation,)
-    )
+    names = _USUAL_KERNELS.get(operation.operation, (operation.operation,))
     for name in (variant,) if variant else names:
         if name not in known or int(operation.num_kernels) != 1:
             continue

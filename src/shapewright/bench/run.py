@@ -72,6 +72,7 @@ class Outcome:
         num_left_out: Cases larger than what is worth this device's time.
         wall_s: Time spent. [s]
         kernels_s: Part of it in which the device worked, warm-up included. [s]
+        waited_s: Part of it in which a single thread that measures a CPU had no core, for others used it. [s]
     """
 
     measured: tuple[Row, ...] = ()
@@ -80,11 +81,12 @@ class Outcome:
     num_left_out: int = 0
     wall_s: float = 0.0
     kernels_s: float = 0.0
+    waited_s: float = 0.0
 
     @property
     def overhead_fraction(self) -> float | None:
-        """Time outside kernels over time in them; None where none ran."""
-        return self.wall_s / self.kernels_s - 1.0 if self.kernels_s > 0.0 else None
+        """Time outside kernels, without that of waiting for a core, over time in them; None where none ran."""
+        return (self.wall_s - self.waited_s) / self.kernels_s - 1.0 if self.kernels_s > 0.0 else None
 
     @property
     def rows_per_min(self) -> float | None:
@@ -100,6 +102,7 @@ class Outcome:
             num_left_out=self.num_left_out + later.num_left_out,
             wall_s=self.wall_s + later.wall_s,
             kernels_s=self.kernels_s + later.kernels_s,
+            waited_s=self.waited_s + later.waited_s,
         )
 
 
@@ -181,6 +184,7 @@ def run_cases(
         num_left_out=len(cases) - len(worth),
         wall_s=time.monotonic() - begin,
         kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in measured),
+        waited_s=sum(row.figures.get("waited_s", 0.0) for row in measured),
     )
 
 

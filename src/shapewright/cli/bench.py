@@ -178,6 +178,7 @@ def summarize_bench(outcome: Outcome, facts: Sequence[Mapping[str, Any]]) -> dic
         "num_left_out": outcome.num_left_out,
         "wall_s": outcome.wall_s,
         "kernels_s": outcome.kernels_s,
+        "waited_s": outcome.waited_s,
         "overhead_fraction": outcome.overhead_fraction,
         "rows_per_min": outcome.rows_per_min,
         "repeatability": repeatability(facts),

@@ -28,7 +28,8 @@ def describe_device(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) ->
     Args:
         name: What the rows call it.
         rows: Good rows of it.
-        facts: What the bench found out about it: ``num_threads`` or ``num_sms``, ``memory_bytes``, ``processor``.
+        facts: What the bench found out about it: ``num_threads`` or ``num_sms``, ``memory_bytes``, ``l2_bytes``,
+            ``processor``.
 
     Returns:
         The device, and what the reader must know of how it was described.
@@ -65,6 +66,8 @@ def describe_device(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) ->
         dense_flops_per_s=rates,
         memory_bytes=memory_bytes,
         memory_bandwidth_bytes_per_s=bandwidth,
+        # Rows that all lie in the cache cannot tell it from memory.
+        l2_bytes=float(facts["l2_bytes"]) if cold and facts.get("l2_bytes") else None,
         num_sms=int(facts.get("num_threads") or facts.get("num_sms") or 1),
         boost_clock_hz=NOMINAL_CLOCK_HZ,
         notes="Described by measurements: best rate by format, best bandwidth, threads as SMs, a nominal clock.",

@@ -40,6 +40,8 @@ _LETTERS = {
     "batch_size": "b", "query_len": "s", "kv_len": "keys", "num_heads": "a", "num_kv_heads": "a_kv", "head_dim": "d",
     "groups": "E", "row_width": "width", "operation": "", "op_name": "", "num_ranks": "ranks", "passes": "",
 }  # fmt: skip
+# Waiting for a core is told where it took more than this share of a call.
+_TOLD_WAIT_FRACTION = 0.02
 # Longer lists are cut on a screen; the store shows all.
 MOST_SHOWN = 60
 
@@ -146,10 +148,13 @@ def summary_lines(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
         words += f", {summary['num_left_out']} too large for this device"
     yield f"{words}; all in {store_path}"
     if summary["overhead_fraction"] is not None:
-        yield (
+        words = (
             f"the device worked for {format_seconds(summary['kernels_s'])} of it; preparing, checking and storing took "
             f"{format_percent(summary['overhead_fraction'])} of that besides"
         )
+        if summary["waited_s"] > _TOLD_WAIT_FRACTION * summary["wall_s"]:
+            words += f"; {format_seconds(summary['waited_s'])} went by waiting for a core that others used"
+        yield words
     same = summary["repeatability"]
     if same:
         yield (
