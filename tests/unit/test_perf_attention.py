@@ -296,3 +296,30 @@ def test_incomplete_record_is_named() -> None:
     """A record that lacks a constant is an error that says which."""
     with pytest.raises(CalibrationError, match=r"attention record broken lacks start_s, query_tile"):
         read_parameters(PrefillParameters, {}, "broken")
+
+
+@pytest.mark.parametrize("device_name", ["a100-sxm-80gb", "h100-sxm-80gb", "b200-sxm-180gb", "l40s"])
+@pytest.mark.parametrize("query_len", [1, 4096])
+def test_a_head_between_compiled_widths_takes_the_work_of_the_next(device_name: str, query_len: int) -> None:
+    """A head of 72 computes as long as one of 96: only what memory moves can be less."""
+    device = load_device(device_name)
+    record = load_record("attention", device)
+    narrow, wide = (
+        price_attention(
+            Attention(
+                name="attention",
+                batch_size=16,
+                query_len=query_len,
+                kv_len=4096,
+                num_heads=32,
+                num_kv_heads=8,
+                head_dim=head_dim,
+                v_head_dim=head_dim,
+            ),
+            device,
+            record,
+        )
+        for head_dim in (72, 96)
+    )
+    assert narrow.compute_s == pytest.approx(wide.compute_s, rel=0.01)
+    assert narrow.time_s <= wide.time_s

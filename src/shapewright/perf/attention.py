@@ -145,7 +145,14 @@ def _estimate(
         if phase == "prefill":
             times = estimate_prefill(shape, rates, prefill, writes_cache=copies, is_backward=operation.is_backward)
         else:
-            times = estimate_decode(shape, rates, decode, writes_cache=copies, hot_cache=hot_cache)
+            times = estimate_decode(
+                shape,
+                rates,
+                decode,
+                writes_cache=copies,
+                hot_cache=hot_cache,
+                head_dims=prefill.kernel_head_dims,
+            )
         is_far_decode = phase == "decode" and section.record.transfer == "generic"
         widening = _FAR_DECODE_WIDENING if is_far_decode else 1.0
         low, high = interval_factors(section.interval(name, phase), times.total_s, widening)

@@ -270,7 +270,7 @@ def estimate_prefill(
         is_backward: Whether this is the gradient: five products instead of two, at backward_rate_fraction, and
             twice the traffic.
     """
-    head_dim = (_pad_head(shape.head_dim, p) + _pad_head(shape.v_head_dim, p)) / 2.0
+    head_dim = (pad_head(shape.head_dim, p.kernel_head_dims) + pad_head(shape.v_head_dim, p.kernel_head_dims)) / 2.0
     group = shape.num_heads / shape.num_kv_heads
     compute_s = _tiles_s(shape, head_dim, np.ones_like(group), rates, p)
     if p.packs_query_heads:
@@ -362,7 +362,13 @@ def _visit_keys(shape: AttentionShape, step: Array, most_keys: Array, p: Prefill
 
 
 def estimate_decode(
-    shape: AttentionShape, rates: AttentionRates, p: DecodeParameters, *, writes_cache: bool, hot_cache: bool
+    shape: AttentionShape,
+    rates: AttentionRates,
+    p: DecodeParameters,
+    *,
+    writes_cache: bool,
+    hot_cache: bool,
+    head_dims: tuple[float, ...] = (),
 ) -> KernelTime:
     """Time of attention of one (or very few) new tokens per sequence against its cache.
 
@@ -372,6 +378,8 @@ def estimate_decode(
         p: The kernel.
         writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
         hot_cache: Whether a short cache may still lie in the last-level cache from the previous run.
+        head_dims: Head widths the kernel is compiled for, ascending; empty where all of the shape's are. A tile of
+            another width fills the place of the next one and takes its work, though memory sends only what there is.
     """
     group = shape.num_heads / shape.num_kv_heads
     windowed = (shape.window_size > 0) & (shape.window_size < shape.kv_len)
@@ -381,7 +389,7 @@ def estimate_decode(
     heads = np.where(packs, shape.num_kv_heads, shape.num_heads)
     blocks = shape.batch_size * heads * np.ceil(rows / p.query_tile)
 
-    mean_dim = (shape.head_dim + shape.v_head_dim) / 2.0
+    mean_dim = (pad_head(shape.head_dim, head_dims) + pad_head(shape.v_head_dim, head_dims)) / 2.0
     keys_per_tile = np.clip(p.key_tile_elements / mean_dim, 32.0, 256.0)
     # A window rarely starts at a tile's edge.
     num_key_tiles = np.ceil(seen / keys_per_tile) + np.where(windowed, 1.0, 0.0)
@@ -421,9 +429,11 @@ def estimate_decode(
     return KernelTime(total_s=total_s, compute_s=work_s, memory_s=feed_s, start_s=start_s + fixed_s)
 
 
-def _pad_head(head_dim: Array, p: PrefillParameters) -> Array:
-    """Head width that the kernel computes: the next it was compiled for, or the width itself beyond the last."""
-    compiled = np.asarray(p.kernel_head_dims, dtype=float)
+def pad_head(head_dim: Array, head_dims: tuple[float, ...]) -> Array:
+    """Head width that the kernel computes: the next of head_dims, or the width itself beyond the last."""
+    if not head_dims:
+        return head_dim
+    compiled = np.asarray(head_dims, dtype=float)
     index = np.minimum(np.searchsorted(compiled, head_dim), len(compiled) - 1)
     padded: Array = np.maximum(compiled[index], head_dim)
     return padded

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError
-from shapewright.perf.attention_kernels import DecodeParameters, PrefillParameters, read_parameters
+from shapewright.perf.attention_kernels import DecodeParameters, PrefillParameters, pad_head, read_parameters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,9 +109,12 @@ def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> NDAr
     flat = [width for width in usual if width <= WIDEST_FLASH_HEAD] or list(usual)
     wide = [width for width in usual if width > WIDEST_FLASH_HEAD] or list(usual)
     names = np.full(shape.head_dim.shape, content["usual_kernel"], dtype=object)
+    # A width runs the kernel of the next compiled one, and that kernel resembles the nearest measured one.
+    compiled = pad_head(shape.head_dim, read_kernel(section, content["usual_kernel"])[0].kernel_head_dims)
     for head_dim in np.unique(shape.head_dim):
         widths = wide if head_dim > WIDEST_FLASH_HEAD else flat
-        nearest = min(widths, key=lambda width: (abs(np.log(width / head_dim)), -width))
+        padded = float(compiled[shape.head_dim == head_dim].flat[0])
+        nearest = min(widths, key=lambda width: (abs(np.log(width / padded)), -width))
         here = (shape.head_dim == head_dim) & (shape.head_dim == shape.v_head_dim)
         names[here] = usual[nearest]
         for widest, family in reversed(SMALL_GROUPS):
