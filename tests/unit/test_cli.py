@@ -324,3 +324,19 @@ def test_ctrl_c_is_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     code, out, err = run(["devices"], capsys)
 
     assert (code, out, err.strip()) == (130, "", "stopped")
+
+
+@pytest.mark.parametrize("arguments", [["devices"], ["models", "--json"]])
+def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+    """``shapewright ... | head`` ends with exit code 0 and no words: 1 would mean findings."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    outcome = subprocess.run(
+        [sys.executable, "-m", "shapewright", *arguments],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write_end)
+    assert (outcome.returncode, outcome.stderr) == (0, "")

@@ -26,13 +26,20 @@ def make_console() -> Console:
     """Return a console on standard output; NO_COLOR and pipes turn colour off."""
     from rich.console import Console
 
+    class PipeConsole(Console):
+        """A console that leaves a pipe closed by its reader to main(), which knows that nothing is wrong then."""
+
+        def on_broken_pipe(self) -> None:
+            """Raise what Rich would turn into exit code 1, which here means findings."""
+            raise BrokenPipeError
+
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = (
         shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
         if is_terminal
         else int(os.environ.get("COLUMNS") or _PIPE_WIDTH)
     )
-    return Console(
+    return PipeConsole(
         width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False
     )
 

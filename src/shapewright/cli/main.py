@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Any
 
 import click
 
@@ -59,6 +60,14 @@ class LazyGroup(click.Group):
         command = import_module(module).command
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; a reader that goes away ends it before click turns that into exit code 1, findings here."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            raise click.exceptions.Exit(EXIT_FINE) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List commands without importing them."""
