@@ -193,7 +193,7 @@ def accuracy() -> str:
         WRITTEN_BY,
         "## Against the bars of the project",
         f"Judged on {results()['date']}. *Bar* is what was to be reached, *aim* what was hoped for. Rows that a fit "
-        "saw are counted in the intervals and the regret alone.",
+        "saw are counted in the intervals alone.",
         markdown_table(
             ["what", "judged on", "bar", "aim", "reached"],
             [[row[key] for key in ("what", "judged_on", "bar", "aim", "reached")] for row in results()["bars"]],

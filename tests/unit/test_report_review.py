@@ -113,6 +113,9 @@ def test_results_show_themselves_as_the_command_prints_them(
         shapewright.compare("gpt2", devices=[device, "h100-sxm-80gb"]),
         shapewright.mfu("gpt2", device=device, seconds=1.0, num_devices=1, global_batch_size=8),
         shapewright.search("gpt2", device=device, vary=["vocab"]),
+        shapewright.plan("gpt2", device=device, num_devices=8, global_batch_size=64),
+        shapewright.serve_plan("gpt2", device=device, prompt_len=512, output_len=128),
+        shapewright.sweep("gpt2", device=device, axes={"micro_batch_size": [1, 2]}),
     ]
     assert {type(result).__name__ for result in results} == set(PRINTERS)
     for result in results:
