@@ -196,23 +196,26 @@ def test_best_rate_in_a_hundredth_of_the_runs() -> None:
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs the recorded sweeps")
 def test_best_rate_on_recorded_sweeps() -> None:
-    """On recorded sweeps of 23,902 shapes, 239 runs end within 1 % of the best recorded rate in the median."""
+    """On recorded sweeps of 23,902 shapes, 239 runs end within 1 % of the best in the median; random ones do not."""
     pq = pytest.importorskip("pyarrow.parquet", reason="reading parquet needs the fit extra")
     columns = ["device", "library", "dtype", "m", "n", "k", "latency_s"]
     table = pq.read_table(DATA, columns=columns, filters=[("dtype", "=", "bf16")]).to_pydict()
     devices, libraries = np.array(table["device"]), np.array(table["library"])
     sizes = np.stack([np.array(table[letter], dtype=np.int64) for letter in "mnk"], axis=1)
     rates = 2.0 * sizes.astype(float).prod(1) / np.array(table["latency_s"])
-    shares = []
+    shares, by_chance = [], []
     for device, num_sms in (("a100_sxm", 108), ("h100_sxm", 132), ("h200_sxm", 132), ("b200_sxm", 148), ("l40s", 142)):
         (library,) = [name for name in set(libraries[devices == device]) if name.startswith("sglang")]
         chosen = (devices == device) & (libraries == library)
         share, runs = search_best(sizes[chosen], rates[chosen], num_sms, 0, at_once=24)
         assert runs <= 240
         shares.append(share)
+        draws = [np.random.default_rng(seed).choice(rates[chosen], runs).max() for seed in range(20)]
+        by_chance.append(float(np.median(draws) / rates[chosen].max()))
 
-    assert np.median(shares) >= 0.99
-    assert min(shares) >= 0.95
+    assert np.median(shares) >= 0.995
+    assert min(shares) >= 0.96
+    assert max(by_chance) < 0.97
 
 
 def test_two_ranks_on_loopback(tmp_path: Path) -> None:
@@ -259,6 +262,7 @@ def test_a_suite_of_the_command_line_runs_in_a_worker(tmp_path: Path, capsys: py
 
     assert stop.value.code == 0
     assert found["suite"] == "smoke,mamf"
+    assert found["num_bad"] == 0
     assert found["rows_per_min"] > 0.0
     assert found["overhead_fraction"] > 0.0
     assert found["best_flops_per_s"]["fp32"] > 0.0
@@ -302,5 +306,5 @@ def test_too_few_gpus_for_the_ranks() -> None:
     """Where there are fewer GPUs than ranks one line says how many there are."""
     if torch.cuda.device_count() > 7:
         pytest.skip("there are enough GPUs")
-    with pytest.raises(BenchError, match="--num-ranks 8 needs as many GPUs; this host shows"):
+    with pytest.raises(BenchError, match="--num-ranks 8 needs as many GPUs.*use --cpu"):
         open_ranks(8, 0, "nowhere", cpu=False)

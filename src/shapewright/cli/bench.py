@@ -173,6 +173,7 @@ def summarize_bench(outcome: Outcome, facts: Sequence[Mapping[str, Any]]) -> dic
 
     return {
         "num_measured": len(outcome.measured),
+        "num_bad": sum(row.status != "ok" for row in outcome.measured),
         "num_known": outcome.num_known,
         "num_left": outcome.num_left,
         "num_left_out": outcome.num_left_out,

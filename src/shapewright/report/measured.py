@@ -141,6 +141,8 @@ def summary_lines(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
     words = f"{summary['num_measured']} rows measured in {format_seconds(summary['wall_s'])}"
     if summary["rows_per_min"]:
         words += f" ({summary['rows_per_min']:.0f} a minute)"
+    if summary["num_bad"]:
+        words += f", {summary['num_bad']} of them failed or wrong"
     words += f", {summary['num_known']} known before"
     if summary["num_left"]:
         words += f", {summary['num_left']} left for a larger --budget"
@@ -174,6 +176,8 @@ def summary_lines(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
     for dtype, rate in summary["best_flops_per_s"].items():
         yield f"best rate of a product in {dtype}: {rate / TERA:.4g} TFLOP/s"
     num_cold, num_timed = sum(row["is_cold"] for row in rows), sum(row["median_s"] is not None for row in rows)
+    if not num_timed:
+        return
     yield f"inputs rotate; in {num_cold} of {num_timed} rows they exceed the cache, the others may read from it"
 
 

@@ -242,6 +242,8 @@ class Store:
             advice = "another process holds it; wait for it, or give another --store"
         elif "malformed" in words or "not a database" in words or isinstance(error, json.JSONDecodeError):
             advice = "the file is damaged or no store; give another --store"
+        elif "disk I/O" in words:
+            advice = "its disk fails, or may hold no larger file; what was stored before is kept"
         else:
             advice = "give a file in a folder that exists and that you can write to"
         return StoreError(f"store {self.path}: {words}; {advice}")
