@@ -19,7 +19,7 @@ from shapewright.lowering import lower
 from shapewright.operations import Gemm
 from shapewright.perf.calibration import load_record
 from shapewright.question import ask
-from shapewright.report.charts import BarChart, BarPart, Chart, Line, XYChart
+from shapewright.report.charts import BarChart, BarPart, Chart, HeatMap, Line, Points, XYChart
 from shapewright.report.figures import FigureRequest, Sample, draw_figure
 from shapewright.report.figures.sweep import Sweep, sweep_chart
 from shapewright.report.matplotlib_charts import save_chart
@@ -32,8 +32,8 @@ WIDTHS = range(512, 6145, 64)
 # n -> TFLOP/s. Source: EleutherAI/cookbook @27dff48 (Apache-2.0), sweep mm_ksweep_high; arXiv 2401.14489, figure 5.
 MEASURED = {1536: 217.6, 1600: 180.1, 3072: 235.0, 3136: 201.3, 4608: 239.2, 4672: 220.0}
 
-# Before the points of the predicted curve in the figure's metadata, where a test finds them.
-DESCRIBED_BY = "predicted TFLOP/s by n: "
+# Before the numbers that a figure shows in its metadata, where a test finds them; and of the first, curve by width.
+NUMBERS_ARE, DESCRIBED_BY = "drawn: ", "predicted TFLOP/s by n: "
 MEASURED_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s", "mi250x-gcd",
                     "v100-sxm2-16gb")  # fmt: skip
 
@@ -104,10 +104,23 @@ FIGURES: Mapping[str, Callable[[], Chart]] = {
 }
 
 
+def drawn_numbers(chart: Chart) -> list[float]:
+    """What a figure shows: heights of curves and points, of bars, or of cells."""
+    if isinstance(chart, XYChart):
+        shown = [y for part in chart.series if isinstance(part, Line | Points) for y in part.y]
+    elif isinstance(chart, HeatMap):
+        shown = [value for row in chart.values for value in row]
+    elif isinstance(chart, BarChart):
+        shown = [value for part in chart.parts for value in part.values]
+    else:
+        raise TypeError(f"no numbers are known of a {type(chart).__name__}; add it here")
+    return [value for value in shown if value is not None]
+
+
 def description(name: str, chart: Chart) -> str:
-    """Words for the metadata: what there is to see, and of the first figure the curve's points."""
+    """Words for the metadata: what there is to see, with its numbers; of the first figure the curve's points."""
     if name != "wave_cliffs":
-        return chart.alt
+        return f"{chart.alt}; {NUMBERS_ARE}" + " ".join(f"{value:.4g}" for value in drawn_numbers(chart))
     return DESCRIBED_BY + " ".join(f"{n}:{rate:.1f}" for n, rate in zip(*predict_curve(), strict=True))
 
 

@@ -306,5 +306,5 @@ def test_too_few_gpus_for_the_ranks() -> None:
     """Where there are fewer GPUs than ranks one line says how many there are."""
     if torch.cuda.device_count() > 7:
         pytest.skip("there are enough GPUs")
-    with pytest.raises(BenchError, match="--num-ranks 8 needs as many GPUs.*use --cpu"):
+    with pytest.raises(BenchError, match=r"--num-ranks 8 needs as many GPUs.*use --cpu"):
         open_ranks(8, 0, "nowhere", cpu=False)
