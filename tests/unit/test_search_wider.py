@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from shapewright.errors import ConfigError, WorkloadError
 from shapewright.horizon import Horizon, bill_run
 from shapewright.predict import predict
 from shapewright.search import engine
+from shapewright.search.request import field_of
 
 DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "mi300x")
 
@@ -182,7 +184,7 @@ def test_page_holds_figure_and_shapes(tmp_path: Path, capsys: pytest.CaptureFixt
     ("words", "said"),
     [
         (["gpt2"], "give --device NAME, or --devices"),
-        (["gpt2", "--device", "l40s", "--devices", "l40s"], "give --device NAME, or --devices"),
+        (["gpt2", "--device", "l40s", "--devices", "l40s"], "contradict each other: give one"),
         (["gpt2", "--devices", "l40s,h1000"], "h1000"),
         (["gpt2", "--device", "l40s", "--train-tokens", "lots"], "--train-tokens 'lots' is no number of tokens"),
         (["gpt2", "--device", "l40s", "--address", "auto"], "no effect without --engine ray"),
@@ -230,3 +232,26 @@ def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     before_s, after_s = shape["modules"]["mlp"]["baseline_s"], shape["modules"]["mlp"]["shape_s"]
     assert before_s == after_s
     assert run([*model, *asked, "--verify-budget", "1"], capsys)[0] == 2
+
+
+@pytest.mark.parametrize("keep", [{"heads": 7}, {"head_dim": 1000}, {"width": 2500, "head_dim": 72}, {"width": 100}])
+def test_heads_that_do_not_fit_come_with_the_nearest_that_do(keep: dict[str, int]) -> None:
+    """Each value that the refusal names leaves shapes, all else kept."""
+    with pytest.raises(ConfigError, match="the nearest that would") as refusal:
+        search("gpt3-2.7b", device="a100-sxm-80gb", keep=keep)
+
+    named = re.findall(r"(\w+)=(\d+)", str(refusal.value).split("the nearest that would: ")[1])
+    assert named
+    for name, value in named:
+        kept = {field_of(key): number for key, number in keep.items()} | {name: int(value)}
+        found = search("gpt3-2.7b", device="a100-sxm-80gb", keep=kept, tolerance_fraction=10.0)
+        assert found.tally.num_shapes
+
+
+def test_front_names_the_ranks_of_the_list() -> None:
+    """A shape of the front has the rank of the list, or none; --pick and --explain take it."""
+    result = search("gpt3-2.7b", device="a100-sxm-80gb", vary=["heads", "ffn", "vocab"], top=4)
+    listed = {candidate.rank: candidate.config for candidate in result.candidates}
+    assert any(shape.rank for shape in result.front)
+    assert any(not shape.rank for shape in result.front)
+    assert all(listed[shape.rank] == shape.config for shape in result.front if shape.rank)

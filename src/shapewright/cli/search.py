@@ -129,7 +129,9 @@ def command(
     """
     from shapewright.api import search
 
-    if (device is None) == (devices is None):
+    if device is not None and devices is not None:
+        raise click.UsageError("--device and --devices contradict each other: give one of them")
+    if device is None and devices is None:
         raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
     if (as_json and as_csv) or (explain is not None and (as_json or as_csv)):
         raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
@@ -145,6 +147,9 @@ def command(
             raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
     if "-" in (output, html):
         raise click.UsageError("-o and --html need a file name: standard output carries the report")
+    varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
+    if vary is not None and not varied:
+        raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")
     groups = group_options(given)
     result = search(
         config,
@@ -153,7 +158,7 @@ def command(
         num_parameters=_read_count("--params", params),
         family=family,
         tolerance_fraction=tolerance,
-        vary=[part.strip() for part in (vary or "").split(",") if part.strip()],
+        vary=varied,
         keep=_read_keep(keep),
         objective=objective,
         guard="strict" if strict else "free" if free else "usual",

@@ -79,7 +79,10 @@ def front_chart(result: SearchResult) -> XYChart:
                 name,
                 [shape.prediction.parameters.total / GIGA for shape in shapes],
                 [1.0 / shape.prediction.tokens_per_s_per_device / _MICRO for shape in shapes],
-                [f"rank {shape.rank}: {describe_changes(shape)}" if shape.rank else "baseline" for shape in shapes],
+                [
+                    (f"rank {shape.rank}: " if shape.rank else "") + (describe_changes(shape) or "baseline")
+                    for shape in shapes
+                ],
             )
             for name, shapes in groups.items()
         ],

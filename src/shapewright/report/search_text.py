@@ -94,7 +94,7 @@ def print_search(result: SearchResult, console: Console) -> None:
         for line in describe_horizon(result):
             console.print(line, soft_wrap=True)
         console.print(
-            f"Pareto front over time, parameters, KV bytes per token and memory, the first of {len(result.front)}",
+            f"Pareto front over time, parameters, KV bytes per token and memory, {_front_words(result)}",
             style="bold",
         )
         print_table(candidate_columns(result.front[:_FRONT_SHOWN]), console)
@@ -110,10 +110,17 @@ def print_search(result: SearchResult, console: Console) -> None:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 
+def _front_words(result: SearchResult) -> str:
+    """How much of the front is shown, and what its ranks are."""
+    listed = " (rank: where the shape is in the list above)" if any(not shape.rank for shape in result.front) else ""
+    num_front = len(result.front)
+    return (f"the first of {num_front}" if num_front > _FRONT_SHOWN else f"all {num_front}") + listed
+
+
 def candidates_heading(result: SearchResult) -> str:
     """What the list of shapes is."""
     if not result.best_on:
-        return "Faster shapes of the same size (models to train anew)"
+        return "Faster shapes of the same size, by speed-up at equal size (models to train anew)"
     return "Shapes of the same size by their worst regret (models to train anew); times are those of the first device"
 
 
@@ -214,6 +221,8 @@ def describe_changes(candidate: Candidate) -> str:
     config = candidate.config
     if config.num_kv_heads == config.num_heads and "num_heads" in changes:
         changes.pop("num_kv_heads", None)
+    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
+        changes.pop("intermediate_size", None)  # no dense layer has a width of its own
     return ", ".join(f"{_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
 
 
@@ -236,7 +245,7 @@ def _row(candidate: Candidate) -> list[str]:
     speedup, prediction = candidate.speedup, candidate.prediction
     change = candidate.parameters_change_fraction
     return [
-        str(candidate.rank),
+        str(candidate.rank or "-"),
         describe_changes(candidate),
         f"{speedup.factor:.3f}x",
         f"{speedup.low:.3f} to {speedup.high:.3f}",

@@ -9,6 +9,7 @@ import numpy as np
 
 from shapewright.errors import ConfigError
 from shapewright.search.bands import ffn_ratio
+from shapewright.search.request import LARGEST_TOLERANCE
 from shapewright.units import format_count
 
 if TYPE_CHECKING:
@@ -35,10 +36,12 @@ def refuse_empty(findings: Findings, limits: Limits, space: Space) -> None:
     nearest = tally.nearest_parameters
     assert nearest is not None
     away = nearest / limits.num_parameters - 1.0
+    wider_percent = abs(100.0 * away) * 1.05 + 0.01
+    wider = f"give --tolerance {wider_percent:.3g}%" if wider_percent <= 100.0 * LARGEST_TOLERANCE else "ask for others"
     raise ConfigError(
         f"none of {tally.num_shapes:,} shapes has {format_count(limits.num_parameters)} parameters within "
         f"{100.0 * limits.tolerance_fraction:.3g} %; the nearest inside the guard has {format_count(nearest)} "
-        f"({100.0 * away:+.2g} %): give --tolerance {abs(100.0 * away) * 1.05 + 0.01:.3g}%, vary more fields, or --free"
+        f"({100.0 * away:+.2g} %): {wider}, vary more fields, or --free"
     )
 
 

@@ -39,7 +39,7 @@ OBJECTIVES = {"train-tokens-per-s": "train", "prefill": "prefill", "decode-laten
 FEWEST_PARAMETERS, MOST_PARAMETERS = 100_000, 10**14
 """Sizes that a search takes: below nothing is a transformer, above nothing fits a job."""
 
-_LARGEST_TOLERANCE = 10.0
+LARGEST_TOLERANCE = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class SearchRequest:
                 f"--params {self.num_parameters:,} is out of range; give from {FEWEST_PARAMETERS:,} to "
                 f"{MOST_PARAMETERS:.0e} parameters, such as 2.7b"
             )
-        if not 0.0 <= self.tolerance_fraction <= _LARGEST_TOLERANCE:
+        if not 0.0 <= self.tolerance_fraction <= LARGEST_TOLERANCE:
             raise ConfigError(f"--tolerance {self.tolerance_fraction!r} must be from 0 to 10, such as 0.02 or 2%")
         if self.top < 1:
             raise ConfigError(f"--top {self.top} must be at least 1")
@@ -108,6 +108,8 @@ def field_of(name: str) -> str:
         return field_name
     if field_name in FIELD_NAMES:
         raise ConfigError(f"--keep {name} has no effect: a search never changes it; leave it out")
+    if name in VARIED_IN_BRANCHES:
+        raise ConfigError(f"--keep {name} takes no value: leave {name} out of --vary, and the model's stay as they are")
     raise ConfigError(f"--keep {name!r} is no field of a model; {_hint(name)}choose among {', '.join(VARIED.values())}")
 
 

@@ -21,7 +21,7 @@ class Candidate:
     """One shape beside the baseline.
 
     Attributes:
-        rank: Place in the list, from 1; 0 for the baseline.
+        rank: Place in the list, from 1; 0 for the baseline, and for shapes of the front that are not in the list.
         prediction: Its step; where several devices are asked, on the first.
         changed_fields: Changed fields as a person counts them, see search.changes.
         changes: Old and new value by name, of all fields that differ.

@@ -48,6 +48,11 @@ _LISTED_OF_EACH = 3
 _LARGEST_FRONT = 24
 # Fields that make a shape another one, and not only a wider or narrower one.
 _SKELETON = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size", "branch")
+# Source: arXiv 2402.07871 (Scaling laws for fine-grained mixture of experts).
+_EXPERTS_NOTE = (
+    "experts are held to equal total and active parameters, and no guard judges their number or how many a token uses: "
+    "fewer, larger ones lose more in published fits (arXiv 2402.07871)"
+)
 _EXPERT_FIELDS = (
     "moe_intermediate_size",
     "num_experts",
@@ -95,6 +100,8 @@ def search_shapes(
     request, remarks = keep_expressible(model, request)
     workload, more = hold_global_batch(workload, layout, request)
     notes += (*remarks, *more)
+    if "experts" in request.free_fields() and model.config.is_moe:
+        notes += (_EXPERTS_NOTE,)
     branches = list_branches(model.config, device, workload, layout, request)
     places = [(device, workload), *others]
     finders = [_Finder(branches, place, request, per_step=per_step, uncalibrated=uncalibrated) for place in places]
@@ -135,7 +142,7 @@ def search_shapes(
         model=model,
         baseline=tell(first.baseline),
         candidates=candidates,
-        front=tuple(tell(candidate) for candidate in first.list_front(findings)),
+        front=tuple(tell(candidate) for candidate in first.list_front(findings, candidates)),
         best_on={
             finder.device.name: tell(found)
             for finder in finders
@@ -282,11 +289,14 @@ class _Finder:
             return ()
         return self.candidates_of(take(findings.best, np.argmin(findings.best["cost"], keepdims=True)))
 
-    def list_front(self, findings: Findings) -> tuple[Candidate, ...]:
-        """The fastest shapes of the Pareto front."""
+    def list_front(self, findings: Findings, listed: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """The fastest shapes of the Pareto front, with their ranks among the listed ones; 0 for those that are not."""
         if findings.front is None:
             return ()
-        return self.candidates_of(take(findings.front, np.arange(min(len(findings.front["cost"]), _LARGEST_FRONT))))
+        front = self.candidates_of(take(findings.front, np.arange(min(len(findings.front["cost"]), _LARGEST_FRONT))))
+        # One prediction stands for one shape, see _predict.
+        ranks = {id(candidate.prediction): candidate.rank for candidate in listed}
+        return tuple(replace(candidate, rank=ranks.get(id(candidate.prediction), 0)) for candidate in front)
 
     def candidates_of(self, table: Table) -> tuple[Candidate, ...]:
         """Candidates of all rows, in their order."""

@@ -13,7 +13,7 @@ Values are those that hardware likes, and the baseline's own:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ import numpy as np
 from shapewright.errors import ConfigError
 from shapewright.search.bands import MEASURES, allowed_range, ffn_ratio, measure_shape
 from shapewright.search.grid import Grid
-from shapewright.search.request import ffn_field
+from shapewright.search.request import VARIED, ffn_field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,6 +45,7 @@ _VOCAB_UNITS = (8, 64, 128, 256)
 _LARGEST_MICRO_BATCH_SIZE = 64
 # Devices that heads, and key-value heads, can still be spread over evenly if the baseline's can.
 _HEADS_SPLIT, _KV_HEADS_SPLIT = 4, 2
+_HEADS_AXIS = ("hidden_size", "num_heads", "head_dim", "num_kv_heads")
 _FREE_HEAD_DIMS = (16, 512)
 _ATTENTION_WIDTH_RANGE = (0.5, 1.5)
 # Products of four such sizes, layers times widths squared among them, stay inside 63 bits.
@@ -113,12 +114,12 @@ def make_space(
     rows = list(lister.heads())
     if not rows:
         raise ConfigError(
-            f"no heads fit the width: {lister.kept_words()} leave no whole heads inside the guard; keep fewer fields, "
-            f"vary heads, or give --free"
+            f"no heads fit the width: {lister.kept_words()} leave no whole heads inside the guard; "
+            f"{_nearest_words(lister)}keep fewer fields, vary heads, or give --free"
         )
-    names = ("hidden_size", "num_heads", "head_dim", "num_kv_heads")
     heads = {
-        name: np.array(column, dtype=np.int64) for name, column in zip(names, zip(*rows, strict=True), strict=True)
+        name: np.array(column, dtype=np.int64)
+        for name, column in zip(_HEADS_AXIS, zip(*rows, strict=True), strict=True)
     }
     ffn: dict[str, list[int]] = {}
     width_fields = {"hidden_size"}
@@ -149,6 +150,21 @@ def make_space(
         followers=_followers(baseline),
         ranges=ranges,
     )
+
+
+def _nearest_words(lister: _Lister) -> str:
+    """For each kept field of the heads, the nearest value that would leave shapes, all else kept."""
+    keep, found = lister.request.keep, []
+    fields = {name: key for key, name in VARIED.items()} | {"head_dim": "heads"}
+    for place, name in enumerate(_HEADS_AXIS):
+        if name not in keep:
+            continue
+        request = replace(lister.request, keep={key: value for key, value in keep.items() if key != name})
+        relaxed = replace(lister, request=request, free=lister.free | {fields[name]})
+        values = {row[place] for row in relaxed.heads()} - {keep[name]}
+        if values:
+            found.append(f"{name}={min(values, key=lambda value: (abs(value - keep[name]), value))}")
+    return f"the nearest that would: {' or '.join(found)}; " if found else ""
 
 
 def _followers(config: TransformerConfig) -> dict[str, str]:
