@@ -294,12 +294,17 @@ def test_search_finds_the_threshold(threshold: int) -> None:
     ids=lambda value: str(value)[:30],
 )
 def test_remedies_fit_and_are_sorted(model: str, workload: dict[str, Any], layout: dict[str, Any]) -> None:
-    """Every remedy, asked about as a job of its own, fits; the cheapest in time per token comes first."""
+    """Every remedy, asked about as a job of its own, fits; the same devices first, then by time per token."""
     found = shapewright.fits(model, device="h100-sxm-80gb", workload=workload, layout=layout)
 
     assert found.verdict == "does not fit"
     assert found.remedies
-    costs = [remedy.slowdown_fraction for remedy in found.remedies if remedy.slowdown_fraction is not None]
+    present = found.layout.num_devices
+    costs = [
+        (remedy.num_devices > present, remedy.slowdown_fraction)
+        for remedy in found.remedies
+        if remedy.slowdown_fraction is not None
+    ]
     assert costs == sorted(costs)
     for remedy in found.remedies:
         of_layout = {name: value for name, value in remedy.changes.items() if hasattr(found.layout, name)}
@@ -412,3 +417,14 @@ def test_optimizer_without_effect_is_said(capsys: pytest.CaptureFixture[str]) ->
     """An optimiser changes nothing in decode, and the report says so."""
     _, out, _ = run(["memory", "gpt2", "--device", "a100-sxm-80gb", "--phase", "decode", "--optimizer", "lion"], capsys)
     assert "optimizer=lion has no effect in decode" in out
+
+
+def test_batches_that_do_not_divide_are_refused() -> None:
+    """A global batch that replicas and micro-batches do not divide has no memory, as it has no step."""
+    with pytest.raises(WorkloadError, match=r"global_batch_size=63 must be a multiple of .* = 2 \* 8; try 48 or 64"):
+        shapewright.fits(
+            "llama-3-8b",
+            device="h100-sxm-80gb",
+            workload={"global_batch_size": 63, "micro_batch_size": 2},
+            layout={"data_parallel": 8},
+        )

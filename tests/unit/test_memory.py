@@ -374,7 +374,8 @@ def test_total_is_the_sum_of_its_parts() -> None:
         activations_bytes=1e3,
         logits_bytes=1e4,
         kv_cache_bytes=1e5,
-        workspace_bytes=1e6,
+        gathered_bytes=1e6,
+        workspace_bytes=1e7,
         runtime_bytes=CUDA_CONTEXT_BYTES,
     )
-    assert memory.total_bytes == 1_111_111 + CUDA_CONTEXT_BYTES
+    assert memory.total_bytes == 11_111_111 + CUDA_CONTEXT_BYTES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.capacity.offload import Offload, estimate_offload
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
-from shapewright.lowering import validate_layout
+from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
 from shapewright.shown import ShownInNotebook
 
@@ -43,7 +43,8 @@ class Capacity(ShownInNotebook):
         stages: Memory of one device of each pipeline stage.
         largest_micro_batch_size: Largest micro-batch that fits with everything else as it is; 0 if none does.
         largest_seq_len: Longest sequence that fits, of decode the longest context; 0 if none does.
-        remedies: What makes it fit, cheapest in time first; empty where it fits.
+        remedies: What makes it fit, on these devices first and then on more, each cheapest in time first; empty where
+            it fits.
         notes: What needs to be said, one line each.
         uncalibrated: Price as if nobody had measured the device.
     """
@@ -118,9 +119,11 @@ def estimate_capacity(
 
     Raises:
         LayoutError: the layout does not divide the model.
-        WorkloadError: the optimiser is not known, or the model cannot run this phase.
+        WorkloadError: the optimiser is not known, the model cannot run this phase, or the global batch does not split
+            into whole micro-batches.
     """
     validate_layout(config, workload, layout)
+    num_microbatches(workload, layout)
     workload = workload if optimizer is None else replace(workload, optimizer=optimizer)
     stages = estimate_stages(config, workload, layout)
     situation = Situation(config, device, workload, layout, uncalibrated)

@@ -1,6 +1,7 @@
 """What makes a job fit in memory: recomputation, sharding, more model parallelism, smaller batches, priced in time.
 
-On the same devices, and on as few more as it takes; the time per token of all devices together says which is cheaper.
+On the same devices, which come first, and on as few more as it takes; of either, the time per token of all devices
+together says which is cheaper.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Remedy:
 
 
 def find_remedies(situation: Situation) -> tuple[Remedy, ...]:
-    """Find changes that make a job fit, cheapest in time first.
+    """Find changes that make a job fit: those on the same devices first, then on more, each cheapest in time first.
 
     A set of changes is left out if part of it, or a milder form of it, is enough.
 
@@ -117,7 +118,8 @@ def find_remedies(situation: Situation) -> tuple[Remedy, ...]:
     for fitting in (_fitting(situation, _same_devices(situation)), *_fitting_on_more(situation)):
         priced = [_price(after, changes, before) for changes, after in _minimal(fitting)[:_MOST_PRICED]]
         remedies += sorted(priced, key=_slowdown)[:_MOST_REMEDIES]
-    return tuple(sorted(remedies, key=_slowdown))
+    present = situation.layout.num_devices
+    return tuple(sorted(remedies, key=lambda remedy: (remedy.num_devices > present, *_slowdown(remedy))))
 
 
 def _slowdown(remedy: Remedy) -> tuple[bool, float]:

@@ -161,7 +161,7 @@ def _check_format(name: str | None, *, as_json: bool, output: str | None) -> For
         raise click.UsageError("--format and --json both print: write the format with -o FILE, or leave one out")
     from shapewright.formats import RUN_FORMATS, check_format
 
-    return RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name)
+    return RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name, also=RUN_FORMATS)
 
 
 def _read_keep(entries: tuple[str, ...], form: Form | None) -> dict[str, tuple[Any, ...]]:

@@ -9,6 +9,8 @@ from shapewright.formats import accelerate, deepspeed, megatron, nanogpt, neox, 
 from shapewright.formats.form import refuse_inexpressible
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shapewright.config import TransformerConfig
     from shapewright.formats.form import Form
     from shapewright.layout import ParallelLayout
@@ -51,16 +53,21 @@ def write_format(
     return form.write(config, workload, layout)
 
 
-def check_format(name: str) -> Form:
+def check_format(name: str, *, also: Iterable[str] = ("hf",)) -> Form:
     """Look up a format.
+
+    Args:
+        name: Its name.
+        also: What the caller takes beside the formats here, for the message.
 
     Raises:
         ConfigError: no such format.
     """
     form = FORMATS.get(name)
     if form is None:
-        hint = close_names(name, (*FORMATS, "hf"))
+        known = (*also, *FORMATS)
+        hint = close_names(name, known)
         raise ConfigError(
-            f"--format {name!r} is not known; {hint + ' ' if hint else ''}choose one of hf, {', '.join(FORMATS)}"
+            f"--format {name!r} is not known; {hint + ' ' if hint else ''}choose one of {', '.join(known)}"
         )
     return form

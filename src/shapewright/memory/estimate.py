@@ -50,8 +50,9 @@ class MemoryEstimate:
             all micro-batches in flight. Inference: the tensors of one layer at work. [byte]
         logits_bytes: Softmax of the logits in fp32 (training), logits in fp32 (inference). [byte]
         kv_cache_bytes: Keys and values of all tokens, inference only. [byte]
-        workspace_bytes: What exists for a moment only: recomputed tensors of one layer, the gradient of the logits,
-            weights gathered by ZeRO stage 3. [byte]
+        gathered_bytes: Weights and gradients of the layers at work, gathered by ZeRO stage 3. [byte]
+        workspace_bytes: What exists for a moment only: recomputed tensors of one layer, the gradient of the logits.
+            [byte]
         runtime_bytes: Context of the device's runtime. [byte]
         stage: The pipeline stage that this is, counted from 0.
     """
@@ -62,6 +63,7 @@ class MemoryEstimate:
     activations_bytes: float
     logits_bytes: float
     kv_cache_bytes: float
+    gathered_bytes: float = 0.0
     workspace_bytes: float
     runtime_bytes: float
     stage: int = 0
@@ -183,7 +185,7 @@ def _estimate_stage(
         terms = estimate_training_terms(stage, workload)
         in_flight = count_microbatches_in_flight(workload, layout, stage.index)
         activations_bytes = terms.microbatch_bytes * in_flight + terms.end_bytes
-        workspace_bytes = states.gathered_bytes + terms.momentary_bytes
+        workspace_bytes = terms.momentary_bytes
     else:
         activations_bytes, workspace_bytes = _inference_activations(stage, workload), 0.0
     return MemoryEstimate(
@@ -193,6 +195,7 @@ def _estimate_stage(
         activations_bytes=activations_bytes,
         logits_bytes=logits_bytes,
         kv_cache_bytes=estimate_kv_cache(config, workload, layout, stage.windows.items()),
+        gathered_bytes=states.gathered_bytes,
         workspace_bytes=workspace_bytes,
         runtime_bytes=CUDA_CONTEXT_BYTES,
         stage=stage.index,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shapewright.capacity import Capacity
     from shapewright.memory import MemoryEstimate
 
+REMEDIES_TITLE = "what makes it fit: on these devices first, cheapest in device time per token first"
 _BAR_CHARACTERS = 40
 _VERDICT_STYLES = {"fits": "green", "tight": "yellow", "does not fit": "bold red"}
 _STYLES = {
@@ -26,6 +27,7 @@ _STYLES = {
     "activations": "yellow",
     "logits": "red",
     "kv_cache": "green",
+    "gathered": "cyan",
     "workspace": "white",
     "runtime": "white",
 }
@@ -111,7 +113,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
     print_facts(capacity_words(found)["largest"], console)
     if found.remedies:
         console.print()
-        console.print("what makes it fit, cheapest in device time per token first", style="bold")
+        console.print(REMEDIES_TITLE, style="bold")
         print_table(remedy_columns(found), console)
     offload = offload_words(found)
     if offload:
@@ -125,9 +127,10 @@ def offload_words(found: Capacity) -> str:
     offload = found.offload
     if offload is None:
         return ""
-    verdict = "and it fits" if _offload_fits(found) else "and it does not fit even so"
+    verdict = " (and it fits)" if _offload_fits(found) else " (and it does not fit even so)"
     words = (
-        f"activations kept in the host's memory would free {format_bytes(offload.freed_bytes)} ({verdict}) and move "
+        f"activations kept in the host's memory would free {format_bytes(offload.freed_bytes)}"
+        f"{'' if found.fits else verdict} and move "
         f"{format_bytes(offload.moved_bytes)} a step over the host link"
     )
     if offload.transfer_s is None:
@@ -217,7 +220,7 @@ def remedy_columns(found: Capacity) -> list[Column]:
             str(remedy.num_devices),
             format_bytes(remedy.needed_bytes) + (" (tight)" if is_tight(remedy.needed_bytes, found.device) else ""),
             "" if remedy.step_time_s is None else format_seconds(remedy.step_time_s),
-            "" if remedy.slowdown_fraction is None else f"{100 * remedy.slowdown_fraction:+.0f} %",
+            "" if remedy.slowdown_fraction is None else f"{round(100 * remedy.slowdown_fraction):+d} %",
         ]
         for remedy in found.remedies
     ]

@@ -221,7 +221,11 @@ def _memory(capacity: Capacity) -> list[Section]:
     chart = memory_chart(capacity)
     sections: list[Section] = [Figure(chart, caption=chart.alt, chart_height_px=150 + 24 * len(capacity.stages))]
     if capacity.remedies:
-        sections.append(table_of("What makes it fit, cheapest in device time first", remedy_columns(capacity)))
+        sections.append(
+            table_of(
+                "What makes it fit: on these devices first, cheapest in device time first", remedy_columns(capacity)
+            )
+        )
     return sections
 
 

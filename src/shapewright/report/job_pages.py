@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.report.capacity import memory_components, offload_words, remedy_columns, stage_columns
+from shapewright.report.capacity import REMEDIES_TITLE, memory_components, offload_words, remedy_columns, stage_columns
 from shapewright.report.charts import BarChart, BarPart
 from shapewright.report.compare import comparison_columns
 from shapewright.report.design_review import memory_chart, waterfall_figure
@@ -47,7 +47,7 @@ def memory_sections(capacity: Capacity) -> list[Section]:
     if len(capacity.stages) > 1:
         sections.append(table_of("Stages", stage_columns(capacity)))
     if capacity.remedies:
-        sections.append(table_of("What makes it fit, cheapest in device time first", remedy_columns(capacity)))
+        sections.append(table_of(REMEDIES_TITLE[0].upper() + REMEDIES_TITLE[1:], remedy_columns(capacity)))
     decode = capacity.workload.phase == "decode"
     facts = [
         f"largest micro_batch_size: {capacity.largest_micro_batch_size or 'none fits'}",

@@ -88,6 +88,7 @@ def front_chart(result: PlanResult) -> XYChart:
             for count, points in sorted(by_devices.items())
         ],
         alt=f"{len(result.front)} plans, each of which needs less memory or less time than every other.",
+        y_log=True,
     )
 
 

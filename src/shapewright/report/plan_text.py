@@ -163,10 +163,13 @@ def describe_losses(result: PlanResult) -> list[str]:
         return [f"rank 2 ({describe_plan(plan)}) needs {format_bytes(more)} more memory"]
     if loss.slower_by_s <= 0.0:
         return [f"rank 2 ({describe_plan(plan)}) is as fast or faster, and loses by the objective"]
-    gained = f", of which it gains {format_seconds(loss.gained_s)} back elsewhere" if loss.gained_s > 0.0 else ""
+    lost_elsewhere_s = loss.slower_by_s + loss.gained_s - loss.lost_s
+    # What rounds to nothing beside the whole is not worth words.
+    also = f" and {format_seconds(lost_elsewhere_s)} elsewhere" if lost_elsewhere_s > 0.01 * loss.lost_s else ""
+    gained = f", and gains {format_seconds(loss.gained_s)}" if loss.gained_s > 0.01 * loss.lost_s else ""
     return [
         f"rank 2 ({describe_plan(plan)}) is {format_seconds(loss.slower_by_s)} slower: it loses "
-        f"{format_seconds(loss.lost_s)} in {loss.part}{gained}"
+        f"{format_seconds(loss.lost_s)} in {loss.part}{also}{gained}"
     ]
 
 

@@ -330,6 +330,7 @@ def _price(
 ) -> list[OperatingPoint]:
     """Price the passes of all candidates together, format by format."""
     points: list[OperatingPoint] = []
+    reasons: list[str] = []
     for name in dict.fromkeys(instance.format.name for instance in instances):
         own = [instance for instance in instances if instance.format.name == name]
         together: list[AggregatedCandidate] = [one for instance in own for one in aggregated_candidates(instance)]
@@ -339,6 +340,7 @@ def _price(
             times = _times([*together, *prefill, *decode], config, device, uncalibrated)
         except ShapewrightError as error:
             said.append(f"{name} is left out: {error}")
+            reasons.append(str(error))
             continue
         timed = iter(times)
         points += [one.point(_three(next(timed))) for one in together]
@@ -346,7 +348,11 @@ def _price(
         decoders = [make_decoder(one, next(timed)) for one in decode]
         points += pair_up(prefillers, decoders)
     if not points:
-        raise WorkloadError(said[-1] if said else "nothing could be priced; give another --isl or --osl")
+        if not reasons:
+            raise WorkloadError("nothing could be priced; give another --isl or --osl")
+        fewest = min(instance.layout.num_devices for instance in instances)
+        name = config.name or config.model_type or "the model"
+        raise WorkloadError(f"{name} needs {fewest} x {device.name} at least, which have no price: {reasons[0]}")
     return points
 
 

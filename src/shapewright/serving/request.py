@@ -111,7 +111,11 @@ class ServingRequest:
                 word = {"prompt_len": "isl", "output_len": "osl"}.get(name, name)
                 raise WorkloadError(
                     f"{word}={value!r} must be a whole number from {smallest} to {largest}; "
-                    + ("an answer of one token is a prefill, see --phase prefill" if value == 1 else "take another one")
+                    + (
+                        "an answer of one token is a prefill, see --phase prefill"
+                        if value == 1
+                        else "give the tokens of one sequence"
+                    )
                 )
         if self.num_devices is not None and not 1 <= self.num_devices <= MOST_DEVICES:
             raise WorkloadError(
