@@ -6,19 +6,23 @@ import csv
 import io
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shapewright.api import search
+from shapewright.bench.backend import DeviceFacts
+from shapewright.bench.verify import verify_search
+from shapewright.bench.worker import WorkerDiedError
 from shapewright.cli.main import main
-from shapewright.errors import ConfigError, WorkloadError
+from shapewright.errors import BenchError, ConfigError, WorkloadError
 from shapewright.horizon import Horizon, bill_run
 from shapewright.predict import predict
 from shapewright.search import engine
 from shapewright.search.request import field_of
+from shapewright.store.record import Case, Row, Run, row_facts
 
 DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "mi300x")
 
@@ -210,6 +214,45 @@ def test_jobs_cut_a_space_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert replace(parts.tally, nearest_parameters=0) == replace(whole.tally, nearest_parameters=0)
     assert [shape.config for shape in parts.candidates] == [shape.config for shape in whole.candidates]
     assert [shape.config for shape in parts.front] == [shape.config for shape in whole.front]
+
+
+@dataclass
+class Fragile:
+    """Measures everything as a millisecond, but for names that take its process with them."""
+
+    deadly: tuple[str, ...]
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def facts(self) -> DeviceFacts:
+        """Of no device that there is."""
+        return DeviceFacts(
+            is_cuda=False, name="d", facts={}, driver="", runtime="", torch_version="2", dtypes=("fp32",),
+            cache_bytes=1.0, most_flops=1e30,
+        )  # fmt: skip
+
+    def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
+        """A row, or no process any more."""
+        del budget_s, ci_fraction
+        self.asked.append(case.operation.name)
+        if case.operation.name.startswith(self.deadly):
+            raise WorkerDiedError("was killed")
+        return Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1e-3)
+
+
+def test_verify_survives_what_kills_its_process() -> None:
+    """What takes the process that measures with it is asked for once, named, and left out; after five the run ends."""
+    overrides = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1001}
+    workload = {"dtype": "fp32", "micro_batch_size": 1, "seq_len": 64}
+    found = search(None, device="l40s", vary=("vocab",), workload=workload, overrides=overrides)
+    measurer = Fragile(("residual",))
+    verified = verify_search(found, 1, measurer, budget_s=60.0)
+
+    assert verified.num_rounds == 3
+    assert measurer.asked.count("residual") == 1
+    assert any("failed here" in note and "residual" in note for note in verified.notes)
+    with pytest.raises(BenchError, match="lost 5 measuring processes"):
+        verify_search(found, 1, Fragile(("",)), budget_s=60.0)
 
 
 def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:

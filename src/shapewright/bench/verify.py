@@ -14,30 +14,33 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shapewright.bench.measuring import measure_case
 from shapewright.bench.model import model_shapes
 from shapewright.bench.run import make_run
+from shapewright.bench.worker import WorkerDiedError
 from shapewright.errors import BenchError
 from shapewright.search.verified import Verification, VerifiedShape
 from shapewright.store.record import OK
 
 if TYPE_CHECKING:
-    from shapewright.bench.backend import Backend
+    from shapewright.bench.backend import DeviceFacts
     from shapewright.bench.model import ModelShapes
+    from shapewright.bench.run import Measurer
     from shapewright.predict import Prediction
     from shapewright.search import Candidate, SearchResult
-    from shapewright.store.record import Case, Row, Run
+    from shapewright.store.record import Case, Run
 
 _ROUNDS = 3
 # Each measurement gets its share of the budget, within these. [s]
 _LEAST_CASE_S, _MOST_CASE_S = 0.02, 1.0
 _CI_FRACTION = 0.02
+# So many lost processes are the machine's fault, not that of the operations.
+_MOST_DEATHS = 5
 
 
 def verify_search(
     result: SearchResult,
     num_shapes: int,
-    backend: Backend,
+    measurer: Measurer,
     *,
     budget_s: float,
     on_case: Callable[[int, int], None] = lambda _done, _of: None,
@@ -47,36 +50,41 @@ def verify_search(
     Args:
         result: The search.
         num_shapes: Shapes to measure.
-        backend: Where.
+        measurer: Who measures; an operation that takes its process with it is left out, like one that fails.
         budget_s: Time after which no further round is begun. [s]
         on_case: Told how many measurements of how many are done.
 
     Raises:
         BenchError: the search found nothing, or nothing of it can be measured here.
     """
+    facts = measurer.facts
     begin = time.monotonic()
     if not result.candidates:
         raise BenchError("--verify has nothing to measure: the search found no faster shape; widen it with --vary")
-    backend.require_dtypes((result.baseline.prediction.workload.dtype,))
+    facts.require_dtypes((result.baseline.prediction.workload.dtype,))
     shown = (result.baseline, *result.candidates[:num_shapes])
     listed = [_shapes_of(candidate.prediction) for candidate in shown]
-    cases, num_left_out = _in_turns(listed, backend)
+    cases, num_left_out = _in_turns(listed, facts)
     if not cases:
-        raise BenchError(f"--verify cannot measure here: every operation is too large for {backend.name}")
-    run = make_run(backend, suite="verify", command="search --verify")
-    rounds = _measure(cases, backend, run, budget_s - (time.monotonic() - begin), on_case)
+        raise BenchError(f"--verify cannot measure here: every operation is too large for {facts.name}")
+    run = make_run(facts, suite="verify", command="search --verify")
+    rounds = _measure(cases, measurer, run, budget_s - (time.monotonic() - begin), on_case)
     known = set.intersection(*(set(times) for times in rounds))
-    notes = [f"{num_left_out} operations are too large for {backend.name}"] if num_left_out else []
+    if not known:
+        raise BenchError(f"--verify measured nothing: every operation failed on {facts.name}")
+    notes = [f"{num_left_out} operations are too large for {facts.name}"] if num_left_out else []
+    failed = sorted({case.operation.name for key, case in cases.items() if key not in known})
+    notes += [f"failed here, and left out of every shape: {', '.join(failed)}"] if failed else []
     names = sorted({name for shapes in listed for name in shapes.left_out})
     notes += [f"not measured, for no single kernel of one device stands for it: {', '.join(names)}"] if names else []
-    if backend.name != result.baseline.prediction.device.name:
+    if facts.name != result.baseline.prediction.device.name:
         notes.append(
-            f"measured on {backend.name}, searched for {result.baseline.prediction.device.name}: shapes that suit one "
+            f"measured on {facts.name}, searched for {result.baseline.prediction.device.name}: shapes that suit one "
             f"need not suit the other"
         )
     return Verification(
-        device=backend.name,
-        library=backend.library,
+        device=facts.name,
+        library=facts.library,
         asked_device=result.baseline.prediction.device.name,
         shapes=tuple(
             _verified(shown[0], candidate, (listed[0], shapes), rounds, known)
@@ -92,7 +100,7 @@ def _shapes_of(prediction: Prediction) -> ModelShapes:
     return model_shapes(prediction.config, prediction.workload, prediction.layout)
 
 
-def _in_turns(listed: Sequence[ModelShapes], backend: Backend) -> tuple[dict[str, Case], int]:
+def _in_turns(listed: Sequence[ModelShapes], facts: DeviceFacts) -> tuple[dict[str, Case], int]:
     """Distinct cases by key, one of each shape in turn, and how many are too large."""
     cases: dict[str, Case] = {}
     left_out: set[str] = set()
@@ -101,7 +109,7 @@ def _in_turns(listed: Sequence[ModelShapes], backend: Backend) -> tuple[dict[str
             if turn < len(shapes.cases):
                 case = shapes.cases[turn]
                 key = case.key("", "")
-                if float(case.operation.flops) <= backend.most_flops:
+                if float(case.operation.flops) <= facts.most_flops:
                     cases.setdefault(key, case)
                 else:
                     left_out.add(key)
@@ -109,22 +117,30 @@ def _in_turns(listed: Sequence[ModelShapes], backend: Backend) -> tuple[dict[str
 
 
 def _measure(
-    cases: Mapping[str, Case], backend: Backend, run: Run, budget_s: float, on_case: Callable[[int, int], None]
+    cases: Mapping[str, Case], measurer: Measurer, run: Run, budget_s: float, on_case: Callable[[int, int], None]
 ) -> list[dict[str, float]]:
     """Times of the cases that work, round by round; the first round is always finished. [s]"""
     begin = time.monotonic()
     share_s = min(max(budget_s / (_ROUNDS * len(cases)), _LEAST_CASE_S), _MOST_CASE_S)
     rounds: list[dict[str, float]] = []
+    deadly: set[str] = set()
     while len(rounds) < _ROUNDS and (not rounds or time.monotonic() - begin < budget_s):
         times: dict[str, float] = {}
         for number, (key, case) in enumerate(cases.items()):
-            row: Row = measure_case(case, backend, run, budget_s=share_s, ci_fraction=_CI_FRACTION)
-            if row.status == OK and row.median_s is not None:
-                times[key] = row.median_s
+            if key not in deadly:
+                try:
+                    row = measurer.measure(case, run, budget_s=share_s, ci_fraction=_CI_FRACTION)
+                except WorkerDiedError as death:
+                    deadly.add(key)
+                    if len(deadly) >= _MOST_DEATHS:
+                        raise BenchError(
+                            f"--verify lost {_MOST_DEATHS} measuring processes; the last {death}"
+                        ) from death
+                else:
+                    if row.status == OK and row.median_s is not None:
+                        times[key] = row.median_s
             on_case(len(rounds) * len(cases) + number + 1, _ROUNDS * len(cases))
         rounds.append(times)
-    if not any(rounds):
-        raise BenchError(f"--verify measured nothing: every operation failed on {backend.name}")
     return rounds
 
 

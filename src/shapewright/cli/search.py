@@ -228,12 +228,12 @@ def _flags_beside(candidate: Candidate) -> str:
 
 def _verify(result: SearchResult, num_shapes: int, budget_s: float) -> Verification:
     """Measure on the GPU of this machine, or on its CPU where there is none."""
-    from shapewright.bench.backend import open_backend
     from shapewright.bench.verify import verify_search
+    from shapewright.bench.worker import Worker, WorkerOptions
 
-    backend = open_backend(cpu=not _has_gpu())
     show = _show_progress("measurements")
-    return verify_search(result, num_shapes, backend, budget_s=budget_s, **({"on_case": show} if show else {}))
+    with Worker(WorkerOptions(cpu=not _has_gpu())) as worker:
+        return verify_search(result, num_shapes, worker, budget_s=budget_s, **({"on_case": show} if show else {}))
 
 
 def _has_gpu() -> bool:
