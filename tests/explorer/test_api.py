@@ -99,6 +99,40 @@ def test_every_question_has_an_answer(path: str, job: dict[str, Any], client: Te
         )
 
 
+@pytest.mark.parametrize(
+    ("layout", "kinds"),
+    [
+        ({"pipeline_schedule": "gpipe"}, {"forward", "backward"}),
+        ({"pipeline_schedule": "zero-bubble"}, {"forward", "backward", "weight gradients"}),
+        (
+            {"virtual_pipeline": 2},
+            {"forward, chunk 0", "forward, chunk 1", "backward, chunk 0", "backward, chunk 1"},
+        ),
+    ],
+    ids=["gpipe", "zero-bubble", "interleaved"],
+)
+def test_every_schedule_is_drawn(layout: dict[str, Any], kinds: set[str], client: TestClient) -> None:
+    """The pipeline's figure shows each kind of pass that the schedule has, of every micro-batch on every stage."""
+    stages, passes = 4, 8
+    job = {
+        **GPT3,
+        "workload": {"micro_batch_size": 1, "global_batch_size": passes},
+        "layout": {"pipeline_parallel": stages, **layout},
+    }
+    texts = ask(client, "breakdown", job=job)["pipeline"]["texts"]
+
+    assert {kind: len(words) for kind, words in texts.items()} == dict.fromkeys(kinds, stages * passes)
+
+
+def test_too_long_a_pipeline_says_so(client: TestClient) -> None:
+    """More passes than a picture can show are not simulated; the rest of the figures are there."""
+    job = {**GPT3, "overrides": {"num_layers": 1024}, "workload": {"micro_batch_size": 1, "global_batch_size": 1024}}
+    answer = ask(client, "breakdown", job={**job, "layout": {"pipeline_parallel": 256}})
+
+    assert "256 stages of 1 chunks are too many to draw" in answer["pipeline"]["problem"]
+    assert "option" in answer["layer"]
+
+
 def test_a_pasted_config_is_read_like_a_preset(client: TestClient) -> None:
     """The config of a preset, sent as an object, gives the preset's step; only its name is its own."""
     config = client.get("/api/v1/models/gpt3-2.7b").json()["config"]

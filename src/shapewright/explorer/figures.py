@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import ShapewrightError
 from shapewright.explorer.job import ask_job
-from shapewright.figures.pipeline import schedule_pipeline
 from shapewright.figures.tiles import find_product, lay_tiles
 from shapewright.operations import Collective
 from shapewright.report.capacity import memory_components
-from shapewright.report.charts import BarChart, BarPart, Chart, Line, Points, Span, Timeline, XYChart
+from shapewright.report.charts import BarChart, BarPart, Chart, Line, Points, XYChart
 from shapewright.report.design_review import drawn_parts, memory_chart, waterfall_chart
 from shapewright.report.echarts import chart_option
 from shapewright.report.gather_review import explain_prediction
+from shapewright.report.pipeline_chart import pipeline_chart
 from shapewright.report.prediction_json import operation_to_json
 from shapewright.report.search_text import describe_changes
 from shapewright.units import GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
@@ -178,29 +178,18 @@ def memory_figure(found: Capacity) -> Answer:
 
 
 def _pipeline(prediction: Prediction) -> Answer:
-    """The 1F1B schedule."""
-    found = schedule_pipeline(prediction)
-    spans = [
-        Span(slot.stage, 1e3 * slot.start_s, 1e3 * slot.end_s, slot.pass_name, f"micro-batch {slot.microbatch + 1}")
-        for slot in found.slots
-    ]
-    chart = Timeline(
-        title="Pipeline",
-        x_label="ms",
-        rows=[f"stage {stage}" for stage in range(found.num_stages)],
-        spans=spans,
-        alt="Forward and backward passes of each pipeline stage in time; gaps are the bubble.",
-    )
+    """The pipeline's schedule, pass by pass."""
+    chart, shown, passes = pipeline_chart(prediction)
     texts: dict[str, list[str]] = {}
-    for slot in found.slots:
-        texts.setdefault(slot.pass_name, []).append(
-            f"stage {slot.stage}, micro-batch {slot.microbatch + 1}, {slot.pass_name}: "
-            f"{format_seconds(slot.end_s - slot.start_s)}"
+    for span in chart.spans:
+        texts.setdefault(span.kind, []).append(
+            f"{chart.rows[span.row]}, {span.text}, {span.kind}: {format_seconds(span.end - span.start)}"
         )
-    bubble = found.bubble_time_s / found.step_time_s
-    words = f"bubble {format_seconds(found.bubble_time_s)}, {format_percent(bubble)} of the step"
-    if found.num_drawn < found.num_microbatches:
-        words += f"; the first {found.num_drawn} of {found.num_microbatches} micro-batches are drawn"
+    bubble_s = prediction.bubble_time_s
+    share = format_percent(bubble_s / prediction.step_time_s)
+    words = f"bubble {format_seconds(bubble_s)}, {share} of the step; stages with less to do wait longer"
+    if shown < passes:
+        words += f"; the first {shown} of {passes} micro-batches are drawn"
     return figure(chart, texts, words=words)
 
 

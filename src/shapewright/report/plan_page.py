@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering import num_microbatches
 from shapewright.plan import BUBBLE
-from shapewright.plan.timeline import Pass, pass_times, simulate_pipeline
-from shapewright.report.charts import BarChart, BarPart, Points, Span, Timeline, XYChart
+from shapewright.report.charts import BarChart, BarPart, Points, XYChart
 from shapewright.report.page import Figure, Section, Words, render_page, table_of
+from shapewright.report.pipeline_chart import pass_words, pipeline_chart, simulate
 from shapewright.report.plan_text import (
     describe_job,
     describe_losses,
@@ -23,8 +23,6 @@ from shapewright.units import format_seconds
 if TYPE_CHECKING:
     from shapewright.plan import Plan, PlanResult
 
-# A picture of more passes shows nothing.
-_MOST_SPANS = 1200
 _BYTES_PER_GB, _MICROSECONDS = 1e9, 1e6
 _SHOWN_PLANS = 8
 
@@ -38,8 +36,8 @@ def render_plan(result: PlanResult) -> str:
         Figure(steps_chart(result), "Parts of a step add up to it; of communication, what computation does not hide."),
     ]
     if best.layout.pipeline_parallel > 1:
-        chart, shown, passes = timeline_chart(best)
-        simulated_s = max(each.end_s for each in _simulate(best, passes))
+        chart, shown, passes = pipeline_chart(best.prediction, f"Pipeline of rank {best.rank}: {describe_plan(best)}")
+        simulated_s = max(each.end_s for each in simulate(best.prediction, passes))
         sections.append(
             Figure(
                 chart,
@@ -92,29 +90,6 @@ def front_chart(result: PlanResult) -> XYChart:
     )
 
 
-def timeline_chart(plan: Plan) -> tuple[Timeline, int, int]:
-    """The pipeline's timeline, how many micro-batches it shows, and how many there are."""
-    passes = num_microbatches(plan.workload, plan.layout)
-    stages, chunks = plan.layout.pipeline_parallel, plan.layout.virtual_pipeline
-    kinds = 3 if plan.layout.pipeline_schedule == "zero-bubble" else 2
-    most = max(_MOST_SPANS // (stages * chunks * kinds), 1)
-    shown = min(passes, max(most // stages * stages, stages))
-    spans = [
-        Span(each.stage, each.start_s, each.end_s, _kind_words(each, chunks), _pass_words(each, chunks))
-        for each in _simulate(plan, shown)
-    ]
-    busy_s = sum(span.end - span.start for span in spans)
-    waiting = 1.0 - busy_s / (stages * max(span.end for span in spans))
-    chart = Timeline(
-        title=f"Pipeline of rank {plan.rank}: {describe_plan(plan)}",
-        x_label="seconds",
-        rows=[f"stage {stage}" for stage in range(stages)],
-        spans=spans,
-        alt=f"{shown} micro-batches pass {stages} stages; stages wait {100.0 * waiting:.1f} % of the time shown.",
-    )
-    return chart, shown, passes
-
-
 def chrome_trace(plan: Plan) -> dict[str, Any]:
     """The pipeline's step in the trace event format, which chrome://tracing and Perfetto open.
 
@@ -124,14 +99,14 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
     """
     passes = num_microbatches(plan.workload, plan.layout)
     chunks = plan.layout.virtual_pipeline
-    simulated = _simulate(plan, passes)
+    simulated = simulate(plan.prediction, passes)
     events: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": stage, "tid": 0, "args": {"name": f"stage {stage}"}}
         for stage in range(plan.layout.pipeline_parallel)
     ]
     events += [
         {
-            "name": _pass_words(each, chunks),
+            "name": pass_words(each, chunks),
             "cat": each.kind,
             "ph": "X",
             "pid": each.stage,
@@ -166,16 +141,3 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
             BUBBLE.replace(" ", "_") + "_s": plan.prediction.bubble_time_s,
         },
     }
-
-
-def _simulate(plan: Plan, passes: int) -> list[Pass]:
-    return simulate_pipeline(plan.layout, passes, pass_times(plan.prediction))
-
-
-def _kind_words(each: Pass, chunks: int) -> str:
-    return each.kind if chunks == 1 or chunks > 4 else f"{each.kind}, chunk {each.chunk}"
-
-
-def _pass_words(each: Pass, chunks: int) -> str:
-    letter = {"forward": "F", "backward": "B"}.get(each.kind, "W")
-    return f"{letter}{each.microbatch}" + (f".{each.chunk}" if chunks > 1 else "")
