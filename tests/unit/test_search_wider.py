@@ -298,3 +298,13 @@ def test_front_names_the_ranks_of_the_list() -> None:
     assert any(shape.rank for shape in result.front)
     assert any(not shape.rank for shape in result.front)
     assert all(listed[shape.rank] == shape.config for shape in result.front if shape.rank)
+
+
+def test_notes_say_what_is_not_judged() -> None:
+    """Experts are outside the guard, and narrower heads read less cache only where nothing pads them."""
+    experts = search("mixtral-8x7b", device="h100-sxm-80gb", vary=["experts"], layout={"tensor_parallel": 8})
+    assert any("no guard judges their number" in note for note in experts.notes)
+    asked = {"phase": "decode", "context_len": 8192}
+    decode = search("llama-3-8b", device="h100-sxm-80gb", workload=asked, top=4)
+    is_odd = [shape.config.head_dim % 32 != 0 for shape in decode.candidates]
+    assert any("stores heads unpadded" in note for note in decode.notes) == any(is_odd)

@@ -83,7 +83,7 @@ def print_search(result: SearchResult, console: Console) -> None:
     print_verdict(result.baseline.prediction, console)
     console.print()
     if result.candidates:
-        console.print(candidates_heading(result), style="bold")
+        console.print(candidates_heading(result), style="bold", soft_wrap=True)
         print_table(candidate_columns(result.candidates), console)
         console.print()
         _print_devices(result, console)
@@ -96,6 +96,7 @@ def print_search(result: SearchResult, console: Console) -> None:
         console.print(
             f"Pareto front over time, parameters, KV bytes per token and memory, {_front_words(result)}",
             style="bold",
+            soft_wrap=True,
         )
         print_table(candidate_columns(result.front[:_FRONT_SHOWN]), console)
         console.print()
@@ -112,7 +113,7 @@ def print_search(result: SearchResult, console: Console) -> None:
 
 def _front_words(result: SearchResult) -> str:
     """How much of the front is shown, and what its ranks are."""
-    listed = " (rank: where the shape is in the list above)" if any(not shape.rank for shape in result.front) else ""
+    listed = " (ranks of the list)" if any(not shape.rank for shape in result.front) else ""
     num_front = len(result.front)
     return (f"the first of {num_front}" if num_front > _FRONT_SHOWN else f"all {num_front}") + listed
 

@@ -48,6 +48,12 @@ _LISTED_OF_EACH = 3
 _LARGEST_FRONT = 24
 # Fields that make a shape another one, and not only a wider or narrower one.
 _SKELETON = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size", "branch")
+# Head widths that flash-attn's kernels are compiled for are multiples of it. [element]
+_COMPILED_HEAD_UNIT = 32
+_HEAD_NOTE = (
+    "a head width that is no multiple of 32 is computed as the next one; it reads less cache, as predicted here, only "
+    "where the serving library stores heads unpadded"
+)
 # Source: arXiv 2402.07871 (Scaling laws for fine-grained mixture of experts).
 _EXPERTS_NOTE = (
     "experts are held to equal total and active parameters, and no guard judges their number or how many a token uses: "
@@ -129,9 +135,13 @@ def search_shapes(
     tell = partial(_on_devices, finders, limits.least_costs)
     candidates = tuple(tell(candidate) for candidate in first.list_candidates(findings, request.top))
     if not candidates:
+        experts = " experts" if model.config.is_moe and "experts" not in request.vary else ""
         notes += (
-            "no shape inside the limits is predicted to be faster; widen them with --vary, --tolerance or --free",
+            f"no shape inside the limits is predicted to be faster; widen them with --vary{experts}, --tolerance or "
+            f"--free",
         )
+    if workload.phase == "decode" and any(shape.config.head_dim % _COMPILED_HEAD_UNIT for shape in candidates):
+        notes += (_HEAD_NOTE,)
     if findings.tally.too_large:
         words = f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}"
         least_bytes = findings.tally.least_memory_bytes
