@@ -235,7 +235,8 @@ def compare(
     is_alike = len(refusals) == len(outcomes) and len({str(refusal) for refusal in refusals}) == 1
     if is_alike and not isinstance(refusals[0], DeviceError | CalibrationError):
         raise refusals[0]  # no device's fault
-    prices = {load_device(name).name: price for name, price in (usd_per_hour or {}).items()}
+    names = {device.name for device in found}  # among them what is described by its measurements alone
+    prices = {name if name in names else load_device(name).name: usd for name, usd in (usd_per_hour or {}).items()}
     return compare_outcomes(outcomes, prices, tuple(notes))
 
 

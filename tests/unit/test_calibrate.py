@@ -245,3 +245,26 @@ def test_stores_that_cannot_be_fitted(rows: list[tuple[str, int]], device: str, 
     ]
     with pytest.raises(CalibrationError, match=words):
         calibrate_rows(listed, [make_run(name) for name, _ in rows], device=device)
+
+
+def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The device of the file is priced with its records, the others are not; a file of none of them is refused."""
+    path = str(own_h100(tmp_path, 2.0))
+
+    def times(*words: str) -> tuple[int, dict[str, float], str]:
+        arguments = ["compare", "gpt2", "--devices", "h100_sxm,l40s", "--phase", "prefill", "--json", *words]
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        said = capsys.readouterr()
+        rows = json.loads(said.out)["devices"] if said.out else []
+        assert isinstance(stop.value.code, int)
+        return stop.value.code, {row["name"]: row["step_time_s"] for row in rows}, said.err
+
+    (_, plain, _), (_, own, _) = times(), times("--calibration", path)
+    code, _, said = times("--calibration", path, "--devices", "l40s,a100-sxm-80gb")
+
+    assert own["h100-sxm-80gb"] != plain["h100-sxm-80gb"]
+    assert own["l40s"] == plain["l40s"]
+    assert (code, said.count("\n")) == (2, 1)
+    assert "is of h100-sxm-80gb, which is not compared" in said
+    assert times("--calibration", path, "--uncalibrated")[0] == 2

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, group_options, job_options
+from shapewright.cli.options import (
+    GroupedCommand,
+    calibration_option,
+    compared_devices,
+    group_options,
+    job_options,
+)
 from shapewright.errors import ShapewrightError
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ Examples:
     metavar="NAME,NAME,...",
     help="device names, aliases or TOML files, comma-separated; or 'all'",
 )
+@calibration_option
 @click.option("--usd-per-hour", metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="write a page with the figure too")
@@ -55,7 +62,7 @@ def command(
     groups = group_options(given)
     found = compare(
         config,
-        devices=_read_names(devices),
+        devices=compared_devices(_read_names(devices)),
         usd_per_hour=_read_prices(usd_per_hour or ""),
         workload=groups["workload"],
         layout=groups["layout"],

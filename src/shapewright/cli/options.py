@@ -146,6 +146,32 @@ def named_device(name: str) -> Device:
     return calibrated_device(name, path)
 
 
+def compared_devices(names: list[str]) -> list[str | Device]:
+    """Devices of a --devices; the one that --calibration is of has its records.
+
+    Raises:
+        CalibrationError: the calibration cannot be read, or none of the devices is the one it is of.
+    """
+    context = click.get_current_context(silent=True)
+    path = context.meta.get(_CALIBRATION) if context is not None else None
+    if context is None or not path:
+        return list(names)
+    if context.params.get("uncalibrated"):
+        raise click.UsageError("--uncalibrated and --calibration contradict each other: give one of them")
+    from shapewright.errors import CalibrationError
+    from shapewright.hardware import load_device
+    from shapewright.perf.calibration_file import calibrated_device, read_calibration
+
+    own = read_calibration(path).device.name
+    found = [
+        calibrated_device(name, path) if name == own or load_device(name).name == own else load_device(name)
+        for name in names
+    ]
+    if own not in [device.name for device in found]:
+        raise CalibrationError(f"calibration file {path} is of {own}, which is not compared; add it to --devices")
+    return list(found)
+
+
 def job_options(command: Command) -> Command:
     """Add CONFIG, --uncalibrated and every field of model, workload and layout to a command."""
     return _add_fields(command, {})
