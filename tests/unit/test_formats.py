@@ -109,6 +109,8 @@ def test_megatron_arguments_of_a_dense_model() -> None:
             "num_virtual_stages_per_pipeline_rank": "2",
             "sequence_parallel": True,
             "use_distributed_optimizer": True,
+            "overlap_grad_reduce": True,
+            "overlap_param_gather": True,
             "seq_length": "8192",
             "micro_batch_size": "1",
             "global_batch_size": "128",

@@ -166,8 +166,14 @@ def _spread(layout: ParallelLayout) -> Iterator[str]:
         yield f"--expert-model-parallel-size {layout.expert_parallel}"
     if layout.splits_sequence_over_tensor:
         yield "--sequence-parallel"
+    # Steps are priced with gradients and weights of replicas on their way behind the computation.
+    replicas = layout.data_parallel * layout.context_parallel
+    if replicas > 1:
+        yield "--overlap-grad-reduce"
     if layout.zero_stage == 1:
         yield "--use-distributed-optimizer"
+        if replicas > 1:
+            yield "--overlap-param-gather"
     elif layout.zero_stage > 1:
         raise cannot_spread(FORM.name, f"zero_stage={layout.zero_stage}", "its distributed optimizer is stage 1")
 
