@@ -123,6 +123,19 @@ def test_megatron_arguments_of_a_dense_model() -> None:
     assert said["make_vocab_size_divisible_by"] == "128"
 
 
+def test_megatron_is_told_the_chunks_of_layers_that_stages_do_not_divide() -> None:
+    """61 layers on 16 stages of two chunks: every layer once, no stage above the four that a plan gives it."""
+    layout = ParallelLayout(pipeline_parallel=16, virtual_pipeline=2)
+    said = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config, layout=layout))
+    chunks = str(said["pipeline_model_parallel_layout"]).split("|")
+
+    assert len(chunks) == 32
+    assert [chunks[0][0], chunks[-1][-1]] == ["E", "L"]
+    assert sum(chunk.count("t") for chunk in chunks) == 61
+    assert max(sum(chunk.count("t") for chunk in chunks[stage::16]) for stage in range(16)) == 4
+    assert "num_virtual_stages_per_pipeline_rank" not in said
+
+
 def test_megatron_arguments_of_experts_and_latent_attention() -> None:
     """DeepSeek-V3: three dense layers, shared expert, and the parts of a latent head."""
     said = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config))

@@ -46,7 +46,7 @@ _RECOMPUTE = {
 def write_arguments(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
     """Write arguments; a shell takes them as ``pretrain_gpt.py $(cat FILE)``."""
     lines = [*_shape(config), *_attention(config), *_mlp(config), *_head(config, layout)]
-    lines += [] if layout is None else _spread(layout)
+    lines += [] if layout is None else _spread(config, layout)
     lines += [] if workload is None else _batch(workload, layout)
     return "\n".join(lines) + "\n"
 
@@ -155,11 +155,14 @@ def _head(config: TransformerConfig, layout: ParallelLayout | None) -> Iterator[
         yield "--untie-embeddings-and-output-weights"
 
 
-def _spread(layout: ParallelLayout) -> Iterator[str]:
+def _spread(config: TransformerConfig, layout: ParallelLayout) -> Iterator[str]:
     refuse_other_schedules(FORM, layout)
     yield f"--tensor-model-parallel-size {layout.tensor_parallel}"
     yield f"--pipeline-model-parallel-size {layout.pipeline_parallel}"
-    if layout.virtual_pipeline > 1:
+    if config.num_layers % (layout.pipeline_parallel * layout.virtual_pipeline):
+        # It cuts evenly unless it is told each chunk; how many chunks a stage has, it counts itself.
+        yield f"--pipeline-model-parallel-layout {_chunks_of(config.num_layers, layout)}"
+    elif layout.virtual_pipeline > 1:
         yield f"--num-virtual-stages-per-pipeline-rank {layout.virtual_pipeline}"
     yield f"--context-parallel-size {layout.context_parallel}"
     if layout.expert_parallel > 1:
@@ -191,6 +194,27 @@ def _batch(workload: Workload, layout: ParallelLayout | None) -> Iterator[str]:
     yield from _PRECISIONS[workload.dtype]
     yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
     yield from _RECOMPUTE[workload.recompute]
+
+
+def _chunks_of(num_layers: int, layout: ParallelLayout) -> str:
+    """Layers of every chunk in order: E the embedding, t a layer, L the loss; the ends have fewer, as they are priced.
+
+    >>> from shapewright.layout import ParallelLayout
+    >>> _chunks_of(7, ParallelLayout(pipeline_parallel=4))
+    'Ett|tt|tt|tL'
+    >>> _chunks_of(6, ParallelLayout(pipeline_parallel=4))
+    'Et|tt|tt|tL'
+    """
+    chunks = layout.pipeline_parallel * layout.virtual_pipeline
+    per_stage = -(-num_layers // layout.pipeline_parallel)
+    per_chunk = -(-per_stage // layout.virtual_pipeline)
+    counts = [per_chunk] * chunks
+    # From the last chunk and the first in turns, and further inside once those are empty.
+    ends = [index for pair in zip(range(chunks - 1, -1, -1), range(chunks), strict=True) for index in pair]
+    for spare in range(chunks * per_chunk - num_layers):
+        pair = spare // (2 * per_chunk)
+        counts[ends[2 * pair + spare % 2]] -= 1
+    return "E" + "|".join("t" * count for count in counts) + "L"
 
 
 def _list_of(flags: Sequence[int]) -> str:
