@@ -38,6 +38,7 @@ ARGUMENTS = [
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 PLANTED = '<img src=x onerror="window.planted=1"><script>window.planted=1</script>'
 WAIT_MS = 20_000
+CHART_MOVES_MS = 1_200  # a figure slides its points into place for a second
 
 
 @pytest.fixture(scope="session")
@@ -280,6 +281,33 @@ def test_a_search_runs_stops_and_is_adopted(open_page: Callable[..., Any]) -> No
         words_of("gpt3-2.7b", device="a100-sxm-40gb")["step"].partition(" (")[0]
     )
     assert int(page.input_value("#model-vocab_size")) % 64 == 0
+
+
+def test_a_point_of_the_front_is_adopted(open_page: Callable[..., Any]) -> None:
+    """A click on a point of a finished search's Pareto front makes that shape the question."""
+    page = open_page(viewport={"width": 1440, "height": 1800})
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    page.evaluate("document.getElementById('search').scrollIntoView()")
+    for name in ("head_dim", "micro_batch", "ffn", "depth", "width", "kv_heads"):
+        page.uncheck(f"#search input[value={name}]")
+    page.click("#start-search")
+    plot = page.locator("#search .plot")
+    playwright.expect(plot).to_be_visible()
+    playwright.expect(page.locator("#start-search")).to_be_enabled()
+    page.wait_for_timeout(CHART_MOVES_MS)
+    x, y = page.evaluate(
+        """() => {
+          const chart = echarts.getInstanceByDom(document.querySelector("#search .plot"));
+          const index = chart.getOption().series.findIndex((one) => one.name === "shape");
+          const [point] = chart.getOption().series[index].data;
+          return chart.convertToPixel({ seriesIndex: index }, point.value ?? point);
+        }"""
+    )
+    plot.click(position={"x": x, "y": y})
+    page.wait_for_function("() => location.hash.includes('m.vocab_size')")
+    changed = dict(re.findall(r"m\.(\w+)=(\d+)", page.url))
+    overrides = {name: int(value) for name, value in changed.items()}
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides=overrides))
 
 
 def test_everything_is_exported(open_page: Callable[..., Any], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ Examples:
   shapewright serve
   shapewright serve --port 9000 --no-browser
   shapewright serve --host 0.0.0.0
+  shapewright serve --store measured.sqlite
 """
 
 
@@ -24,11 +25,15 @@ Examples:
     metavar="ADDRESS",
     help="address to listen on; on any but this machine's own loopback, every request then needs a printed token",
 )
-def command(port: int, no_browser: bool, host: str) -> int:
+@click.option(
+    "--store", "store_path", default="", metavar="PATH", help="measured products and steps to show beside predictions"
+)
+def command(port: int, no_browser: bool, host: str, store_path: str) -> int:
     """Open the explorer: shapes, waves and memory to look at, in the browser, with a JSON API.
 
     Sliders for every field, predicted at each move; crests to click, findings to apply, a search to run. It listens
-    on this machine alone, reads no files and sends nothing anywhere. Needs the serve extra (FastAPI, uvicorn).
+    on this machine alone, reads no files but the store and sends nothing anywhere. Needs the serve extra
+    (FastAPI, uvicorn).
     """
     try:
         import fastapi  # noqa: F401
@@ -39,5 +44,5 @@ def command(port: int, no_browser: bool, host: str) -> int:
         ) from None
     from shapewright.explorer.serve import serve
 
-    serve(host, port, open_browser=not no_browser, say=click.echo)
+    serve(host, port, open_browser=not no_browser, say=click.echo, store_path=store_path)
     return 0

@@ -28,6 +28,7 @@ from shapewright.explorer.api_models import (
 )
 from shapewright.explorer.assets import load_assets, serve_asset
 from shapewright.explorer.guard import Guard
+from shapewright.explorer.measured import Measurements
 from shapewright.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
 
 API = "/api/v1"
@@ -69,13 +70,20 @@ _AS_FILE = {"Content-Disposition": 'attachment; filename="report.html"'}
 _OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 
 
-def create_app(*, host: str = "127.0.0.1", token: str | None = None, queue: SearchQueue | None = None) -> FastAPI:
+def create_app(
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    queue: SearchQueue | None = None,
+    measured: Measurements | None = None,
+) -> FastAPI:
     """Make the application.
 
     Args:
         host: Name or address that it is reached by, beside those of this very machine.
         token: What every request has to bring; None on loopback alone.
         queue: Where searches wait; for tests.
+        measured: What to set beside predictions.
     """
     searches = queue or SearchQueue()
 
@@ -98,7 +106,7 @@ def create_app(*, host: str = "127.0.0.1", token: str | None = None, queue: Sear
         generate_unique_id_function=lambda route: route.name,
     )
     problems.install(app)
-    _add_questions(app)
+    _add_questions(app, measured or Measurements())
     _add_catalogue(app)
     _add_searches(app, searches)
     _add_page(app)
@@ -111,7 +119,7 @@ def _json(answer: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(answer, allow_nan=False), status_code=status, media_type="application/json")
 
 
-def _add_questions(app: FastAPI) -> None:
+def _add_questions(app: FastAPI, measured: Measurements) -> None:
     """Everything that is computed from a job."""
     how: dict[str, Any] = {
         "responses": {**_PROBLEMS, **_QUEUE_FULL, 200: {"description": "The answer.", "content": _OBJECT}},
@@ -135,7 +143,7 @@ def _add_questions(app: FastAPI) -> None:
 
     @app.post(f"{API}/tiles", summary="Tiles and waves of one product", **how)
     def tiles(body: TilesRequest) -> Response:
-        return _json(figures.answer_tiles(body.job, body.operation, body.pass_name))
+        return _json(figures.answer_tiles(body.job, body.operation, body.pass_name, measured))
 
     @app.post(f"{API}/config", summary="The model as a config.json object, in the form that it was read in", **how)
     def config(body: JobRequest) -> Response:
@@ -159,7 +167,8 @@ def _add_questions(app: FastAPI) -> None:
 
     @app.post(f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **how)
     async def sweep(body: SweepRequest) -> Response:
-        return _json(await slowly(sweeps.answer_sweep, body.job, body.field, body.measure, body.values))
+        answer = await slowly(sweeps.answer_sweep, body.job, body.field, body.measure, body.values, measured)
+        return _json(answer)
 
     @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **how)
     async def heat_map(body: JobRequest) -> Response:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.errors import ShapewrightError
 from shapewright.explorer.job import ask_job
 from shapewright.figures.tiles import find_product, lay_tiles
-from shapewright.operations import Collective
+from shapewright.operations import Collective, Gemm
 from shapewright.report.capacity import memory_components
 from shapewright.report.charts import BarChart, BarPart, Chart, Line, Points, XYChart
 from shapewright.report.design_review import drawn_parts, memory_chart, waterfall_chart
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shapewright.capacity import Capacity
     from shapewright.compare import Comparison
     from shapewright.explorer.job import Job
+    from shapewright.explorer.measured import Measurements
     from shapewright.predict import Prediction
     from shapewright.search import SearchResult
 
@@ -41,7 +42,7 @@ def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **mor
     return {"title": chart.title, "alt": chart.alt, "option": chart_option(chart), "texts": texts or {}, **more}
 
 
-def answer_tiles(job: Job, operation: str, pass_name: str) -> Answer:
+def answer_tiles(job: Job, operation: str, pass_name: str, measured: Measurements) -> Answer:
     """Tiles and waves of one product, with their words."""
     prediction = ask_job(job).predict(uncalibrated=job.uncalibrated)
     entry = find_product(prediction, operation, pass_name)
@@ -59,6 +60,10 @@ def answer_tiles(job: Job, operation: str, pass_name: str) -> Answer:
         "time": format_seconds(facts["time_s"]),
         "alignment": f"{facts['alignment']} B" if facts["alignment"] else "",
     }
+    product = entry.operation
+    found = measured.find_product(product, prediction.device.name) if isinstance(product, Gemm) else None
+    if found is not None:
+        text["measured"] = f"{format_seconds(found.time_s)}, {found.library}"
     return {"schema_version": 1, **asdict(grid), "name": facts["name"], "pass": facts["pass"], "text": text}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.explorer.figures import figure
@@ -12,7 +13,10 @@ from shapewright.report.charts import Band, HeatMap, Line, Mark, Points, XYChart
 from shapewright.units import TERA, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shapewright.explorer.job import Job
+    from shapewright.explorer.measured import Measurement, Measurements
     from shapewright.figures.sweep import Sweep, SweepPoint
     from shapewright.predict import Prediction
 
@@ -28,8 +32,8 @@ _WIDE_LOAD_BYTES = 16
 _CLASS_COLORS = {128: "#0072b2", 64: "#56b4e9", 32: "#009e73", 16: "#b8a800", 8: "#e69f00", 4: "#d55e00", 2: "#cc79a7"}
 
 
-def answer_sweep(job: Job, field: str, measure: str, values: list[int] | None) -> Answer:
-    """Throughput over one field, with wave ends, alignment classes and crests."""
+def answer_sweep(job: Job, field: str, measure: str, values: list[int] | None, measured: Measurements) -> Answer:
+    """Throughput over one field, with wave ends, alignment classes, crests, and what was measured."""
     question = ask_job(job)
     sweep = sweep_field(
         question.config,
@@ -43,6 +47,10 @@ def answer_sweep(job: Job, field: str, measure: str, values: list[int] | None) -
     words = [_words(sweep, point) for point in sweep.points]
     by_value = {point.value: text for point, text in zip(sweep.points, words, strict=True)}
     chart, texts = _chart(sweep, measure, by_value)
+    steps = {point.value: measured.find_step(point.prediction) for point in sweep.points}
+    seen = _measured_points(sweep, measure, steps)
+    chart = replace(chart, series=[*chart.series, *seen])
+    texts |= {one.name: list(one.labels) for one in seen}
     here = next((point for point in sweep.points if point.value == sweep.current), None)
     return {
         "schema_version": 1,
@@ -62,6 +70,7 @@ def answer_sweep(job: Job, field: str, measure: str, values: list[int] | None) -
                 "step_time_s": point.prediction.step_time_s,
                 "step_time_low_s": point.prediction.step_time_low_s,
                 "step_time_high_s": point.prediction.step_time_high_s,
+                "measured_step_time_s": None if (step := steps[point.value]) is None else step.time_s,
                 "alignment_bytes": point.alignment_bytes,
                 "num_waves": point.num_waves,
                 "text": text,
@@ -117,6 +126,17 @@ def _chart(sweep: Sweep, measure: str, words: dict[int, str]) -> tuple[XYChart, 
     return chart, texts
 
 
+def _measured_points(sweep: Sweep, measure: str, steps: Mapping[int, Measurement | None]) -> list[Points]:
+    """Measured steps of the very same shapes, if there are any."""
+    seen = [(point, step) for point in sweep.points if (step := steps[point.value]) is not None]
+    labels = [
+        f"{sweep.field}={point.value:,}: step of {format_seconds(step.time_s)} measured with {step.library}"
+        for point, step in seen
+    ]
+    shown = [_measure(point.prediction, measure, step_s=step.time_s) for point, step in seen]
+    return [Points("measured", [point.value for point, _ in seen], shown, labels, color="#333333")] if seen else []
+
+
 def _points(name: str, points: list[SweepPoint], measure: str, labels: list[str], color: str) -> Points:
     return Points(
         name,
@@ -127,14 +147,17 @@ def _points(name: str, points: list[SweepPoint], measure: str, labels: list[str]
     )
 
 
-def _measure(prediction: Prediction, measure: str, *, slow: bool = False, fast: bool = False) -> float:
-    """What is drawn of a step, or of the slow or fast end of its interval."""
-    step_s = prediction.step_time_s
-    end_s = prediction.step_time_high_s if slow else max(prediction.step_time_low_s, 1e-3 * step_s) if fast else step_s
+def _measure(
+    prediction: Prediction, measure: str, *, slow: bool = False, fast: bool = False, step_s: float = 0.0
+) -> float:
+    """What is drawn of a step, of the slow or fast end of its interval, or of a step that took so long."""
+    own_s = prediction.step_time_s
+    end_s = prediction.step_time_high_s if slow else max(prediction.step_time_low_s, 1e-3 * own_s) if fast else own_s
+    end_s = step_s or end_s
     if measure == "step":
         return 1e3 * end_s
     rate = prediction.model_flops_per_s / TERA if measure == "rate" else prediction.tokens_per_s_per_device
-    return rate * step_s / end_s
+    return rate * own_s / end_s
 
 
 def _words(sweep: Sweep, point: SweepPoint) -> str:

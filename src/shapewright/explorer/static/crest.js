@@ -27,7 +27,7 @@ export function makeCrest(swept) {
   });
   const tools = [h("label", { class: "inline" }, h("span", {}, "Over"), field), h("label", { class: "inline" }, h("span", {}, "Show"), measure), savers(place, "crests")];
   card({ id: "crest", title: "Crests", wide: true, tools, content: [place, chips, hint],
-    lead: "Throughput over one dimension with all others held; dotted lines are ends of waves, colours are alignment. Click to adopt a value.",
+    lead: "Throughput over one dimension with all others held; dotted lines are ends of waves, colours are alignment, diamonds measurements of a store. Click to adopt a value.",
     refresh: async ({ job }) => {
       const { view } = state();
       field.value = swept.includes(view.dim) ? view.dim : "intermediate_size";
@@ -48,6 +48,7 @@ export function makeCrest(swept) {
 // Crests and the current value stand out; alignment classes stay in the background.
 function dressed(one, index) {
   if (one.name === "crests") return { ...one, symbol: "triangle", symbolSize: 13, z: 6 };
+  if (one.name === "measured") return { ...one, symbol: "diamond", symbolSize: 12, z: 8 };
   if (one.name === "this shape") return { ...one, symbol: "circle", symbolSize: 13, z: 7, itemStyle: { ...one.itemStyle, borderColor: "#fff", borderWidth: 2 } };
   if (one.type === "line" && index === 1) return { ...one, showSymbol: one.data.length < 12, symbol: "circle", symbolSize: 6 };
   if (one.type === "line") return { ...one, showSymbol: true, symbol: "circle", symbolSize: 5, lineStyle: { ...one.lineStyle, width: 1, opacity: 0.7 } };

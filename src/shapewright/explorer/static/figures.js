@@ -11,7 +11,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 const tick = (value) => (Number.isInteger(value) ? value : Number(value.toPrecision(3))).toLocaleString("en");
 
 // The palette's blue is too deep for a dark ground.
-const ON_DARK = { "#0072b2": "#3d9fdc", "#7f7f7f": "#a3a3a3" };
+const ON_DARK = { "#0072b2": "#3d9fdc", "#7f7f7f": "#a3a3a3", "#333333": "#e6e6e6" };
 const tone = (style) => style && style.color in ON_DARK ? { ...style, color: ON_DARK[style.color] } : style;
 
 function dressed(figure, adjust) {
