@@ -130,7 +130,7 @@ def _row(entry: PricedOperation, step_s: float, peak: float) -> list[str]:
         str(facts["repeats"]),
         format_seconds(facts["time_s"]),
         _percent(entry.total_time_s / step_s) if step_s else "",
-        f"{rate / TERA:.0f}" if rate else "",
+        f"{rate / TERA:.{0 if rate >= TERA else 2}f}" if rate else "",
         _percent(rate / peak) if rate else "",
         f"{facts['tile'][0]}x{facts['tile'][1]}" + (f"/{facts['split_k']}" if facts["split_k"] > 1 else "")
         if facts["tile"]
