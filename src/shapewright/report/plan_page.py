@@ -18,12 +18,12 @@ from shapewright.report.plan_text import (
     plan_columns,
     warnings_of,
 )
-from shapewright.units import format_seconds
+from shapewright.units import GIB, format_seconds
 
 if TYPE_CHECKING:
     from shapewright.plan import Plan, PlanResult
 
-_BYTES_PER_GB, _MICROSECONDS = 1e9, 1e6
+_MICROSECONDS = 1e6
 _SHOWN_PLANS = 8
 
 
@@ -77,12 +77,10 @@ def front_chart(result: PlanResult) -> XYChart:
         by_devices.setdefault(point.choice.num_devices, []).append(point)
     return XYChart(
         title="Memory against time",
-        x_label="memory of a device, GB",
+        x_label="memory of a device, GiB",
         y_label="step, s",
         series=[
-            Points(
-                f"{count} GPUs", [round(p.total_bytes / _BYTES_PER_GB, 2) for p in points], [p.step_s for p in points]
-            )
+            Points(f"{count} GPUs", [round(p.total_bytes / GIB, 2) for p in points], [p.step_s for p in points])
             for count, points in sorted(by_devices.items())
         ],
         alt=f"{len(result.front)} plans, each of which needs less memory or less time than every other.",
