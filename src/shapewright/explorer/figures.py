@@ -11,14 +11,15 @@ from shapewright.explorer.job import ask_job
 from shapewright.figures.tiles import find_product, lay_tiles
 from shapewright.operations import Collective, Gemm
 from shapewright.report.capacity import memory_components
-from shapewright.report.charts import BarChart, BarPart, Chart, Line, Points, XYChart
+from shapewright.report.charts import BarChart, BarPart, Chart, Points, XYChart
 from shapewright.report.design_review import drawn_parts, memory_chart, waterfall_chart
 from shapewright.report.echarts import chart_option
 from shapewright.report.gather_review import explain_prediction
 from shapewright.report.pipeline_chart import pipeline_chart
 from shapewright.report.prediction_json import operation_to_json
+from shapewright.report.roofline_chart import CEILING, describe_ceiling, step_roofline_chart
 from shapewright.report.search_text import describe_changes
-from shapewright.units import GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
+from shapewright.units import GIGA, format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from shapewright.adding_up import PricedOperation
@@ -33,8 +34,6 @@ Answer = dict[str, Any]
 
 # What belongs together in a layer: the first word of an operation's name, in the order of work.
 _LAYER_PASSES = ("forward", "backward", "recompute")
-# Roofline points beyond this many are those of the least time.
-_MOST_POINTS = 60
 
 
 def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **more: Any) -> Answer:
@@ -117,44 +116,10 @@ def _role(entry: PricedOperation) -> str:
 
 
 def _roofline(prediction: Prediction) -> Answer:
-    """Operations by FLOPs per byte and achieved rate, under the device's two ceilings."""
-    device = prediction.device
-    peak = device.peak_flops_per_s(prediction.workload.dtype)
-    bandwidth = device.memory_bandwidth_bytes_per_s
-    entries = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
-    points: dict[str, list[tuple[float, float, str, float]]] = {}
-    for entry in entries[:_MOST_POINTS]:
-        facts = operation_to_json(entry)
-        if not facts["flops"] or not facts["bytes"] or not facts["time_s"] or isinstance(entry.operation, Collective):
-            continue
-        intensity, rate = facts["flops"] / facts["bytes"], facts["flops"] / facts["time_s"]
-        words = (
-            f"{facts['name']} ({facts['pass']}): {format_rate(rate)}, {intensity:.3g} flop/B, "
-            f"{format_percent(entry.total_time_s / prediction.step_time_s)} of the step"
-        )
-        points.setdefault(facts["kind"].replace("_", " "), []).append((intensity, rate / TERA, words, 0.0))
-    known = [row[0] for rows in points.values() for row in rows]
-    ridge = peak / bandwidth
-    low, high = min([*known, ridge]) / 2.0, max([*known, ridge]) * 2.0
-    series: list[Any] = [
-        Line("peak and memory", [low, ridge, high], [low * bandwidth / TERA, peak / TERA, peak / TERA])
-    ]
-    series += [
-        Points(name, [row[0] for row in rows], [row[1] for row in rows], labels=[row[2] for row in rows])
-        for name, rows in points.items()
-    ]
-    chart = XYChart(
-        title="Roofline",
-        x_label="FLOPs per byte",
-        y_label="TFLOP/s",
-        series=series,
-        alt="Operations by arithmetic intensity and achieved rate under the device's peak and memory bandwidth.",
-        x_log=True,
-        y_log=True,
-    )
-    ceiling = f"{format_rate(peak)} above {ridge:.3g} flop/B, {bandwidth / GIGA:,.0f} GB/s below"
-    texts = {name: [row[2] for row in rows] for name, rows in points.items()}
-    return figure(chart, {**texts, "peak and memory": [ceiling] * 3})
+    """Operations under the device's two ceilings."""
+    chart = step_roofline_chart(prediction)
+    texts = {one.name: list(one.labels) for one in chart.series if isinstance(one, Points)}
+    return figure(chart, {**texts, CEILING: [describe_ceiling(prediction)] * 3})
 
 
 def _waterfall(prediction: Prediction) -> Answer:

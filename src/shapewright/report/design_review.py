@@ -15,6 +15,7 @@ from shapewright.report.columns import columns_of
 from shapewright.report.devices import device_number_columns
 from shapewright.report.page import Figure, Section, Table, Words, table_of
 from shapewright.report.prediction_text import describe, operation_columns, verdict
+from shapewright.report.roofline_chart import describe_ceiling, step_roofline_chart
 from shapewright.report.search_text import candidate_columns, describe_space
 from shapewright.units import GIB, format_percent, format_seconds
 
@@ -84,6 +85,9 @@ def review_sections(review: Review) -> list[Section]:
         sections.append(_operations_figure(prediction))
     if review.utilization is not None:
         sections.append(waterfall_figure(review.utilization))
+    if prediction is not None:
+        chart = step_roofline_chart(prediction)
+        sections.append(Figure(chart, caption=f"{chart.alt} {describe_ceiling(prediction)}."))
     sections.append(_findings(review.check.findings))
     if review.capacity is not None:
         sections += _memory(review.capacity)
