@@ -242,7 +242,11 @@ def hide_communication(priced: list[PricedOperation], software: Software = TUNED
         side: float(exposed_fraction(cover_s[side], wanted, software.overlap_share)) if wanted > 0.0 else 1.0
         for side, wanted in wanted_s.items()
     }
-    return [replace(entry, exposed_fraction=_exposed_of(entry.operation, exposed, software)) for entry in priced]
+    shares = [_exposed_of(entry.operation, exposed, software) for entry in priced]
+    return [
+        entry if share == entry.exposed_fraction else replace(entry, exposed_fraction=share)
+        for entry, share in zip(priced, shares, strict=True)
+    ]
 
 
 def _exposed_of(operation: Operation, exposed: Mapping[str, float], software: Software) -> float:

@@ -6,7 +6,6 @@ between them. Names ending in ``.ring`` are the steps of a context axis after th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.communication import collective, ring_keys_values
@@ -129,19 +128,18 @@ def _lower_fused(
     whole = _call(shard, f"{block}.fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
     ring_steps = 1 if shard.workload.phase == "decode" else shard.layout.context_parallel
     if window:
-        return [replace(whole, window_size=window)]
+        return [whole.changed(window_size=window)]
     if ring_steps == 1:
         return [whole]
     own_context = shard.workload.context_len // ring_steps
     own_new = kv_len // ring_steps - own_context
-    ring = replace(
-        whole,
+    ring = whole.changed(
         name=f"{whole.name}.ring",
         repeats=repeats * (ring_steps - 1),
         kv_len=own_context + (-(-own_new // 2) if causal else own_new),
         causal=False,
     )
-    return [replace(whole, kv_len=own_context + own_new), ring]
+    return [whole.changed(kv_len=own_context + own_new), ring]
 
 
 def _lower_chunks(shard: Shard, block: str, repeats: int, heads: _Heads, *, chunk_len: int) -> list[Operation]:
@@ -151,7 +149,7 @@ def _lower_chunks(shard: Shard, block: str, repeats: int, heads: _Heads, *, chun
     for name, count, length in (("fused", num_chunks, chunk_len), ("fused.rest", int(rest > 0), rest)):
         if count:
             call = _call(shard, f"{block}.{name}", repeats, heads, query_len=length, kv_len=length, causal=True)
-            operations.append(replace(call, batch_size=shard.batch_size * count))
+            operations.append(call.changed(batch_size=shard.batch_size * count))
     return operations
 
 

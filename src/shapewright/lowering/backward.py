@@ -6,7 +6,6 @@ weights (layout NT, B stored as W[n,k]) the second is written the way W lies in 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
@@ -45,7 +44,7 @@ def backward_of(operation: Operation) -> list[Operation]:
     if isinstance(operation, Gemm | GroupedGemm):
         return list(gemm_gradients(operation))
     if isinstance(operation, Attention):
-        return [replace(operation, name=f"{operation.name}.backward", pass_name="backward", is_backward=True)]
+        return [operation.changed(name=f"{operation.name}.backward", pass_name="backward", is_backward=True)]
     if isinstance(operation, Collective):
         return _mirror(operation)
     return [_pointwise_gradient(operation)]
@@ -61,9 +60,9 @@ def gemm_gradients(product: Gemm | GroupedGemm) -> tuple[Gemm | GroupedGemm, Gem
     m, n, k = product.m, product.n, product.k
     first_layout, second_layout, transposed = _GRADIENT_LAYOUTS[product.layout]
     second_m, second_n = (n, k) if transposed else (k, n)
-    dgrad = replace(product, name=f"{product.name}.dgrad", pass_name="backward", m=m, n=k, k=n, layout=first_layout)
-    wgrad = replace(
-        product, name=f"{product.name}.wgrad", pass_name="backward", m=second_m, n=second_n, k=m, layout=second_layout
+    dgrad = product.changed(name=f"{product.name}.dgrad", pass_name="backward", m=m, n=k, k=n, layout=first_layout)
+    wgrad = product.changed(
+        name=f"{product.name}.wgrad", pass_name="backward", m=second_m, n=second_n, k=m, layout=second_layout
     )
     return dgrad, wgrad
 
@@ -72,9 +71,9 @@ def _mirror(forward: Collective) -> list[Operation]:
     """Collective of the gradient; gathered tokens are gathered once more for wgrad, which hides behind dgrad."""
     op_name = _MIRRORED.get(forward.op_name, forward.op_name)
     name = f"{forward.name.removesuffix(f'.{forward.op_name}')}.backward"
-    mirrored: list[Operation] = [replace(forward, name=f"{name}.{op_name}", pass_name="backward", op_name=op_name)]
+    mirrored: list[Operation] = [forward.changed(name=f"{name}.{op_name}", pass_name="backward", op_name=op_name)]
     if forward.op_name == "all_gather" and forward.axis == "tensor":
-        mirrored.append(replace(forward, name=f"{name}.all_gather", pass_name="backward", overlaps=True))
+        mirrored.append(forward.changed(name=f"{name}.all_gather", pass_name="backward", overlaps=True))
     return mirrored
 
 
@@ -95,8 +94,7 @@ def _pointwise_gradient(forward: Pointwise) -> Pointwise:
         read = 2.0 * y
     elif forward.operation == "residual":
         read, written = x, y
-    return replace(
-        forward,
+    return forward.changed(
         name=f"{forward.name}.backward",
         pass_name="backward",
         read_bytes=read,

@@ -8,7 +8,6 @@ Source: arXiv 1909.08053, section 3.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.lowering.backward import lower_backward
@@ -56,7 +55,7 @@ def lower_embedding_backward(shard: Shard) -> list[Operation]:
         num_kernels=2,
         stage="first",
     )
-    return operations + [replace(operation, pass_name="backward") for operation in [*gathered, scatter]]
+    return operations + [operation.changed(pass_name="backward") for operation in [*gathered, scatter]]
 
 
 def _lower_after_rows(shard: Shard) -> list[Operation]:

@@ -77,7 +77,7 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
         _in_chunks(shard, loss_gradient),
         _in_chunks(shard, dgrad),
         _in_chunks(shard, wgrad),
-        *(replace(operation, pass_name="backward") for operation in reduced + gathered),
+        *(operation.changed(pass_name="backward") for operation in reduced + gathered),
         *lower_backward(_lower_before_logits(shard)),
     ]
 
@@ -134,7 +134,7 @@ def _in_chunks(shard: Shard, operation: Any) -> Any:
         parts[tokens] = -(-getattr(operation, tokens) // chunks)
     else:
         parts |= {name: getattr(operation, name) / chunks for name in ("read_bytes", "written_bytes")}
-    return replace(operation, **parts)
+    return operation.changed(**parts)
 
 
 def _cross_entropy(shard: Shard) -> Pointwise:

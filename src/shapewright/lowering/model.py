@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.attention import lower_bias_gradients, lower_cross_inputs, lower_inputs, lower_output
@@ -79,7 +79,7 @@ def _first_layers(
         return recomputed
     num_layers = layers_per_stage(config, layout)
     chosen = min(workload.recompute_layers, num_layers)
-    return [replace(operation, repeats=operation.repeats * chosen // num_layers) for operation in recomputed]
+    return [operation.changed(repeats=operation.repeats * chosen // num_layers) for operation in recomputed]
 
 
 def lower_parts(
@@ -158,7 +158,7 @@ class StepParts:
 
     def recompute(self, mode: str) -> list[Operation]:
         """The same as operations of the pass that repeats them."""
-        return [replace(operation, pass_name="recompute") for operation in self.repeated(mode)]
+        return [operation.changed(pass_name="recompute") for operation in self.repeated(mode)]
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
         """The backward pass, with what a stage hands to the one before it."""

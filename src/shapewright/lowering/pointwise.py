@@ -6,7 +6,6 @@ fused ones of Megatron-LM and vLLM do. Small per-row or per-column vectors (mean
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.operations import Pointwise
@@ -105,4 +104,4 @@ def bias_gradients(shard: Shard, block: str, repeats: int, *, widths: list[int],
     sums = pointwise(
         shard, f"{block}.bias_gradient", "bias", repeats, read=elements, written=0.0, num_kernels=len(widths)
     )
-    return [replace(sums, pass_name="backward")]
+    return [sums.changed(pass_name="backward")]

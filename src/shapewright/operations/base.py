@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,3 +33,18 @@ class OperationBase:
     stage: str = "every"
     repeats: Count = 1
     dtype: str = "bf16"
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with other values.
+
+        What dataclasses.replace does, several times faster: an operation checks and derives nothing when it is made,
+        and lowering a step copies a hundred of them.
+
+        >>> OperationBase(name="mlp.up").changed(repeats=3).repeats
+        3
+        """
+        assert changes.keys() <= self.__dict__.keys(), f"{type(self).__name__} has no field {sorted(changes)}"
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update(changes)
+        return copy
