@@ -94,6 +94,12 @@ def shown(page: Any) -> dict[str, str]:
     return facts
 
 
+def reload(page: Any) -> None:
+    """Reload once the address has followed the last change, which it does within a quarter of a second."""
+    page.wait_for_timeout(300)
+    page.reload()
+
+
 def settle(page: Any, expected: dict[str, str]) -> None:
     """Wait for a verdict, and compare all of it."""
     step = next(iter(expected.values())).partition(" (")[0]
@@ -171,7 +177,7 @@ def test_a_config_is_pasted_and_told_what_is_wrong(open_page: Callable[..., Any]
     model = {"hidden_size": 1024, "num_layers": 8, "num_heads": 16, "num_kv_heads": 8}
     playwright.expect(page.locator("#problem")).to_be_hidden()
     assert {name: int(page.input_value(f"#model-{name}")) for name in model} == model
-    page.reload()
+    reload(page)
     playwright.expect(page.locator("#model-intermediate_size")).to_have_value("4097")
     page.evaluate(
         """(text) => {
@@ -355,7 +361,7 @@ def test_the_address_holds_the_state(open_page: Callable[..., Any]) -> None:
         see(page, "tiles")
         assert page.input_value("#crest-field") == "vocab_size"
         assert page.input_value("#tile-operation") == "logits:forward"
-        page.reload()
+        reload(page)
 
 
 @pytest.mark.parametrize(

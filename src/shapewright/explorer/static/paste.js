@@ -1,6 +1,6 @@
 // A config.json of one's own: pasted, chosen or dropped anywhere on the page. It is data, sent to this machine alone.
 import { byId } from "./dom.js";
-import { change } from "./state.js";
+import { address, change } from "./state.js";
 
 const LARGEST_BYTES = 200 * 1024;
 
@@ -21,7 +21,8 @@ export function makePaste() {
       return say(`this is not valid JSON: ${error.message}`);
     }
     if (config === null || typeof config !== "object" || Array.isArray(config)) return say("this is no JSON object; a config.json holds one: {...}");
-    return change((next) => Object.assign(next, { config, preset: null, overrides: {} }));
+    change((next) => Object.assign(next, { config, preset: null, overrides: {} }));
+    address(); // at once: nobody types the config again because the page was reloaded a moment too soon
   };
   byId("use-config").addEventListener("click", () => use(byId("config").value));
   const read = async (file) => {
