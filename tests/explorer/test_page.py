@@ -100,6 +100,11 @@ def reload(page: Any) -> None:
     page.reload()
 
 
+def focused(page: Any, words: str) -> None:
+    """Wait until the element with the focus is the one described."""
+    page.wait_for_function(f"() => document.activeElement.{words}")
+
+
 def settle(page: Any, expected: dict[str, str]) -> None:
     """Wait for a verdict, and compare all of it."""
     step = next(iter(expected.values())).partition(" (")[0]
@@ -430,12 +435,16 @@ def test_the_keyboard_alone_is_enough(open_page: Callable[..., Any]) -> None:
     page = open_page()
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
+    focused(page, "className === 'skip'")
     page.keyboard.press("Enter")
-    assert page.evaluate("document.activeElement.id") == "main"
+    focused(page, "id === 'main'")
     page.keyboard.press("/")
-    assert page.evaluate("document.activeElement.id") == "preset"
-    page.keyboard.type("gpt2-xl")
+    focused(page, "id === 'preset'")
+    for _ in range(5):
+        page.keyboard.type("gpt2-xl")
+        if page.input_value("#preset") == "gpt2-xl":
+            break
+        page.wait_for_timeout(1500)  # a busy browser takes slow letters for a new word; let it forget the last one
     settle(page, words_of("gpt2-xl", device="a100-sxm-40gb"))
     page.keyboard.press("Control+z")
     page.wait_for_function("() => document.getElementById('preset').value !== 'gpt2-xl'")
@@ -444,10 +453,11 @@ def test_the_keyboard_alone_is_enough(open_page: Callable[..., Any]) -> None:
     playwright.expect(page.locator("#pin")).to_have_attribute("aria-pressed", "true")
     page.locator("#export summary").focus()
     page.keyboard.press("Enter")
+    playwright.expect(page.locator("#export")).to_have_attribute("open", "")
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.dataset.export") == "config"
+    focused(page, "dataset.export === 'config'")
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    focused(page, "tagName === 'SUMMARY'")
 
 
 @pytest.mark.parametrize(
