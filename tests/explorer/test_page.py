@@ -21,6 +21,9 @@ from shapewright.report.pdf import find_browser
 from shapewright.report.prediction_text import verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
+pytest.importorskip("pytest_rerunfailures", reason="the browser tests need pytest-rerunfailures")
+# A browser on a busy machine misses a moment now and then: once more, and said in the report; twice is a failure.
+pytestmark = pytest.mark.flaky(reruns=1)
 BROWSER = find_browser()
 if BROWSER is None:
     pytest.skip("no Chromium, Chrome or Edge is on the PATH", allow_module_level=True)
