@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from shapewright.formats.form import Form, cannot_run, cannot_spread, replicas_of
+from shapewright.formats.form import Form, cannot_spread, refuse_other_runs, replicas_of
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -34,12 +34,7 @@ def write_json(config: TransformerConfig, workload: Workload | None, layout: Par
 
 
 def _batch(config: TransformerConfig, workload: Workload, layout: ParallelLayout | None) -> dict[str, Any]:
-    if not workload.is_training:
-        raise cannot_run(FORM.name, f"phase={workload.phase!r}", "this is the config of a training run")
-    if workload.dtype not in _PRECISIONS:
-        raise cannot_run(FORM.name, f"dtype={workload.dtype!r}", f"it has {', '.join(_PRECISIONS)}")
-    if workload.recompute == "selective":
-        raise cannot_run(FORM.name, "recompute='selective'", "it checkpoints whole layers or none")
+    refuse_other_runs(FORM.name, workload, _PRECISIONS)
     per_pass = workload.micro_batch_size * replicas_of(layout)
     whole = workload.global_batch_size or per_pass
     values: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from shapewright.config import TransformerConfig
@@ -116,6 +116,25 @@ def cannot(form_name: str, what: str, why: str) -> ConfigError:
 def cannot_run(form_name: str, what: str, why: str) -> WorkloadError:
     """The error for a workload that a format cannot express."""
     return WorkloadError(f"--format {form_name} cannot express {what}: {why}; ask without it")
+
+
+def refuse_other_runs(form_name: str, workload: Workload, dtypes: Collection[str]) -> None:
+    """Refuse what no config of a training run can say that checkpoints whole layers or none.
+
+    Args:
+        form_name: The format.
+        workload: What is to be run.
+        dtypes: Formats of numbers that the framework trains in.
+
+    Raises:
+        WorkloadError: it is no training, in another format of numbers, or recomputes parts of layers.
+    """
+    if not workload.is_training:
+        raise cannot_run(form_name, f"phase={workload.phase!r}", "this is the config of a training run")
+    if workload.dtype not in dtypes:
+        raise cannot_run(form_name, f"dtype={workload.dtype!r}", f"it has {', '.join(dtypes)}")
+    if workload.recompute == "selective":
+        raise cannot_run(form_name, "recompute='selective'", "it checkpoints whole layers or none")
 
 
 def cannot_spread(form_name: str, what: str, why: str) -> LayoutError:

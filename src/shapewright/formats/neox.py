@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from shapewright.formats.form import (
     Form,
     cannot,
-    cannot_run,
     cannot_spread,
     refuse_other_embedding_width,
     refuse_other_head_dims,
+    refuse_other_runs,
     refuse_other_schedules,
     replicas_of,
     vocab_padding,
@@ -124,12 +124,7 @@ def _spread(layout: ParallelLayout) -> dict[str, Any]:
 
 
 def _batch(workload: Workload, layout: ParallelLayout | None) -> dict[str, Any]:
-    if not workload.is_training:
-        raise cannot_run(FORM.name, f"phase={workload.phase!r}", "this is the config of a training run")
-    if workload.dtype not in _PRECISIONS:
-        raise cannot_run(FORM.name, f"dtype={workload.dtype!r}", f"it has {', '.join(_PRECISIONS)}")
-    if workload.recompute == "selective":
-        raise cannot_run(FORM.name, "recompute='selective'", "it checkpoints whole layers or none")
+    refuse_other_runs(FORM.name, workload, _PRECISIONS)
     per_pass = workload.micro_batch_size * replicas_of(layout)
     stages = layout.pipeline_parallel if layout else 1
     return {
