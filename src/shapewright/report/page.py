@@ -89,11 +89,6 @@ def render_page(title: str, sections: Sequence[Section], *, subtitle: str = "") 
     )
 
 
-def render_fragment(sections: Sequence[Words | Table]) -> str:
-    """Words and tables as HTML without a page around them, such as a notebook shows under a cell."""
-    return "\n".join(_section(section, {}) for section in sections)
-
-
 def _section(section: Section, numbers: dict[int, int]) -> str:
     """One part of the page."""
     match section:
