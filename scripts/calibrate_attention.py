@@ -32,14 +32,9 @@ from shapewright.fit.logs import (
     tidy,
 )
 from shapewright.hardware import Device, load_device
-from shapewright.perf.attention_kernels import (
-    AttentionRates,
-    AttentionShape,
-    DecodeParameters,
-    PrefillParameters,
-    estimate_decode,
-    estimate_prefill,
-)
+from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
+from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
+from shapewright.perf.attention_prefill import PrefillParameters, estimate_prefill
 from shapewright.perf.attention_sections import SMALL_GROUPS, WIDEST_FLASH_HEAD, kernel_family
 
 SOURCE = "ai-dynamo/aiconfigurator @095f58a, Apache-2.0"

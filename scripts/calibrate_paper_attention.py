@@ -29,13 +29,8 @@ from shapewright.accuracy.read import read_columns
 from shapewright.fit.logs import HELD_OUT_FOLD, Array, coverage_of, error_summary, fit_logs, folds_of, interval_of
 from shapewright.hardware import load_device
 from shapewright.operations import Attention
-from shapewright.perf.attention_kernels import (
-    AttentionRates,
-    AttentionShape,
-    PrefillParameters,
-    estimate_prefill,
-    read_parameters,
-)
+from shapewright.perf.attention_kernels import AttentionRates, AttentionShape, read_parameters
+from shapewright.perf.attention_prefill import PrefillParameters, estimate_prefill
 
 NAME, MEASURED_DEVICE = "a100-sxm-80gb", "a100-sxm-40gb"
 LOG, SECTION, KERNEL = "flash_h_sweep", "16bit", "flash_128"

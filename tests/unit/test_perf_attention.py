@@ -11,13 +11,8 @@ from shapewright.errors import CalibrationError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
-from shapewright.perf.attention_kernels import (
-    AttentionRates,
-    AttentionShape,
-    PrefillParameters,
-    estimate_prefill,
-    read_parameters,
-)
+from shapewright.perf.attention_kernels import AttentionRates, AttentionShape, read_parameters
+from shapewright.perf.attention_prefill import PrefillParameters, estimate_prefill
 from shapewright.perf.calibration import load_record
 from shapewright.perf.price import Price
 

@@ -15,15 +15,9 @@ from shapewright.dtypes import get_dtype
 from shapewright.fit.logs import Array, error_summary, fit_logs, interval_of
 from shapewright.fit.measured_rows import folds_of_groups
 from shapewright.operations import Attention
-from shapewright.perf.attention_kernels import (
-    AttentionRates,
-    AttentionShape,
-    DecodeParameters,
-    PrefillParameters,
-    estimate_decode,
-    estimate_prefill,
-    read_parameters,
-)
+from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
+from shapewright.perf.attention_kernels import AttentionRates, AttentionShape, read_parameters
+from shapewright.perf.attention_prefill import PrefillParameters, estimate_prefill
 from shapewright.perf.calibration import load_record
 
 if TYPE_CHECKING:

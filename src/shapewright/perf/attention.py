@@ -14,13 +14,9 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError
 from shapewright.hardware import load_device
-from shapewright.perf.attention_kernels import (
-    AttentionRates,
-    AttentionShape,
-    DecodeParameters,
-    estimate_decode,
-    estimate_prefill,
-)
+from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
+from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
+from shapewright.perf.attention_prefill import estimate_prefill
 from shapewright.perf.attention_sections import Section, choose_kernels, choose_section, read_kernel
 from shapewright.perf.gemm import interval_factors
 from shapewright.perf.price import Price

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError
-from shapewright.perf.attention_kernels import DecodeParameters, PrefillParameters, pad_head, read_parameters
+from shapewright.perf.attention_decode import DecodeParameters
+from shapewright.perf.attention_kernels import pad_head, read_parameters
+from shapewright.perf.attention_prefill import PrefillParameters
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

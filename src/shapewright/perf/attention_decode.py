@@ -1,0 +1,158 @@
+"""Time of fused attention of one new token per sequence: the cache's keys split over the device.
+
+Letters as in perf.attention_kernels. The keys of each head group are split until every SM has work, and streamed:
+
+    chain   = waves x (block overhead + key tiles per split x time of a key tile)
+    time    = start + (chain^p + memory^p)^(1/p) + combination of the splits
+
+Assumes: sequences of one length; no bias or soft cap in the kernel.
+Source: arXiv 2307.08691 (FlashAttention-2: split of keys).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.perf.attention_kernels import (
+    AttentionRates,
+    AttentionShape,
+    KernelTime,
+    join,
+    pad_head,
+    resident_fraction,
+    soften,
+    traffic_factor,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeParameters:
+    """Fitted constants of a decode kernel.
+
+    Attributes:
+        start_s: Fixed cost. [s]
+        query_tile: Query rows of a block; the heads of a group share it where they are packed. [element]
+        key_tile_elements: Elements of one key tile of one head: its keys are this over the head width. [element]
+        packs_always: Whether heads of a group are packed, and keys split, also without groups or under a window.
+        key_tiles_per_split: Fewest key tiles worth a split of their own.
+        most_splits: Upper bound of splits.
+        fill_waves: Waves that the splits aim to fill.
+        sm_bytes_per_clock: Most that one SM can draw. [byte]
+        key_tile_cycles: Latency of a key tile that lies in the last-level cache.
+        dram_tile_cycles: What a key tile from memory takes longer.
+        row_work: Arithmetic of a key tile, in units of its FLOPs at the peak.
+        block_cycles: Overhead of a block.
+        block_head_cycles: Overhead of a block per 128 elements of head width.
+        wave_tail_fraction: Share of the last wave's emptiness that is lost.
+        sequence_s: Cost per sequence of the batch. [s]
+        cache_write_passes: Cost of writing the new token into the cache, in units of its one read and one write.
+        reorder_s: Copies that packing needs with several key-value heads and sequences. [s]
+        query_passes: Traffic of queries and outputs, in units of one read and one write.
+        partial_passes: Traffic of the splits' partial outputs, in units of one write and one read in fp32.
+        bandwidth_fraction: Achieved share of memory bandwidth.
+        overlap_power: The exponent p.
+        combine_s: Combination of the splits. [s]
+        l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
+        l2_bytes_per_sm_clock: Rate of such traffic, per SM of the device and clock. [byte]
+        cache_write_start_s: Part of start_s that belongs to writing the new token into the cache. [s]
+    """
+
+    start_s: float
+    query_tile: float
+    key_tile_elements: float
+    packs_always: bool
+    key_tiles_per_split: float
+    most_splits: float
+    fill_waves: float
+    sm_bytes_per_clock: float
+    key_tile_cycles: float
+    dram_tile_cycles: float
+    row_work: float
+    block_cycles: float
+    block_head_cycles: float
+    wave_tail_fraction: float
+    sequence_s: float
+    cache_write_passes: float
+    reorder_s: float
+    query_passes: float
+    partial_passes: float
+    bandwidth_fraction: float
+    overlap_power: float
+    combine_s: float
+    l2_reach_fraction: float
+    l2_bytes_per_sm_clock: float
+    cache_write_start_s: float
+
+
+def estimate_decode(
+    shape: AttentionShape,
+    rates: AttentionRates,
+    p: DecodeParameters,
+    *,
+    writes_cache: bool,
+    hot_cache: bool,
+    head_dims: tuple[float, ...] = (),
+) -> KernelTime:
+    """Time of attention of one (or very few) new tokens per sequence against its cache.
+
+    Args:
+        shape: The calls.
+        rates: The device.
+        p: The kernel.
+        writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
+        hot_cache: Whether a short cache may still lie in the last-level cache from the previous run.
+        head_dims: Head widths the kernel is compiled for, ascending; empty where all of the shape's are. A tile of
+            another width fills the place of the next one and takes its work, though memory sends only what there is.
+    """
+    group = shape.num_heads / shape.num_kv_heads
+    windowed = (shape.window_size > 0) & (shape.window_size < shape.kv_len)
+    seen = np.where(windowed, shape.window_size, shape.kv_len)
+    packs = np.full(np.shape(group), True) if p.packs_always else (group > 1.0) & (shape.window_size == 0)
+    rows = shape.query_len * np.where(packs, group, 1.0)
+    heads = np.where(packs, shape.num_kv_heads, shape.num_heads)
+    blocks = shape.batch_size * heads * np.ceil(rows / p.query_tile)
+
+    mean_dim = (pad_head(shape.head_dim, head_dims) + pad_head(shape.v_head_dim, head_dims)) / 2.0
+    keys_per_tile = np.clip(p.key_tile_elements / mean_dim, 32.0, 256.0)
+    # A window rarely starts at a tile's edge.
+    num_key_tiles = np.ceil(seen / keys_per_tile) + np.where(windowed, 1.0, 0.0)
+    room = np.minimum(rates.num_sms * p.fill_waves / blocks, num_key_tiles / p.key_tiles_per_split)
+    splits = np.where(packs, np.maximum(np.floor(np.minimum(room, p.most_splits)), 1.0), 1.0)
+
+    sm_bytes_per_s = p.sm_bytes_per_clock * rates.clock_hz
+    sm_flops_per_s = rates.flops_per_s / rates.num_sms
+    tile_kv_bytes = keys_per_tile * shape.kv_width * shape.kv_element_bytes
+    tile_flops = keys_per_tile * np.minimum(rows, p.query_tile) * 4.0 * mean_dim
+    read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
+    resident = resident_fraction(read_bytes, rates, p) if hot_cache else np.zeros_like(read_bytes)
+    latency_cycles = p.key_tile_cycles + p.dram_tile_cycles * (1.0 - resident)
+    key_tile_s = tile_kv_bytes / sm_bytes_per_s + latency_cycles / rates.clock_hz
+    key_tile_work_s = p.row_work * tile_flops / sm_flops_per_s
+    key_tile_s = key_tile_s + key_tile_work_s
+    block_s = (p.block_cycles + p.block_head_cycles * mean_dim / 128.0) / rates.clock_hz
+    waves = soften(np.maximum(blocks * splits / rates.num_sms, 1.0), p.wave_tail_fraction)
+    chain_s = waves * (block_s + num_key_tiles / splits * key_tile_s)
+
+    partial_rows = shape.batch_size * shape.num_heads * shape.query_len * np.where(splits > 1.0, splits, 0.0)
+    partial_bytes = partial_rows * shape.v_head_dim * 8.0  # fp32, written and read
+    memory_s = read_bytes * traffic_factor(resident, rates, p) + partial_bytes * p.partial_passes
+    memory_s = memory_s / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
+    fixed_s = np.where(splits > 1.0, p.combine_s, 0.0) + shape.batch_size * p.sequence_s
+    reorders = packs & (group > 1.0) & (shape.num_kv_heads > 1.0) & (shape.batch_size > 1.0)
+    fixed_s = fixed_s + np.where(reorders, p.reorder_s, 0.0)
+    if writes_cache:
+        new_tokens = shape.batch_size * shape.query_len * shape.num_kv_heads * shape.kv_width
+        copied_bytes = new_tokens * (shape.element_bytes + shape.kv_element_bytes)
+        fixed_s = fixed_s + copied_bytes * p.cache_write_passes / rates.bandwidth_bytes_per_s
+    start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
+    total_s = start_s + fixed_s + join(chain_s, memory_s, p.overlap_power)
+    # Of the chain, arithmetic is the smaller part: the rest waits for keys and values, as the whole device does.
+    work_s = waves * num_key_tiles / splits * key_tile_work_s
+    feed_s = np.maximum(memory_s, chain_s - work_s)
+    return KernelTime(total_s=total_s, compute_s=work_s, memory_s=feed_s, start_s=start_s + fixed_s)

@@ -1,0 +1,207 @@
+"""Time of fused attention over many queries: tiles of queries against the keys that their mask leaves.
+
+Tiles have ``query_tile`` rows, one SM each; letters as in perf.attention_kernels:
+
+    tile_s  = keys it visits x rows x [4 d / (tensor fraction x peak of one SM) + 1 / exponentials of one SM] + overhead
+    compute = max(longest tile, waves x mean tile)              a causal tile visits the keys up to its last row
+    time    = start + (compute^p + memory^p)^(1/p) + copy of new keys and values into the cache
+
+The second term of a tile is the softmax: its exponentials do not run on the tensor cores and weigh twice as much at
+d = 64 as at 128.
+
+Assumes: sequences of one length; no dropout, bias or soft cap in the kernel.
+Source: arXiv 2307.08691 (FlashAttention-2: tiles, split of work), 2407.08608 (FlashAttention-3: exponentials).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.perf.attention_kernels import (
+    CEIL_SLACK,
+    AttentionRates,
+    AttentionShape,
+    KernelTime,
+    join,
+    pad_head,
+    resident_fraction,
+    soften,
+    traffic_factor,
+)
+
+if TYPE_CHECKING:
+    from shapewright.perf.attention_kernels import Array
+
+# Compute time at which half of the power-limited slow-down is reached: clocks fall within about a millisecond. [s]
+POWER_HALF_S = 1e-3
+# Fewest steps over keys that are worth a part of their own in prefill.
+FEWEST_KEY_TILES_PER_SPLIT = 4.0
+# Head widths are multiples of this in every kernel of flash-attn; others are padded before the call. [element]
+_HEAD_MULTIPLE = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillParameters:
+    """Fitted constants of a prefill kernel.
+
+    Attributes:
+        start_s: Fixed cost. [s]
+        query_tile: Rows of a tile. [element]
+        key_tile: Keys of a step. [element]
+        packs_query_heads: Whether the query heads of one key-value head may share a tile.
+        splits_keys: Whether idle SMs take part of a tile's keys, where tiles do not fill the device.
+        kernel_head_dims: Head widths the kernel is compiled for, ascending; others are padded to the next.
+        tensor_fraction: Share of the tensor peak, by head width.
+        exponentials_per_sm_per_clock: Rate of the softmax.
+        tile_overhead_cycles: Prologue and epilogue of a tile.
+        wave_tail_fraction: Share of the last wave's emptiness that is lost.
+        power_drop_fraction: Share of the rate lost under power in long kernels.
+        bandwidth_fraction: Achieved share of memory bandwidth.
+        query_passes: Traffic of queries and outputs, in units of one read and one write.
+        cache_write_passes: Cost of the copy into the cache, in units of its one read and one write.
+        cache_write_token_cycles: Cost of each token of that copy, which runs one block per token.
+        cache_write_start_s: Part of start_s that belongs to that copy. [s]
+        overlap_power: The exponent p.
+        l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
+        l2_bytes_per_sm_clock: Rate of such traffic, per SM of the device and clock. [byte]
+        window_extra_key_tiles: Key tiles visited beyond a window's own.
+        window_start_s: What a call with a window costs more, such as building its lists of keys. [s]
+        masked_key_work: Cost of a key before the window, in units of one inside: 0 where a kernel starts at the
+            window, more where it walks over all keys and skips the products.
+        backward_rate_fraction: Rate of the backward kernel relative to the forward one.
+        unaligned_passes: Copies that pad a head width which is no multiple of 8, in units of one read and one write of
+            queries, keys, values and outputs.
+    """
+
+    start_s: float
+    query_tile: float
+    key_tile: float
+    packs_query_heads: bool
+    splits_keys: bool
+    kernel_head_dims: tuple[float, ...]
+    tensor_fraction: Mapping[str, float]
+    exponentials_per_sm_per_clock: float
+    tile_overhead_cycles: float
+    wave_tail_fraction: float
+    power_drop_fraction: float
+    bandwidth_fraction: float
+    query_passes: float
+    cache_write_passes: float
+    cache_write_token_cycles: float
+    cache_write_start_s: float
+    overlap_power: float
+    l2_reach_fraction: float
+    l2_bytes_per_sm_clock: float
+    window_extra_key_tiles: float
+    window_start_s: float
+    masked_key_work: float
+    backward_rate_fraction: float
+    unaligned_passes: float = 0.0
+
+
+def estimate_prefill(
+    shape: AttentionShape, rates: AttentionRates, p: PrefillParameters, *, writes_cache: bool, is_backward: bool = False
+) -> KernelTime:
+    """Time of attention of many queries against the keys of their sequence.
+
+    Args:
+        shape: The calls.
+        rates: The device.
+        p: The kernel.
+        writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
+        is_backward: Whether this is the gradient: five products instead of two, at backward_rate_fraction, and
+            twice the traffic.
+    """
+    head_dim = (pad_head(shape.head_dim, p.kernel_head_dims) + pad_head(shape.v_head_dim, p.kernel_head_dims)) / 2.0
+    group = shape.num_heads / shape.num_kv_heads
+    compute_s = _tiles_s(shape, head_dim, np.ones_like(group), rates, p)
+    if p.packs_query_heads:
+        compute_s = np.minimum(compute_s, _tiles_s(shape, head_dim, group, rates, p))
+    sustained = 1.0 - p.power_drop_fraction * compute_s / (compute_s + POWER_HALF_S)
+    compute_s = compute_s / sustained
+    directions = 2.0 if is_backward else 1.0
+    if is_backward:
+        widths = shape.head_dim + shape.v_head_dim
+        compute_s = compute_s * (3.0 * shape.head_dim + 2.0 * shape.v_head_dim) / widths / p.backward_rate_fraction
+
+    # A window's keys beyond every query's reach are never read.
+    reach = np.where(shape.window_size > 0, np.minimum(shape.kv_len, shape.window_size + shape.query_len), shape.kv_len)
+    read_kv_bytes = shape.kv_bytes * reach / shape.kv_len
+    moved_bytes = directions * (shape.q_and_out_bytes * p.query_passes + read_kv_bytes)
+    new_bytes = shape.kv_bytes * np.minimum(shape.query_len / shape.kv_len, 1.0)
+    copied_bytes = new_bytes * (1.0 + shape.element_bytes / shape.kv_element_bytes)
+    resident = resident_fraction(shape.q_and_out_bytes + read_kv_bytes + copied_bytes, rates, p)
+    seconds_per_byte = traffic_factor(resident, rates, p) / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
+    memory_s = moved_bytes * seconds_per_byte
+    new_tokens = shape.batch_size * np.minimum(shape.query_len, shape.kv_len)
+    copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte
+    copy_s = copy_s + new_tokens * p.cache_write_token_cycles / (rates.clock_hz * rates.num_sms)
+    copy_s = copy_s if writes_cache else np.zeros_like(copy_s)
+    if p.unaligned_passes > 0.0:
+        padded_bytes = 2.0 * (shape.q_and_out_bytes + shape.kv_bytes) * p.unaligned_passes
+        is_padded = (shape.head_dim % _HEAD_MULTIPLE != 0.0) | (shape.v_head_dim % _HEAD_MULTIPLE != 0.0)
+        copy_s = copy_s + np.where(is_padded, padded_bytes / rates.bandwidth_bytes_per_s, 0.0)
+    start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
+    start_s = start_s + np.where(shape.window_size > 0, p.window_start_s, 0.0)
+    total_s = start_s + join(compute_s, memory_s, p.overlap_power) + copy_s
+    return KernelTime(total_s=total_s, compute_s=compute_s, memory_s=memory_s + copy_s, start_s=start_s)
+
+
+def _tiles_s(
+    shape: AttentionShape, head_dim: Array, packed: Array, rates: AttentionRates, p: PrefillParameters
+) -> Array:
+    """Time that the tiles take, when ``packed`` query heads share one."""
+    step = p.query_tile / packed  # query positions of one tile
+    num_steps = np.ceil(shape.query_len / step - CEIL_SLACK)
+    all_keys = np.ceil(shape.kv_len / p.key_tile) * p.key_tile
+    reach = (np.ceil((shape.window_size + step) / p.key_tile) + p.window_extra_key_tiles) * p.key_tile
+    most_keys = np.where(shape.window_size > 0, np.minimum(all_keys, reach), all_keys)
+    visited, longest = _visit_keys(shape, step, most_keys, p)
+    if p.masked_key_work > 0.0 and np.any(most_keys < all_keys):
+        walked, longest_walk = _visit_keys(shape, step, all_keys, p)
+        visited = visited + p.masked_key_work * (walked - visited)
+        longest = longest + p.masked_key_work * (longest_walk - longest)
+
+    widths = np.array([float(width) for width in p.tensor_fraction])
+    fraction = np.interp(np.log(head_dim), np.log(widths), np.array(list(p.tensor_fraction.values())))
+    per_score_s = 4.0 * head_dim / (fraction * rates.flops_per_s / rates.num_sms)
+    per_score_s = per_score_s + 1.0 / (p.exponentials_per_sm_per_clock * rates.clock_hz)
+    overhead_s = np.full_like(visited, p.tile_overhead_cycles / rates.clock_hz)
+    waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
+    if p.splits_keys:
+        # Idle SMs take part of each tile's keys; joining the parts costs another epilogue.
+        splits = np.minimum(np.floor(1.0 / waves), longest / (FEWEST_KEY_TILES_PER_SPLIT * p.key_tile))
+        splits = np.maximum(splits, 1.0)
+        longest, visited, waves = longest / splits, visited / splits, waves * splits
+        overhead_s = overhead_s * np.where(splits > 1.0, 2.0, 1.0)
+    mean_tile_s = visited / num_steps * p.query_tile * per_score_s + overhead_s
+    longest_tile_s = longest * p.query_tile * per_score_s + overhead_s
+    tiles_s: Array = np.maximum(longest_tile_s, soften(waves, p.wave_tail_fraction) * mean_tile_s)
+    return tiles_s
+
+
+def _visit_keys(shape: AttentionShape, step: Array, most_keys: Array, p: PrefillParameters) -> tuple[Array, Array]:
+    """Keys that the tiles of one head visit together, and those of the longest tile.
+
+    Args:
+        shape: The calls.
+        step: Query positions of one tile.
+        most_keys: Keys that one tile can visit at most.
+        p: The kernel.
+    """
+    num_steps = np.ceil(shape.query_len / step - CEIL_SLACK)
+    if shape.causal:
+        # Tile i (from 0) ends at query (i + 1) step, which sees that many keys and those before the first query;
+        # the sum over tiles grows until most_keys is reached.
+        before = np.maximum(shape.kv_len - shape.query_len, 0.0)
+        num_growing = np.clip(np.floor((most_keys - before) / step), 0.0, num_steps)
+        visited = step * num_growing * (num_growing + 1.0) / 2.0 + num_growing * before
+        visited = visited + (num_steps - num_growing) * most_keys
+        longest = np.minimum(most_keys, np.maximum(num_steps * step + before, p.key_tile))
+    else:
+        visited, longest = num_steps * most_keys, most_keys
+    return np.maximum(visited, num_steps * np.minimum(p.key_tile, most_keys)), longest
