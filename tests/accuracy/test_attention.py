@@ -14,6 +14,8 @@ import pytest
 from calibration_script import REPOSITORY, load_script
 from measured import measured_file
 
+from shapewright.fit.attention import layout_folds
+from shapewright.fit.logs import HELD_OUT_FOLD
 from shapewright.hardware import load_device
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
@@ -27,8 +29,8 @@ CASES = [(*path.rsplit("/", 1), name) for path, limits in LIMITS.items() for nam
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script that made the records."""
-    return load_script("calibrate_attention")
+    """The script that reads the rows."""
+    return load_script("attention_rows")
 
 
 class Unseen(NamedTuple):
@@ -48,7 +50,7 @@ def price_unseen(script: ModuleType, name: str, section: str, phase: str, *, unc
     library, _, plain = section.rpartition("/")
     source = (script.OTHER_SECTIONS if library else script.SECTIONS)[plain]
     rows = script.read_rows(folder, phase, script.DEVICES[name], source)
-    rows = rows[script.layout_folds(rows) == script.HELD_OUT_FOLD]
+    rows = rows[layout_folds(rows) == HELD_OUT_FOLD]
     _, dtype, cache_dtype = source
     columns = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
     device = load_device(name)
@@ -116,7 +118,7 @@ def test_a_library_is_priced_with_its_own_kernels(script: ModuleType, phase: str
     folder = measured_file(f"attention_{phase}.parquet").parent
     source = script.OTHER_SECTIONS["16bit"]
     rows = script.read_rows(folder, phase, "l40s", source)
-    rows = rows[(script.layout_folds(rows) == script.HELD_OUT_FOLD) & (rows.head_dim == 256)]
+    rows = rows[(layout_folds(rows) == HELD_OUT_FOLD) & (rows.head_dim == 256)]
     sizes = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
     columns = {column: rows[column].to_numpy() for column in sizes}
     operation = Attention(name="x", writes_cache=True, v_head_dim=columns["head_dim"], **columns)

@@ -1,0 +1,53 @@
+"""Rows of the attention tables as fits take them: which library's, of which element formats, and in which fold.
+
+Used by calibrate_attention.py, calibrate_attention_residual.py and the tests that judge their records.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from shapewright.fit.attention import Source
+from shapewright.perf.attention_sections import SMALL_GROUPS, kernel_family
+
+SOURCE = "ai-dynamo/aiconfigurator @095f58a, Apache-2.0"
+# Record name -> name in the tables.
+DEVICES = {
+    "a100-sxm-80gb": "a100_sxm",
+    "h100-sxm-80gb": "h100_sxm",
+    "h200-sxm-141gb": "h200_sxm",
+    "b200-sxm-180gb": "b200_sxm",
+    "l40s": "l40s",
+}
+# Devices of the same chip with the same kernels: their record is exact for them too.
+SAME_CHIP = {"a100-sxm-80gb": ["a100-sxm-40gb"]}
+# Sections that price models: (library, arithmetic, cache) of the rows that each is fitted on.
+SECTIONS = {
+    "16bit": ("vllm", "bf16", "bfloat16"),
+    "16bit_kv8": ("vllm", "bf16", "fp8"),
+    "fp8": ("sglang", "fp8", "fp8"),
+}
+# Sections of another library, which price its measurements.
+OTHER_LIBRARY = "sglang"
+OTHER_SECTIONS = {"16bit": (OTHER_LIBRARY, "bf16", "bfloat16"), "16bit_kv8": (OTHER_LIBRARY, "bf16", "fp8")}
+PHASES = ("prefill", "decode")
+
+
+def read_rows(data: Path, phase: str, device_name: str, source: Source) -> pd.DataFrame:
+    """Rows of one device, library and element formats; one query token is decode, whichever table it stands in."""
+    library, dtype, kv_dtype = source
+    rows = pd.read_parquet(data / f"attention_{phase}.parquet")
+    rows = rows[(rows.device == device_name) & rows.library.str.startswith(library)]
+    rows = rows[(rows.dtype == (dtype if phase == "prefill" else "bf16")) & (rows.kv_cache_dtype == kv_dtype)]
+    if phase == "prefill":
+        rows = rows[rows.query_len > 1].assign(kv_len=lambda frame: frame.query_len)
+    else:
+        rows = rows.assign(kv_len=lambda frame: frame.context_len)
+    rows = rows.assign(family=rows.kernel.map(kernel_family)).reset_index(drop=True)
+    if phase == "decode" and library == OTHER_LIBRARY and kv_dtype == "bfloat16":
+        for widest, family in reversed(SMALL_GROUPS):
+            small = (rows.family.str.startswith("flashinfer")) & (rows.num_heads <= widest * rows.num_kv_heads)
+            rows.loc[small, "family"] = family
+    return rows
