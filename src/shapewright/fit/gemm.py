@@ -10,17 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES
-from shapewright.perf.gemm import ROWS_PER_BLOCK
-from shapewright.perf.kernels import (
-    ROLES,
-    DeviceRates,
-    GemmParameters,
-    alignment_factor,
-    choose_fastest,
-    estimate_kernels,
-    rates_of,
-    read_parameters,
-)
+from shapewright.perf.gemm import ROWS_PER_BLOCK, price_block
+from shapewright.perf.kernels import ROLES, DeviceRates, rates_of, read_batched_parameters, read_parameters
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,20 +169,22 @@ def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates
     Rows may have a layout each, in a column ``layout``; those whose column ``is_cold`` is true found no operand in the
     cache, whatever the rates say.
     """
-    parameters: GemmParameters = read_parameters(section)
+    parameters = read_parameters(section)
+    batched = read_batched_parameters(section) or parameters
     columns = [rows[c].to_numpy(float) for c in ("m", "n", "k", "batch")]
     layouts = rows.layout.to_numpy() if "layout" in rows else np.full(len(rows), layout)
     is_cold = rows.is_cold.to_numpy(bool) if "is_cold" in rows else np.zeros(len(rows), dtype=bool)
     out = np.empty(len(rows))
-    for kind, cold in sorted({(str(one), bool(other)) for one, other in zip(layouts, is_cold, strict=True)}):
-        places = np.flatnonzero((layouts == kind) & (is_cold == cold))
+    is_batch = columns[3] > 1.0
+    kinds = {(str(one), bool(two), bool(three)) for one, two, three in zip(layouts, is_cold, is_batch, strict=True)}
+    for kind, cold, batch_too in sorted(kinds):
+        places = np.flatnonzero((layouts == kind) & (is_cold == cold) & (is_batch == batch_too))
         own_rates = replace(rates, l2_bytes=0.0) if cold else rates
         for start in range(0, len(places), ROWS_PER_BLOCK):
             here = places[start : start + ROWS_PER_BLOCK]
             m, n, k, batch = (column[here] for column in columns)
-            factor, _ = alignment_factor(m, n, k, kind, int(rates.element_bytes * 8), parameters, batch > 1)
-            times = estimate_kernels(m, n, k, batch, factor, parameters, own_rates)
-            out[here] = choose_fastest(times, parameters.overlap_power)[1]
+            known = batched if batch_too else parameters
+            out[here] = price_block(m, n, k, batch, kind, known, own_rates)["time_s"]
     return out
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.operations.gemm import Gemm
+from shapewright.operations.gemm import Gemm, contiguous_dims
 from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
@@ -24,11 +24,13 @@ from shapewright.perf.kernels import (
     choose_fastest,
     estimate_kernels,
     rates_of,
+    read_batched_parameters,
     read_parameters,
 )
 from shapewright.perf.price import GemmPrice
 from shapewright.perf.residual import ResidualTable, load_residuals, log_correction, section_name
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
+from shapewright.perf.slow_cases import narrow_floor_s, rate_share, small_floor_s
 from shapewright.perf.tiling import tile_efficiency, wave_efficiency
 
 if TYPE_CHECKING:
@@ -160,31 +162,14 @@ def _price_flat(
     if device.roofline_only or device.num_sms is None:
         return _roofline_price(flops, num_bytes, floor_s, device, dtype)
     section = _section(record, dtype, library)
-    parameters, same = section.parameters, _same_kernels(section.dtype, dtype)
+    same = _same_kernels(section.dtype, dtype)
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
     if record.transfer != "exact":
         rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
-        if not parameters.hot_cache_share:
-            parameters = replace(
-                parameters, hot_cache_speedup=_ASSUMED_HOT_CACHE_SPEEDUP, hot_cache_share=_ASSUMED_HOT_CACHE_SHARE
-            )
         floor_s = flops / device.peak_flops_per_s(dtype)  # the memory's bandwidth is no floor for what the cache holds
-    blocks = [
-        _price_block(
-            m[i : i + ROWS_PER_BLOCK],
-            n[i : i + ROWS_PER_BLOCK],
-            k[i : i + ROWS_PER_BLOCK],
-            batch[i : i + ROWS_PER_BLOCK],
-            layout,
-            dtype,
-            parameters,
-            rates,
-        )
-        for i in range(0, len(m), ROWS_PER_BLOCK)
-    ]
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    columns = _price_kernels((m, n, k, batch), layout, section, rates)
     time_s = np.maximum(columns.pop("time_s"), floor_s)
     widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
     widening *= _STORED_WIDENING if weight_dtype else 1.0
@@ -205,7 +190,6 @@ def _price_flat(
         time_s=time_s,
         low_s=np.maximum(time_s * low, floor_s),
         high_s=time_s * high,
-        start_s=np.full_like(time_s, parameters.start_s),
         correction=correction,
         roofline_s=floor_s,
         calibration=label,
@@ -213,19 +197,58 @@ def _price_flat(
     )
 
 
-def _price_block(
-    m: Array, n: Array, k: Array, batch: Array, layout: str, dtype: str, parameters: GemmParameters, rates: DeviceRates
+def _price_kernels(
+    dims: tuple[Array, Array, Array, Array], layout: str, section: _Section, rates: DeviceRates
 ) -> dict[str, Array]:
-    """Choose the fastest kernel for each shape of a block."""
-    factor, align = alignment_factor(m, n, k, layout, get_dtype(dtype).bits, parameters, batch > 1)
-    times = estimate_kernels(m, n, k, batch, factor, parameters, rates)
+    """Price shapes block by block; batches with the kernels that the section has for them."""
+    whole = np.arange(len(dims[0]))
+    parts = [(section.parameters, whole)]
+    if section.batched is not None and (dims[3] > 1.0).any():
+        is_batch = dims[3] > 1.0
+        parts = [(section.parameters, whole[~is_batch]), (section.batched, whole[is_batch])]
+    blocks, order = [], []
+    for parameters, index in parts:
+        known = parameters
+        if rates.l2_bytes and not parameters.hot_cache_share:
+            known = replace(
+                parameters, hot_cache_speedup=_ASSUMED_HOT_CACHE_SPEEDUP, hot_cache_share=_ASSUMED_HOT_CACHE_SHARE
+            )
+        for start in range(0, len(index), ROWS_PER_BLOCK):
+            here = index[start : start + ROWS_PER_BLOCK]
+            m, n, k, batch = (dim[here] for dim in dims)
+            blocks.append(price_block(m, n, k, batch, layout, known, rates))
+            order.append(here)
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    if len(parts) > 1:
+        places = np.argsort(np.concatenate(order))
+        columns = {name: column[places] for name, column in columns.items()}
+    return columns
+
+
+def price_block(
+    m: Array, n: Array, k: Array, batch: Array, layout: str, parameters: GemmParameters, rates: DeviceRates
+) -> dict[str, Array]:
+    """Choose the fastest kernel for each shape of a block; fields of GemmPrice by name, before floor and correction."""
+    factor, align = alignment_factor(m, n, k, layout, round(rates.element_bytes * 8), parameters, batch > 1)
+    cases = parameters.slow_cases
+    rate = factor if cases is None else factor * rate_share(n, k, rates.element_bytes, cases)
+    times = estimate_kernels(m, n, k, batch, rate, parameters, rates)
     best, time_s = choose_fastest(times, parameters.overlap_power)
+    compute_s = times.compute_s[best, np.arange(len(m))]
+    if cases is not None:
+        peak_flops_per_s = rates.flops_per_s_per_sm * rates.num_sms
+        narrow_s = narrow_floor_s(m, n, k, batch, contiguous_dims(layout), peak_flops_per_s, cases)
+        slow_s = np.maximum(narrow_s, small_floor_s(m, n, k, batch, peak_flops_per_s, cases)) + parameters.start_s
+        factor = np.where(narrow_s > time_s, factor * time_s / slow_s, factor)
+        compute_s = np.where(slow_s > time_s, slow_s, compute_s)
+        time_s = np.maximum(time_s, slow_s)
     rows = np.arange(len(m))
     tile, split = np.divmod(best, len(parameters.split_k))
     tile_m, tile_n, num_tiles = parameters.tile_m[tile], parameters.tile_n[tile], times.num_tiles[best, rows]
     return {
         "time_s": time_s,
-        "compute_s": times.compute_s[best, rows],
+        "start_s": np.full_like(time_s, parameters.start_s),
+        "compute_s": compute_s,
         "memory_s": times.memory_s[best, rows],
         "tile_m": tile_m,
         "tile_n": tile_n,
@@ -280,6 +303,7 @@ class _Section(NamedTuple):
     """What prices one dtype: its own section of a record, or its nearest kin's."""
 
     parameters: GemmParameters
+    batched: GemmParameters | None
     dtype: str
     interval: Mapping[str, Any]
     residual: ResidualTable | None
@@ -321,6 +345,7 @@ def _read_section(record: CalibrationRecord, residual: Mapping[str, Any] | None,
 
     return _Section(
         parameters=read_parameters(part(record.parameters)),
+        batched=read_batched_parameters(part(record.parameters)),
         dtype=dtype,
         interval=part(record.interval),
         residual=load_residuals(residual["file"]).get(section_name(dtype, library)) if residual else None,

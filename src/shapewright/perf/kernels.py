@@ -25,6 +25,7 @@ from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, alignment_bytes, alignment_class
+from shapewright.perf.slow_cases import SlowCases, read_slow_cases
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,6 +71,7 @@ class GemmParameters:
         cast_row_s: Added cost of that cast per row of A. [s]
         write_ratio: Cost of writing a byte of C, in bytes read.
         alignment_factor: Rate factor by role of a contiguous dimension (ROLES) and alignment class; shape [4, 8].
+        slow_cases: Products that leave these kernels; None where nothing is known of such.
     """
 
     tile_m: Array
@@ -92,6 +94,7 @@ class GemmParameters:
     cast_row_s: float
     write_ratio: float
     alignment_factor: Array
+    slow_cases: SlowCases | None
 
 
 def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
@@ -112,10 +115,20 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
             alignment_factor=np.array(
                 [[factors[role][str(width)] for width in ALIGNMENT_CLASSES_BYTES] for role in ROLES]
             ),
+            slow_cases=read_slow_cases(raw.get("slow_cases")),
             **{name: float(raw[name]) for name in _SCALARS},
         )
     except (KeyError, TypeError) as error:
         raise CalibrationError(f"gemm calibration lacks {error}") from error
+
+
+def read_batched_parameters(raw: Mapping[str, Any]) -> GemmParameters | None:
+    """Unfold what a section knows of batches, for which libraries have other kernels; None where it knows nothing.
+
+    Raises:
+        CalibrationError: a key is missing.
+    """
+    return read_parameters({**raw, **raw["batched"]}) if "batched" in raw else None
 
 
 _SCALARS = (
