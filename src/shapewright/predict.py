@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from shapewright.adding_up import PricedOperation, StepTimes, add_up, hide_communication, settle_priced_ends
 from shapewright.config import count_parameters
-from shapewright.errors import WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import (
     count_hardware_flops,
@@ -19,7 +18,7 @@ from shapewright.lowering import (
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.perf.pricing import price_operations
-from shapewright.perf.software import TUNED, Software, load_software
+from shapewright.perf.software import TUNED, Software, software_of
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
@@ -145,12 +144,7 @@ def predict(
     device.
     """
     layout = layout or ParallelLayout()
-    stack = software if isinstance(software, Software) else load_software(software)
-    if not workload.is_training and stack.name != TUNED:
-        raise WorkloadError(
-            f"software={stack.name!r} is training software and means nothing in {workload.phase}; leave it out or use "
-            f"--phase train"
-        )
+    stack = software_of(software, workload.phase)
     operations = lower(config, workload, layout, node_size=device.node_size)
     prices = price_operations(operations, device, uncalibrated=uncalibrated, physics_only=physics_only)
     priced = hide_communication(

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shapewright.config import Model, TransformerConfig, read_model
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError, close_names
 from shapewright.fields import noted_fields
 from shapewright.hardware import Device, load_device
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import TUNED, software_of
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
     from shapewright.predict import Prediction
+
+ModelLike = str | PathLike[str] | Model | TransformerConfig | None
+"""A model, or what names one: preset, config.json or its folder, hub id; None for overrides alone."""
+
+DeviceLike = str | PathLike[str] | Device
+"""A device, or what names one: name, alias, device file."""
 
 # Longest sequence taken by default; models made for less get their own maximum. It is the paper's length.
 _DEFAULT_SEQ_LEN = 2048
@@ -26,15 +33,37 @@ _USUAL_DTYPES = ("bf16", "fp16", "fp32")
 _ARCHITECTURES_WITHOUT_FUSED_ATTENTION = ("volta", "turing")
 
 
+class Terms(TypedDict):
+    """What a config is priced on: the keyword arguments that predict, check_model and their siblings share."""
+
+    device: Device
+    workload: Workload
+    layout: ParallelLayout
+    uncalibrated: bool
+    software: str
+
+
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the model: everything a prediction needs, nothing left open."""
+    """What is asked of the model: everything a prediction needs, nothing left open.
+
+    Attributes:
+        model: The model, in the form that it was read in.
+        device: The device, with records of its own where it was measured.
+        workload: What is run.
+        layout: How it is spread.
+        remarks: What has no effect, one line each.
+        uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software.
+    """
 
     model: Model
     device: Device
     workload: Workload
     layout: ParallelLayout
     remarks: tuple[str, ...] = ()
+    uncalibrated: bool = False
+    software: str = TUNED
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -46,28 +75,33 @@ class Question:
         """The shape that is asked about."""
         return self.model.config
 
-    def predict(self, *, uncalibrated: bool = False, physics_only: bool = False, software: str = "tuned") -> Prediction:
-        """Predict the step."""
-        from shapewright.predict import predict
-
-        return predict(
-            self.config,
+    @property
+    def terms(self) -> Terms:
+        """All but the config, to be passed on: ``check_model(question.config, **question.terms)``."""
+        return Terms(
             device=self.device,
             workload=self.workload,
             layout=self.layout,
-            uncalibrated=uncalibrated,
-            software=software,
-            physics_only=physics_only,
+            uncalibrated=self.uncalibrated,
+            software=self.software,
         )
+
+    def predict(self, *, physics_only: bool = False) -> Prediction:
+        """Predict the step; ``physics_only`` leaves aside what was learned beyond the formulas."""
+        from shapewright.predict import predict
+
+        return predict(self.config, **self.terms, physics_only=physics_only)
 
 
 def ask(
-    source: str | PathLike[str] | Model | TransformerConfig | None,
-    device: str | PathLike[str] | Device,
+    source: ModelLike,
+    device: DeviceLike,
     *,
     overrides: Mapping[str, object] | None = None,
     workload: Mapping[str, Any] | Workload | None = None,
     layout: Mapping[str, Any] | ParallelLayout | None = None,
+    uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> Question:
     """Complete a question.
 
@@ -78,15 +112,14 @@ def ask(
         workload: A Workload, or some of its fields; the rest gets defaults that fit model and device: bf16 where the
             device has it and else fp16, fused attention where the device has kernels for it, at most 2048 tokens.
         layout: A ParallelLayout, or some of its fields.
+        uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software.
 
     Raises:
         ShapewrightError: whatever is wrong with any of them.
     """
-    if isinstance(source, TransformerConfig):
-        model = Model(config=source, raw=None, source="TransformerConfig")
-    else:
-        model = source if isinstance(source, Model) else read_model(source, overrides)
-    found = device if isinstance(device, Device) else load_device(str(device))
+    model = find_model(source, overrides)
+    found = find_device(device)
     remarks: tuple[str, ...] = ()
     if not isinstance(workload, Workload):
         _refuse_unknown(workload or {}, Workload, WorkloadError)
@@ -95,7 +128,28 @@ def ask(
     if not isinstance(layout, ParallelLayout):
         _refuse_unknown(layout or {}, ParallelLayout, LayoutError)
         layout = ParallelLayout(**(layout or {}))
-    return Question(model=model, device=found, workload=workload, layout=layout, remarks=remarks)
+    software_of(software, workload.phase)  # refused here, before anything is priced
+    return Question(model, found, workload, layout, remarks, uncalibrated, software)
+
+
+def find_model(source: ModelLike, overrides: Mapping[str, object] | None = None) -> Model:
+    """The model that is meant; a Model is taken as it is, overrides and all.
+
+    Raises:
+        ShapewrightError: there is no such model, or it makes no sense.
+    """
+    if isinstance(source, TransformerConfig):
+        return Model(config=source, raw=None, source="TransformerConfig")
+    return source if isinstance(source, Model) else read_model(source, overrides)
+
+
+def find_device(device: DeviceLike) -> Device:
+    """The device that is meant.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    return device if isinstance(device, Device) else load_device(str(device))
 
 
 def complete_workload(config: TransformerConfig, device: Device, given: Mapping[str, Any]) -> Workload:

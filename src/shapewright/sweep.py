@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.shown import ShownInNotebook
 from shapewright.workload import Workload
@@ -67,7 +68,7 @@ def predict_sweep(
     axes: Mapping[str, Sequence[Any]],
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
-    software: str = "tuned",
+    software: str = TUNED,
 ) -> Sweep:
     """Predict a step for every combination of some fields' values.
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shapewright.errors import ShapewrightError
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import Software, load_software, software_names
 from shapewright.predict import predict
 from shapewright.question import ask
 from shapewright.search import SearchRequest, search_shapes, steps
@@ -88,6 +89,9 @@ def problems(draw: st.DrawFn) -> tuple[Grid, Setting]:
         device=question.device,
         workload=question.workload,
         layout=question.layout,
+        software=load_software(draw(st.sampled_from(software_names())))
+        if question.workload.is_training
+        else Software(),
         followers=FOLLOWERS,
     )
     return Grid(arrays, frozenset({"hidden_size"})), setting
@@ -126,7 +130,9 @@ def compare_one_by_one(grid: Grid, setting: Setting) -> None:
         tokens = np.broadcast_to(times.num_tokens(index), steps_s.shape)
         for row in range(len(steps_s)):
             config, workload = setting.concrete({name: int(column[row]) for name, column in shapes.items()})
-            one = predict(config, device=setting.device, workload=workload, layout=setting.layout)
+            one = predict(
+                config, device=setting.device, workload=workload, layout=setting.layout, software=setting.software
+            )
             assert steps_s[row] == pytest.approx(one.step_time_s, rel=1e-9)
             assert tokens[row] == one.tokens_per_step
             assert memory_bytes[row] == pytest.approx(one.memory.total_bytes, rel=1e-9)

@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_said() -> None:
 def test_borrowed_records_are_said() -> None:
     """A device that nobody measured is priced with a sibling's record, a wider interval and a warning."""
     own = ask("gpt2", "a100-sxm-80gb").predict()
-    borrowed = ask("gpt2", "a100-sxm-80gb").predict(uncalibrated=True)
+    borrowed = ask("gpt2", "a100-sxm-80gb", uncalibrated=True).predict()
 
     assert own.calibration["gemm"].startswith("gemm/a100-sxm-80gb/")
     assert not own.warnings

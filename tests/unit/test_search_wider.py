@@ -158,7 +158,7 @@ def test_horizon_refuses_numbers_that_are_none() -> None:
         search("gpt2", device="l40s", objective="cost")
     with pytest.raises(WorkloadError, match="no meaning in decode"):
         search("gpt2", device="l40s", objective="decode-latency", train_tokens=1)
-    with pytest.raises(WorkloadError, match="belongs to one device"):
+    with pytest.raises(WorkloadError, match="in which a price cancels; leave --objective cost and"):
         search("gpt2", devices=DEVICES, usd_per_hour=2.0)
 
 

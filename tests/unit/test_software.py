@@ -118,4 +118,4 @@ def test_unknown_software_and_wrong_phase() -> None:
     with pytest.raises(CalibrationError, match=r"unknown software 'fsdp-2032'.*fsdp-2023"):
         predict("fsdp-2032")
     with pytest.raises(WorkloadError, match=r"means nothing in decode"):
-        ask("llama-3-8b", load_device(H100), workload={"phase": "decode"}).predict(software="fsdp-2023")
+        ask("llama-3-8b", load_device(H100), workload={"phase": "decode"}, software="fsdp-2023")

@@ -15,6 +15,7 @@ from shapewright.capacity.offload import Offload, estimate_offload
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
+from shapewright.perf.software import TUNED
 from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Capacity(ShownInNotebook):
             it fits.
         notes: What needs to be said, one line each.
         uncalibrated: Price as if nobody had measured the device.
+        software: Training software that remedies are priced with.
     """
 
     config: TransformerConfig
@@ -60,12 +62,19 @@ class Capacity(ShownInNotebook):
     remedies: tuple[Remedy, ...]
     notes: tuple[str, ...]
     uncalibrated: bool = False
+    software: str = TUNED
 
     @cached_property
     def offload(self) -> Offload | None:
         """What keeping the activations of the fullest stage in the host's memory would do; None outside training."""
         return estimate_offload(
-            self.config, self.device, self.workload, self.layout, self.busiest, uncalibrated=self.uncalibrated
+            self.config,
+            self.device,
+            self.workload,
+            self.layout,
+            self.busiest,
+            uncalibrated=self.uncalibrated,
+            software=self.software,
         )
 
     @property
@@ -105,6 +114,7 @@ def estimate_capacity(
     optimizer: str | None = None,
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> Capacity:
     """Compare what a job needs with what its device has.
 
@@ -116,6 +126,7 @@ def estimate_capacity(
         optimizer: One of shapewright.memory.OPTIMIZERS instead of the workload's; counts in training.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price remedies as if nobody had measured the device.
+        software: Training software that remedies are priced with, as predict takes it.
 
     Raises:
         LayoutError: the layout does not divide the model.
@@ -126,7 +137,7 @@ def estimate_capacity(
     num_microbatches(workload, layout)
     workload = workload if optimizer is None else replace(workload, optimizer=optimizer)
     stages = estimate_stages(config, workload, layout)
-    situation = Situation(config, device, workload, layout, uncalibrated)
+    situation = Situation(config, device, workload, layout, uncalibrated, software)
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
     remedies = () if fits else find_remedies(situation)
     said = [*notes, *_describe_optimizer(workload)]
@@ -147,6 +158,7 @@ def estimate_capacity(
         remedies=remedies,
         notes=tuple(said),
         uncalibrated=uncalibrated,
+        software=software,
     )
 
 

@@ -14,6 +14,7 @@ from shapewright.lowering import num_microbatches
 from shapewright.memory import list_saved_tensors
 from shapewright.memory.activations import keep_tensors
 from shapewright.memory.estimate import count_microbatches_in_flight
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def estimate_offload(
     stage: MemoryEstimate,
     *,
     uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> Offload | None:
     """Estimate what moving a stage's activations to the host frees and costs; None outside training.
 
@@ -71,6 +73,7 @@ def estimate_offload(
         layout: How it is spread.
         stage: Memory of the stage.
         uncalibrated: Price as if nobody had measured the device.
+        software: Training software that runs it, as predict takes it.
     """
     if not workload.is_training:
         return None
@@ -82,7 +85,14 @@ def estimate_offload(
     if device.pcie_bandwidth_bytes_per_s:
         transfer_s = one_way_bytes / (LINK_FRACTION * device.pcie_bandwidth_bytes_per_s)
         try:
-            prediction = predict(config, device=device, workload=workload, layout=layout, uncalibrated=uncalibrated)
+            prediction = predict(
+                config,
+                device=device,
+                workload=workload,
+                layout=layout,
+                uncalibrated=uncalibrated,
+                software=software,
+            )
         except ShapewrightError:
             prediction = None
         if prediction is not None:

@@ -17,6 +17,7 @@ from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.memory import estimate_memory
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.workload import RECOMPUTE_MODES, Workload
 
@@ -47,6 +48,7 @@ class Situation:
     workload: Workload
     layout: ParallelLayout
     uncalibrated: bool = False
+    software: str = TUNED
 
     def changed(self, changes: Mapping[str, Any]) -> Situation | None:
         """The same job with other values; None where they contradict each other or do not divide the model."""
@@ -75,6 +77,7 @@ class Situation:
                 workload=self.workload,
                 layout=self.layout,
                 uncalibrated=self.uncalibrated,
+                software=self.software,
             )
         except ShapewrightError:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_json_file
-from shapewright.cli.options import GroupedCommand, ask_from_options, question_options
+from shapewright.cli.options import GroupedCommand, ask_from_options, question_options, software_option
 from shapewright.errors import ConfigError
 
 _EPILOG = """\b
@@ -21,6 +21,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@software_option
 @click.option(
     "--format",
     "form",
@@ -49,6 +50,7 @@ def command(
     config: str | None,
     device: str,
     uncalibrated: bool,
+    software: str,
     form: str,
     as_json: bool,
     fail_on: str,
@@ -71,20 +73,13 @@ def command(
         raise click.UsageError("--json and --format sarif contradict each other: give one of them")
     if output and not fix:
         raise click.UsageError("-o has no effect without --fix")
-    question = ask_from_options(config, device, given)
+    question = ask_from_options(config, device, given, uncalibrated=uncalibrated, software=software)
     if fix and question.model.raw is None:
         raise ConfigError(
             "a model described by flags alone has no form to write back; start from a config.json or a preset"
         )
     codes = [part for entry in ignore for part in entry.split(",") if part]
-    report = check_model(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        ignore=codes,
-        uncalibrated=uncalibrated,
-    )
+    report = check_model(question.config, **question.terms, ignore=codes)
     if output:
         # Before the report: if it cannot be written, nothing else is said.
         from shapewright.config import write_back

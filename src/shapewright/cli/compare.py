@@ -14,6 +14,7 @@ from shapewright.cli.options import (
     compared_devices,
     group_options,
     job_options,
+    software_option,
 )
 from shapewright.errors import ShapewrightError
 
@@ -39,6 +40,7 @@ Examples:
     help="device names, aliases or TOML files, comma-separated; or 'all'",
 )
 @calibration_option
+@software_option
 @click.option("--usd-per-hour", metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="write a page with the figure too")
@@ -46,6 +48,7 @@ Examples:
 def command(
     config: str | None,
     uncalibrated: bool,
+    software: str,
     devices: str,
     usd_per_hour: str | None,
     as_json: bool,
@@ -68,6 +71,7 @@ def command(
         layout=groups["layout"],
         overrides=groups["model"],
         uncalibrated=uncalibrated,
+        software=software,
     )
     if html:
         from shapewright.report.job_pages import comparison_sections

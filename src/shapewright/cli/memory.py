@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, ask_from_options, question_options
+from shapewright.cli.options import GroupedCommand, ask_from_options, question_options, software_option
 
 _EPILOG = """\b
 Examples:
@@ -21,9 +21,18 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@software_option
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="write a page with the picture too")
-def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, html: str | None, **given: Any) -> int:
+def command(
+    config: str | None,
+    device: str,
+    uncalibrated: bool,
+    software: str,
+    as_json: bool,
+    html: str | None,
+    **given: Any,
+) -> int:
     """Estimate the memory that CONFIG needs on a device, by component and pipeline stage.
 
     The verdict says whether it fits, the largest batch and sequence that do, and what to turn on if it does not,
@@ -31,15 +40,8 @@ def command(config: str | None, device: str, uncalibrated: bool, as_json: bool, 
     """
     from shapewright.capacity import estimate_capacity
 
-    question = ask_from_options(config, device, given)
-    found = estimate_capacity(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        notes=question.notes,
-        uncalibrated=uncalibrated,
-    )
+    question = ask_from_options(config, device, given, uncalibrated=uncalibrated, software=software)
+    found = estimate_capacity(question.config, **question.terms, notes=question.notes)
     if html:
         from shapewright.report.job_pages import memory_sections
         from shapewright.report.page import render_page

@@ -10,6 +10,7 @@ import click
 from shapewright.config.transformer import TransformerConfig
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import TUNED
 from shapewright.units import parse_seconds
 from shapewright.workload import Workload
 
@@ -123,6 +124,17 @@ def calibration_option(command: Command) -> Command:
         expose_value=False,
         callback=keep,
         help="records of your own, as 'shapewright calibrate' writes them",
+    )(command)
+
+
+def software_option(command: Command) -> Command:
+    """Add --software, for commands that price training steps."""
+    return click.option(
+        "--software",
+        default=TUNED,
+        show_default=True,
+        metavar="NAME",
+        help="training software: a tuned stack of today, or a generation such as nemo-2024, fsdp-2024 or fsdp-2023",
     )(command)
 
 
@@ -264,13 +276,21 @@ def field_named(word: str) -> str:
     return short.get(cleaned, cleaned.replace("-", "_"))
 
 
-def ask_from_options(config: str | None, device: str, given: dict[str, Any]) -> Question:
+def ask_from_options(
+    config: str | None, device: str, given: dict[str, Any], *, uncalibrated: bool = False, software: str = TUNED
+) -> Question:
     """Build the question from what the command line gave."""
     from shapewright.question import ask
 
     groups = group_options(given)
     return ask(
-        config, named_device(device), overrides=groups["model"], workload=groups["workload"], layout=groups["layout"]
+        config,
+        named_device(device),
+        overrides=groups["model"],
+        workload=groups["workload"],
+        layout=groups["layout"],
+        uncalibrated=uncalibrated,
+        software=software,
     )
 
 

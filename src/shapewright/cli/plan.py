@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, Share, group_options, named_device, question_options
+from shapewright.cli.options import (
+    GroupedCommand,
+    Share,
+    group_options,
+    named_device,
+    question_options,
+    software_option,
+)
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,13 +62,7 @@ Examples:
 @click.option(
     "--optimizer", default="adamw", show_default=True, metavar="NAME", help="what is kept and moved of each parameter"
 )
-@click.option(
-    "--software",
-    default="tuned",
-    show_default=True,
-    metavar="NAME",
-    help="training software: a tuned stack of today, or a generation such as nemo-2024 or fsdp-2024",
-)
+@software_option
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device, for the cost of a token")
 @click.option(
     "--straggler-factor",

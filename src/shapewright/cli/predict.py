@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import GroupedCommand, ask_from_options, field_named, question_options
+from shapewright.cli.options import GroupedCommand, ask_from_options, field_named, question_options, software_option
 
 if TYPE_CHECKING:
     from shapewright.question import Question
@@ -26,13 +26,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
-@click.option(
-    "--software",
-    default="tuned",
-    show_default=True,
-    metavar="NAME",
-    help="training software: a tuned stack of today, or a generation such as nemo-2024, fsdp-2024 or fsdp-2023",
-)
+@software_option
 @click.option("--physics-only", is_flag=True, help="leave the learned correction of GEMM times aside")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option(
@@ -66,15 +60,15 @@ def command(
     """
     if show_all and (as_json or explain):
         raise click.UsageError("--all has no effect with --json or --explain, which leave nothing out")
-    question = ask_from_options(config, device, given)
+    question = ask_from_options(config, device, given, uncalibrated=uncalibrated, software=software)
     if sweeps:
         if explain or show_all:
             raise click.UsageError("--explain and --all have no effect with --sweep, which shows a row for each step")
         if physics_only:
             raise click.UsageError("--physics-only has no effect with --sweep")
-        _print_sweep(question, sweeps, uncalibrated=uncalibrated, software=software, as_json=as_json)
+        _print_sweep(question, sweeps, as_json=as_json)
         return 0
-    prediction = question.predict(uncalibrated=uncalibrated, physics_only=physics_only, software=software)
+    prediction = question.predict(physics_only=physics_only)
     if explain:
         from shapewright.report.explain import explain_operation
 
@@ -97,9 +91,7 @@ def command(
     return 0
 
 
-def _print_sweep(
-    question: Question, sweeps: tuple[str, ...], *, uncalibrated: bool, software: str, as_json: bool
-) -> None:
+def _print_sweep(question: Question, sweeps: tuple[str, ...], *, as_json: bool) -> None:
     """Predict every combination and print a row for each."""
     from shapewright.report.sweep import print_sweep, sweep_to_json
     from shapewright.sweep import parse_values, predict_sweep
@@ -112,13 +104,9 @@ def _print_sweep(
         axes[field_named(name)] = parse_values(values)
     swept = predict_sweep(
         question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
+        **question.terms,
         axes=axes,
         notes=tuple(note for note in question.notes if not any(note.startswith(name) for name in axes)),
-        uncalibrated=uncalibrated,
-        software=software,
     )
     if as_json:
         print_json({**sweep_to_json(swept), "source": question.model.source})

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from shapewright.cli.console import write_text_file
-from shapewright.cli.options import GroupedCommand, ask_from_options, question_options
+from shapewright.cli.options import GroupedCommand, ask_from_options, question_options, software_option
 from shapewright.units import format_bytes
 
 _EPILOG = """\b
@@ -21,6 +21,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@software_option
 @click.option("-o", "--output", metavar="FILE", required=True, help="the page to write, such as review.html")
 @click.option("--pdf", metavar="FILE", help="print the page to a PDF too; needs Chromium, Chrome or Edge")
 @click.option("--no-search", is_flag=True, help="leave out the search for faster shapes")
@@ -28,6 +29,7 @@ def command(
     config: str | None,
     device: str,
     uncalibrated: bool,
+    software: str,
     output: str,
     pdf: str | None,
     no_search: bool,
@@ -44,8 +46,8 @@ def command(
 
     if output == "-":
         raise click.UsageError("-o needs a file name, such as review.html")
-    question = ask_from_options(config, device, given)
-    review = gather_review(question, uncalibrated=uncalibrated, no_search=no_search)
+    question = ask_from_options(config, device, given, uncalibrated=uncalibrated, software=software)
+    review = gather_review(question, no_search=no_search)
     page = render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
     write_text_file(output, page)
     click.echo(review_subtitle(review))

@@ -11,12 +11,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_json_file, write_text_file
-from shapewright.cli.options import GroupedCommand, Share, group_options, job_options
+from shapewright.cli.options import (
+    GroupedCommand,
+    Share,
+    calibration_option,
+    compared_devices,
+    group_options,
+    job_options,
+    named_device,
+    software_option,
+)
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shapewright.hardware import Device
     from shapewright.search import Candidate, SearchResult
     from shapewright.search.verified import Verification
 
@@ -42,6 +52,8 @@ Examples:
 @job_options
 @click.option("--device", metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")
 @click.option("--devices", metavar="NAME,...", help="several devices instead: shapes that are good on all of them")
+@calibration_option
+@software_option
 @click.option("--params", metavar="N", help="parameters that shapes should have, such as 2.7b (default: CONFIG's)")
 @click.option("--family", metavar="NAME", help="without CONFIG: public models to start from, such as llama or gpt")
 @click.option("--tolerance", type=Share(), default=0.02, help="how far from that size shapes may be (default: 2%)")
@@ -94,6 +106,7 @@ def command(
     device: str | None,
     devices: str | None,
     uncalibrated: bool,
+    software: str,
     params: str | None,
     family: str | None,
     tolerance: float,
@@ -153,8 +166,7 @@ def command(
     groups = group_options(given)
     result = search(
         config,
-        device=device,
-        devices=[name.strip() for name in (devices or "").split(",") if name.strip()],
+        devices=_find_devices(device, devices),
         num_parameters=_read_count("--params", params),
         family=family,
         tolerance_fraction=tolerance,
@@ -171,6 +183,7 @@ def command(
         layout=groups["layout"],
         overrides=groups["model"],
         uncalibrated=uncalibrated,
+        software=software,
         progress=_show_progress(),
     )
     if output:
@@ -209,6 +222,13 @@ def command(
 
         print_verification(verified, make_console())
     return 0 if result.is_complete else EXIT_INTERRUPTED
+
+
+def _find_devices(device: str | None, devices: str | None) -> list[str | Device]:
+    """The devices of --device or --devices, with the records of --calibration for the one that it is of."""
+    if device is not None:
+        return [named_device(device)]
+    return compared_devices([name.strip() for name in (devices or "").split(",") if name.strip()])
 
 
 def _flags_beside(candidate: Candidate) -> str:

@@ -44,7 +44,7 @@ MOST_COMPARED_DEVICES = 64
 def answer_predict(job: Job, baseline: Job | None = None) -> Answer:
     """What ``predict --json`` prints, with its text; and beside a baseline, what moved."""
     question = ask_job(job)
-    prediction = question.predict(uncalibrated=job.uncalibrated)
+    prediction = question.predict()
     answer = {
         **prediction_to_json(prediction),
         "source": question.model.source,
@@ -56,7 +56,7 @@ def answer_predict(job: Job, baseline: Job | None = None) -> Answer:
         },
     }
     if baseline is not None:
-        before = ask_job(baseline).predict(uncalibrated=baseline.uncalibrated)
+        before = ask_job(baseline).predict()
         answer["moved"] = _moved(before, prediction)
     return answer
 
@@ -120,13 +120,7 @@ def _moved(before: Prediction, after: Prediction) -> list[Answer]:
 def answer_check(job: Job) -> Answer:
     """What ``check --json`` prints, with its text."""
     question = ask_job(job)
-    report = check_model(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        uncalibrated=job.uncalibrated,
-    )
+    report = check_model(question.config, **question.terms)
     return {
         **to_json(report),
         "source": question.model.source,
@@ -141,15 +135,7 @@ def answer_check(job: Job) -> Answer:
 def answer_capacity(job: Job, optimizer: str = "adamw") -> Answer:
     """What ``memory --json`` prints, with its text."""
     question = ask_job(job)
-    found = estimate_capacity(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        optimizer=optimizer,
-        notes=question.notes,
-        uncalibrated=job.uncalibrated,
-    )
+    found = estimate_capacity(question.config, **question.terms, optimizer=optimizer, notes=question.notes)
     words = capacity_words(found)
     text = {**words, "remedies": columns_to_json(words["remedies"])}
     return {**capacity_to_json(found), "source": question.model.source, "text": text, "figure": memory_figure(found)}
@@ -175,7 +161,7 @@ def answer_compare(job: Job, devices: Sequence[str], usd_per_hour: dict[str, flo
 
 def answer_explain(job: Job, operation: str) -> Answer:
     """What ``predict --explain --json`` prints, with its text."""
-    facts = explain_operation(ask_job(job).predict(uncalibrated=job.uncalibrated), operation)
+    facts = explain_operation(ask_job(job).predict(), operation)
     return {**facts, "text": [explanation_rows(entry) for entry in facts["operations"]]}
 
 
@@ -187,14 +173,14 @@ def answer_config(job: Job) -> Answer:
 
 def answer_report(job: Job) -> str:
     """The page that ``report`` writes."""
-    review = gather_review(ask_job(job), uncalibrated=job.uncalibrated)
+    review = gather_review(ask_job(job))
     return render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
 
 
 def answer_csv(job: Job) -> str:
     """Every operation as CSV, one row each: the scalar keys of ``predict --json``."""
     question: Question = ask_job(job)
-    prediction = question.predict(uncalibrated=job.uncalibrated)
+    prediction = question.predict()
     rows = [operation_to_json(entry) for entry in prediction.operations]
     for row in rows:
         row["tile_m"], row["tile_n"] = row.pop("tile") or (None, None)

@@ -43,7 +43,7 @@ def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **mor
 
 def answer_tiles(job: Job, operation: str, pass_name: str, measured: Measurements) -> Answer:
     """Tiles and waves of one product, with their words."""
-    prediction = ask_job(job).predict(uncalibrated=job.uncalibrated)
+    prediction = ask_job(job).predict()
     entry = find_product(prediction, operation, pass_name)
     grid = lay_tiles(prediction, entry)
     facts = operation_to_json(entry)
@@ -68,7 +68,7 @@ def answer_tiles(job: Job, operation: str, pass_name: str, measured: Measurement
 
 def answer_breakdown(job: Job) -> Answer:
     """Where a step's time goes: layer, roofline, waterfall and pipeline, each as a figure or with why not."""
-    prediction = ask_job(job).predict(uncalibrated=job.uncalibrated)
+    prediction = ask_job(job).predict()
     answer: Answer = {"schema_version": 1}
     for name, make in _FIGURES.items():
         try:

@@ -119,6 +119,7 @@ def ask_job(job: Job) -> Question:
         load_named_device(job.device),
         workload=_without_none(job.workload),
         layout=_without_none(job.layout),
+        uncalibrated=job.uncalibrated,
     )
     kinds = len(question.config.layer_groups())
     if kinds > MOST_LAYER_KINDS:

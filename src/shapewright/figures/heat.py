@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.config import with_changes
 from shapewright.errors import ShapewrightError
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def heat_heads_by_width(
     workload: Workload,
     layout: ParallelLayout,
     uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> HeatGrid:
     """Predict the step over numbers of heads and hidden sizes around one shape.
 
@@ -60,6 +62,7 @@ def heat_heads_by_width(
         workload: What is run.
         layout: How it is spread.
         uncalibrated: Price as if nobody had measured the device.
+        software: Training software that runs it, as predict takes it.
     """
     step = max(_WIDTH_MULTIPLE, round(2 * _REACH_FRACTION * config.hidden_size / _NUM_WIDTHS / _WIDTH_MULTIPLE) * 128)
     first = max(1, round((1.0 - _REACH_FRACTION) * config.hidden_size / step)) * step
@@ -76,7 +79,9 @@ def heat_heads_by_width(
                 return None
             shape = shape_or_none
         try:
-            return predict(shape, device=device, workload=workload, layout=layout, uncalibrated=uncalibrated)
+            return predict(
+                shape, device=device, workload=workload, layout=layout, uncalibrated=uncalibrated, software=software
+            )
         except ShapewrightError:
             return None
 

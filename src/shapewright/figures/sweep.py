@@ -20,6 +20,7 @@ from shapewright.lowering import lower
 from shapewright.operations import Gemm
 from shapewright.perf.price import GemmPrice
 from shapewright.perf.pricing import price_operations
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.workload import Workload
 
@@ -105,6 +106,7 @@ def sweep_field(
     layout: ParallelLayout,
     values: Sequence[int] | None = None,
     uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> Sweep:
     """Predict the step at many values of one field.
 
@@ -116,6 +118,7 @@ def sweep_field(
         layout: How it is spread.
         values: Values to take, at most MOST_POINTS; None for a grid around the current one.
         uncalibrated: Price as if nobody had measured the device.
+        software: Training software that runs it, as predict takes it.
 
     Raises:
         ConfigError: the field cannot be swept, or none of the values can run.
@@ -140,9 +143,10 @@ def sweep_field(
     found: list[tuple[int, Prediction]] = []
     for value, (shape, load, spread) in cases:
         try:
-            found.append(
-                (value, predict(shape, device=device, workload=load, layout=spread, uncalibrated=uncalibrated))
+            prediction = predict(
+                shape, device=device, workload=load, layout=spread, uncalibrated=uncalibrated, software=software
             )
+            found.append((value, prediction))
         except ShapewrightError as error:
             problem = str(error)
     if not found:

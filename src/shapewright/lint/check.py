@@ -13,6 +13,7 @@ from shapewright.lint.judge import judge
 from shapewright.lint.nearest import BetterShape, find_better_shapes
 from shapewright.lint.registry import list_rules, select_rules
 from shapewright.lint.what_if import WhatIf
+from shapewright.perf.software import TUNED
 from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def check_model(
     layout: ParallelLayout | None = None,
     ignore: Iterable[str] = (),
     uncalibrated: bool = False,
+    software: str = TUNED,
     look_around: bool = True,
 ) -> CheckReport:
     """Check a model against every rule, and look around for better shapes.
@@ -60,6 +62,7 @@ def check_model(
         layout: How it is spread; by default one device.
         ignore: Rules to leave out, by code, name or family; their findings are counted.
         uncalibrated: Price by the data sheet alone.
+        software: Training software that runs it, as predict takes it.
         look_around: Whether to look for better shapes.
 
     Raises:
@@ -67,7 +70,7 @@ def check_model(
         UnknownRuleError: an ignored rule does not exist.
     """
     ignored = select_rules(ignore)
-    case = WhatIf(config, device, workload, layout or ParallelLayout(), uncalibrated=uncalibrated)
+    case = WhatIf(config, device, workload, layout or ParallelLayout(), uncalibrated=uncalibrated, software=software)
     found = find_violations(case)
     outcome = case.outcome
     if isinstance(outcome, ShapewrightError):

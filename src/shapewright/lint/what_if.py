@@ -10,6 +10,7 @@ from shapewright.config.transformer import TransformerConfig
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
 from shapewright.memory import estimate_memory
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.workload import Workload
 
@@ -42,10 +43,11 @@ class WhatIf:
         layout: ParallelLayout,
         *,
         uncalibrated: bool = False,
+        software: str = TUNED,
         memo: Memo | None = None,
     ) -> None:
         self.config, self.device, self.workload, self.layout = config, device, workload, layout
-        self._uncalibrated = uncalibrated
+        self._uncalibrated, self._software = uncalibrated, software
         self._memo: Memo = {} if memo is None else memo
 
     def __repr__(self) -> str:
@@ -64,6 +66,7 @@ class WhatIf:
                 replace(self.workload, **{name: value for name, value in changes.items() if name in _WORKLOAD_FIELDS}),
                 replace(self.layout, **{name: value for name, value in changes.items() if name in _LAYOUT_FIELDS}),
                 uncalibrated=self._uncalibrated,
+                software=self._software,
                 memo=self._memo,
             )
         except ShapewrightError:
@@ -81,6 +84,7 @@ class WhatIf:
                     workload=self.workload,
                     layout=self.layout,
                     uncalibrated=self._uncalibrated,
+                    software=self._software,
                 )
             except ShapewrightError as error:
                 self._memo[key] = error

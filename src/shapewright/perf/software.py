@@ -19,12 +19,13 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from shapewright.errors import CalibrationError, close_names
-from shapewright.operations import Attention
+from shapewright.errors import CalibrationError, WorkloadError, close_names
+from shapewright.operations import Attention, Collective
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import Operation
+    from shapewright.operations.base import Numeric
     from shapewright.perf.price import Price
 
 TUNED = "tuned"
@@ -67,11 +68,8 @@ class Software:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
-        """Price of an operation as this software runs it; scalar prices only."""
-        factor = self.time_factor
-        if isinstance(operation, Attention):
-            factor *= self.attention_factor.get(device.architecture, 1.0)
-        host_s = 0.0 if operation.pass_name == "step" else self.host_s
+        """Price of an operation as this software runs it."""
+        factor, host_s = self._factor_and_host_s(operation, device)
         if factor == 1.0 and host_s == 0.0:
             return price
         return replace(
@@ -81,6 +79,26 @@ class Software:
             high_s=price.high_s * factor + host_s,
             start_s=price.start_s + host_s,
         )
+
+    def shown_time_s(self, operation: Operation, time_s: Numeric, device: Device) -> Numeric:
+        """Time of one execution as this software runs it, less what it hides of the tensor axis. [s]
+
+        Args:
+            operation: What runs.
+            time_s: Its price, or those of many of its kind. [s]
+            device: Where it runs.
+        """
+        factor, host_s = self._factor_and_host_s(operation, device)
+        if isinstance(operation, Collective) and operation.axis == "tensor" and not operation.overlaps:
+            return (time_s * factor + host_s) * (1.0 - self.tensor_hidden_fraction)
+        return time_s * factor + host_s
+
+    def _factor_and_host_s(self, operation: Operation, device: Device) -> tuple[float, float]:
+        """What becomes of an operation's price: a factor, and what its launch costs. [s]"""
+        factor = self.time_factor
+        if isinstance(operation, Attention):
+            factor *= self.attention_factor.get(device.architecture, 1.0)
+        return factor, 0.0 if operation.pass_name == "step" else self.host_s
 
 
 TUNED_SOFTWARE = Software()
@@ -99,6 +117,22 @@ def load_software(name: str) -> Software:
             f"unknown software {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}"
         )
     return known[name]
+
+
+def software_of(name: str | Software, phase: str) -> Software:
+    """The software of a step; only training has any.
+
+    Raises:
+        CalibrationError: there is no record of this name.
+        WorkloadError: the step is none of training, and the software is not the default.
+    """
+    software = name if isinstance(name, Software) else load_software(name)
+    if phase != "train" and software.name != TUNED:
+        raise WorkloadError(
+            f"software={software.name!r} is training software and means nothing in {phase}; leave it out or use "
+            f"--phase train"
+        )
+    return software
 
 
 def software_names() -> tuple[str, ...]:

@@ -277,10 +277,7 @@ class TimesOfFrames:
 
     def _time_s(self, operation: Operation, price: Price) -> Any:
         """Time of one execution as the software runs it, less what it hides of the tensor axis. [s]"""
-        software = self._software
-        time_s = software.adjust(operation, price, self._device).time_s
-        hides = isinstance(operation, Collective) and operation.axis == "tensor" and not operation.overlaps
-        return time_s * (1.0 - software.tensor_hidden_fraction) if hides else time_s
+        return self._software.shown_time_s(operation, price.time_s, self._device)
 
 
 _DEGREES = ("tensor_parallel", "data_parallel", "context_parallel", "expert_parallel")

@@ -22,52 +22,38 @@ if TYPE_CHECKING:
     from shapewright.utilization import Utilization
 
 
-def gather_review(question: Question, *, uncalibrated: bool = False, no_search: bool = False) -> Review:
+def gather_review(question: Question, *, no_search: bool = False) -> Review:
     """Ask everything that the page tells.
 
     Args:
         question: What it is about.
-        uncalibrated: Price as if nobody had measured the device.
         no_search: Leave out the search for faster shapes.
 
     Raises:
         ShapewrightError: there can be no prediction, and no rule explains why.
     """
-    check = check_model(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        uncalibrated=uncalibrated,
-    )
+    check = check_model(question.config, **question.terms)
     search, no_search_words = None, "Not looked for: --no-search was given."
     if not no_search:
-        search, no_search_words = _search(question, check, uncalibrated=uncalibrated)
+        search, no_search_words = _search(question, check)
     return Review(
         question=question,
         check=check,
-        capacity=_capacity(question, check, uncalibrated=uncalibrated),
-        utilization=_utilization(question, check, uncalibrated=uncalibrated),
+        capacity=_capacity(question, check),
+        utilization=_utilization(question, check),
         search=search,
         no_search=no_search_words,
     )
 
 
-def _capacity(question: Question, check: CheckReport, *, uncalibrated: bool) -> Capacity | None:
+def _capacity(question: Question, check: CheckReport) -> Capacity | None:
     """Memory against the device, where the layout can run."""
     if check.prediction is None:
         return None
-    return estimate_capacity(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        notes=question.notes,
-        uncalibrated=uncalibrated,
-    )
+    return estimate_capacity(question.config, **question.terms, notes=question.notes)
 
 
-def _search(question: Question, check: CheckReport, *, uncalibrated: bool) -> tuple[SearchResult | None, str]:
+def _search(question: Question, check: CheckReport) -> tuple[SearchResult | None, str]:
     """Faster shapes, or why none could be looked for."""
     if check.prediction is None:
         return None, "Not looked for: the shape itself cannot run."
@@ -79,18 +65,19 @@ def _search(question: Question, check: CheckReport, *, uncalibrated: bool) -> tu
             question.layout,
             SearchRequest(),
             per_step=question.workload.phase == "decode",
-            uncalibrated=uncalibrated,
+            uncalibrated=question.uncalibrated,
+            software=question.software,
         )
     except ShapewrightError as error:
         return None, f"None could be looked for: {error}"
     return found, ""
 
 
-def _utilization(question: Question, check: CheckReport, *, uncalibrated: bool) -> Utilization | None:
+def _utilization(question: Question, check: CheckReport) -> Utilization | None:
     """From the peak down to the predicted step; only training has conventions to count it by."""
     if check.prediction is None or question.workload.phase != "train":
         return None
-    return explain_prediction(check.prediction, uncalibrated=uncalibrated)
+    return explain_prediction(check.prediction, uncalibrated=question.uncalibrated)
 
 
 def explain_prediction(prediction: Prediction, *, uncalibrated: bool = False) -> Utilization:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.operations import Operation
+    from shapewright.perf.software import Software
     from shapewright.search.grid import Grid
     from shapewright.search.trace import Node
 
@@ -38,9 +39,13 @@ _NOT_PRICED = ("name", "pass_name", "stage", "repeats")
 
 
 def price_key(operation: Operation) -> tuple[Any, ...]:
-    """What decides the price of an operation: equal keys, equal prices."""
+    """What decides the price of an operation: equal keys, equal prices. Software treats a step's end differently."""
     values = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED)
-    return (type(operation), *(value.node if isinstance(value, Traced) else value for value in values))
+    return (
+        type(operation),
+        operation.pass_name == "step",
+        *(value.node if isinstance(value, Traced) else value for value in values),
+    )
 
 
 def count_cells(operation: Operation, grid: Grid) -> int:
@@ -57,6 +62,7 @@ def price_columns(
     device: Device,
     *,
     uncalibrated: bool,
+    software: Software,
 ) -> NDArray[np.float64]:
     """Time of one execution of an operation for some shapes, each by itself. [s]
 
@@ -66,17 +72,20 @@ def price_columns(
         memo: What has been computed so far for these shapes; extended.
         device: The device.
         uncalibrated: Price as if nobody had measured it.
+        software: What the training software makes of the price.
     """
     traced = {spec.name: getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED}
     sizes: dict[str, Any] = {
         name: evaluate(number.node, columns, memo) for name, number in traced.items() if isinstance(number, Traced)
     }
-    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated)
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated, software)
     return np.asarray(time_s, dtype=float)
 
 
-def price_on_grid(operation: Operation, grid: Grid, device: Device, *, uncalibrated: bool) -> Values:
-    """Time of one execution of an operation, over the axes that its sizes depend on. [s]"""
+def price_on_grid(
+    operation: Operation, grid: Grid, device: Device, *, uncalibrated: bool, software: Software
+) -> Values:
+    """Time of one execution of an operation, over the axes that its sizes depend on; see price_columns. [s]"""
     names = [spec.name for spec in fields(operation) if isinstance(getattr(operation, spec.name), Traced)]
     names = [name for name in names if name not in _NOT_PRICED]
     aligned = grid.align(*(grid.evaluate(getattr(operation, name).node) for name in names))
@@ -87,16 +96,17 @@ def price_on_grid(operation: Operation, grid: Grid, device: Device, *, uncalibra
     if not isinstance(operation, Pointwise | Collective):  # a formula of few terms is sooner computed than sorted
         rows, inverse = _distinct(rows)
     sizes: dict[str, Any] = dict(zip(names, rows, strict=True))
-    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated)
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated, software)
     times_s = np.broadcast_to(np.asarray(time_s, dtype=float), (1,) if not names else rows[0].shape)
     return Values(times_s[inverse].reshape(shape), bool(names) and aligned[0].by_heads)
 
 
-def _price(operation: Operation, device: Device, uncalibrated: bool) -> Any:
+def _price(operation: Operation, device: Device, uncalibrated: bool, software: Software) -> Any:
     """Time of operations whose sizes are numbers or arrays of one length. [s]"""
     for kind, (record_kind, price) in _PRICES.items():
         if isinstance(operation, kind):
-            return price(operation, device, load_record(record_kind, device, uncalibrated=uncalibrated)).time_s
+            record = load_record(record_kind, device, uncalibrated=uncalibrated)
+            return software.shown_time_s(operation, price(operation, device, record).time_s, device)
     raise TypeError(f"no price for {type(operation).__name__}")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from shapewright.errors import ConfigError
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import TUNED, software_of
 from shapewright.predict import predict
 from shapewright.search.bands import measure_shape, percentile_of
 from shapewright.search.branches import list_branches
@@ -32,6 +33,7 @@ from shapewright.units import format_bytes
 if TYPE_CHECKING:
     from shapewright.config import Model
     from shapewright.hardware import Device
+    from shapewright.perf.software import Software
     from shapewright.predict import Prediction
     from shapewright.search.branches import Branch
     from shapewright.search.engine import Progress, Runner
@@ -78,6 +80,7 @@ def search_shapes(
     per_step: bool = False,
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
+    software: str = TUNED,
     run: Runner = run_here,
     progress: Progress | None = None,
 ) -> SearchResult:
@@ -94,6 +97,7 @@ def search_shapes(
         per_step: Make the step short (latency), and not the time of a token (throughput).
         notes: What there is to say about the question.
         uncalibrated: Price as if nobody had measured the device.
+        software: Training software that runs it, as predict takes it.
         run: Runs the jobs of the search.
         progress: Told how many shapes of how many are done.
 
@@ -110,7 +114,11 @@ def search_shapes(
         notes += (_EXPERTS_NOTE,)
     branches = list_branches(model.config, device, workload, layout, request)
     places = [(device, workload), *others]
-    finders = [_Finder(branches, place, request, per_step=per_step, uncalibrated=uncalibrated) for place in places]
+    stack = software_of(software, workload.phase)
+    finders = [
+        _Finder(branches, place, request, per_step=per_step, uncalibrated=uncalibrated, software=stack)
+        for place in places
+    ]
     first = finders[0]
     limits, more = first.limits(request)
     notes += more
@@ -202,6 +210,7 @@ class _Finder:
         *,
         per_step: bool,
         uncalibrated: bool,
+        software: Software,
     ) -> None:
         self.device, workload = place
         self._branches, self._per_step = branches, per_step
@@ -219,6 +228,7 @@ class _Finder:
                     workload=asked,
                     layout=branch.layout,
                     uncalibrated=uncalibrated,
+                    software=software,
                     followers=space.followers,
                 )
             )
@@ -273,6 +283,7 @@ class _Finder:
             ),
             layout=other.layout,
             uncalibrated=self._settings[0].uncalibrated,
+            software=self._settings[0].software,
         )
         speedup = compare_times(self.own, here, per_step=self._per_step)
         return OnDevice(
@@ -329,6 +340,7 @@ class _Finder:
                 workload=workload,
                 layout=setting.layout,
                 uncalibrated=setting.uncalibrated,
+                software=setting.software,
             )
         return self._known[key]
 

@@ -13,6 +13,7 @@ from shapewright.adding_up import WEIGHT_GRADIENTS, exposed_fraction, join_stage
 from shapewright.errors import ShapewrightError
 from shapewright.lowering import is_weight_gradient, lower, num_microbatches, validate_layout
 from shapewright.operations import Collective, Pointwise
+from shapewright.perf.software import TUNED_SOFTWARE, Software
 from shapewright.predict import count_tokens
 from shapewright.search.grid import AXES, Sum, Values, is_constant, split_by
 from shapewright.search.pricing import count_cells, price_columns, price_key, price_on_grid
@@ -46,6 +47,7 @@ class Setting:
         workload: What is run.
         layout: How it is spread.
         uncalibrated: Price as if nobody had measured the device.
+        software: What the training software makes of the kernels.
         followers: Fields of the config that take the value of another one: name of the follower to name of the leader.
     """
 
@@ -54,6 +56,7 @@ class Setting:
     workload: Workload
     layout: ParallelLayout
     uncalibrated: bool = False
+    software: Software = TUNED_SOFTWARE
     followers: Mapping[str, str]
 
     def traced(self, tape: Tape, shape: Mapping[str, int]) -> tuple[TransformerConfig, Workload]:
@@ -180,6 +183,7 @@ class StepTimes:
         late = self._late_sums(index) if whole else {}
         sums: dict[str, Any] = {stage: self._read_sum(total, index, late) for stage, total in self._stages.items()}
         if self._hides:
+            share = self._setting.software.overlap_share
             for side, cover in self._cover.items():
                 wanted = {
                     stage: self._read_sum(self._wanted[side, stage], index, late)
@@ -187,7 +191,7 @@ class StepTimes:
                 }
                 wanted_s = np.asarray(sum(wanted.values()))
                 cover_s = self._read_sum(cover, index, late)
-                shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300)), 1.0)
+                shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), share), 1.0)
                 for stage, part_s in wanted.items():
                     sums[stage] = sums[stage] + shown * part_s
         sums[WEIGHT_GRADIENTS] = self._read_sum(self._weight_gradients, index, late)
@@ -220,7 +224,13 @@ class StepTimes:
                 continue
             key = price_key(operation)
             if key not in priced:
-                priced[key] = price_on_grid(operation, self.grid, setting.device, uncalibrated=setting.uncalibrated)
+                priced[key] = price_on_grid(
+                    operation,
+                    self.grid,
+                    setting.device,
+                    uncalibrated=setting.uncalibrated,
+                    software=setting.software,
+                )
             repeats = operation.repeats.node if isinstance(operation.repeats, Traced) else operation.repeats
             for target in self._targets(operation):
                 # Operations that run equally often are added before they are multiplied.
@@ -238,7 +248,12 @@ class StepTimes:
         memo: dict[Node, NDArray[Any]] = {}
         for operation in self._late:
             time_s: Any = price_columns(
-                operation, columns, memo, self._setting.device, uncalibrated=self._setting.uncalibrated
+                operation,
+                columns,
+                memo,
+                self._setting.device,
+                uncalibrated=self._setting.uncalibrated,
+                software=self._setting.software,
             )
             repeats: Any = operation.repeats
             time_s = time_s * (evaluate(repeats.node, columns, memo) if isinstance(repeats, Traced) else repeats)

@@ -1,0 +1,157 @@
+"""How to spread a job: training over devices, and serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shapewright.perf.software import TUNED
+from shapewright.question import ask
+
+if TYPE_CHECKING:
+    from shapewright.plan import PlanResult
+    from shapewright.question import DeviceLike, ModelLike
+    from shapewright.serving import ServingPlan
+
+
+def plan(
+    config: ModelLike,
+    *,
+    device: DeviceLike,
+    num_devices: int,
+    global_batch_size: int | None = None,
+    objective: str = "time",
+    top: int = 10,
+    keep: Mapping[str, Sequence[Any]] | None = None,
+    headroom_fraction: float = 0.0,
+    optimizer: str = "adamw",
+    usd_per_hour: float | None = None,
+    straggler_factor: float = 1.0,
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+    software: str = TUNED,
+    progress: Callable[[int, int], None] | None = None,
+) -> PlanResult:
+    """Find how to spread a training job over devices.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        num_devices: Devices of the job: fewer than a node has, or whole nodes.
+        global_batch_size: Sequences of one optimiser step; may stand in ``workload`` instead.
+        objective: A key of ``shapewright.plan.OBJECTIVES``: time, cost or memory.
+        top: How many plans to list.
+        keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size and recompute.
+        headroom_fraction: Share of a device's memory that a plan must leave free.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``; counts for memory alone.
+        usd_per_hour: Price of one device. [USD/h]
+        straggler_factor: Expected step over the predicted one.
+        workload: Some fields of Workload; micro_batch_size and recompute keep those values.
+        layout: Some fields of ParallelLayout; each keeps its value.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software, such as ``nemo-2024``; by default a tuned stack of today.
+        progress: Told now and then how many splits of the devices are done, of how many.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
+    """
+    from shapewright.plan import PlanRequest, keep_given, plan_job
+
+    fields = {**(workload or {}), **({} if global_batch_size is None else {"global_batch_size": global_batch_size})}
+    request = PlanRequest(
+        num_devices=num_devices,
+        objective=objective,
+        kept=keep_given(keep or {}, fields, layout or {}),
+        top=top,
+        usd_per_hour=usd_per_hour,
+        straggler_factor=straggler_factor,
+        headroom_fraction=headroom_fraction,
+    )
+    question = ask(config, device, overrides=overrides, workload=fields)
+    return plan_job(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        request=request,
+        optimizer=optimizer,
+        notes=question.notes,
+        uncalibrated=uncalibrated,
+        software=software,
+        progress=progress,
+    )
+
+
+def serve_plan(
+    config: ModelLike,
+    *,
+    device: DeviceLike,
+    prompt_len: int,
+    output_len: int,
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
+    num_devices: int | None = None,
+    formats: Sequence[str] | None = None,
+    memory_fraction: float | None = None,
+    block_tokens: int | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+) -> ServingPlan:
+    """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig; a decoder.
+        device: Device name, alias, file, or Device.
+        prompt_len: Tokens of a prompt.
+        output_len: Tokens of an answer.
+        ttft_limit_s: Longest time to the first token. [s]
+        tpot_limit_s: Longest time per further token. [s]
+        num_devices: Devices that there are; None for instances of up to a node.
+        formats: Formats to compare with that of ``workload``, such as ``bf16:int4``; None for the usual ones.
+        memory_fraction: Share of a device's memory that the server takes.
+        block_tokens: Tokens of a block of the paged cache.
+        speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
+        workload: dtype, weight_dtype, kv_cache_dtype and attention, each if not the default.
+        layout: tensor_parallel, pipeline_parallel and expert_parallel, each if fixed.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
+    """
+    from shapewright.serving import (
+        ServingFormat,
+        ServingRequest,
+        Speculation,
+        plan_serving,
+        read_format,
+        usual_formats,
+    )
+
+    given = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
+    given |= {"memory_fraction": memory_fraction, "block_tokens": block_tokens}
+    request = ServingRequest(
+        prompt_len=prompt_len,
+        output_len=output_len,
+        speculation=Speculation(**speculation) if speculation else None,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )
+    question = ask(config, device, overrides=overrides, workload={**(workload or {}), "phase": "prefill"})
+    asked = question.workload
+    wanted = ServingFormat(asked.dtype, asked.weight_dtype or asked.dtype, asked.kv_cache_dtype or asked.dtype)
+    others = usual_formats(wanted, question.device) if formats is None else [read_format(text) for text in formats]
+    return plan_serving(
+        question.config,
+        device=question.device,
+        workload=question.workload,
+        request=request,
+        formats=[wanted, *others],
+        layout=layout,
+        notes=question.notes,
+        uncalibrated=uncalibrated,
+    )

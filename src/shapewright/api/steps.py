@@ -1,0 +1,194 @@
+"""What a step takes: its time, its memory, and what a measured one means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shapewright.perf.software import TUNED
+from shapewright.question import ask
+
+if TYPE_CHECKING:
+    from shapewright.capacity import Capacity
+    from shapewright.layout import ParallelLayout
+    from shapewright.predict import Prediction
+    from shapewright.question import DeviceLike, ModelLike
+    from shapewright.sweep import Sweep
+    from shapewright.utilization import Utilization
+    from shapewright.workload import Workload
+
+
+def predict(
+    config: ModelLike,
+    *,
+    device: DeviceLike,
+    workload: Workload | Mapping[str, Any] | None = None,
+    layout: ParallelLayout | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+    software: str = TUNED,
+    physics_only: bool = False,
+) -> Prediction:
+    """Predict the time, throughput and memory of one step.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        workload: Workload, or some of its fields.
+        layout: ParallelLayout, or some of its fields.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line.
+    """
+    question = ask(
+        config,
+        device,
+        overrides=overrides,
+        workload=workload,
+        layout=layout,
+        uncalibrated=uncalibrated,
+        software=software,
+    )
+    return question.predict(physics_only=physics_only)
+
+
+def sweep(
+    config: ModelLike,
+    *,
+    device: DeviceLike,
+    axes: Mapping[str, Sequence[Any]],
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    uncalibrated: bool = False,
+    software: str = TUNED,
+) -> Sweep:
+    """Predict a step for every combination of some fields' values.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        axes: Values by field name of Workload or ParallelLayout, such as ``{"micro_batch_size": [1, 2, 4]}``.
+        workload: Some fields of Workload.
+        layout: Some fields of ParallelLayout.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line; a combination that cannot run has its reason in
+            its row, unless none can.
+    """
+    from shapewright.sweep import predict_sweep
+
+    question = ask(
+        config,
+        device,
+        overrides=overrides,
+        workload=workload,
+        layout=layout,
+        uncalibrated=uncalibrated,
+        software=software,
+    )
+    return predict_sweep(question.config, **question.terms, axes=axes, notes=question.notes)
+
+
+def fits(
+    config: ModelLike,
+    *,
+    device: DeviceLike,
+    workload: Workload | Mapping[str, Any] | None = None,
+    layout: ParallelLayout | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    optimizer: str | None = None,
+    uncalibrated: bool = False,
+    software: str = TUNED,
+) -> Capacity:
+    """Say whether a job fits in memory, what is the largest that does, and what to change if it does not.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        workload: Workload, or some of its fields.
+        layout: ParallelLayout, or some of its fields.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``, instead of the workload's.
+        uncalibrated: Price remedies as if nobody had measured the device.
+        software: Generation of the training software that remedies are priced with; by default a tuned stack of today.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line.
+    """
+    from shapewright.capacity import estimate_capacity
+
+    question = ask(
+        config,
+        device,
+        overrides=overrides,
+        workload=workload,
+        layout=layout,
+        uncalibrated=uncalibrated,
+        software=software,
+    )
+    return estimate_capacity(question.config, **question.terms, optimizer=optimizer, notes=question.notes)
+
+
+def mfu(
+    config: ModelLike,
+    *,
+    device: DeviceLike,
+    seconds: float,
+    num_devices: int,
+    global_batch_size: int,
+    workload: Mapping[str, Any] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    convention: str = "megatron",
+    uncalibrated: bool = False,
+) -> Utilization:
+    """Say what a measured training step means: MFU and HFU by every convention, and where the rest went.
+
+    Args:
+        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        device: Device name, alias, file, or Device.
+        seconds: Measured time of one optimiser step. [s]
+        num_devices: Devices of the whole job.
+        global_batch_size: Sequences of the step over all replicas.
+        workload: Some fields of Workload, such as seq_len and recompute.
+        layout: Some fields of ParallelLayout; without degrees the fastest plain layout that fits is assumed.
+        overrides: TransformerConfig fields to change on top of ``config``.
+        convention: FLOP convention of the headline, a key of ``shapewright.lowering.conventions.CONVENTIONS``.
+        uncalibrated: Price as if nobody had measured the device.
+
+    Raises:
+        ShapewrightError: what is wrong with any of them, in one line.
+    """
+    from shapewright.assumed_layout import assume_layout
+    from shapewright.utilization import check_measurement, explain_utilization
+
+    fields = {**(workload or {}), "global_batch_size": global_batch_size}
+    question = ask(config, device, overrides=overrides, workload=fields)
+    check_measurement(question.workload, seconds, num_devices)
+    job = assume_layout(
+        question.config,
+        question.device,
+        question.workload,
+        num_devices,
+        layout or {},
+        keep_micro_batch=fields.get("micro_batch_size") is not None,
+    )
+    return explain_utilization(
+        question.config,
+        device=question.device,
+        workload=job.workload,
+        seconds=seconds,
+        num_devices=num_devices,
+        layout=job.layout,
+        convention=convention,
+        notes=(*question.notes, *job.notes),
+        uncalibrated=uncalibrated,
+    )
