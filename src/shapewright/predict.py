@@ -17,6 +17,7 @@ from shapewright.lowering import (
 )
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
+from shapewright.operations import Collective
 from shapewright.perf.pricing import price_operations
 from shapewright.perf.software import TUNED, Software, software_of
 from shapewright.shown import ShownInNotebook
@@ -222,7 +223,8 @@ def _label_calibration(priced: list[PricedOperation]) -> dict[str, str]:
     """Which record priced each kind of operation."""
     labels: dict[str, str] = {}
     for entry in priced:
-        labels.setdefault(entry.operation.kind, entry.price.calibration)
+        is_host = isinstance(entry.operation, Collective) and entry.operation.is_host
+        labels.setdefault("host" if is_host else entry.operation.kind, entry.price.calibration)
     return labels
 
 

@@ -42,6 +42,7 @@ LOSSES = {
     "recompute": "activations computed again",
     "optimizer": "gradient norm and optimiser step",
     "communication": "collectives that nothing hides",
+    "offload": "copies to and from the host, and its optimiser step, that nothing hides",
     "bubble": "the pipeline's stages waiting for each other",
     "unexplained": "measured less predicted: data loading, stragglers, host, kernels unlike those assumed",
 }
@@ -58,6 +59,7 @@ WAYS_OUT = {
     "recompute": "none, or selective, where memory allows: shapewright memory",
     "optimizer": "sharded or narrower states: --zero-stage, --optimizer",
     "communication": "smaller tensor groups, none across nodes, larger micro-batches: shapewright plan",
+    "offload": "less offloaded: recomputation, sharding, more devices: shapewright memory",
     "bubble": "more micro-batches, model chunks, fewer stages: shapewright plan",
     "unexplained": "data loading, stragglers, host, software",
 }
@@ -348,7 +350,7 @@ def _attribute(entry: PricedOperation, peak: float, losses: dict[str, list[float
     if operation.pass_name == "recompute":
         losses["recompute"].append(total_s)
     elif isinstance(operation, Collective):
-        losses["communication"].append(total_s)
+        losses["offload" if operation.is_host else "communication"].append(total_s)
     elif isinstance(operation, Pointwise):
         losses["optimizer" if operation.pass_name == "step" else "memory_bound"].append(total_s)
     else:

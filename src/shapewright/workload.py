@@ -60,6 +60,12 @@ class Workload:
     optimizer: str = note(
         "optimiser: what it keeps and moves of each parameter", default="adamw", choices=tuple(OPTIMIZERS)
     )
+    offload_activations: bool = note(
+        "keep what layers save for the backward pass in the host's memory meanwhile", default=False
+    )
+    offload_optimizer: bool = note(
+        "keep optimiser states in the host's memory, and let the host step (ZeRO-Offload)", default=False
+    )
 
     def __post_init__(self) -> None:
         for spec, field_note in noted_fields(type(self)):
@@ -67,6 +73,9 @@ class Workload:
             if "dtype" in spec.name:
                 if value is not None:
                     object.__setattr__(self, spec.name, get_dtype(value).name)
+            elif isinstance(spec.default, bool):
+                if not isinstance(value, bool):
+                    raise WorkloadError(f"{spec.name}={value!r} must be true or false")
             elif spec.name == "optimizer":
                 find_recipe(value, self.dtype if self.is_training else "bf16")
             elif field_note.choices:
@@ -89,6 +98,18 @@ class Workload:
         if self.phase != "train" and self.recompute != "none":
             raise WorkloadError(
                 f"recompute={self.recompute!r} has no meaning in {self.phase}; leave it out or use --phase train"
+            )
+
+        self._check_offload()
+
+    def _check_offload(self) -> None:
+        for name in ("offload_activations", "offload_optimizer"):
+            if getattr(self, name) and not self.is_training:
+                raise WorkloadError(f"{name} has no meaning in {self.phase}; leave it out or use --phase train")
+        if self.offload_optimizer and OPTIMIZERS[self.optimizer].newton_schulz_steps:
+            raise WorkloadError(
+                f"offload_optimizer has no price with optimizer={self.optimizer!r}, whose matrix products are too much "
+                f"for a host; use --optimizer adamw, or leave it out"
             )
 
     def _check_weight_dtype(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shapewright.config import TransformerConfig, count_parameters
 from shapewright.layout import ParallelLayout
-from shapewright.memory import estimate_memory, list_saved_tensors
+from shapewright.memory import estimate_memory, estimate_stages, list_saved_tensors
 from shapewright.memory.states import count_device_parameters
 from shapewright.workload import Workload
 
@@ -129,6 +129,20 @@ def test_more_recomputation_never_keeps_more(config: TransformerConfig, workload
     kept = [memory.activations_bytes for memory in memories]
     assert kept == sorted(kept, reverse=True)
     assert len({memory.weights_bytes + memory.optimizer_bytes + memory.logits_bytes for memory in memories}) == 1
+
+
+@given(configs(), trainings(), st.integers(1, 12), st.sampled_from((None, 24)))
+def test_offloading_only_ever_takes_away(
+    config: TransformerConfig, workload: Workload, stages: int, global_batch_size: int | None
+) -> None:
+    """The device never keeps more, and device and host together keep at least what the device kept alone."""
+    layout = ParallelLayout(pipeline_parallel=min(stages, config.num_layers))
+    job = dataclasses.replace(workload, micro_batch_size=1, global_batch_size=global_batch_size)
+    offloads: dict[str, Any] = {"offload_activations": True, "offload_optimizer": True}
+    jobs = job, dataclasses.replace(job, **offloads)
+    for plain, moved in zip(*(estimate_stages(config, each, layout) for each in jobs), strict=True):
+        assert moved.total_bytes <= plain.total_bytes
+        assert moved.total_bytes + moved.host_bytes >= plain.total_bytes * (1 - 1e-12)
 
 
 @given(configs(), trainings(), st.integers(1, 8))

@@ -38,6 +38,8 @@ def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequ
         "seq_len": draw(st.sampled_from((2048, 8192))),
         "global_batch_size": draw(st.sampled_from((16, 24, 64))),
         "attention": draw(st.sampled_from(("flash", "unfused"))),
+        "offload_activations": draw(st.booleans()),
+        "offload_optimizer": draw(st.booleans()),
     }
     question = ask(draw(st.sampled_from(MODELS)), device, workload=workload)
     objective = draw(st.sampled_from(("time", "cost", "memory")))

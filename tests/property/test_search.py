@@ -33,6 +33,7 @@ LAYOUTS = (
 WORKLOADS = (
     {"phase": "train", "attention": "unfused", "dtype": "fp16"},
     {"phase": "train", "recompute": "full", "global_batch_size": 32},
+    {"phase": "train", "offload_activations": True, "offload_optimizer": True},
     {"phase": "prefill", "seq_len": 1024},
     {"phase": "decode", "context_len": 3000},
 )

@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "shapewright"
 LEVELS = {
     **dict.fromkeys(("units", "errors", "dtypes", "fields", "optimizers", "shown"), 0),
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
+    "saved_tensors": 1.5,  # what lowering moves to the host is what memory counts
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     "adding_up": 2.5,  # from prices to a step, for whoever predicts, plans or searches
     **dict.fromkeys(("predict", "whole"), 3),

@@ -16,8 +16,8 @@ from shapewright.config import TransformerConfig
 from shapewright.errors import LayoutError, WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.memory import OPTIMIZERS, estimate_memory, estimate_stages, find_recipe, list_saved_tensors
-from shapewright.memory.activations import keep_tensors
 from shapewright.optimizers import Optimizer
+from shapewright.saved_tensors import keep_tensors
 from shapewright.units import GIB, MIB
 from shapewright.workload import Workload
 

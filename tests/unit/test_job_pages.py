@@ -1,24 +1,18 @@
-"""Pictures of a job: pages of memory, utilization and devices; what offloading frees; what is reachable."""
+"""Pictures of a job: pages of memory, utilization and devices; what is reachable."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import shapewright
-from shapewright.capacity.offload import LINK_FRACTION
 from shapewright.cli import main
-from shapewright.hardware import load_device
-from shapewright.memory import list_saved_tensors
 from shapewright.report.design_review import memory_chart, waterfall_chart
 from shapewright.report.job_pages import comparison_chart
 from shapewright.units import GIB
 from shapewright.utilization import LOSSES, WAYS_OUT, Utilization
-
-TRAINING = {"micro_batch_size": 2, "seq_len": 2048}
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -52,7 +46,7 @@ JOBS["mfu"] += ["--global-batch", "128"]
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("memory", ("Memory of one device", "stage 1", "optimizer", "largest micro_batch_size", "host link")),
+        ("memory", ("Memory of one device", "stage 1", "optimizer", "largest micro_batch_size")),
         ("mfu", ("From the dense peak to this step", "What is reachable", "without", "megatron-causal")),
         ("compare", ("The same job on each device", "a100-sxm-80gb", "tokens/s")),
     ],
@@ -120,34 +114,6 @@ def test_reachable_without_each_loss() -> None:
         assert one.step_time_s == pytest.approx(found.prediction.step_time_s - parts[one.without])
         assert one.mfu * one.step_time_s == pytest.approx(found.result.mfu * found.seconds)
         assert one.mfu >= first.mfu
-
-
-def test_offload_by_hand() -> None:
-    """All but two layers' tensors go; each way they take the link's rate; what passes do not hide is on the step."""
-    found = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", workload=TRAINING)
-    offload = found.offload
-    layer = sum(one.num_bytes for one in list_saved_tensors(found.config, found.workload, found.layout))
-    assert offload is not None
-    assert offload.transfer_s is not None
-    assert offload.exposed_s is not None
-    assert offload.step_time_s is not None
-
-    assert offload.freed_bytes == pytest.approx(found.busiest.activations_bytes - 2 * layer)
-    assert offload.total_bytes == pytest.approx(found.busiest.total_bytes - offload.freed_bytes)
-    assert offload.moved_bytes == pytest.approx(2 * offload.freed_bytes)
-    assert offload.transfer_s == pytest.approx(offload.freed_bytes / (LINK_FRACTION * 64e9))
-    step_s = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=TRAINING).step_time_s
-    assert offload.step_time_s == pytest.approx(step_s + offload.exposed_s)
-    assert 0 <= offload.exposed_s <= 2 * offload.transfer_s
-
-
-def test_offload_where_little_is_known() -> None:
-    """Without the link's rate there is no time; without training there is nothing to move."""
-    device = replace(load_device("h100-sxm-80gb"), pcie_bandwidth_bytes_per_s=None)
-    offload = shapewright.fits("llama-3-8b", device=device, workload=TRAINING).offload
-    assert offload is not None
-    assert (offload.transfer_s, offload.exposed_s, offload.step_time_s) == (None, None, None)
-    assert shapewright.fits("llama-3-8b", device=device, workload={"phase": "decode"}).offload is None
 
 
 def test_json_of_reachable_and_offload(capsys: pytest.CaptureFixture[str]) -> None:

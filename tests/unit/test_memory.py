@@ -16,9 +16,9 @@ from shapewright.memory import (
     estimate_memory,
     list_saved_tensors,
 )
-from shapewright.memory.activations import keep_tensors
 from shapewright.memory.estimate import count_microbatches_in_flight
 from shapewright.memory.states import MIXED_ADAMW_NARROW_GRADIENTS, DeviceParameters, estimate_states
+from shapewright.saved_tensors import keep_tensors
 from shapewright.units import GIB, MIB
 from shapewright.workload import Workload
 

@@ -66,13 +66,21 @@ class Capacity(ShownInNotebook):
 
     @cached_property
     def offload(self) -> Offload | None:
-        """What keeping the activations of the fullest stage in the host's memory would do; None outside training."""
+        """What keeping saved activations in the host's memory does or would do; None outside training."""
+        return self._estimate_offload("offload_activations")
+
+    @cached_property
+    def optimizer_offload(self) -> Offload | None:
+        """The same of optimiser states; None outside training, or where no host can take the optimiser's step."""
+        return self._estimate_offload("offload_optimizer")
+
+    def _estimate_offload(self, what: str) -> Offload | None:
         return estimate_offload(
             self.config,
             self.device,
             self.workload,
             self.layout,
-            self.busiest,
+            what=what,
             uncalibrated=self.uncalibrated,
             software=self.software,
         )

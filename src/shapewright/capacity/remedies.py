@@ -12,6 +12,7 @@ from itertools import groupby, product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from shapewright.capacity.offload import OFFLOADS
 from shapewright.dtypes import get_dtype
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
@@ -264,6 +265,7 @@ def _workload_changes(situation: Situation) -> list[dict[str, Any]]:
         choices.append([{}, *({"recompute": mode} for mode in stronger)])
         if workload.loss_chunks == 1:
             choices.append([{}, {"loss_chunks": _LOSS_CHUNKS}])
+        choices += [[{}, {name: True}] for name in OFFLOADS if not getattr(workload, name)]
     else:
         if get_dtype(workload.kv_cache_dtype or workload.dtype).bits > 8:
             choices.append([{}, {"kv_cache_dtype": "fp8"}])

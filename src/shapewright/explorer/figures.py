@@ -10,7 +10,6 @@ from shapewright.errors import ShapewrightError
 from shapewright.explorer.job import ask_job
 from shapewright.figures.tiles import find_product, lay_tiles
 from shapewright.operations import Collective, Gemm
-from shapewright.report.capacity import memory_components
 from shapewright.report.charts import BarChart, BarPart, Chart, Points, XYChart
 from shapewright.report.design_review import drawn_parts, memory_chart, waterfall_chart
 from shapewright.report.echarts import chart_option
@@ -139,7 +138,7 @@ def memory_figure(found: Capacity) -> Answer:
     capacity, chart = found.device.memory_bytes, memory_chart(found)
     texts: dict[str, list[str]] = {}
     for stage in found.stages:
-        for name, amount in memory_components(stage).items():
+        for name, amount in stage.components.items():
             word = name.replace("_", " ")
             where = f"stage {stage.stage}, " if len(found.stages) > 1 else ""
             line = f"{where}{word}: {format_bytes(amount)}, {format_percent(amount / capacity)} of the device"

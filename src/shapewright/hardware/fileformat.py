@@ -33,6 +33,7 @@ AMOUNT_KEYS = (
     "intra_node_bandwidth_bytes_per_s",
     "inter_node_bandwidth_bytes_per_s",
     "pcie_bandwidth_bytes_per_s",
+    "host_bandwidth_bytes_per_s",
 )
 WORD_KEYS = (
     "name",
@@ -67,6 +68,7 @@ SMALLEST: Mapping[str, tuple[float, str]] = {
     "intra_node_bandwidth_bytes_per_s": (1e8, "450 GB/s is 450e9"),
     "inter_node_bandwidth_bytes_per_s": (1e6, "400 Gb/s is 50e9"),
     "pcie_bandwidth_bytes_per_s": (1e8, "64 GB/s is 64e9"),
+    "host_bandwidth_bytes_per_s": (1e8, "450 GB/s is 450e9"),
     "dense_flops_per_s": (1e9, "989 TFLOP/s is 989e12"),
 }
 LONGEST_WORD = 4000

@@ -70,7 +70,9 @@ class Device:
         link_group_size: Devices that the link joins where it does not reach the whole node, such as a bridged pair.
         intra_node_bandwidth_bytes_per_s: Its bandwidth per device, one direction. [byte/s]
         inter_node_bandwidth_bytes_per_s: Network bandwidth per device, one direction, in the reference system. [byte/s]
-        pcie_bandwidth_bytes_per_s: Host link, one direction. [byte/s]
+        pcie_bandwidth_bytes_per_s: PCIe link, one direction. [byte/s]
+        host_bandwidth_bytes_per_s: Link to the host's memory where it is not PCIe, such as NVLink-C2C, per device and
+            one direction. [byte/s]
         compute_capability: Vendor's version of the instruction set.
         scope: What the numbers are of: ``card``, ``die``, ``package``.
         peak_mismatch: Why num_sms x tensor_fma_per_sm_per_clock x 2 x boost_clock_hz misses the fp16 rate by more than
@@ -104,6 +106,7 @@ class Device:
     intra_node_bandwidth_bytes_per_s: float | None = None
     inter_node_bandwidth_bytes_per_s: float | None = None
     pcie_bandwidth_bytes_per_s: float | None = None
+    host_bandwidth_bytes_per_s: float | None = None
     compute_capability: str = ""
     scope: str = "card"
     peak_mismatch: str = ""

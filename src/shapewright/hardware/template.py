@@ -29,6 +29,7 @@ tensor_fma_per_sm_per_clock = 1024     # dense fp16 fused multiply-adds of one S
 # intra_node_bandwidth_bytes_per_s = 300e9  # per device, one direction
 # inter_node_bandwidth_bytes_per_s = 25e9   # per device, one direction: 200 Gb/s
 # pcie_bandwidth_bytes_per_s = 32e9         # one direction
+# host_bandwidth_bytes_per_s = 450e9        # only where the host's memory is not behind PCIe: NVLink-C2C, one direction
 
 [dense_flops_per_s]
 fp16 = 307.2e12

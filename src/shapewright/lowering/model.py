@@ -15,6 +15,7 @@ from shapewright.lowering.counts import count_encoder_layers, count_layers, laye
 from shapewright.lowering.embedding import lower_embedding, lower_embedding_backward
 from shapewright.lowering.experts import lower_experts
 from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
+from shapewright.lowering.host import lower_activation_copies
 from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
 from shapewright.lowering.pointwise import dropout, norm, residual
 from shapewright.lowering.shard import make_encoder_shard, make_shard
@@ -66,6 +67,7 @@ def lower(
         forward
         + _first_layers(parts.recompute(workload.recompute), config, workload, layout)
         + parts.backward(layout.virtual_pipeline)
+        + parts.host_copies(workload.recompute)
         + parts.communication(layout.zero_stage)
         + parts.step(layout.zero_stage)
     )
@@ -159,6 +161,12 @@ class StepParts:
     def recompute(self, mode: str) -> list[Operation]:
         """The same as operations of the pass that repeats them."""
         return [operation.changed(pass_name="recompute") for operation in self.repeated(mode)]
+
+    def host_copies(self, mode: str) -> list[Operation]:
+        """What the layers save under a mode of recomputation, to the host and back; none unless that is asked for."""
+        return [
+            operation for stack in self.stacks for operation in lower_activation_copies(stack.shard, stack.counts, mode)
+        ]
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
         """The backward pass, with what a stage hands to the one before it."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering.communication import collective, num_ranks_of
 from shapewright.lowering.embedding import vocab_rows
+from shapewright.lowering.host import lower_host_step
 from shapewright.operations import Gemm, GroupedGemm, Pointwise
 from shapewright.optimizers import OPTIMIZERS, find_recipe
 
@@ -172,10 +173,14 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int
         shards = group.num_replicas if zero_stage else 1
         weights = 1.0 * -(-group.num_weights // shards)
         more_bytes = outside_bytes if group.stage != "every" else 0.0
-        for name, read_bytes, written_bytes in (
-            ("gradient_norm", recipe.gradient_bytes, 0.0),
-            ("optimizer", recipe.step_read_bytes + more_bytes, recipe.step_written_bytes + more_bytes),
-        ):
+        passes = [("gradient_norm", recipe.gradient_bytes, 0.0)]
+        if shard.workload.offload_optimizer:
+            name = group.name
+            operations += lower_host_step(shard, name, weights, recipe, stage=group.stage, more_bytes=more_bytes)
+        else:
+            read_bytes, written_bytes = recipe.step_read_bytes + more_bytes, recipe.step_written_bytes + more_bytes
+            passes.append(("optimizer", read_bytes, written_bytes))
+        for name, read_bytes, written_bytes in passes:
             operations.append(
                 Pointwise(
                     name=f"{name}.{group.name}",

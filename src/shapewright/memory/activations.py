@@ -1,269 +1,161 @@
-"""What a layer keeps from its forward pass until its backward pass, tensor by tensor.
-
-Legend: b sequences of a micro-batch, s tokens of a sequence on this device, h width of the residual stream, a query
-heads, d width of a head, f inner width of the MLP, t tensor parallel degree.
-
-The list is what PyTorch's autograd saves when norms, activations and (with ``attention="flash"``) attention are one
-kernel each: every linear layer keeps its input, a norm its input, a product both factors, softmax its output, dropout
-a mask of one byte. A tensor that two operations need is kept once. For GPT with dropout this gives Table 2 of
-arXiv 2205.05198: s*b*h*(34 + 5*a*s/h) bytes and its rows for parallelism and recomputation.
-"""
+"""Activations of one stage in training: of each micro-batch, at the end of the model, for a moment, on the host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.dtypes import get_dtype
+from shapewright.memory.stage import Stage
+from shapewright.saved_tensors import (
+    activation_element_bytes,
+    ceil_div,
+    keep_tensors,
+    list_saved_tensors,
+    sum_bytes,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from shapewright.config.transformer import TransformerConfig
     from shapewright.layout import ParallelLayout
     from shapewright.workload import Workload
 
+LOGIT_BYTES = 4.0  # cross entropy keeps its softmax in fp32 (arXiv 2205.05198 section 4.3); samplers read fp32 logits
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
-_ROUTER_BYTES = 4.0  # routing probabilities are computed in fp32 by every framework looked at
-_NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; what lies between them stays 16 bits wide
-
-# Activations whose gradient follows from their output alone, so that their input need not be kept.
-_OUTPUT_IS_ENOUGH = ("relu", "sigmoid", "tanh")
-
-RECOMPUTED_SELECTIVELY = ("attention.weights", "attention.dropout_mask", "attention.dropped_weights")
-"""The attention core that selective recomputation drops (arXiv 2205.05198 section 5)."""
+_LAYERS_MOVING = 2  # of offloaded activations: the layer at work, and the one on its way to the host or back
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedTensor:
-    """One tensor kept for the backward pass, as large as it is on one device.
+@dataclass(frozen=True)
+class LayerBytes:
+    """What one layer keeps of one micro-batch, and what it computes again. [byte]"""
 
-    Attributes:
-        name: Block and role, such as ``attention.queries``.
-        rows: Leading dimensions together, usually tokens. [element]
-        columns: Last dimension. [element]
-        element_bytes: Width of one element. [byte]
-    """
-
-    name: str
-    rows: int
-    columns: int
-    element_bytes: float
-
-    @property
-    def num_bytes(self) -> float:
-        """Storage. [byte]"""
-        return self.element_bytes * self.rows * self.columns
+    kept_bytes: float
+    recomputed_bytes: float
 
 
-def activation_element_bytes(dtype: str) -> float:
-    """Width of an activation between GEMMs of an element format. [byte]
-
-    >>> activation_element_bytes("fp8"), activation_element_bytes("tf32")
-    (2.0, 4.0)
-    """
-    return max(_NARROWEST_ACTIVATION_BYTES, get_dtype(dtype).num_bytes)
-
-
-def list_saved_tensors(
+def estimate_layer(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
     *,
-    has_experts: bool = False,
-    has_cross_attention: bool = False,
-) -> tuple[SavedTensor, ...]:
-    """List what one layer keeps of one micro-batch on one device, without any recomputation.
+    has_experts: bool,
+    has_cross_attention: bool,
+) -> LayerBytes:
+    """Estimate what one layer keeps under the workload's recomputation; schedule and stages have no part in it."""
+    tensors = list_saved_tensors(
+        config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+    )
+    kept_bytes = sum_bytes(keep_tensors(tensors, workload.recompute))
+    return LayerBytes(kept_bytes, sum_bytes(tensors) - kept_bytes)
+
+
+@dataclass(frozen=True)
+class TrainingTerms:
+    """Activations of one stage, before the schedule says how many micro-batches are in flight.
+
+    Attributes:
+        microbatch_bytes: Kept on the device of each micro-batch in flight. [byte]
+        end_bytes: Kept once, at the end of the model, without the logits. [byte]
+        logits_bytes: Softmax of the logits. [byte]
+        momentary_bytes: What exists for a moment: the layer computed again, or the gradient of the logits, which is
+            gone before the first layer is computed again. [byte]
+        host_bytes: Kept by the host of each micro-batch in flight. [byte]
+        moving_bytes: The most of it that the device holds besides: the layer at work and the one under way. [byte]
+    """
+
+    microbatch_bytes: float
+    end_bytes: float
+    logits_bytes: float
+    momentary_bytes: float
+    host_bytes: float = 0.0
+    moving_bytes: float = 0.0
+
+    def on_device_bytes(self, in_flight: float) -> float:
+        """What the device keeps of all micro-batches in flight. [byte]"""
+        on_device = self.microbatch_bytes * in_flight
+        return on_device + min(self.moving_bytes, self.host_bytes * in_flight) if self.host_bytes else on_device
+
+
+def estimate_training_terms(
+    stage: Stage, workload: Workload, layer_bytes: Callable[..., LayerBytes] = estimate_layer
+) -> TrainingTerms:
+    """Estimate the activations of one stage in training.
 
     Args:
-        config: The model.
-        workload: Batch, length, dtype and kind of attention.
-        layout: Degrees of parallelism.
-        has_experts: Whether this is a mixture-of-experts layer.
-        has_cross_attention: Whether this is a decoder layer of an encoder-decoder.
-
-    Assumes: Tokens are spread evenly over experts and over context-parallel ranks. Numbers that a row has one of
-        (norm statistics, the log-sum-exp of flash attention) are left out: less than 0.2 % at usual widths.
-
-    Source: arXiv 2205.05198, section 4, for the GPT layer; the rest by the same rule.
+        stage: The stage.
+        workload: What is run.
+        layer_bytes: estimate_layer, or what remembers its answers.
     """
-    shape = _LayerShape(config, workload, layout)
-    tensors = list(_residual_tensors(shape))
-    tensors += _attention_tensors(shape, "attention")
-    if has_cross_attention:
-        tensors += [shape.residual("cross_attention.norm_input"), shape.residual("cross_attention.input")]
-        tensors += _attention_tensors(shape, "cross_attention")
-    if has_experts:
-        tensors += _expert_tensors(shape)
-        if config.shared_expert_intermediate_size:
-            tensors += _mlp_tensors(shape, "shared_expert", shape.tokens, config.shared_expert_intermediate_size)
-        if config.shared_expert_gate:
-            tensors.append(shape.residual("shared_expert.output"))
-    else:
-        tensors += _mlp_tensors(shape, "mlp", shape.tokens, config.intermediate_size)
-    if shape.hidden_dropout:
-        tensors.append(shape.residual("mlp.output_dropout_mask", _MASK_BYTES))
-    return tuple(tensors)
+    config, layout = stage.config, stage.layout
+    per_microbatch = recomputed = largest = 0.0
+    for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
+        layer = layer_bytes(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
+        per_microbatch += num_layers * layer.kept_bytes
+        if workload.recompute_layers is not None and workload.recompute == "full":
+            # The first layers of the stage are computed again; of a mixed stage an equal share of each kind.
+            share = min(workload.recompute_layers / max(stage.num_layers, 1), 1.0)
+            per_microbatch += (1.0 - share) * num_layers * layer.recomputed_bytes
+            largest = max(largest, layer.recomputed_bytes + layer.kept_bytes) if share < 1.0 else largest
+        largest = max(largest, layer.kept_bytes)
+        recomputed = max(recomputed, layer.recomputed_bytes)
+    host_bytes = moving_bytes = 0.0
+    if workload.offload_activations:
+        host_bytes, moving_bytes, per_microbatch = per_microbatch, _LAYERS_MOVING * largest, 0.0
+    residual_rows = workload.micro_batch_size * ceil_div(workload.seq_len, layout.context_parallel)
+    if layout.sequence_parallel:
+        residual_rows = ceil_div(residual_rows, layout.tensor_parallel)
+    residual_elements = residual_rows * config.hidden_size
+    residual_bytes = activation_element_bytes(workload.dtype) * residual_elements
+    if stage.is_first:
+        per_microbatch += _MASK_BYTES * residual_elements * (config.hidden_dropout > 0)
+        per_microbatch += residual_bytes * config.embedding_norm
+    # Inputs of the final norm and of the logit matrix; the last stage goes backward at once, so of one micro-batch.
+    end_bytes = residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
+    logit_gradient_bytes = estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
+    logits_bytes = estimate_logits(stage, workload)
+    momentary_bytes = max(recomputed, logit_gradient_bytes)
+    return TrainingTerms(per_microbatch, end_bytes, logits_bytes, momentary_bytes, host_bytes, moving_bytes)
 
 
-def keep_tensors(tensors: tuple[SavedTensor, ...], recompute: str) -> tuple[SavedTensor, ...]:
-    """Choose what stays under a recomputation mode: all, all but the attention core, or the layer's input alone."""
-    if recompute == "full":
-        return tuple(tensor for tensor in tensors if tensor.name == LAYER_INPUT)
-    if recompute == "selective":
-        return tuple(tensor for tensor in tensors if not tensor.name.endswith(_CORE_ENDINGS))
-    return tensors
+def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at its busiest moment; fractions are chunks of an interleaved one.
 
+    1F1B: p - i on stage i. Interleaved with v chunks: 2(p - i - 1) + (v - 1)p + 1 chunks of 1/v, which on the first
+    stage is p(1 + (p - 1)/(pv)). GPipe: all of the step. Zero-bubble (ZB-H1): p on every stage, where i of them wait
+    for gradients of weights alone and could free a part. Never more than the step has.
 
-LAYER_INPUT = "layer.input"
-_CORE_ENDINGS = tuple(name.partition("attention")[2] for name in RECOMPUTED_SELECTIVELY)
+    >>> from shapewright.layout import ParallelLayout
+    >>> from shapewright.workload import Workload
+    >>> layout = ParallelLayout(pipeline_parallel=8, virtual_pipeline=3)
+    >>> round(count_microbatches_in_flight(Workload(global_batch_size=64, micro_batch_size=1), layout, 0), 3)
+    10.333
 
-
-class _LayerShape:
-    """Dimensions of one layer on one device."""
-
-    def __init__(self, config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
-        self.config = config
-        self.workload = workload
-        self.degree = layout.tensor_parallel
-        self.element_bytes = activation_element_bytes(workload.dtype)
-        # In decode the context axis splits the cache and not the one new token.
-        context = 1 if workload.phase == "decode" else layout.context_parallel
-        self.tokens = workload.micro_batch_size * ceil_div(workload.query_len, context)
-        # Sequence parallelism keeps 1/t of the tokens of every tensor that is not already split by width, and
-        # gathers the inputs of linear layers again in the backward pass.
-        self.token_degree = self.degree if layout.sequence_parallel and workload.is_training else 1
-        self.num_heads = ceil_div(config.num_heads, self.degree)
-        self.num_kv_heads = ceil_div(config.num_kv_heads, self.degree)
-        self.head_dim = config.head_dim
-        self.v_head_dim = config.v_head_dim
-        self.hidden_dropout = workload.is_training and config.hidden_dropout > 0
-        self.attention_dropout = workload.is_training and config.attention_dropout > 0
-
-    def residual(self, name: str, element_bytes: float | None = None, columns: int | None = None) -> SavedTensor:
-        """A tensor as wide as the residual stream: whole on every tensor-parallel rank, or split by tokens."""
-        rows = ceil_div(self.tokens, self.token_degree)
-        return SavedTensor(
-            name=name,
-            rows=rows,
-            columns=self.config.hidden_size if columns is None else columns,
-            element_bytes=self.element_bytes if element_bytes is None else element_bytes,
-        )
-
-    def inner(self, name: str, columns: int, rows: int | None = None) -> SavedTensor:
-        """A tensor inside a block, whose columns are already this rank's share."""
-        return SavedTensor(
-            name=name, rows=self.tokens if rows is None else rows, columns=columns, element_bytes=self.element_bytes
-        )
-
-
-def _residual_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
-    """Inputs of norms and of the first linear layers of attention and MLP.
-
-    Where a norm stands (before its block, after it, or after the sum) does not change how many tensors there are.
+    Source: arXiv 2104.04473, section 2.2; arXiv 2205.05198, section 4.2; arXiv 1811.06965, section 2 (GPipe); arXiv
+        2401.10241, section 2.3 (ZB-H1).
     """
-    num_norms = shape.config.num_norms_per_layer
-    yield shape.residual(LAYER_INPUT)
-    if shape.config.parallel_attention_mlp:
-        # Every norm reads the layer's input; attention and MLP read the norms' outputs.
-        for index in range(num_norms):
-            yield shape.residual(f"norm_{index}.output")
-        return
-    yield shape.residual("mlp.input")
-    for index in range(num_norms):
-        # The first norm's input is the layer's; what it puts out is the input of attention.
-        yield shape.residual("attention.input" if index == 0 else f"norm_{index}.input")
+    p, v = layout.pipeline_parallel, layout.virtual_pipeline
+    in_step = p
+    if workload.global_batch_size is not None:
+        in_step = ceil_div(workload.global_batch_size, workload.micro_batch_size * layout.data_parallel)
+    if layout.pipeline_schedule == "gpipe":
+        return in_step
+    if layout.pipeline_schedule == "zero-bubble":
+        return min(p, in_step)
+    if v == 1:
+        return min(p - stage, in_step)
+    return min(2 * (p - stage - 1) + (v - 1) * p + 1, in_step * v) / v
 
 
-def _attention_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
-    config = shape.config
-    query_columns = shape.num_heads * shape.head_dim
-    is_unfused = shape.workload.attention == "unfused"
-    yield shape.inner(f"{block}.queries", query_columns)
-    # Two batched GEMMs need keys and values repeated for every query head; fused kernels read the shared ones.
-    kv_heads = shape.num_heads if is_unfused else shape.num_kv_heads
-    yield shape.inner(f"{block}.keys", kv_heads * shape.head_dim)
-    if config.is_mla:
-        yield from _latent_tensors(shape, block)
-    values_columns = kv_heads * shape.v_head_dim
-    if not is_unfused:
-        values_columns += _columns_beside_values(shape)
-    yield shape.inner(f"{block}.values", values_columns)
-    if config.qk_norm != "none":
-        yield shape.inner(f"{block}.queries_before_norm", query_columns)
-        yield shape.inner(f"{block}.keys_before_norm", shape.num_kv_heads * shape.head_dim)
-    if is_unfused:
-        yield from _score_tensors(shape, block)
-    yield shape.inner(f"{block}.output", shape.num_heads * shape.v_head_dim)
-    if shape.hidden_dropout:
-        yield shape.residual(f"{block}.output_dropout_mask", _MASK_BYTES)
+def estimate_logits(stage: Stage, workload: Workload, element_bytes: float = LOGIT_BYTES) -> float:
+    """Logits of one micro-batch on the last stage, split over the vocabulary. [byte]
 
-
-def _columns_beside_values(shape: _LayerShape) -> int:
-    """Columns that stay alive because values are a slice of a wider GEMM output, beside rotated copies of the rest.
-
-    Flash attention reads the slice in place; batched GEMMs copy it first.
+    Training and encoders need those of every token, generation those of the last one.
     """
-    config = shape.config
-    if config.is_mla:
-        return shape.num_heads * (shape.head_dim - config.qk_rope_head_dim)
-    makes_copies = config.position_embedding == "rotary" and config.qk_norm == "none"
-    if config.fused_qkv and makes_copies:
-        return (shape.num_heads + shape.num_kv_heads) * shape.head_dim
-    return 0
-
-
-def _latent_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
-    """Multi-head latent attention: compressed queries and keys before and after their norms, whole on every rank."""
-    config = shape.config
-    if config.q_lora_rank:
-        yield shape.residual(f"{block}.q_latent_before_norm", columns=config.q_lora_rank)
-        yield shape.residual(f"{block}.q_latent", columns=config.q_lora_rank)
-    latent_columns = config.kv_lora_rank + config.qk_rope_head_dim
-    yield shape.residual(f"{block}.kv_latent_before_norm", columns=latent_columns)
-    yield shape.residual(f"{block}.kv_latent", columns=config.kv_lora_rank)
-
-
-def _score_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
-    """The s x s tensors of unfused attention; keys of all context-parallel ranks are seen."""
-    rows = shape.tokens * shape.num_heads
-    columns = shape.workload.kv_len
-    yield shape.inner(f"{block}.weights", columns, rows)
-    if shape.attention_dropout:
-        yield SavedTensor(name=f"{block}.dropout_mask", rows=rows, columns=columns, element_bytes=_MASK_BYTES)
-        yield shape.inner(f"{block}.dropped_weights", columns, rows)
-
-
-def _mlp_tensors(shape: _LayerShape, block: str, rows: int, intermediate_size: int) -> Iterator[SavedTensor]:
-    config = shape.config
-    columns = ceil_div(intermediate_size, shape.degree)
-    if config.activation not in _OUTPUT_IS_ENOUGH:
-        yield shape.inner(f"{block}.activation_input", columns, rows)
-    if config.gated_mlp:
-        # The product keeps both of its factors.
-        yield shape.inner(f"{block}.activation_output", columns, rows)
-        yield shape.inner(f"{block}.up_output", columns, rows)
-    yield shape.inner(f"{block}.down_input", columns, rows)
-
-
-def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
-    """Routed experts: each token's copies in, inner tensors, and outputs before they are weighted.
-
-    Expert parallelism exchanges tokens for tokens: as many come as go when the load is even.
-    """
-    config = shape.config
-    copies = shape.tokens * config.num_experts_per_token
-    yield shape.residual("router.probabilities", _ROUTER_BYTES, config.num_experts)
-    own_copies = ceil_div(copies, shape.token_degree)
-    yield shape.inner("expert.input", config.hidden_size, own_copies)
-    yield from _mlp_tensors(shape, "expert", copies, config.moe_intermediate_size)
-    yield shape.inner("expert.output", config.hidden_size, own_copies)
-
-
-def ceil_div(amount: int, parts: int) -> int:
-    """Share of the rank that has most when an amount is split.
-
-    >>> ceil_div(7, 2)
-    4
-    """
-    return -(-amount // parts)
+    if not stage.is_last:
+        return 0.0
+    rows = workload.micro_batch_size
+    if workload.is_training or stage.config.stack == "encoder":
+        rows *= ceil_div(workload.seq_len, stage.layout.context_parallel)
+    if workload.is_training and workload.loss_chunks > 1:
+        rows = ceil_div(rows, workload.loss_chunks)
+    return element_bytes * rows * ceil_div(stage.config.vocab_size, stage.layout.tensor_parallel)

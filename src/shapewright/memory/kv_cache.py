@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
-from shapewright.memory.activations import ceil_div
+from shapewright.saved_tensors import ceil_div
 
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig

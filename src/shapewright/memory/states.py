@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from shapewright.config.parameters import LayerParameters, count_layer_parameters
 from shapewright.config.transformer import LayerGroup
 from shapewright.dtypes import stored_weight_bytes
-from shapewright.memory.activations import activation_element_bytes, ceil_div
 from shapewright.optimizers import TrainingRecipe, find_recipe
+from shapewright.saved_tensors import activation_element_bytes, ceil_div
 
 if TYPE_CHECKING:
     from shapewright.config.parameters import ParameterCounts
@@ -122,16 +122,18 @@ class StateBytes:
         gradients_bytes: Gradients. [byte]
         optimizer_bytes: Master weights and moments. [byte]
         gathered_bytes: Weights and gradients of the layers at work, gathered from their shards (ZeRO stage 3). [byte]
+        host_bytes: What the host keeps of it instead of the device. [byte]
     """
 
     weights_bytes: float
     gradients_bytes: float = 0.0
     optimizer_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    host_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
-        """Everything together. [byte]"""
+        """Everything on the device together. [byte]"""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.gathered_bytes
 
 
@@ -169,7 +171,13 @@ def estimate_states(
         outside = parameters.outside_layers / (replicas if stage >= 1 else 1)
         optimizer_bytes += (used.embedding_optimizer_bytes - used.optimizer_bytes) * outside
     gathered = parameters.largest_layer * (_GATHERED_LAYERS * used.weight_bytes + used.gradient_bytes)
+    host_bytes = 0.0
+    if workload.offload_optimizer:
+        # The host's optimiser needs the weights themselves where no master stands behind them.
+        weights = 0.0 if used.has_master else used.weight_bytes * (sharded if stage >= 1 else everything)
+        host_bytes, optimizer_bytes = optimizer_bytes + weights, 0.0
     return StateBytes(
+        host_bytes=host_bytes,
         weights_bytes=used.weight_bytes * (sharded if stage >= 3 else everything),
         gradients_bytes=used.gradient_bytes * (sharded if stage >= 2 else everything),
         optimizer_bytes=optimizer_bytes,

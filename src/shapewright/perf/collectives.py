@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError, UnknownRateError
+from shapewright.operations.collective import HOST_OPS
 from shapewright.perf.gemm import interval_factors
+from shapewright.perf.host import price_host
 from shapewright.perf.price import Price
 
 if TYPE_CHECKING:
@@ -56,9 +58,11 @@ def price_collective(operation: Collective, device: Device, record: CalibrationR
         The price, 0 for a single rank. memory_s is the part that grows with the message.
 
     Raises:
-        UnknownRateError: the device file gives no bandwidth for a link that the ranks need.
+        UnknownRateError: the device file gives no bandwidth for a link that the ranks, or the host, need.
         CalibrationError: the record does not hold the operation.
     """
+    if operation.op_name in HOST_OPS:
+        return price_host(operation, device)
     sizes = np.broadcast_arrays(
         *(
             np.asarray(size, dtype=float)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 IN_NODE, BETWEEN_NODES = "in node", "between nodes"
 BUBBLE = "pipeline bubble"
+HOST = "copies to and from the host"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ def break_down(prediction: Prediction) -> Breakdown:
 
 def name_of(operation: Operation) -> str:
     """Part that an operation belongs to."""
+    if isinstance(operation, Collective) and operation.is_host:
+        return HOST
     if isinstance(operation, Collective):
         link = BETWEEN_NODES if operation.num_ranks > operation.ranks_per_node else IN_NODE
         return f"{operation.axis} communication {link}"

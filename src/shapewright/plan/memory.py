@@ -44,6 +44,8 @@ class FrameMemory:
         stages: Stages that may need most.
         states: Weights, gradients, optimiser states and gathered layers. [frames, stages, ZeRO stages]
         kept: Activations of a micro-batch in flight. [frames, stages, modes]
+        host: Those of them that the host keeps. [frames, stages, modes]
+        moving: The most of them that the device holds besides. [frames, stages, modes]
         once: What is there once: the end of the model, logits, the runtime. [frames, stages]
         momentary: What exists for a moment. [frames, stages, modes]
         frames: The frames.
@@ -53,6 +55,8 @@ class FrameMemory:
     stages: tuple[int, ...]
     states: Array
     kept: Array
+    host: Array
+    moving: Array
     once: Array
     momentary: Array
     frames: Sequence[Frame]
@@ -61,7 +65,8 @@ class FrameMemory:
     def total_bytes(self, order: Order) -> Array:
         """Bytes of the fullest stage under one order of passes. [frames, modes, ZeRO stages]"""
         in_flight = self._in_flight(order)[:, :, None]
-        by_mode = self.kept * in_flight + self.momentary + self.once[:, :, None]
+        on_device = self.kept * in_flight + np.minimum(self.moving, self.host * in_flight)
+        by_mode = on_device + self.momentary + self.once[:, :, None]
         total: Array = (by_mode[:, :, :, None] + self.states[:, :, None, :]).max(axis=1)
         return total
 
@@ -105,16 +110,18 @@ class MemoryOfFrames:
         """Estimate frames of one pipeline degree."""
         stages = tuple(stages_to_compare(self._config, layout_of(frames[0])))
         states = np.empty((len(frames), len(stages), len(ZERO_STAGES)))
-        kept, momentary = (np.empty((len(frames), len(stages), len(MODES))) for _ in range(2))
+        kept, host, moving, momentary = (np.empty((len(frames), len(stages), len(MODES))) for _ in range(4))
         once = np.empty((len(frames), len(stages)))
         for row, frame in enumerate(frames):
             for column, index in enumerate(stages):
                 states[row, column] = self._states_of(frame, index)
                 terms = self._terms_of(frame, index)
                 kept[row, column] = [term.microbatch_bytes for term in terms]
+                host[row, column] = [term.host_bytes for term in terms]
+                moving[row, column] = [term.moving_bytes for term in terms]
                 momentary[row, column] = [term.momentary_bytes for term in terms]
                 once[row, column] = terms[0].end_bytes + terms[0].logits_bytes + CUDA_CONTEXT_BYTES
-        return FrameMemory(stages, states, kept, once, momentary, frames, self._workload)
+        return FrameMemory(stages, states, kept, host, moving, once, momentary, frames, self._workload)
 
     def workload_of(self, frame: Frame, mode: str) -> Workload:
         """The workload of a plan."""

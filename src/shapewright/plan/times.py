@@ -171,6 +171,9 @@ class TimesOfFrames:
                 ends = index * per_family if kind == 0 else -1
                 rows += [row if operation.stage == "every" else ends for operation in body]
                 for mode, word in enumerate(MODES):
+                    copies = parts.host_copies(word)
+                    operations += copies
+                    rows += [row + 1 + mode] * len(copies)
                     again += [(positions[id(operation)], row + 1 + mode) for operation in parts.repeated(word)]
                 if kind == 0:
                     outer = parts.inputs + parts.head + parts.backward_of_head()

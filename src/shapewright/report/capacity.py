@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.capacity import ALLOCATOR_BAND_FRACTION, is_tight
+from shapewright.perf.host import host_link_bytes_per_s
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import format_bytes, format_percent, format_seconds
@@ -14,8 +15,8 @@ from shapewright.units import format_bytes, format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.capacity import Capacity
-    from shapewright.memory import MemoryEstimate
+    from shapewright.capacity import Capacity, Offload
+    from shapewright.hardware import Device
 
 REMEDIES_TITLE = "what makes it fit: on these devices first, cheapest in device time per token first"
 _BAR_CHARACTERS = 40
@@ -46,11 +47,11 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
         "headroom_bytes": found.headroom_bytes,
         "allocator_band_fraction": ALLOCATOR_BAND_FRACTION,
         "total_high_bytes": found.busiest.total_bytes * (1.0 + ALLOCATOR_BAND_FRACTION),
-        "components": {f"{name}_bytes": amount for name, amount in memory_components(found.busiest).items()},
+        "components": {f"{name}_bytes": amount for name, amount in found.busiest.components.items()},
         "stage": found.busiest.stage,
         "stages": [
             {"stage": stage.stage, "total_bytes": stage.total_bytes}
-            | {f"{name}_bytes": amount for name, amount in memory_components(stage).items()}
+            | {f"{name}_bytes": amount for name, amount in stage.components.items()}
             for stage in found.stages
         ],
         "largest_micro_batch_size": found.largest_micro_batch_size,
@@ -68,7 +69,9 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
             }
             for remedy in found.remedies
         ],
-        "offload": None if found.offload is None else asdict(found.offload) | {"fits": _offload_fits(found)},
+        "host_bytes": found.busiest.host_bytes,
+        "offload": _offload_to_json(found.offload, found),
+        "optimizer_offload": _offload_to_json(found.optimizer_offload, found),
         "optimizer": found.optimizer or None,
         "config": asdict(found.config),
         "device": {"name": found.device.name, "title": found.device.title},
@@ -115,35 +118,48 @@ def print_capacity(found: Capacity, console: Console) -> None:
         console.print()
         console.print(REMEDIES_TITLE, style="bold")
         print_table(remedy_columns(found), console)
-    offload = offload_words(found)
-    if offload:
-        console.print(offload, soft_wrap=True)
+    for line in offload_words(found):
+        console.print(line, soft_wrap=True)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
 
-def offload_words(found: Capacity) -> str:
-    """What keeping activations in the host's memory would do, in one line; empty outside training."""
-    offload = found.offload
-    if offload is None:
-        return ""
-    verdict = " (and it fits)" if _offload_fits(found) else " (and it does not fit even so)"
-    words = (
-        f"activations kept in the host's memory would free {format_bytes(offload.freed_bytes)}"
-        f"{'' if found.fits else verdict} and move "
-        f"{format_bytes(offload.moved_bytes)} a step over the host link"
-    )
+def offload_words(found: Capacity) -> list[str]:
+    """What waits in the host's memory, one line for each kind; none where nothing does."""
+    workload, lines = found.workload, []
+    if workload.offload_activations and found.offload is not None:
+        lines.append(f"saved activations in the host's memory: {_describe_offload(found.offload, found.device)}")
+    if workload.offload_optimizer and found.optimizer_offload is not None:
+        lines.append(
+            f"optimizer states in the host's memory: {_describe_offload(found.optimizer_offload, found.device)}"
+        )
+    if lines:
+        size = found.device.node_size
+        shared = f", {format_bytes(size * found.busiest.host_bytes)} of one with {size} devices" if size > 1 else ""
+        lines.append(
+            f"the host needs {format_bytes(found.busiest.host_bytes)} for each device{shared}; its own size is not "
+            f"known here"
+        )
+    return lines
+
+
+def _describe_offload(offload: Offload, device: Device) -> str:
+    """Bytes, traffic and price of one kind."""
+    words = f"frees {format_bytes(offload.freed_bytes)}, moves {format_bytes(offload.moved_bytes)} a step"
     if offload.transfer_s is None:
-        return f"{words}, whose rate is not known"
-    words += f": {format_seconds(offload.transfer_s)} each way"
+        return f"{words} over a host link whose rate is not known"
+    rate = f"{format_bytes(host_link_bytes_per_s(device))}/s"
+    words += f" over the host link of {rate}: {format_seconds(offload.transfer_s)} one way"
     if offload.exposed_s is None or offload.step_time_s is None:
         return words
-    hidden = "hidden behind the step" if not offload.exposed_s else f"{format_seconds(offload.exposed_s)} of it shows"
-    return f"{words}, {hidden} ({format_seconds(offload.step_time_s)})"
+    if offload.exposed_s <= 0.0:
+        return f"{words}, hidden behind the step of {format_seconds(offload.step_time_s)}"
+    share = "" if offload.exposed_fraction is None else f" ({format_percent(offload.exposed_fraction)} of the copies)"
+    return f"{words}; the step takes {format_seconds(offload.exposed_s)} longer{share}"
 
 
-def _offload_fits(found: Capacity) -> bool:
-    return found.offload is not None and found.offload.total_bytes <= found.device.memory_bytes
+def _offload_to_json(offload: Offload | None, found: Capacity) -> dict[str, Any] | None:
+    return None if offload is None else asdict(offload) | {"fits": offload.total_bytes <= found.device.memory_bytes}
 
 
 def verdict_words(found: Capacity) -> str:
@@ -182,7 +198,7 @@ def _print_components(found: Capacity, console: Console) -> None:
 
 def _shown_components(found: Capacity) -> dict[str, float]:
     """Bytes of the busiest stage by component, those without any left out, and their sum."""
-    parts = {name: amount for name, amount in memory_components(found.busiest).items() if amount}
+    parts = {name: amount for name, amount in found.busiest.components.items() if amount}
     return {**parts, "total": found.busiest.total_bytes}
 
 
@@ -199,12 +215,12 @@ def stage_columns(found: Capacity) -> list[Column]:
     if len(stages) > _MOST_STAGES:
         shown = {*range(_MOST_STAGES - 2), found.busiest.stage, len(stages) - 1}
         stages = tuple(stage for stage in stages if stage.stage in shown)
-    kinds = [name for name in memory_components(stages[0]) if any(memory_components(stage)[name] for stage in stages)]
+    kinds = [name for name in stages[0].components if any(stage.components[name] for stage in stages)]
     rows = [
         [
             str(stage.stage),
             format_bytes(stage.total_bytes),
-            *(format_bytes(memory_components(stage)[name]) for name in kinds),
+            *(format_bytes(stage.components[name]) for name in kinds),
         ]
         for stage in stages
     ]
@@ -236,13 +252,9 @@ def remedy_columns(found: Capacity) -> list[Column]:
 
 def _flags(changes: Mapping[str, Any]) -> str:
     """Changes as options of the command line."""
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
-
-
-def memory_components(estimate: MemoryEstimate) -> dict[str, float]:
-    """Bytes by component, in the order of the estimate's fields."""
-    names = [spec.name for spec in fields(estimate) if spec.name.endswith("_bytes")]
-    return {name.removesuffix("_bytes"): getattr(estimate, name) for name in names}
+    return " ".join(
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changes.items()
+    )
 
 
 def _or_none(value: int) -> str:

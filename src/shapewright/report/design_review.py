@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.perf.calibration import RECORD_KINDS, load_record
-from shapewright.report.capacity import memory_components, remedy_columns, verdict_words
+from shapewright.report.capacity import remedy_columns, verdict_words
 from shapewright.report.charts import BarChart, BarPart, Mark
 from shapewright.report.check_text import better_shape_columns
 from shapewright.report.columns import columns_of
@@ -208,7 +208,7 @@ def _findings(findings: Sequence[Finding]) -> Section:
 
 def memory_chart(capacity: Capacity) -> BarChart:
     """Components of each stage against the device."""
-    stages = [memory_components(stage) for stage in capacity.stages]
+    stages = [stage.components for stage in capacity.stages]
     names = [name for name in stages[0] if any(stage[name] for stage in stages)]
     return BarChart(
         title="Memory of one device",

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import WorkloadError, close_names
+from shapewright.operations import Collective
 from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.calibration import load_record
 from shapewright.perf.price import GemmPrice
@@ -24,6 +25,7 @@ _FORMULAS = {
     "attention": "time = start + [(waves of query or key tiles)^p + (traffic / bandwidth)^p]^(1/p)",
     "pointwise": "time = kernels x start + bytes / achieved bandwidth",
     "collective": "time = latency + ring bytes / bus bandwidth, inside a node and between nodes",
+    "host": "copy = bytes / (0.8 x host link); step = bytes x devices of the host / 109 GB/s",
 }
 _MODULES = {
     "gemm": "shapewright.perf.kernels",
@@ -31,6 +33,7 @@ _MODULES = {
     "attention": "shapewright.perf.attention",
     "pointwise": "shapewright.perf.pointwise",
     "collective": "shapewright.perf.collectives",
+    "host": "shapewright.perf.host",
 }
 _RECORD_KINDS = {
     "gemm": "gemm",
@@ -57,7 +60,9 @@ def explain_operation(prediction: Prediction, name: str) -> dict[str, Any]:
 
 
 def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
-    kind, price, device = entry.operation.kind, entry.price, prediction.device
+    price, device = entry.price, prediction.device
+    is_host = isinstance(entry.operation, Collective) and entry.operation.is_host
+    kind = "host" if is_host else entry.operation.kind
     facts = operation_to_json(entry)
     facts["formula"], facts["module"] = _FORMULAS[kind], _MODULES[kind]
     facts["terms"] = {
@@ -77,8 +82,11 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
         facts["contiguous_dims"] = dict(zip("ABC", letters, strict=True))
         facts["alignment_factor"] = float(price.alignment_factor)
         facts["correction"] = float(price.correction)
-    record = load_record(_RECORD_KINDS[kind], device, uncalibrated=price.calibration.startswith("uncalibrated"))
-    facts["record"] = {"id": record.id, "transfer": record.transfer, "provenance": record.provenance}
+    if is_host:
+        facts["record"] = {"id": "none", "transfer": price.calibration, "provenance": {}}
+    else:
+        record = load_record(_RECORD_KINDS[kind], device, uncalibrated=price.calibration.startswith("uncalibrated"))
+        facts["record"] = {"id": record.id, "transfer": record.transfer, "provenance": record.provenance}
     facts["inputs"] = asdict(entry.operation)
     return facts
 

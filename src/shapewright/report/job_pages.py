@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.report.capacity import REMEDIES_TITLE, memory_components, offload_words, remedy_columns, stage_columns
+from shapewright.report.capacity import REMEDIES_TITLE, offload_words, remedy_columns, stage_columns
 from shapewright.report.charts import BarChart, BarPart
 from shapewright.report.compare import comparison_columns
 from shapewright.report.design_review import memory_chart, waterfall_figure
@@ -34,7 +34,7 @@ def memory_figure(capacity: Capacity) -> Figure:
 
 def memory_sections(capacity: Capacity) -> list[Section]:
     """Everything that memory says of a job."""
-    parts = memory_components(capacity.busiest) | {"total": capacity.busiest.total_bytes}
+    parts = capacity.busiest.components | {"total": capacity.busiest.total_bytes}
     rows = [
         (name.replace("_", " "), format_bytes(amount), format_percent(amount / capacity.device.memory_bytes))
         for name, amount in parts.items()
@@ -53,7 +53,7 @@ def memory_sections(capacity: Capacity) -> list[Section]:
         f"largest micro_batch_size: {capacity.largest_micro_batch_size or 'none fits'}",
         f"largest {'context_len' if decode else 'seq_len'}: {capacity.largest_seq_len or 'none fits'}",
     ]
-    return [*sections, Words("Beside that", [*facts, *filter(None, [offload_words(capacity)]), *capacity.notes])]
+    return [*sections, Words("Beside that", [*facts, *offload_words(capacity), *capacity.notes])]
 
 
 def comparison_chart(found: Comparison) -> BarChart:

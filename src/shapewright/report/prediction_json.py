@@ -111,6 +111,9 @@ def _shape_words(entry: PricedOperation) -> str:
         if operation.num_heads != operation.num_kv_heads:
             heads += f"/{operation.num_kv_heads}"
         return f"{operation.batch_size} x {operation.query_len}/{operation.kv_len}, {heads} x {operation.head_dim}"
+    if isinstance(operation, Collective) and operation.is_host:
+        where = "host link" if operation.op_name == "host_copy" else "host's memory"
+        return f"{format_bytes(float(operation.num_bytes))} ({where})"
     if isinstance(operation, Collective):
         return f"{format_bytes(float(operation.num_bytes))} over {operation.num_ranks} ({operation.axis})"
     return f"{format_bytes(float(operation.num_bytes))} moved"

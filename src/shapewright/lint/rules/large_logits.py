@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shapewright.lint.rule import Rule, Violation
-from shapewright.memory.activations import activation_element_bytes
+from shapewright.saved_tensors import activation_element_bytes
 from shapewright.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
