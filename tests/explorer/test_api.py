@@ -40,12 +40,17 @@ def say(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("command", ["predict", "check", "memory"])
+@pytest.mark.parametrize(
+    ("fields", "flags"),
+    [({}, []), ({"software": "fsdp-2023"}, ["--software", "fsdp-2023"]), ({"uncalibrated": True}, ["--uncalibrated"])],
+    ids=["usual", "software", "uncalibrated"],
+)
 def test_answers_are_those_of_the_commands(
-    command: str, client: TestClient, capsys: pytest.CaptureFixture[str]
+    command: str, fields: dict[str, Any], flags: list[str], client: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every key of --json has the same value in the API's answer."""
-    expected = json.loads(say([command, *GPT3_FLAGS, "--json"], capsys))
-    found = ask(client, command, job=GPT3)
+    expected = json.loads(say([command, *GPT3_FLAGS, *flags, "--json"], capsys))
+    found = ask(client, command, job={**GPT3, **fields})
 
     assert {key: found[key] for key in expected} == expected
 

@@ -11,7 +11,7 @@ Examples:
   shapewright serve
   shapewright serve --port 9000 --no-browser
   shapewright serve --host 0.0.0.0
-  shapewright serve --store measured.sqlite
+  shapewright serve --store measured.sqlite --calibration mine.json
 """
 
 
@@ -28,11 +28,12 @@ Examples:
 @click.option(
     "--store", "store_path", default="", metavar="PATH", help="measured products and steps to show beside predictions"
 )
-def command(port: int, no_browser: bool, host: str, store_path: str) -> int:
+@click.option("--calibration", default="", metavar="FILE", help="records of your own, for the device that they are of")
+def command(port: int, no_browser: bool, host: str, store_path: str, calibration: str) -> int:
     """Open the explorer: shapes, waves and memory to look at, in the browser, with a JSON API.
 
     Sliders for every field, predicted at each move; crests to click, findings to apply, a search to run. It listens
-    on this machine alone, reads no files but the store and sends nothing anywhere. Needs the serve extra
+    on this machine alone, reads no files but store and calibration, and sends nothing anywhere. Needs the serve extra
     (FastAPI, uvicorn).
     """
     try:
@@ -44,5 +45,5 @@ def command(port: int, no_browser: bool, host: str, store_path: str) -> int:
         ) from None
     from shapewright.explorer.serve import serve
 
-    serve(host, port, open_browser=not no_browser, say=click.echo, store_path=store_path)
+    serve(host, port, open_browser=not no_browser, say=click.echo, store_path=store_path, calibration=calibration)
     return 0

@@ -15,8 +15,7 @@ from shapewright.api import compare
 from shapewright.capacity import estimate_capacity
 from shapewright.config import write_back
 from shapewright.explorer.figures import comparison_figure, memory_figure
-from shapewright.explorer.job import ask_job, job_fields, read_job_model
-from shapewright.hardware import load_named_device
+from shapewright.explorer.job import job_fields, read_job_model
 from shapewright.lint import check_model, to_json
 from shapewright.operations import Gemm
 from shapewright.report.capacity import capacity_to_json, capacity_words
@@ -32,6 +31,7 @@ from shapewright.units import format_percent
 
 if TYPE_CHECKING:
     from shapewright.explorer.job import Job
+    from shapewright.explorer.known_devices import KnownDevices
     from shapewright.predict import Prediction
     from shapewright.question import Question
     from shapewright.report.columns import Column
@@ -41,9 +41,8 @@ Answer = dict[str, Any]
 MOST_COMPARED_DEVICES = 64
 
 
-def answer_predict(job: Job, baseline: Job | None = None) -> Answer:
+def answer_predict(question: Question, baseline: Question | None = None) -> Answer:
     """What ``predict --json`` prints, with its text; and beside a baseline, what moved."""
-    question = ask_job(job)
     prediction = question.predict()
     answer = {
         **prediction_to_json(prediction),
@@ -56,8 +55,7 @@ def answer_predict(job: Job, baseline: Job | None = None) -> Answer:
         },
     }
     if baseline is not None:
-        before = ask_job(baseline).predict()
-        answer["moved"] = _moved(before, prediction)
+        answer["moved"] = _moved(baseline.predict(), prediction)
     return answer
 
 
@@ -117,9 +115,8 @@ def _moved(before: Prediction, after: Prediction) -> list[Answer]:
     return moved
 
 
-def answer_check(job: Job) -> Answer:
+def answer_check(question: Question) -> Answer:
     """What ``check --json`` prints, with its text."""
-    question = ask_job(job)
     report = check_model(question.config, **question.terms)
     return {
         **to_json(report),
@@ -132,54 +129,56 @@ def answer_check(job: Job) -> Answer:
     }
 
 
-def answer_capacity(job: Job, optimizer: str = "adamw") -> Answer:
+def answer_capacity(question: Question, optimizer: str = "adamw") -> Answer:
     """What ``memory --json`` prints, with its text."""
-    question = ask_job(job)
     found = estimate_capacity(question.config, **question.terms, optimizer=optimizer, notes=question.notes)
     words = capacity_words(found)
     text = {**words, "remedies": columns_to_json(words["remedies"])}
     return {**capacity_to_json(found), "source": question.model.source, "text": text, "figure": memory_figure(found)}
 
 
-def answer_compare(job: Job, devices: Sequence[str], usd_per_hour: dict[str, float]) -> Answer:
+def answer_compare(job: Job, names: Sequence[str], usd_per_hour: dict[str, float], devices: KnownDevices) -> Answer:
     """What ``compare --json`` prints, with its text."""
     fields = job_fields(job)
+    compared = [devices.named(name) for name in names]
     found = compare(
         read_job_model(job),
-        devices=[load_named_device(name) for name in devices],
-        usd_per_hour={load_named_device(name).name: price for name, price in usd_per_hour.items()},
+        devices=compared,
+        usd_per_hour={devices.named(name).name: price for name, price in usd_per_hour.items()},
         workload=fields["workload"],
         layout=fields["layout"],
         uncalibrated=job.uncalibrated,
+        software=job.software,
     )
+    answer = comparison_to_json(found)
+    remarks = [line for device in compared for line in devices.remark(device)] if not job.uncalibrated else []
     return {
-        **comparison_to_json(found),
+        **answer,
+        "notes": list(dict.fromkeys([*answer["notes"], *remarks])),
         "text": {"devices": columns_to_json(comparison_columns(found))},
         "figure": comparison_figure(found),
     }
 
 
-def answer_explain(job: Job, operation: str) -> Answer:
+def answer_explain(question: Question, operation: str) -> Answer:
     """What ``predict --explain --json`` prints, with its text."""
-    facts = explain_operation(ask_job(job).predict(), operation)
+    facts = explain_operation(question.predict(), operation)
     return {**facts, "text": [explanation_rows(entry) for entry in facts["operations"]]}
 
 
-def answer_config(job: Job) -> Answer:
+def answer_config(question: Question) -> Answer:
     """The model as a config.json object, in the form that it was read in."""
-    question = ask_job(job)
     return {"schema_version": 1, "config": write_back(question.model, question.config)}
 
 
-def answer_report(job: Job) -> str:
+def answer_report(question: Question) -> str:
     """The page that ``report`` writes."""
-    review = gather_review(ask_job(job))
+    review = gather_review(question)
     return render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
 
 
-def answer_csv(job: Job) -> str:
+def answer_csv(question: Question) -> str:
     """Every operation as CSV, one row each: the scalar keys of ``predict --json``."""
-    question: Question = ask_job(job)
     prediction = question.predict()
     rows = [operation_to_json(entry) for entry in prediction.operations]
     for row in rows:

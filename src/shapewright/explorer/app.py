@@ -28,8 +28,11 @@ from shapewright.explorer.api_models import (
 )
 from shapewright.explorer.assets import load_assets, serve_asset
 from shapewright.explorer.guard import Guard
+from shapewright.explorer.job import Job, ask_job
+from shapewright.explorer.known_devices import KnownDevices
 from shapewright.explorer.measured import Measurements
 from shapewright.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
+from shapewright.question import Question
 
 API = "/api/v1"
 # Answers are computed, not waited for: more threads than cores would only take turns.
@@ -76,6 +79,7 @@ def create_app(
     token: str | None = None,
     queue: SearchQueue | None = None,
     measured: Measurements | None = None,
+    devices: KnownDevices | None = None,
 ) -> FastAPI:
     """Make the application.
 
@@ -84,8 +88,10 @@ def create_app(
         token: What every request has to bring; None on loopback alone.
         queue: Where searches wait; for tests.
         measured: What to set beside predictions.
+        devices: What requests may name; None for the devices of the package.
     """
-    searches = queue or SearchQueue()
+    devices = devices or KnownDevices()
+    searches = queue or SearchQueue(calibration=devices.calibration)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -106,9 +112,9 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     problems.install(app)
-    _add_questions(app, measured or Measurements())
-    _add_catalogue(app)
-    _add_searches(app, searches)
+    _add_questions(app, measured or Measurements(), devices)
+    _add_catalogue(app, devices)
+    _add_searches(app, searches, devices)
     _add_page(app)
     _describe_problems(app)
     app.add_middleware(Guard, host=host, token=token)
@@ -119,7 +125,7 @@ def _json(answer: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(answer, allow_nan=False), status_code=status, media_type="application/json")
 
 
-def _add_questions(app: FastAPI, measured: Measurements) -> None:
+def _add_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) -> None:
     """Everything that is computed from a job."""
     how: dict[str, Any] = {
         "responses": {**_PROBLEMS, **_QUEUE_FULL, 200: {"description": "The answer.", "content": _OBJECT}},
@@ -127,68 +133,73 @@ def _add_questions(app: FastAPI, measured: Measurements) -> None:
         "tags": ["questions"],
     }
 
-    async def slowly(make: Callable[..., Any], *given: Any) -> Any:
+    def ask(job: Job) -> Question:
+        return ask_job(job, devices)
+
+    async def slowly(make: Callable[[], Any]) -> Any:
         """Answer in the lane of what takes long, so that a slider's prediction never waits behind it."""
         if app.state.slow_lane.statistics().tasks_waiting >= _MOST_WAITING:
             raise QueueFullError(f"{_MOST_WAITING} questions wait already; ask again in a moment")
-        return await anyio.to_thread.run_sync(make, *given, limiter=app.state.slow_lane)
+        return await anyio.to_thread.run_sync(make, limiter=app.state.slow_lane)
 
     @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, operation by operation", **how)
     def predict(body: PredictRequest) -> Response:
-        return _json(answers.answer_predict(body.job, body.baseline))
+        baseline = None if body.baseline is None else ask(body.baseline)
+        return _json(answers.answer_predict(ask(body.job), baseline))
 
     @app.post(f"{API}/explain", summary="Formula, inputs, source and record of an operation", **how)
     def explain(body: ExplainRequest) -> Response:
-        return _json(answers.answer_explain(body.job, body.operation))
+        return _json(answers.answer_explain(ask(body.job), body.operation))
 
     @app.post(f"{API}/tiles", summary="Tiles and waves of one product", **how)
     def tiles(body: TilesRequest) -> Response:
-        return _json(figures.answer_tiles(body.job, body.operation, body.pass_name, measured))
+        return _json(figures.answer_tiles(ask(body.job), body.operation, body.pass_name, measured))
 
     @app.post(f"{API}/config", summary="The model as a config.json object, in the form that it was read in", **how)
     def config(body: JobRequest) -> Response:
-        return _json(answers.answer_config(body.job))
+        return _json(answers.answer_config(ask(body.job)))
 
     @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **how)
     async def check(body: JobRequest) -> Response:
-        return _json(await slowly(answers.answer_check, body.job))
+        return _json(await slowly(lambda: answers.answer_check(ask(body.job))))
 
     @app.post(f"{API}/memory", summary="Memory by component and stage, what fits, and remedies", **how)
     async def memory(body: MemoryRequest) -> Response:
-        return _json(await slowly(answers.answer_capacity, body.job, body.optimizer))
+        return _json(await slowly(lambda: answers.answer_capacity(ask(body.job), body.optimizer)))
 
     @app.post(f"{API}/compare", summary="The same job on several devices", **how)
     async def compare(body: CompareRequest) -> Response:
-        return _json(await slowly(answers.answer_compare, body.job, body.devices, body.usd_per_hour))
+        prices = body.usd_per_hour
+        return _json(await slowly(lambda: answers.answer_compare(body.job, body.devices, prices, devices)))
 
     @app.post(f"{API}/breakdown", summary="Layer, roofline, losses and pipeline as figures", **how)
     async def breakdown(body: JobRequest) -> Response:
-        return _json(await slowly(figures.answer_breakdown, body.job))
+        return _json(await slowly(lambda: figures.answer_breakdown(ask(body.job))))
 
     @app.post(f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **how)
     async def sweep(body: SweepRequest) -> Response:
-        answer = await slowly(sweeps.answer_sweep, body.job, body.field, body.measure, body.values, measured)
-        return _json(answer)
+        wanted = body.field, body.measure, body.values
+        return _json(await slowly(lambda: sweeps.answer_sweep(ask(body.job), *wanted, measured)))
 
     @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **how)
     async def heat_map(body: JobRequest) -> Response:
-        return _json(await slowly(sweeps.answer_heat, body.job))
+        return _json(await slowly(lambda: sweeps.answer_heat(ask(body.job))))
 
     page_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
 
     @app.post(f"{API}/report.html", summary="The case for or against the shape, as one self-contained page", **page_how)
     async def report(body: JobRequest) -> Response:
-        page = await slowly(answers.answer_report, body.job)
+        page = await slowly(lambda: answers.answer_report(ask(body.job)))
         return Response(page, media_type="text/html", headers=_AS_FILE)
 
     csv_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
 
     @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_how)
     def operations(body: JobRequest) -> Response:
-        return Response(answers.answer_csv(body.job), media_type="text/csv")
+        return Response(answers.answer_csv(ask(body.job)), media_type="text/csv")
 
 
-def _add_catalogue(app: FastAPI) -> None:
+def _add_catalogue(app: FastAPI, known: KnownDevices) -> None:
     """What there is to choose from."""
     how: dict[str, Any] = {
         "responses": {200: {"description": "All there is.", "content": _OBJECT}},
@@ -198,11 +209,11 @@ def _add_catalogue(app: FastAPI) -> None:
 
     @app.get(API, summary="Version, and the fields of models, workloads and layouts", **how)
     def about() -> Response:
-        return _json(catalogue.answer_about())
+        return _json(catalogue.answer_about(known))
 
     @app.get(f"{API}/devices", summary="Every device with its numbers and their sources", **how)
     def devices() -> Response:
-        return _json(catalogue.answer_devices())
+        return _json(catalogue.answer_devices(known))
 
     @app.get(f"{API}/models", summary="Every preset with its shape", **how)
     def models() -> Response:
@@ -222,7 +233,7 @@ def _add_catalogue(app: FastAPI) -> None:
         return _json(catalogue.answer_rules())
 
 
-def _add_searches(app: FastAPI, searches: SearchQueue) -> None:
+def _add_searches(app: FastAPI, searches: SearchQueue, devices: KnownDevices) -> None:
     """Searches: put one in, look at it, stop it."""
     how: dict[str, Any] = {"response_class": Response, "tags": ["searches"]}
     done: dict[int | str, dict[str, Any]] = {200: {"description": "State, progress and result.", "content": _OBJECT}}
@@ -241,7 +252,9 @@ def _add_searches(app: FastAPI, searches: SearchQueue) -> None:
         **how,
     )
     async def start_search(body: SearchRequestBody) -> Response:
-        await anyio.to_thread.run_sync(answers.answer_predict, body.job)  # what cannot run is refused at once
+        await anyio.to_thread.run_sync(
+            lambda: ask_job(body.job, devices).predict()
+        )  # what cannot run is refused at once
         run = searches.submit(body.model_dump(mode="json", exclude_unset=False))
         answer = _json(run.to_json(), 202)
         answer.headers["Location"] = f"{API}/searches/{run.id}"

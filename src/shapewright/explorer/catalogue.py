@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shapewright import __version__
 from shapewright.config import TransformerConfig, list_presets, load_preset
@@ -13,6 +13,7 @@ from shapewright.figures.sweep import SWEPT_FIELDS
 from shapewright.layout import ParallelLayout
 from shapewright.lint import list_rules, rule_page
 from shapewright.memory import OPTIMIZERS
+from shapewright.perf.software import load_software, software_names
 from shapewright.report.devices import devices_to_json
 from shapewright.report.models import models_to_json
 from shapewright.report.prediction_json import SCHEMA_VERSION
@@ -20,12 +21,33 @@ from shapewright.search.request import DEFAULT_VARIED, VARIED
 from shapewright.units import format_count
 from shapewright.workload import Workload
 
+if TYPE_CHECKING:
+    from shapewright.explorer.known_devices import KnownDevices
+
 Answer = dict[str, Any]
+
+# What a list of devices says of each.
+_SHORT = ("name", "title", "vendor", "measured")
+
+
+def answer_about(known: KnownDevices) -> Answer:
+    """The program and what its forms consist of."""
+    own = known.to_json()
+    return {**_about(), "devices": _listed_devices(own), "calibration": own}
+
+
+def _listed_devices(own: dict[str, str] | None) -> list[Answer]:
+    """Devices in short; the one with records of its own in its place, or at the end where no file describes it."""
+    listed = [{key: one[key] for key in _SHORT} for one in _devices()["devices"]]
+    if own is None:
+        return listed
+    short = {key: own[key] for key in _SHORT}
+    found = [short if one["name"] == own["name"] else one for one in listed]
+    return found if short in found else [*found, short]
 
 
 @cache
-def answer_about() -> Answer:
-    """The program and what its forms consist of."""
+def _about() -> Answer:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": "shapewright",
@@ -39,12 +61,10 @@ def answer_about() -> Answer:
         "vary": list(VARIED),
         "vary_default": list(DEFAULT_VARIED),
         "swept": list(SWEPT_FIELDS),
+        "software": [{"name": name, "title": load_software(name).title} for name in software_names()],
         "models": [
             {"name": one["name"], "title": one["title"], "family": one["family"], "text": one["text"]}
             for one in answer_models()["models"]
-        ],
-        "devices": [
-            {key: one[key] for key in ("name", "title", "vendor", "measured")} for one in answer_devices()["devices"]
         ],
         "rules": [{"code": rule.code, "name": rule.name, "summary": rule.summary} for rule in list_rules()],
     }
@@ -93,9 +113,13 @@ def answer_model(name: str) -> Answer:
     }
 
 
+def answer_devices(known: KnownDevices) -> Answer:
+    """What ``devices --json`` prints, and the device that has records of its own."""
+    return {**_devices(), "calibration": known.to_json()}
+
+
 @cache
-def answer_devices() -> Answer:
-    """What ``devices --json`` prints."""
+def _devices() -> Answer:
     return devices_to_json()
 
 

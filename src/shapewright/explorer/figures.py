@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import ShapewrightError
-from shapewright.explorer.job import ask_job
 from shapewright.figures.tiles import find_product, lay_tiles
 from shapewright.operations import Collective, Gemm
 from shapewright.report.charts import BarChart, BarPart, Chart, Points, XYChart
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from shapewright.adding_up import PricedOperation
     from shapewright.capacity import Capacity
     from shapewright.compare import Comparison
-    from shapewright.explorer.job import Job
     from shapewright.explorer.measured import Measurements
     from shapewright.predict import Prediction
+    from shapewright.question import Question
     from shapewright.search import SearchResult
 
 Answer = dict[str, Any]
@@ -40,9 +39,9 @@ def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **mor
     return {"title": chart.title, "alt": chart.alt, "option": chart_option(chart), "texts": texts or {}, **more}
 
 
-def answer_tiles(job: Job, operation: str, pass_name: str, measured: Measurements) -> Answer:
+def answer_tiles(question: Question, operation: str, pass_name: str, measured: Measurements) -> Answer:
     """Tiles and waves of one product, with their words."""
-    prediction = ask_job(job).predict()
+    prediction = question.predict()
     entry = find_product(prediction, operation, pass_name)
     grid = lay_tiles(prediction, entry)
     facts = operation_to_json(entry)
@@ -65,9 +64,9 @@ def answer_tiles(job: Job, operation: str, pass_name: str, measured: Measurement
     return {"schema_version": 1, **asdict(grid), "name": facts["name"], "pass": facts["pass"], "text": text}
 
 
-def answer_breakdown(job: Job) -> Answer:
+def answer_breakdown(question: Question) -> Answer:
     """Where a step's time goes: layer, roofline, waterfall and pipeline, each as a figure or with why not."""
-    prediction = ask_job(job).predict()
+    prediction = question.predict()
     answer: Answer = {"schema_version": 1}
     for name, make in _FIGURES.items():
         try:

@@ -6,18 +6,22 @@ Nothing that a request says is ever a path or an address.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from shapewright.config import Model, Preset, TransformerConfig, load_preset, read_model, read_object
 from shapewright.errors import ConfigError, LayoutError
 from shapewright.fields import noted_fields
-from shapewright.hardware import load_named_device
 from shapewright.layout import ParallelLayout
+from shapewright.perf.software import TUNED, software_names
 from shapewright.question import Question, ask
 from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.explorer.known_devices import KnownDevices
 
 LONGEST_NAME = 200
 MOST_STAGES = 512
@@ -71,7 +75,7 @@ LayoutFields = _part("LayoutFields", ParallelLayout)
 
 
 class Job(Part):
-    """A model, a device, a workload and a layout; what is left out has the command line's defaults."""
+    """A model, a device, a workload, a layout and a software; what is left out has the command line's defaults."""
 
     preset: Name | None = Field(default=None, description="name of a preset, see /models")
     config: dict[str, Any] | None = Field(
@@ -82,6 +86,11 @@ class Job(Part):
     workload: WorkloadFields = Field(default_factory=WorkloadFields)  # type: ignore[valid-type]
     layout: LayoutFields = Field(default_factory=LayoutFields)  # type: ignore[valid-type]
     uncalibrated: bool = Field(default=False, strict=True, description="price from the data sheet and siblings alone")
+    software: Name = Field(
+        default=TUNED,
+        description="training software that runs it",
+        json_schema_extra={"enum": list(software_names())},
+    )
 
 
 def read_job_model(job: Job) -> Model:
@@ -108,7 +117,7 @@ def _find_preset(name: str) -> Preset:
     return load_preset(name)
 
 
-def ask_job(job: Job) -> Question:
+def ask_job(job: Job, devices: KnownDevices) -> Question:
     """Complete a job to a question.
 
     Raises:
@@ -116,11 +125,14 @@ def ask_job(job: Job) -> Question:
     """
     question = ask(
         read_job_model(job),
-        load_named_device(job.device),
+        devices.named(job.device),
         workload=_without_none(job.workload),
         layout=_without_none(job.layout),
         uncalibrated=job.uncalibrated,
+        software=job.software,
     )
+    if not question.uncalibrated:
+        question = replace(question, remarks=(*question.remarks, *devices.remark(question.device)))
     kinds = len(question.config.layer_groups())
     if kinds > MOST_LAYER_KINDS:
         raise ConfigError(

@@ -74,10 +74,15 @@ class SearchRun:
 
 
 class SearchQueue:
-    """Runs searches one after the other, each in a process of its own."""
+    """Runs searches one after the other, each in a process of its own.
 
-    def __init__(self, longest_run_s: float = LONGEST_RUN_S) -> None:
-        self._longest_run_s = longest_run_s
+    Args:
+        longest_run_s: Time after which a search is stopped with its best so far. [s]
+        calibration: Path of the calibration file that the server was started with; empty for none.
+    """
+
+    def __init__(self, longest_run_s: float = LONGEST_RUN_S, *, calibration: str = "") -> None:
+        self._longest_run_s, self._calibration = longest_run_s, calibration
         self._runs: OrderedDict[str, SearchRun] = OrderedDict()
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +97,7 @@ class SearchQueue:
             raise QueueFullError(
                 f"{MOST_WAITING} searches wait already, as many as the queue takes; cancel one, or ask again later"
             )
-        run = SearchRun(request)
+        run = SearchRun({**request, "calibration": self._calibration})
         self._runs[run.id] = run
         over = [key for key, other in self._runs.items() if other.is_over]
         for key in over[: max(0, len(self._runs) - MOST_KEPT)]:

@@ -35,7 +35,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     """Search, and give the result as the command prints it, with its text.
 
     Args:
-        request: The fields of explorer.api_models.SearchJob.
+        request: The fields of explorer.api_models.SearchRequestBody, and the server's ``calibration``.
 
     Raises:
         ShapewrightError: what is wrong with it.
@@ -44,16 +44,18 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.explorer.answers import columns_to_json
     from shapewright.explorer.figures import front_figure
     from shapewright.explorer.job import Job, job_fields, read_job_model
-    from shapewright.hardware import load_named_device
+    from shapewright.explorer.known_devices import KnownDevices
     from shapewright.report.search_json import search_to_json
     from shapewright.report.search_text import candidate_columns, describe_changes, describe_space
 
     _say({"done": 0, "of": 0})
     job = Job.model_validate(request["job"])
     fields = job_fields(job)
+    devices = KnownDevices(request["calibration"])
+    device = devices.named(job.device)
     result = search(
         read_job_model(job),
-        device=load_named_device(job.device),
+        device=device,
         num_parameters=request["num_parameters"],
         tolerance_fraction=request["tolerance_fraction"],
         vary=request["vary"],
@@ -64,10 +66,13 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
         workload=fields["workload"],
         layout=fields["layout"],
         uncalibrated=job.uncalibrated,
+        software=job.software,
         progress=_show_progress(),
     )
+    answer = search_to_json(result)
     return {
-        **search_to_json(result),
+        **answer,
+        "notes": [*answer["notes"], *([] if job.uncalibrated else devices.remark(device))],
         "text": {
             "candidates": columns_to_json(candidate_columns(result.candidates)),
             "pareto": columns_to_json(candidate_columns(result.front)),

@@ -58,7 +58,15 @@ def page_address(host: str, port: int, token: str | None) -> str:
     return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
 
 
-def serve(host: str, port: int, *, open_browser: bool, say: Callable[[str], None], store_path: str = "") -> None:
+def serve(
+    host: str,
+    port: int,
+    *,
+    open_browser: bool,
+    say: Callable[[str], None],
+    store_path: str = "",
+    calibration: str = "",
+) -> None:
     """Serve until interrupted.
 
     Args:
@@ -67,23 +75,28 @@ def serve(host: str, port: int, *, open_browser: bool, say: Callable[[str], None
         open_browser: Whether to open the page.
         say: Prints a line.
         store_path: Store whose measurements are shown beside predictions; empty for none.
+        calibration: Calibration file whose device is priced with its records; empty for none.
 
     Raises:
-        ShapewrightError: the address cannot be had, or the store cannot be read.
+        ShapewrightError: the address cannot be had, or the store or the calibration cannot be read.
     """
     import uvicorn
 
     from shapewright.explorer.app import create_app
+    from shapewright.explorer.known_devices import KnownDevices
     from shapewright.explorer.measured import read_measurements
 
     measured = read_measurements(store_path) if store_path else None
+    devices = KnownDevices(calibration)
     token = make_token(host)
     listener = open_socket(host, port)
     address = page_address(host, listener.getsockname()[1], token)
-    app = create_app(host=host, token=token, measured=measured)
+    app = create_app(host=host, token=token, measured=measured, devices=devices)
     say(f"Shapewright explorer at {address}")
     if measured is not None:
         say(f"{len(measured):,} measured products and steps of {store_path} are shown where the shape is the same")
+    for line in devices.remark(devices.own) if devices.own is not None else ():
+        say(line)
     say("stop it with Ctrl-C" if token is None else "whoever has this address can use it; stop it with Ctrl-C")
     if open_browser:
         timer = threading.Timer(0.5, webbrowser.open, [address])

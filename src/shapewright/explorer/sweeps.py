@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.explorer.figures import figure
-from shapewright.explorer.job import ask_job
 from shapewright.figures.heat import heat_heads_by_width
 from shapewright.figures.sweep import SWEPT_FIELDS, sweep_field
 from shapewright.report.charts import Band, HeatMap, Line, Mark, Points, XYChart
@@ -15,10 +14,10 @@ from shapewright.units import TERA, format_percent, format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shapewright.explorer.job import Job
     from shapewright.explorer.measured import Measurement, Measurements
     from shapewright.figures.sweep import Sweep, SweepPoint
     from shapewright.predict import Prediction
+    from shapewright.question import Question
 
 Answer = dict[str, Any]
 
@@ -32,18 +31,11 @@ _WIDE_LOAD_BYTES = 16
 _CLASS_COLORS = {128: "#0072b2", 64: "#56b4e9", 32: "#009e73", 16: "#b8a800", 8: "#e69f00", 4: "#d55e00", 2: "#cc79a7"}
 
 
-def answer_sweep(job: Job, field: str, measure: str, values: list[int] | None, measured: Measurements) -> Answer:
+def answer_sweep(
+    question: Question, field: str, measure: str, values: list[int] | None, measured: Measurements
+) -> Answer:
     """Throughput over one field, with wave ends, alignment classes, crests, and what was measured."""
-    question = ask_job(job)
-    sweep = sweep_field(
-        question.config,
-        field,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        values=values,
-        uncalibrated=job.uncalibrated,
-    )
+    sweep = sweep_field(question.config, field, **question.terms, values=values)
     words = [_words(sweep, point) for point in sweep.points]
     by_value = {point.value: text for point, text in zip(sweep.points, words, strict=True)}
     chart, texts = _chart(sweep, measure, by_value)
@@ -183,16 +175,9 @@ def _gain(sweep: Sweep, value: int, here: SweepPoint | None) -> str:
     return "here" if value == sweep.current else f"{'+' if change >= 0.0 else ''}{format_percent(change)} rate"
 
 
-def answer_heat(job: Job) -> Answer:
+def answer_heat(question: Question) -> Answer:
     """Model rate over numbers of heads and hidden sizes."""
-    question = ask_job(job)
-    grid = heat_heads_by_width(
-        question.config,
-        device=question.device,
-        workload=question.workload,
-        layout=question.layout,
-        uncalibrated=job.uncalibrated,
-    )
+    grid = heat_heads_by_width(question.config, **question.terms)
     rates = [[None if cell is None else cell.model_flops_per_s / TERA for cell in row] for row in grid.predictions]
     chart = HeatMap(
         title="Heads and hidden size",

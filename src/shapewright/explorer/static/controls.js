@@ -1,6 +1,6 @@
 // The question's form: every field of model, workload and layout, made from what the server says of each.
 import { byId, fill, h } from "./dom.js";
-import { change, state } from "./state.js";
+import { change, isTraining, state } from "./state.js";
 
 const SHAPE = [
   "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
@@ -26,6 +26,8 @@ export function makeControls(about) {
   for (const one of about.devices) vendors.set(one.vendor, [...(vendors.get(one.vendor) || []), one]);
   fill(byId("device"), [...vendors].map(([vendor, list]) =>
     h("optgroup", { label: vendor }, list.map((one) => h("option", { value: one.name }, one.title)))));
+  fill(byId("software"), about.software.map((one) => h("option", { value: one.name }, `${one.name}: ${one.title}`)));
+  byId("software").addEventListener("change", (event) => change((next) => { next.software = event.target.value; }));
   byId("preset").addEventListener("change", (event) => change((next) => {
     next.preset = event.target.value;
     next.config = null;
@@ -57,7 +59,7 @@ function makeControl(group, field) {
   const name = h("span", { class: "name" }, words(field.name), " ", symbol);
   control.reset = h("button", { type: "button", class: "tiny reset", title: `Take ${words(field.name)} back`, "aria-label": `Take ${words(field.name)} back`, hidden: true, onclick: () => set(null) }, "reset");
   if (field.choices.length) {
-    const optional = field.type === "str" && ["kv_cache_dtype"].includes(field.name);
+    const optional = field.type === "str" && ["kv_cache_dtype", "weight_dtype"].includes(field.name);
     control.input = h("select", { id }, optional ? h("option", { value: "" }, "as the GEMMs") : null, field.choices.map((choice) => h("option", { value: choice }, choice)));
     control.input.addEventListener("change", () => set(control.input.value === "" ? null : control.input.value));
   } else if (field.type === "bool") {
@@ -126,6 +128,7 @@ export function showControls(answer) {
   if (!now.preset) preset.prepend(h("option", { value: "", selected: true }, now.config ? "pasted config" : "fields alone"));
   if (byId("device").value !== answer.device.name) byId("device").value = answer.device.name;
   byId("uncalibrated").checked = now.uncalibrated;
+  showSoftware();
   const all = { model: answer.config, workload: answer.workload, layout: answer.layout };
   for (const control of controls) {
     const { field, group, input, slider } = control;
@@ -153,11 +156,17 @@ export function showControls(answer) {
   }
 }
 
+function showSoftware() {
+  byId("software").value = state().software;
+  byId("software").parentElement.hidden = !isTraining();
+}
+
 /** Where there is no answer: what was asked, as far as the form can say it. */
 export function showGiven() {
   const now = state();
   if (now.preset && [...byId("preset").options].some((one) => one.value === now.preset)) byId("preset").value = now.preset;
   if ([...byId("device").options].some((one) => one.value === now.device)) byId("device").value = now.device;
+  showSoftware();
   for (const { field, group, input, reset, element } of controls) {
     const given = now[GROUPS[group]][field.name];
     reset.hidden = given === undefined;

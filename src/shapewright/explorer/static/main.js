@@ -67,9 +67,9 @@ function makeTools() {
   byId("redo").addEventListener("click", redo);
   byId("pin").addEventListener("click", () => change((next) => { next.pin = next.pin ? null : structuredClone(job(next)); }));
   byId("swap").addEventListener("click", () => change((next) => {
-    const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, uncalibrated = false } = next.pin;
+    const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, uncalibrated = false, software = "tuned" } = next.pin;
     next.pin = structuredClone(job(next));
-    Object.assign(next, { preset, config, overrides, device, workload, layout, uncalibrated });
+    Object.assign(next, { preset, config, overrides, device, workload, layout, uncalibrated, software });
   }));
   byId("appearance").addEventListener("click", () => {
     const next = isDark() ? "light" : "dark";
@@ -118,7 +118,7 @@ async function start() {
     showProblem(error);
     return;
   }
-  byId("version").textContent = `Shapewright ${about.version}.`;
+  byId("version").textContent = [`Shapewright ${about.version}.`, about.calibration ? `${about.calibration.text}.` : ""].join(" ");
   makeControls(about);
   makePaste();
   makeFindings(about.rules);

@@ -8,6 +8,7 @@ const START = {
   workload: {},
   layout: {},
   uncalibrated: false,
+  software: "tuned",
   view: {},
   pin: null,
 };
@@ -26,10 +27,13 @@ export const state = () => now;
 
 /** What is asked of the server. */
 export function job(from = now) {
-  const { config, overrides, device, workload, layout, uncalibrated } = from;
+  const { config, overrides, device, workload, layout, uncalibrated, software } = from;
   const model = config ? { config } : from.preset ? { preset: from.preset } : {};
-  return { ...model, overrides, device, workload, layout, uncalibrated };
+  return { ...model, overrides, device, workload, layout, uncalibrated, ...(isTraining(from) ? { software } : {}) };
 }
+
+/** Whether a step of training is asked for: only training has training software. */
+export const isTraining = (from = now) => (from.workload.phase ?? "train") === "train";
 
 /** Be told of every change: listener(state, what) with what = {question: boolean}. */
 export const listen = (listener) => listeners.add(listener);
@@ -97,6 +101,7 @@ function write(from) {
   else if (from.preset) words.set("preset", from.preset);
   words.set("device", from.device);
   if (from.uncalibrated) words.set("uncalibrated", "1");
+  if (from.software !== START.software) words.set("software", from.software);
   for (const [letter, group] of Object.entries(GROUPS)) {
     for (const [name, value] of Object.entries(from[group])) words.set(`${letter}.${name}`, JSON.stringify(value));
   }
@@ -123,6 +128,7 @@ export function readAddress() {
   next.preset = next.config ? null : words.get("preset") || (words.has("config") ? START.preset : null);
   next.device = words.get("device") || START.device;
   next.uncalibrated = words.get("uncalibrated") === "1";
+  next.software = words.get("software") || START.software;
   for (const [key, text] of words) {
     const [letter, name] = [key.slice(0, 1), key.slice(2)];
     if (key[1] === "." && GROUPS[letter] && name) Object.defineProperty(next[GROUPS[letter]], name, { value: parse(text), enumerable: true, writable: true, configurable: true });
