@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,44 @@ def server() -> Iterator[str]:
     running.should_exit = True
     thread.join(timeout=10)
     listener.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests."""
+    from page_tools import ARGUMENTS, BROWSER, WAIT_MS, playwright
+
+    playwright.expect.set_options(timeout=WAIT_MS)
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, server: str) -> Iterator[Callable[..., Any]]:
+    """Open the page at a state; afterwards nothing may be on the console, and no request may have left."""
+    from page_tools import WAIT_MS, WIDE
+
+    contexts, troubles = [], []
+    allowed_errors: list[str] = []
+
+    def start(state: str = "", **options: Any) -> Any:
+        allowed_errors.extend(options.pop("errors", ()))
+        context = browser.new_context(**{"viewport": WIDE, "accept_downloads": True, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on(
+            "request", lambda one: None if one.url.startswith((server, "blob:", "data:")) else troubles.append(one.url)
+        )
+        page.goto(f"{server}#{state}" if state else server)
+        page.wait_for_selector("#version:not(:empty)")
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    assert [text for text in troubles if not any(part in text for part in allowed_errors)] == []

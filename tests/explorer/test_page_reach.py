@@ -1,0 +1,77 @@
+"""Who can use the page: with a phone, with the keyboard alone, with a reader of screens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from page_tools import NARROW, ONCE_MORE, expect, focused, see, settle, words_of
+
+pytestmark = ONCE_MORE
+
+
+def test_a_phone_shows_everything(open_page: Callable[..., Any]) -> None:
+    """At 390 pixels nothing is wider than the screen but what scrolls by itself, and the question opens."""
+    page = open_page(viewport=NARROW, has_touch=True, device_scale_factor=2)
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    for card in ("findings", "crest", "tiles", "operations", "waterfall", "memory", "devices", "heat"):
+        see(page, card)
+        assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    page.evaluate("scrollTo(0, 0)")
+    page.tap("#question summary")
+    page.select_option("#preset", "gpt2")
+    settle(page, words_of("gpt2", device="a100-sxm-40gb"))
+
+
+def test_the_keyboard_alone_is_enough(open_page: Callable[..., Any]) -> None:
+    """Skip link, presets by /, a field, undo by Ctrl+Z, pin by P, the export menu and back with Escape."""
+    page = open_page()
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    page.keyboard.press("Tab")
+    focused(page, "className === 'skip'")
+    page.keyboard.press("Enter")
+    focused(page, "id === 'main'")
+    page.keyboard.press("/")
+    focused(page, "id === 'preset'")
+    for _ in range(5):
+        page.keyboard.type("gpt2-xl")
+        if page.input_value("#preset") == "gpt2-xl":
+            break
+        page.wait_for_timeout(1500)  # a busy browser takes slow letters for a new word; let it forget the last one
+    settle(page, words_of("gpt2-xl", device="a100-sxm-40gb"))
+    page.keyboard.press("Control+z")
+    page.wait_for_function("() => document.getElementById('preset').value !== 'gpt2-xl'")
+    page.locator("main").focus()
+    page.keyboard.press("p")
+    expect(page.locator("#pin")).to_have_attribute("aria-pressed", "true")
+    page.locator("#export summary").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#export")).to_have_attribute("open", "")
+    page.keyboard.press("Tab")
+    focused(page, "dataset.export === 'config'")
+    page.keyboard.press("Escape")
+    focused(page, "tagName === 'SUMMARY'")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"viewport": NARROW}],
+    ids=["light", "dark", "phone"],
+)
+def test_nothing_stands_in_a_readers_way(open_page: Callable[..., Any], options: dict[str, Any]) -> None:
+    """The rules of WCAG 2 that a program can check: no serious violation, in either light and on a phone."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    page = open_page(**options)
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    for card in ("findings", "crest", "tiles", "operations", "waterfall", "memory", "devices", "heat", "search"):
+        page.evaluate(f"document.getElementById('{card}').scrollIntoView()")
+        page.wait_for_timeout(150)
+    page.wait_for_function("() => !document.querySelector('[aria-busy]')")
+    found = axe.Axe().run(page).response["violations"]
+    serious = {
+        one["id"]: [node["html"][:120] for node in one["nodes"][:3]]
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    }
+    assert serious == {}
