@@ -1,67 +1,122 @@
-"""How fast GEMMs are priced, against evaluating the bare formula for every kernel of the menu in the same run.
+"""How fast GEMMs are priced, beside timing every kernel of the menu and beside a plain roofline, in the same run.
 
-Usage: python benchmarks/gemm_pricing.py [--shapes 100000] [--device h100-sxm-80gb]
+    python benchmarks/gemm_pricing.py [--shapes 1000000] [--device h100-sxm-80gb] [--json FILE]
+
+Rates are best of a few runs, by the clock on the wall, which other work on the machine slows, and by processor time.
+The slow ways are given fewer shapes. "Time alone" is what a search asks; "whole price" adds the kernel, the reasons
+and the interval.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from plan import machine
 
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
+from shapewright.perf import gemm as gemm_module
 from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import ROWS_PER_BLOCK, price_gemm
-from shapewright.perf.kernels import estimate_kernels, join_s, rates_of, read_parameters
+from shapewright.perf.fastest import has_compiler
+from shapewright.perf.gemm import estimate_gemm_s, price_gemm
+from shapewright.perf.kernels import estimate_kernels, every_kernel, join_s, rates_of, read_parameters
+from shapewright.perf.roofline import roofline_s
 
-REPEATS = 3
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    """Best of a few runs, in CPU time of this process: other load does not count."""
-    found = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        work()
-        found.append(time.process_time() - start)
-    return min(found)
+# Shapes of one evaluation of the whole menu: its arrays stay in the second cache.
+_REFERENCE_ROWS = 256
+_SLOW_SHARE = 0.05
+BASELINE, FLOOR = "every kernel timed, formula alone", "roofline alone"
 
 
 def main() -> None:
-    """Print a line for each way of pricing."""
+    """Print a line for each way of pricing, and write a record if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=int, default=100_000)
+    parser.add_argument("--shapes", type=int, default=1_000_000)
     parser.add_argument("--device", default="h100-sxm-80gb")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    device = load_device(given.device)
     random = np.random.default_rng(0)
-    m, n, k = (np.floor(scale * 2.0 ** random.uniform(0.0, 10.0, given.shapes)) for scale in (8.0, 64.0, 64.0))
-    record = load_record("gemm", device)
-    parameters, rates = read_parameters(record.parameters["dtypes"]["bf16"]), rates_of(device, "bf16")
-    one = np.ones(ROWS_PER_BLOCK)
+    dims = [np.floor(scale * 2.0 ** random.uniform(0.0, 10.0, given.shapes)) for scale in (8.0, 64.0, 64.0)]
+    few = max(round(_SLOW_SHARE * given.shapes), _REFERENCE_ROWS)
+    cores = os.cpu_count() or 1
+    rows: dict[str, dict[str, Any]] = {}
+    for name, (number, num_threads, work) in ways(given.device, dims, few, cores).items():
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)
+        work()  # compiles, and reads the record
+        seconds, processor = zip(*(seconds_of(work) for _ in range(given.repeats)), strict=True)
+        rows[name] = {
+            "num_shapes": number,
+            "num_threads": num_threads,
+            "each_s": seconds,
+            "each_processor_s": processor,
+        }
+        rows[name]["shapes_per_s"] = number / min(seconds)
+        rows[name]["shapes_per_processor_s"] = number / min(processor)
+    print(f"million shapes a second, {given.device}, bf16")
+    print("| way of pricing | threads | by the clock | per processor second | times the formula | of the roofline |")
+    print("|---|---|---|---|---|---|")
+    for name, row in rows.items():
+        for other, key in ((BASELINE, "over_every_kernel"), (FLOOR, "over_roofline")):
+            row[key] = row["shapes_per_processor_s"] / rows[other]["shapes_per_processor_s"]
+        print(
+            f"| {name} | {row['num_threads']} | {row['shapes_per_s'] / 1e6:.2f} | "
+            f"{row['shapes_per_processor_s'] / 1e6:.2f} | {row['over_every_kernel']:.1f} | {row['over_roofline']:.3f} |"
+        )
+    if given.json:
+        facts = {"machine": machine(), "device": given.device, "results": rows}
+        given.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
-    def evaluate_menu() -> None:
-        for start in range(0, given.shapes - ROWS_PER_BLOCK + 1, ROWS_PER_BLOCK):
-            block = [column[start : start + ROWS_PER_BLOCK] for column in (m, n, k)]
-            times = estimate_kernels(*block, one, one, parameters, rates)
-            total_s = join_s(times.compute_s, times.memory_s, parameters.overlap_power) + times.added_s
-            total_s.min(axis=0)
 
-    gemm = Gemm(name="x", m=m, n=n, k=k)  # type: ignore[arg-type]
-    ways = {
-        "every kernel, formula alone": evaluate_menu,
-        "physics alone": lambda: price_gemm(gemm, device, load_record("gemm", device, physics_only=True)),
-        "with what was learned": lambda: price_gemm(gemm, device, record),
+def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, tuple[int, int, Callable[[], object]]]:
+    """What is measured, by name: number of shapes, threads, and the work."""
+    device = load_device(device_name)
+    physics, learned = (load_record("gemm", device, physics_only=alone) for alone in (True, False))
+    parameters, rates = read_parameters(learned.parameters["dtypes"]["bf16"]), rates_of(device, "bf16")
+    kernels, one = every_kernel(parameters), np.ones(_REFERENCE_ROWS)
+    m, n, k = dims
+    number = len(m)
+    every = Gemm(name="x", m=m, n=n, k=k)
+    some = Gemm(name="x", m=m[:few], n=n[:few], k=k[:few])
+
+    def time_every_kernel() -> None:
+        for start in range(0, few - _REFERENCE_ROWS + 1, _REFERENCE_ROWS):
+            block = [dim[start : start + _REFERENCE_ROWS] for dim in dims]
+            times = estimate_kernels(*block, one, one, kernels, parameters, rates)
+            (join_s(times.compute_s, times.memory_s, parameters.overlap_power) + times.added_s).min(axis=0)
+
+    def without_numba(record: Any) -> None:
+        limit, gemm_module.COMPILED_FROM_SHAPES = gemm_module.COMPILED_FROM_SHAPES, number + 1
+        estimate_gemm_s(some, device, record)
+        gemm_module.COMPILED_FROM_SHAPES = limit
+
+    found: dict[str, tuple[int, int, Callable[[], object]]] = {
+        FLOOR: (number, 1, lambda: roofline_s(every.flops, every.num_bytes, device, "bf16")),
+        BASELINE: (few // _REFERENCE_ROWS * _REFERENCE_ROWS, 1, time_every_kernel),
+        "whole price, with what was learned": (few, 1, lambda: price_gemm(some, device, learned)),
+        "time alone, with what was learned, NumPy": (few, 1, lambda: without_numba(learned)),
+        "time alone, physics, NumPy": (few, 1, lambda: without_numba(physics)),
     }
-    baseline_s = 0.0
-    for name, work in ways.items():
-        seconds = seconds_of(work)
-        baseline_s = baseline_s or seconds
-        rate = given.shapes / seconds / 1e6
-        print(f"{name:<34} {rate:6.3f} million shapes a second and core, {baseline_s / seconds:5.2f} x")
+    if has_compiler():
+        for num_threads in sorted({1, cores}):
+            for what, record in (("with what was learned", learned), ("physics", physics)):
+                name = f"time alone, {what}, Numba, {num_threads} thread{'s' if num_threads > 1 else ''}"
+                found[name] = (number, num_threads, lambda record=record: estimate_gemm_s(every, device, record))  # type: ignore[misc]
+    return found
+
+
+def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
+    """Time one run by the clock on the wall, and in processor time of all threads. [s]"""
+    start_s, start_processor_s = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - start_s, time.process_time() - start_processor_s
 
 
 if __name__ == "__main__":

@@ -30,7 +30,18 @@ LEVELS = {
     "cli": 8,  # its serve starts the explorer
     **dict.fromkeys(("__init__", "__main__"), 9),
 }
-HEAVY = {"torch", "transformers", "scipy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "ray", "lightgbm"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "scipy",
+    "pandas",
+    "pyarrow",
+    "matplotlib",
+    "huggingface_hub",
+    "ray",
+    "lightgbm",
+    "numba",
+}
 
 UNIT_LESS_END = re.compile(r"(?:^|_)(?:time|size|bandwidth|latency)$|_memory$|flops_efficiency$")
 # Counts that Hugging Face and vendors spell so, and the one function that estimates more than a number.

@@ -14,6 +14,7 @@ import shapewright
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
+from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.calibration import CalibrationRecord, parse_record
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.slow_cases import SlowCases, narrow_floor_s, rate_share, read_slow_cases, small_floor_s
@@ -60,7 +61,8 @@ def test_narrow_odd_sizes_run_at_the_share_of_their_role() -> None:
     cases = SlowCases(narrow_edge=128, narrow_contracted_fraction=0.1, narrow_free_fraction=0.2)
     k = ones(63, 64, 127, 129)
 
-    floor_s = narrow_floor_s(ones(*[128] * 4), ones(*[128] * 4), k, ones(1, 1, 2, 1), ("k", "n", "n"), 1e12, cases)
+    letters = contiguous_letters("NT")
+    floor_s = narrow_floor_s(ones(*[128] * 4), ones(*[128] * 4), k, ones(1, 1, 2, 1), letters, 1e12, cases)
 
     assert floor_s == pytest.approx([2.064384e-5, 0.0, 2 * 127 * 128 * 128 * 2 / 1e11, 0.0])
 
@@ -69,7 +71,8 @@ def test_a_contracted_dimension_that_is_not_contiguous_does_not_count() -> None:
     """In layout TN the rows of A and B run along m and n: an odd k costs nothing."""
     cases = SlowCases(narrow_edge=128, narrow_contracted_fraction=0.1)
 
-    assert narrow_floor_s(ones(128), ones(128), ones(63), ones(1), ("m", "n", "n"), 1e12, cases).tolist() == [0.0]
+    letters = contiguous_letters("TN")
+    assert narrow_floor_s(ones(128), ones(128), ones(63), ones(1), letters, 1e12, cases).tolist() == [0.0]
 
 
 def test_small_products_are_bounded_by_edge_and_outputs() -> None:

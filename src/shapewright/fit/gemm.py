@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES
-from shapewright.perf.gemm import ROWS_PER_BLOCK, price_block
+from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, contiguous_letters
+from shapewright.perf.gemm import ROWS_PER_BLOCK
+from shapewright.perf.gemm_block import Products, estimate_block_s
 from shapewright.perf.kernels import ROLES, DeviceRates, rates_of, read_batched_parameters, read_parameters
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates
             here = places[start : start + ROWS_PER_BLOCK]
             m, n, k, batch = (column[here] for column in columns)
             known = batched if batch_too else parameters
-            out[here] = price_block(m, n, k, batch, kind, known, own_rates)["time_s"]
+            out[here] = estimate_block_s(Products(m, n, k, batch, contiguous_letters(kind)), known, own_rates)
     return out
 
 

@@ -30,7 +30,7 @@ from shapewright.fit.split import split_by_shape
 from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import DTYPE_KIN
+from shapewright.perf.gemm_job import DTYPE_KIN
 from shapewright.perf.kernels import ROLES
 
 if TYPE_CHECKING:

@@ -7,18 +7,27 @@ is a matter of memory layout: only contiguous dimensions do (operations.gemm.con
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from shapewright.operations.gemm import contiguous_dims
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.operations.base import Count, Numeric
 
+    Letters = Mapping[str, bool | NDArray[np.bool_]]
+
 # Beyond a whole cache line nothing is gained. [byte] Source: 128-byte lines of every NVIDIA GPU since Fermi.
 LARGEST_ALIGNMENT_BYTES = 128
 ALIGNMENT_CLASSES_BYTES = (1, 2, 4, 8, 16, 32, 64, 128)
+LAST_CLASS = len(ALIGNMENT_CLASSES_BYTES) - 1
+WIDTH_MASK = 8 * LARGEST_ALIGNMENT_BYTES - 1
+"""Lowest bits of a number of elements, which decide its class whatever an element's width is."""
 
 
 def alignment_bytes(dim: Count | Numeric, element_bits: int) -> NDArray[np.int64]:
@@ -40,3 +49,38 @@ def alignment_class(align_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     [0, 4, 7]
     """
     return np.log2(align_bytes).astype(np.int64)
+
+
+@cache
+def classes_of_widths(element_bits: int) -> NDArray[np.int64]:
+    """Alignment class of every width of 0 to WIDTH_MASK elements; larger ones are those of their lowest bits.
+
+    >>> [int(classes_of_widths(16)[width & WIDTH_MASK]) for width in (4096, 4097, 50257, 80, 10922)]
+    [7, 1, 1, 5, 2]
+    """
+    widths = np.arange(WIDTH_MASK + 1)
+    widths[0] = WIDTH_MASK + 1
+    return alignment_class(alignment_bytes(widths, element_bits))
+
+
+def contiguous_letters(layout: str | Sequence[str]) -> Letters:
+    """Dimensions that are contiguous in some operand.
+
+    Args:
+        layout: How A and B lie in memory; one for all products, or one for each.
+
+    Returns:
+        By letter: True, or for which of many products.
+
+    >>> contiguous_letters("NT")
+    {'k': True, 'n': True}
+    """
+    if isinstance(layout, str):
+        return dict.fromkeys(sorted(set(contiguous_dims(layout))), True)
+    of_layout = {name: contiguous_dims(name) for name in set(layout)}
+    letters = sorted({letter for dims in of_layout.values() for letter in dims})
+    return {
+        letter: all(letter in dims for dims in of_layout.values())
+        or np.array([letter in of_layout[name] for name in layout])
+        for letter in letters
+    }

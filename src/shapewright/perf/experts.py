@@ -24,7 +24,8 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
-from shapewright.perf.gemm import DTYPE_KIN, price_gemm, price_gemms
+from shapewright.perf.gemm import estimate_gemm_s, price_gemm, price_gemms
+from shapewright.perf.gemm_job import DTYPE_KIN
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -59,6 +60,21 @@ def price_grouped_gemm(
         CalibrationError: the record is malformed.
     """
     return price_gemm(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
+
+
+def estimate_grouped_gemm_s(
+    operation: GroupedGemm,
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    hot_cache: bool = False,
+    library: str = "",
+) -> Any:
+    """Time of the products of one expert layer, or of arrays of them, without reasons and interval. [s]
+
+    It is the time_s of price_grouped_gemm, from the same arguments.
+    """
+    return estimate_gemm_s(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
 
 
 def price_grouped_gemms(

@@ -17,26 +17,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError
-from shapewright.operations.gemm import contiguous_dims
-from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, alignment_bytes, alignment_class
+from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLASS, WIDTH_MASK, classes_of_widths
 from shapewright.perf.slow_cases import SlowCases, read_slow_cases
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
+    from shapewright.perf.alignment import Letters
 
     Array = NDArray[np.float64]
 
 # Roles of a contiguous dimension, in the order of GemmParameters.alignment_factor: of one product, and of a batch, for
 # which libraries take other kernels (on A100 an odd contracted one costs a batch much less).
 ROLES = ("contracted", "free", "contracted_batched", "free_batched")
+
+_CLASS_BYTES = np.array(ALIGNMENT_CLASSES_BYTES, dtype=float)
 
 # Bytes that a split contraction's partial sum takes: every library accumulates in fp32.
 _ACCUMULATOR_BYTES = 4.0
@@ -173,9 +175,18 @@ class DeviceRates:
     feed_scale: float = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class KernelTimes:
-    """Times of every kernel of the menu for a block of shapes; each array is [kernels, shapes].
+class Kernels(NamedTuple):
+    """Kernels of a menu, one number of each per kernel; arrays that broadcast against shapes."""
+
+    tile_m: Array
+    tile_n: Array
+    rate_fraction: Array
+    fill_k: Array
+    split_k: Array
+
+
+class KernelTimes(NamedTuple):
+    """Times of kernels; arrays of the shape that kernels and products broadcast to.
 
     Attributes:
         compute_s: Arithmetic and operand feed over all waves.
@@ -193,73 +204,90 @@ class KernelTimes:
 
 
 def estimate_kernels(
-    m: Array, n: Array, k: Array, batch: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
+    m: Array,
+    n: Array,
+    k: Array,
+    batch: Array,
+    align_factor: Array,
+    kernels: Kernels,
+    parameters: GemmParameters,
+    rates: DeviceRates,
 ) -> KernelTimes:
-    """Time every kernel of the menu on a block of shapes.
+    """Time given kernels on given shapes: the formula of this file, term by term.
 
-    What depends on a tile or on a split alone is computed for those alone: arrays are [tiles, splits, shapes] inside.
+    The fastest kernel of each shape is found by perf.fastest, which does not time each of them; this says what its
+    answer consists of, and is what its answer must agree with.
 
     Args:
-        m: Rows of C. [element], shape [shapes], as are n, k and batch.
+        m: Rows of C. [element]
         n: Columns of C.
         k: Contraction.
         batch: Independent products.
         align_factor: Rate factor of the alignment class.
-        parameters: The menu and its constants.
+        kernels: Which kernels: one for each shape, or shaped so that every kernel meets every shape.
+        parameters: The constants of the menu.
         rates: The device's rates for this dtype.
-
-    Returns:
-        Times in seconds. [kernels, shapes], a kernel being tile * number of splits + split
     """
     p = parameters
-    tile_m, tile_n, fill_k, rate = (
-        column[:, None, None] for column in (p.tile_m, p.tile_n, p.fill_k, p.tile_rate_fraction)
-    )
-    split_k = p.split_k[:, None]
-    num_tiles = (batch * np.ceil(m / tile_m) * np.ceil(n / tile_n)) * split_k
+    split_k = kernels.split_k
+    num_tiles = (batch * np.ceil(m / kernels.tile_m) * np.ceil(n / kernels.tile_n)) * split_k
     # perf.tiling has these counts too; on floats its exact -(-x // y) takes eight times as long as a division and ceil.
     waves = num_tiles / rates.num_sms
     full_waves = np.ceil(waves)
     num_waves = full_waves - p.wave_give_back * (full_waves - np.maximum(waves, 1.0))
-    k_part = np.ceil(np.ceil(k / split_k) / p.k_step) * p.k_step
+    k_part = count_k(k, split_k, p)
 
     outputs = batch * m * n
-    flops = 2.0 * outputs * k
-    sustained = 1.0 - p.power_drop_fraction * flops / (flops + p.power_half_flops)
-    macs_per_s = rates.flops_per_s_per_sm / 2.0 * rate * align_factor * sustained
-    tile_s = (k_part + fill_k) * (tile_m * tile_n / macs_per_s)
-    edges = np.minimum(tile_m, m) + rates.stored_b_share * np.minimum(tile_n, n)
-    feed_bytes_per_s = p.feed_ratio * rates.feed_scale * rates.bandwidth_bytes_per_s / rates.num_sms
-    feed_s = k_part * (edges * (rates.element_bytes / feed_bytes_per_s))
+    macs_per_s = kernels.rate_fraction * macs_per_s_per_sm(2.0 * outputs * k, align_factor, p, rates)
+    tile_s = (k_part + kernels.fill_k) * (kernels.tile_m * kernels.tile_n / macs_per_s)
+    edges = np.minimum(kernels.tile_m, m) + rates.stored_b_share * np.minimum(kernels.tile_n, n)
+    feed_s = k_part * (edges * feed_s_per_element(p, rates))
     compute_s = num_waves * np.maximum(tile_s, feed_s)
+    return KernelTimes(compute_s, *other_times_s(m, n, k, batch, split_k, p, rates), num_tiles, full_waves)
 
+
+def every_kernel(parameters: GemmParameters) -> Kernels:
+    """The whole menu as columns; kernel is tile * number of splits + split. [kernels, 1]"""
+    p = parameters
+    tiles = (p.tile_m, p.tile_n, p.tile_rate_fraction, p.fill_k)
+    columns = [np.repeat(column, len(p.split_k)) for column in tiles] + [np.tile(p.split_k, len(p.tile_m))]
+    return Kernels(*(column[:, None] for column in columns))
+
+
+def count_k(k: Array, split_k: Array, parameters: GemmParameters) -> Array:
+    """Steps of the contraction loop of one part of a split, in elements of k. [element]"""
+    part: Array = np.ceil(np.ceil(k / split_k) / parameters.k_step) * parameters.k_step
+    return part
+
+
+def macs_per_s_per_sm(flops: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates) -> Array:
+    """Multiplications and additions that a busy SM would sustain at its peak, less alignment and power. [mac/s]"""
+    sustained = 1.0 - parameters.power_drop_fraction * flops / (flops + parameters.power_half_flops)
+    return rates.flops_per_s_per_sm / 2.0 * align_factor * sustained
+
+
+def feed_s_per_element(parameters: GemmParameters, rates: DeviceRates) -> float:
+    """Time in which one SM draws one element. [s]"""
+    feed_bytes_per_s = parameters.feed_ratio * rates.feed_scale * rates.bandwidth_bytes_per_s / rates.num_sms
+    return rates.element_bytes / feed_bytes_per_s
+
+
+def other_times_s(
+    m: Array, n: Array, k: Array, batch: Array, split_k: Array, parameters: GemmParameters, rates: DeviceRates
+) -> tuple[Array, Array]:
+    """What a kernel's tile does not decide: traffic over bandwidth, and what comes before and after. [s]"""
+    p = parameters
+    outputs = batch * m * n
     traffic_bytes = (batch * k * (m + rates.stored_b_share * n) + p.write_ratio * outputs) * rates.element_bytes
     split_bytes = np.where(split_k > 1, 2.0 * _ACCUMULATOR_BYTES * split_k, 0.0) * outputs
     bandwidth = p.bandwidth_fraction * rates.bandwidth_bytes_per_s
     if rates.l2_bytes and p.hot_cache_speedup > 1.0:
         resident = 1.0 / (1.0 + (traffic_bytes / (p.hot_cache_share * rates.l2_bytes)) ** _RESIDENCY_STEEPNESS)
         traffic_bytes = traffic_bytes * (1.0 - resident * (1.0 - 1.0 / p.hot_cache_speedup))
-    memory_s = (traffic_bytes + split_bytes) / bandwidth
-    cast_s = batch * m * (k * p.cast_bytes_per_element / bandwidth + p.cast_row_s)
-    added_s = (p.start_s + cast_s) + np.where(split_k > 1, p.split_start_s, 0.0)
-
-    def spread(values: Array) -> Array:
-        return np.broadcast_to(values, num_tiles.shape).reshape(-1, len(m))
-
-    return KernelTimes(
-        compute_s=spread(compute_s),
-        memory_s=spread(memory_s),
-        added_s=spread(added_s),
-        num_tiles=spread(num_tiles),
-        num_waves=spread(full_waves),
-    )
-
-
-def choose_fastest(times: KernelTimes, overlap_power: float) -> tuple[NDArray[np.intp], Array]:
-    """Fastest kernel of each shape, as an index into the menu, and its time; shape [shapes]."""
-    total_s = join_s(times.compute_s, times.memory_s, overlap_power) + times.added_s
-    best = np.argmin(total_s, axis=0)
-    return best, total_s[best, np.arange(len(best))]
+    added_s = p.start_s + np.where(split_k > 1, p.split_start_s, 0.0)
+    if p.cast_bytes_per_element or p.cast_row_s:
+        added_s = added_s + batch * m * (k * p.cast_bytes_per_element / bandwidth + p.cast_row_s)
+    return (traffic_bytes + split_bytes) / bandwidth, added_s
 
 
 def join_s(compute_s: Array, memory_s: Array, overlap_power: float) -> Array:
@@ -274,7 +302,7 @@ def alignment_factor(
     m: Array,
     n: Array,
     k: Array,
-    layout: str,
+    letters: Letters,
     element_bits: int,
     parameters: GemmParameters,
     batched: NDArray[np.bool_] | bool = False,
@@ -285,7 +313,7 @@ def alignment_factor(
         m: Rows of C. [element]
         n: Columns of C. [element]
         k: Contraction. [element]
-        layout: How A and B lie in memory.
+        letters: Contiguous dimensions, see contiguous_letters.
         element_bits: Width of an element. [bit]
         parameters: Holder of the factor table.
         batched: Whether each is a batch of products.
@@ -294,16 +322,19 @@ def alignment_factor(
         The factor, in (0, 1], and the alignment. [byte]
     """
     dims = {"m": m, "n": n, "k": k}
-    factor, smallest = np.ones(m.shape), np.full(m.shape, float(ALIGNMENT_CLASSES_BYTES[-1]))
-    for letter in set(contiguous_dims(layout)):
-        align = alignment_bytes(dims[letter], element_bits)
+    class_of_width = classes_of_widths(element_bits)
+    factor, smallest = None, None
+    for letter, is_contiguous in letters.items():
         role = ROLES.index("contracted" if letter == "k" else "free") + len(ROLES) // 2 * np.asarray(batched)
-        factor = np.minimum(
-            factor,
-            parameters.alignment_factor[role, alignment_class(align)],
-        )
-        smallest = np.minimum(smallest, align)
-    return factor, smallest
+        found = class_of_width[dims[letter].astype(np.int64) & WIDTH_MASK]
+        own = parameters.alignment_factor[role, found]
+        if is_contiguous is not True:
+            own, found = np.where(is_contiguous, own, 1.0), np.where(is_contiguous, found, LAST_CLASS)
+        factor = own if factor is None else np.minimum(factor, own)
+        smallest = found if smallest is None else np.minimum(smallest, found)
+    assert factor is not None
+    assert smallest is not None
+    return factor, _CLASS_BYTES[smallest]
 
 
 def rates_of(device: Device, dtype: str) -> DeviceRates:

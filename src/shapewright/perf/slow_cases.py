@@ -24,6 +24,8 @@ from shapewright.errors import CalibrationError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shapewright.perf.alignment import Letters
+
     Array = NDArray[np.float64]
 
 # How sharply operands leave the reach of page tables; a smooth stand-in for a step.
@@ -91,7 +93,7 @@ def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Ar
 
 
 def narrow_floor_s(
-    m: Array, n: Array, k: Array, batch: Array, letters: tuple[str, ...], flops_per_s: float, cases: SlowCases
+    m: Array, n: Array, k: Array, batch: Array, letters: Letters, flops_per_s: float, cases: SlowCases
 ) -> Array:
     """Time under which a product with a narrow odd dimension cannot come, 0 for all others. [s]
 
@@ -100,7 +102,7 @@ def narrow_floor_s(
         n: Columns of C. [element]
         k: Contraction. [element]
         batch: Independent products.
-        letters: Contiguous dimensions of A, B and C.
+        letters: Contiguous dimensions, see perf.alignment.contiguous_letters.
         flops_per_s: Peak of the device. [flop/s]
         cases: What the record knows.
     """
@@ -109,8 +111,8 @@ def narrow_floor_s(
         return floor_s
     dims = {"m": m, "n": n, "k": k}
     alone_s = 2.0 * batch * m * n * k / flops_per_s
-    for letter in set(letters):
-        is_narrow = (dims[letter] % 2 == 1) & (dims[letter] < cases.narrow_edge)
+    for letter, is_contiguous in letters.items():
+        is_narrow = (dims[letter] % 2 == 1) & (dims[letter] < cases.narrow_edge) & is_contiguous
         fraction = cases.narrow_contracted_fraction if letter == "k" else cases.narrow_free_fraction
         floor_s = np.maximum(floor_s, np.where(is_narrow, alone_s / fraction, 0.0))
     return floor_s

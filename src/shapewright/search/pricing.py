@@ -12,9 +12,10 @@ from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Poi
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
-from shapewright.perf.experts import price_grouped_gemm
-from shapewright.perf.gemm import price_gemm
+from shapewright.perf.experts import estimate_grouped_gemm_s
+from shapewright.perf.gemm import estimate_gemm_s
 from shapewright.perf.pointwise import price_pointwise
+from shapewright.perf.price import Price
 from shapewright.search.grid import Values
 from shapewright.search.trace import Traced, evaluate
 
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from shapewright.search.grid import Grid
     from shapewright.search.trace import Node
 
-# Record kind and pricing function by kind of operation.
+# Record kind, and what gives a time or a price that holds one, by kind of operation.
 _PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
-    Gemm: ("gemm", price_gemm),
-    GroupedGemm: ("moe", price_grouped_gemm),
+    Gemm: ("gemm", estimate_gemm_s),
+    GroupedGemm: ("moe", estimate_grouped_gemm_s),
     Attention: ("attention", price_attention),
     Pointwise: ("pointwise", price_pointwise),
     Collective: ("collectives", price_collective),
@@ -106,7 +107,9 @@ def _price(operation: Operation, device: Device, uncalibrated: bool, software: S
     for kind, (record_kind, price) in _PRICES.items():
         if isinstance(operation, kind):
             record = load_record(record_kind, device, uncalibrated=uncalibrated)
-            return software.shown_time_s(operation, price(operation, device, record).time_s, device)
+            found = price(operation, device, record)
+            time_s = found.time_s if isinstance(found, Price) else found
+            return software.shown_time_s(operation, time_s, device)
     raise TypeError(f"no price for {type(operation).__name__}")
 
 

@@ -1,0 +1,108 @@
+"""A block of products through one menu of kernels: usual kernels (perf.fastest) and slow cases, before any floor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shapewright.perf.fastest import fastest_s, find_fastest
+from shapewright.perf.kernels import DeviceRates, GemmParameters, Kernels, alignment_factor, estimate_kernels
+from shapewright.perf.slow_cases import narrow_floor_s, rate_share, small_floor_s
+from shapewright.perf.tiling import tile_efficiency
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.perf.alignment import Letters
+
+    Array = NDArray[np.float64]
+
+
+class Products(NamedTuple):
+    """Sizes of products, 1-d float arrays of one length, and which of their dimensions are contiguous.
+
+    Attributes:
+        m: Rows of C. [element]
+        n: Columns of C. [element]
+        k: Contraction. [element]
+        batch: Equal products in one launch.
+        letters: See perf.alignment.contiguous_letters.
+    """
+
+    m: Array
+    n: Array
+    k: Array
+    batch: Array
+    letters: Letters
+
+    def rows(self, part: slice | NDArray[np.bool_]) -> Products:
+        """Some of them."""
+        letters = {letter: one if isinstance(one, bool) else one[part] for letter, one in self.letters.items()}
+        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters)
+
+
+def estimate_block_s(
+    products: Products, parameters: GemmParameters, rates: DeviceRates, *, compiled: bool = False
+) -> Array:
+    """Time of each product of a block. [s]; ``compiled`` as in fastest_s."""
+    factor, _ = _alignment(products, parameters, rates)
+    rate = _with_slow_rate(factor, products, parameters, rates)
+    time_s = fastest_s(*products[:4], rate, parameters, rates, compiled=compiled)
+    if parameters.slow_cases is not None:
+        time_s = np.maximum(time_s, _slow_kernels_s(products, parameters, rates)[1])
+    return time_s
+
+
+def price_block(products: Products, parameters: GemmParameters, rates: DeviceRates) -> dict[str, Array]:
+    """Choose the fastest kernel for each product of a block; fields of GemmPrice by name."""
+    p = parameters
+    factor, align = _alignment(products, p, rates)
+    rate = _with_slow_rate(factor, products, p, rates)
+    tile, split, time_s = find_fastest(*products[:4], rate, p, rates)
+    chosen = Kernels(p.tile_m[tile], p.tile_n[tile], p.tile_rate_fraction[tile], p.fill_k[tile], p.split_k[split])
+    times = estimate_kernels(*products[:4], rate, chosen, p, rates)
+    compute_s = times.compute_s
+    if p.slow_cases is not None:
+        narrow_s, slow_s = _slow_kernels_s(products, p, rates)
+        factor = np.where(narrow_s > time_s, factor * time_s / slow_s, factor)
+        compute_s = np.where(slow_s > time_s, slow_s, compute_s)
+        time_s = np.maximum(time_s, slow_s)
+    return {
+        "time_s": time_s,
+        "start_s": np.full_like(time_s, p.start_s),
+        "compute_s": compute_s,
+        "memory_s": times.memory_s,
+        "tile_m": chosen.tile_m,
+        "tile_n": chosen.tile_n,
+        "split_k": chosen.split_k,
+        "num_tiles": times.num_tiles,
+        "num_waves": times.num_waves,
+        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, chosen.tile_m, chosen.tile_n)),  # type: ignore[arg-type]
+        "wave_efficiency": times.num_tiles / (times.num_waves * rates.num_sms),
+        "alignment_bytes": align,
+        "alignment_factor": factor,
+    }
+
+
+def _alignment(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
+    m, n, k, batch, letters = products
+    return alignment_factor(m, n, k, letters, round(rates.element_bytes * 8), parameters, batch > 1)
+
+
+def _with_slow_rate(factor: Array, products: Products, parameters: GemmParameters, rates: DeviceRates) -> Array:
+    """Rate factor of the alignment, with what long contractions and far pages leave of it."""
+    if parameters.slow_cases is None:
+        return factor
+    return factor * rate_share(products.n, products.k, rates.element_bytes, parameters.slow_cases)
+
+
+def _slow_kernels_s(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
+    """Floors under the time: arithmetic of narrow odd sizes alone, and all slow kernels with their start. [s]"""
+    m, n, k, batch, letters = products
+    cases = parameters.slow_cases
+    assert cases is not None
+    peak_flops_per_s = rates.flops_per_s_per_sm * rates.num_sms
+    narrow_s = narrow_floor_s(m, n, k, batch, letters, peak_flops_per_s, cases)
+    small_s = small_floor_s(m, n, k, batch, peak_flops_per_s, cases)
+    return narrow_s, np.maximum(narrow_s, small_s) + parameters.start_s

@@ -1,0 +1,191 @@
+"""What prices the products of one dtype: a section of a record, its own or its nearest kin's, and the rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shapewright.dtypes import get_dtype, stored_weight_bytes
+from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.perf.kernels import (
+    DeviceRates,
+    GemmParameters,
+    borrowed_feed_scale,
+    rates_of,
+    read_batched_parameters,
+    read_parameters,
+)
+from shapewright.perf.residual import ResidualTable, load_residuals, section_name
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
+
+# Whose fractions a dtype borrows in a record that lacks it, nearest first.
+DTYPE_KIN = {
+    "bf16": ("fp16",),
+    "fp16": ("bf16",),
+    "tf32": ("bf16", "fp16"),
+    "fp32": ("bf16", "fp16"),
+    "fp8": ("bf16", "fp16"),
+    "int8": ("fp8", "bf16", "fp16"),
+    "int4": ("fp8", "bf16", "fp16"),
+    "fp4": ("fp8", "bf16", "fp16"),
+}
+# fp16 and bf16 run at one rate through the same kernels on every device that has both.
+_SAME_KERNELS = {frozenset({"fp16", "bf16"})}
+# Whose residual a device takes: its own, and that of a sibling of its architecture.
+_RESIDUAL_TRANSFERS = ("exact", "architecture")
+# What a benchmark's hot cache is worth where a borrowed record does not say: where the fit starts (fit.gemm), which was
+# set before any such device was seen. A device's own record says better.
+_ASSUMED_HOT_CACHE_SPEEDUP, _ASSUMED_HOT_CACHE_SHARE = 4.0, 0.3
+# Widening of the logarithmic interval for a dtype that borrows another's fractions. Judgement, as TRANSFER_WIDENING is.
+_DTYPE_WIDENING = 1.6
+# The same for weights that are stored narrower than they are multiplied: no table of such kernels was fitted.
+_STORED_WIDENING = 1.6
+
+ROOFLINE_LABEL = "uncalibrated (roofline bound)"
+
+
+class Section(NamedTuple):
+    """What prices one dtype: its own section of a record, or its nearest kin's."""
+
+    parameters: GemmParameters
+    batched: GemmParameters | None
+    dtype: str
+    interval: Mapping[str, Any]
+    residual: ResidualTable | None
+    residual_interval: Mapping[str, Any]
+
+
+# Unfolded sections by record, library, dtype and whether physics stands alone. Records ship with the package: a few
+# dozen at most.
+_SECTIONS: dict[tuple[str, str, str, bool], Section] = {}
+
+
+def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
+    """Find the section of a dtype or of its nearest kin; unfolded once per record.
+
+    A library that the record does not know is priced as the middle of all.
+    """
+    # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
+    residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
+    key = (record.id, library, dtype, residual is None)
+    if key not in _SECTIONS:
+        own = record.parameters["libraries"].get(library, {})
+        for name in (dtype, *DTYPE_KIN[dtype]):
+            if name in own or name in record.parameters["dtypes"]:
+                _SECTIONS[key] = _read_section(record, residual, name, library if name in own else "")
+                break
+        else:
+            raise CalibrationError(
+                f"record {record.id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
+                f"it has {', '.join(record.parameters['dtypes'])}"
+            )
+    return _SECTIONS[key]
+
+
+def _read_section(record: CalibrationRecord, residual: Mapping[str, Any] | None, dtype: str, library: str) -> Section:
+    """Unfold a section that the record has; of all libraries together if ``library`` is empty."""
+
+    def part(whole: Mapping[str, Any]) -> Any:
+        return (whole["libraries"][library] if library else whole["dtypes"])[dtype]
+
+    return Section(
+        parameters=read_parameters(part(record.parameters)),
+        batched=read_batched_parameters(part(record.parameters)),
+        dtype=dtype,
+        interval=part(record.interval),
+        residual=load_residuals(residual["file"]).get(section_name(dtype, library)) if residual else None,
+        residual_interval=part(residual["interval"]) if residual else {},
+    )
+
+
+def _same_kernels(one: str, other: str) -> bool:
+    return one == other or frozenset({one, other}) in _SAME_KERNELS
+
+
+class GemmJob(NamedTuple):
+    """What prices all products of one dtype, besides their sizes.
+
+    Attributes:
+        device: The device.
+        dtype: Element format of the products.
+        bits: Its width. [bit]
+        stored_share: Bytes of B in memory over what they are once widened.
+        is_hot: Whether a benchmark's cache holds the operands.
+        section: What the record says; None where the roofline is all there is.
+        rates: The device's rates.
+        residual: Learned correction, if there is one for these products.
+        widening: Factor on the logarithm of the interval's ends.
+        label: What to show beside a number.
+    """
+
+    device: Device
+    dtype: str
+    bits: int
+    stored_share: float
+    is_hot: bool
+    section: Section | None
+    rates: DeviceRates | None = None
+    residual: ResidualTable | None = None
+    widening: float = 1.0
+    label: str = ROOFLINE_LABEL
+
+
+def make_gemm_job(
+    dtype: str, weight_dtype: str | None, device: Device, record: CalibrationRecord, hot_cache: bool, library: str
+) -> GemmJob:
+    """Gather what prices products of one dtype.
+
+    Args:
+        dtype: Element format of the products.
+        weight_dtype: That of B in memory, if it is narrower.
+        device: The device.
+        record: A record of kind ``gemm`` or ``moe``.
+        hot_cache: Operands may lie in the last-level cache from a previous run.
+        library: Library and version whose kernels are meant.
+
+    Raises:
+        UnknownRateError: the device has no rate for the dtype.
+        CalibrationError: the record has no section for the dtype nor for its kin.
+    """
+    width = get_dtype(dtype)
+    stored_share = stored_weight_bytes(weight_dtype) / width.num_bytes if weight_dtype else 1.0
+    if device.roofline_only or device.num_sms is None:
+        return GemmJob(device, dtype, width.bits, stored_share, False, None)
+    section = _section(record, dtype, library)
+    same = _same_kernels(section.dtype, dtype)
+    rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
+    if record.transfer != "exact":
+        rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
+    if hot_cache:
+        rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
+        batched = section.batched and _with_hot_cache(section.batched)
+        section = section._replace(parameters=_with_hot_cache(section.parameters), batched=batched)
+    widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
+    label = record.label if same else f"{record.label}, fractions of {section.dtype}"
+    if weight_dtype:
+        widening *= _STORED_WIDENING
+        label += f", {weight_dtype} weights assumed to be widened for free"
+    return GemmJob(
+        device=device,
+        dtype=dtype,
+        bits=width.bits,
+        stored_share=stored_share,
+        is_hot=hot_cache,
+        section=section,
+        rates=rates,
+        residual=section.residual if same and not weight_dtype else None,
+        widening=widening,
+        label=label,
+    )
+
+
+def _with_hot_cache(parameters: GemmParameters) -> GemmParameters:
+    """Parameters that say what a hot cache is worth, if only by assumption."""
+    if parameters.hot_cache_share:
+        return parameters
+    return replace(parameters, hot_cache_speedup=_ASSUMED_HOT_CACHE_SPEEDUP, hot_cache_share=_ASSUMED_HOT_CACHE_SHARE)
