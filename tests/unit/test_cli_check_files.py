@@ -70,6 +70,34 @@ def test_preset_is_written_as_upstream_has_it(folder: Path) -> None:
     assert read_model(folder / "gpt2.json").config.vocab_size == 50304
 
 
+@pytest.mark.parametrize(
+    ("arguments", "work"),
+    [
+        (["search", "gpt2", "--device", "l40s", "-o"], "shapewright.api.search"),
+        (["search", "gpt2", "--device", "l40s", "--html"], "shapewright.api.search"),
+        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--trace"], "shapewright.api.plan"),
+        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--html"], "shapewright.api.plan"),
+        (["report", "gpt2", "--device", "l40s", "-o"], "shapewright.report.gather_review.gather_review"),
+        (
+            ["serve-plan", "gpt2", "--device", "l40s", "--isl", "8", "--osl", "8", "--html"],
+            "shapewright.api.serve_plan",
+        ),
+        (["calibrate", "--store", "none.sqlite", "-o"], "shapewright.store.file.Store"),
+    ],
+)
+@pytest.mark.parametrize("target", ["no-such-folder/x", "."])
+def test_long_work_does_not_begin_for_a_file_that_cannot_be_written(
+    arguments: list[str], work: str, target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line comes at once, and not after a search or a fit."""
+    monkeypatch.setattr(work, lambda *_a, **_k: pytest.fail("the work began"))
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, target])
+
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"shapewright: cannot write {target}: ")
+
+
 @pytest.mark.parametrize("target", ["missing/fixed.json", ".", "nul\0byte"])
 def test_unwritable_target_leaves_nothing(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     """If the config cannot be written there is one line, no report and no half-written file."""

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json
+from shapewright.cli.options import calibration_option, given_calibration, named_device
 from shapewright.workload import PHASES
 
 if TYPE_CHECKING:
     from shapewright.bench.backend import DeviceFacts
     from shapewright.bench.request import SuiteResult
     from shapewright.bench.run import Outcome
+    from shapewright.hardware import Device
 
 SCHEMA_VERSION = 1
 DEFAULT_STORE = "shapewright.sqlite"
@@ -33,6 +35,7 @@ Examples:
   shapewright bench alignment,model --dtype bf16 --budget 8m --store h200.sqlite
   shapewright bench collectives --num-ranks 8 --store h200.sqlite
   shapewright bench paper --engine ray --address auto --budget 30m --store cluster.sqlite
+  shapewright bench layer --cpu --store cpu.sqlite --calibration cpu.json
   shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s --device h100-sxm-80gb
 """
 _SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -73,6 +76,7 @@ class Duration(click.ParamType[float]):
 )  # fmt: skip
 @click.option("--retry-failed", is_flag=True, help="measure rows again that failed or were wrong")
 @click.option("--device", metavar="NAME", help="device to predict for; default: the one that the driver names")
+@calibration_option
 @click.option("--phase", type=click.Choice(PHASES), help="with --shapes-from: what is run (default: train)")
 @click.option("--micro-batch-size", type=int, help="with --shapes-from: sequences per pass (default: 4)")
 @click.option("--seq-len", type=int, help="with --shapes-from: tokens per sequence (default: at most 2048)")
@@ -142,13 +146,14 @@ def command(
             on_start=on_start,
             on_row=on_row,
         )
-        predicted_for = _named_device(device)
+        predicted_for = _predicted_device(device)
         try:
             results = run_request(request, store_path)
         except KeyboardInterrupt:
             click.echo(f"every finished row is in {store_path}; the same command goes on from there", err=True)
             raise
-    facts = [fact for result in results for fact in _facts(result, predicted_for or _own_device(result.facts))]
+    predicted_for = _device_of(results[0].facts, predicted_for, is_named=device is not None)
+    facts = [fact for result in results for fact in _facts(result, predicted_for)]
     outcome = results[0].outcome
     for result in results[1:]:
         outcome = outcome.joined(result.outcome)
@@ -187,7 +192,7 @@ def summarize_bench(outcome: Outcome, facts: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
-def _facts(result: SuiteResult, device: Any) -> list[dict[str, Any]]:
+def _facts(result: SuiteResult, device: Device | None) -> list[dict[str, Any]]:
     """Rows as JSON, with what is predicted for them and, of a model, how often they run."""
     from shapewright.report.measured import estimate_row_figures, predict_rows_s
 
@@ -220,17 +225,31 @@ def _print(
         console.print(line, soft_wrap=True)
 
 
-def _named_device(name: str | None) -> Any:
-    from shapewright.hardware import load_device
+def _predicted_device(name: str | None) -> Device | None:
+    """The device to predict for, as far as --device and --calibration say; what is wrong with them is said at once."""
+    if name is not None:
+        return named_device(name)
+    path = given_calibration()
+    if path is None:
+        return None
+    from shapewright.perf.calibration_file import calibrated_device, read_calibration
 
-    return load_device(name) if name else None
+    return calibrated_device(read_calibration(path).device.name, path)
 
 
-def _own_device(facts: DeviceFacts) -> Any:
-    """The device file of what was measured, if there is one."""
-    from shapewright.hardware import list_devices
+def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bool) -> Device | None:
+    """The device whose predictions stand beside rows: the one named, or that of what was measured, if it is known."""
+    from shapewright.hardware import list_devices, load_device
 
-    return _named_device(facts.name) if facts.name in list_devices() else None
+    if predicted_for is not None and (is_named or predicted_for.name == facts.name):
+        return predicted_for
+    if predicted_for is not None:
+        click.echo(
+            f"--calibration is of {predicted_for.name}, and {facts.name} was measured: its records are left aside; "
+            f"--device {predicted_for.name} predicts for it all the same",
+            err=True,
+        )
+    return load_device(facts.name) if facts.name in list_devices() else None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from shapewright.cli.console import make_console, print_json, status_line, write_json_file
+from shapewright.cli.console import make_console, print_json, refuse_unwritable, status_line, write_json_file
 
 SCHEMA_VERSION = 1
 _EPILOG = """\b
@@ -34,6 +34,7 @@ def command(store_path: str, output: str, device: str, as_json: bool) -> int:
     from shapewright.report.calibration import print_calibration
     from shapewright.store.file import Store
 
+    refuse_unwritable(output)
     with Store(store_path, read_only=True) as store:
         rows, runs = store.rows(), store.runs()
     with status_line("fitting") as on_step:

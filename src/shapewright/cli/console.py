@@ -8,6 +8,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from errno import EISDIR
+from os import strerror
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,26 @@ def print_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
+def refuse_unwritable(*paths: str | None) -> None:
+    """Try files that a command will write at its end, before it takes its time; None is skipped.
+
+    Raises:
+        ShapewrightError: one of them cannot be written.
+    """
+    for path in filter(None, paths):
+        target = Path(path)
+        try:
+            if target.is_dir():
+                raise IsADirectoryError(EISDIR, strerror(EISDIR))
+            if target.exists() and not target.is_file():
+                continue  # a pipe waits for its reader
+            draft = _draft_of(target)
+            draft.touch()
+            draft.unlink()
+        except (OSError, ValueError) as error:
+            raise _unwritable(path, error) from error
+
+
 def write_json_file(path: str, value: dict[str, Any]) -> None:
     """Write a JSON file whole or not at all; raises as write_text_file does."""
     write_text_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
@@ -61,7 +83,7 @@ def write_text_file(path: str, text: str) -> None:
         ShapewrightError: the file cannot be written.
     """
     target = Path(path)
-    draft = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    draft = _draft_of(target)
     try:
         if target.exists() and not target.is_file():
             target.write_text(text, encoding="utf-8")  # a draft moved over it would put a plain file in its place
@@ -71,10 +93,17 @@ def write_text_file(path: str, text: str) -> None:
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):
             draft.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ShapewrightError(
-            f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to"
-        ) from error
+        raise _unwritable(path, error) from error
+
+
+def _draft_of(target: Path) -> Path:
+    """Where a file is written before it takes the place of what is there."""
+    return target.parent / f".{target.name}.{os.getpid()}.tmp"
+
+
+def _unwritable(path: str, error: Exception) -> ShapewrightError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return ShapewrightError(f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to")
 
 
 @contextmanager

@@ -138,6 +138,19 @@ def software_option(command: Command) -> Command:
     )(command)
 
 
+def given_calibration() -> str | None:
+    """The file of --calibration.
+
+    Raises:
+        UsageError: --uncalibrated contradicts it.
+    """
+    context = click.get_current_context(silent=True)
+    path: str | None = context.meta.get(_CALIBRATION) if context is not None else None
+    if context is not None and path and context.params.get("uncalibrated"):
+        raise click.UsageError("--uncalibrated and --calibration contradict each other: give one of them")
+    return path
+
+
 def named_device(name: str) -> Device:
     """The device of a --device, with the records of --calibration where that is given.
 
@@ -145,14 +158,11 @@ def named_device(name: str) -> Device:
         DeviceError: there is no such device.
         CalibrationError: the calibration cannot be read, or is of another device.
     """
-    context = click.get_current_context(silent=True)
-    path = context.meta.get(_CALIBRATION) if context is not None else None
+    path = given_calibration()
     if not path:
         from shapewright.hardware import load_device
 
         return load_device(name)
-    if context is not None and context.params.get("uncalibrated"):
-        raise click.UsageError("--uncalibrated and --calibration contradict each other: give one of them")
     from shapewright.perf.calibration_file import calibrated_device
 
     return calibrated_device(name, path)
@@ -162,14 +172,11 @@ def compared_devices(names: list[str]) -> list[str | Device]:
     """Devices of a --devices; the one that --calibration is of has its records.
 
     Raises:
-        CalibrationError: the calibration cannot be read, or none of the devices is the one it is of.
+        CalibrationError: the calibration cannot be read, or none of them is the device it is of.
     """
-    context = click.get_current_context(silent=True)
-    path = context.meta.get(_CALIBRATION) if context is not None else None
-    if context is None or not path:
+    path = given_calibration()
+    if not path:
         return list(names)
-    if context.params.get("uncalibrated"):
-        raise click.UsageError("--uncalibrated and --calibration contradict each other: give one of them")
     from shapewright.errors import CalibrationError
     from shapewright.hardware import load_device
     from shapewright.perf.calibration_file import calibrated_device, read_calibration
@@ -180,7 +187,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
         for name in names
     ]
     if own not in [device.name for device in found]:
-        raise CalibrationError(f"calibration file {path} is of {own}, which is not compared; add it to --devices")
+        raise CalibrationError(f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices")
     return list(found)
 
 

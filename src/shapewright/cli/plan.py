@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json, write_text_file
+from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_text_file
 from shapewright.cli.options import (
     GroupedCommand,
     Share,
@@ -116,6 +116,7 @@ def command(
     from shapewright.api import plan
 
     form = _check_format(format_name, as_json=as_json, output=output)
+    refuse_unwritable(output, html, trace)
     groups = group_options(given)
     result = plan(
         config,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shapewright.cli.console import write_text_file
+from shapewright.cli.console import refuse_unwritable, write_text_file
 from shapewright.cli.options import GroupedCommand, ask_from_options, question_options, software_option
 from shapewright.units import format_bytes
 
@@ -46,6 +46,7 @@ def command(
 
     if output == "-":
         raise click.UsageError("-o needs a file name, such as review.html")
+    refuse_unwritable(output, pdf)
     question = ask_from_options(config, device, given, uncalibrated=uncalibrated, software=software)
     review = gather_review(question, no_search=no_search)
     page = render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json, write_json_file, write_text_file
+from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_json_file, write_text_file
 from shapewright.cli.options import (
     GroupedCommand,
     Share,
@@ -160,6 +160,7 @@ def command(
             raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
     if "-" in (output, html):
         raise click.UsageError("-o and --html need a file name: standard output carries the report")
+    refuse_unwritable(output, html)
     varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
     if vary is not None and not varied:
         raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")

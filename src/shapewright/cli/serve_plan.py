@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json, write_text_file
+from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_text_file
 from shapewright.cli.options import (
     GroupedCommand,
     Seconds,
@@ -87,6 +87,7 @@ def command(
     """
     from shapewright.api import serve_plan
 
+    refuse_unwritable(html)
     groups = group_options(given)
     found = serve_plan(
         config,
