@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 from hypothesis import settings
+
+# Helper modules that several folders use (pytest's importlib mode leaves sys.path alone).
+sys.path.insert(0, str(Path(__file__).parent))
 
 # The same examples on every run, so that a failure is a change in the code. HYPOTHESIS_PROFILE=explore seeks new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

@@ -29,18 +29,12 @@ from shapewright.workload import Workload
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench.backend import Backend, open_backend  # noqa: E402
+from shapewright.bench.backend import Backend  # noqa: E402
 from shapewright.bench.collectives import open_ranks  # noqa: E402
 from shapewright.bench.measuring import measure_case, prepare  # noqa: E402
 from shapewright.bench.run import LocalMeasurer, make_run, run_cases  # noqa: E402
 
 DATA = Path(os.environ.get("SHAPEWRIGHT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gemm.parquet"
-
-
-@pytest.fixture(scope="module")
-def backend() -> Backend:
-    """The CPU."""
-    return open_backend(cpu=True)
 
 
 def small_cases(suite: str) -> list[Case]:

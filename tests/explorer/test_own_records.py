@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,42 +14,20 @@ from explorer_jobs import ADDRESS
 from fastapi.testclient import TestClient
 
 import shapewright
+from calibration_files import H100, write_late_calibration
 from shapewright.cli.serve import command
 from shapewright.errors import CalibrationError
 from shapewright.explorer.app import create_app
 from shapewright.explorer.known_devices import KnownDevices
-from shapewright.hardware import Device, load_device
-from shapewright.perf.calibration import load_record
-from shapewright.perf.calibration_file import calibrated_device, device_table
+from shapewright.perf.calibration_file import calibrated_device
 
-H100 = load_device("h100-sxm-80gb")
 JOB: dict[str, Any] = {"preset": "gpt3-125m", "device": "h100_sxm"}
-
-
-def write_calibration(path: Path, device: Device) -> Path:
-    """A calibration whose products start ten times as late as the package's."""
-    record = load_record("gemm", H100)
-    sections = {
-        name: {**section, "start_s": section["start_s"] * 10.0} for name, section in record.parameters["dtypes"].items()
-    }
-    own = {
-        "id": "own/gemm/late", "devices": [device.name], "architecture": "hopper",
-        "parameters": {"dtypes": sections, "libraries": {}}, "interval": record.interval, "provenance": {},
-    }  # fmt: skip
-    content = {
-        "schema_version": 1,
-        "kind": "shapewright calibration",
-        "device": device_table(device),
-        "records": {"gemm": own},
-    }
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return path
 
 
 @pytest.fixture
 def late(tmp_path: Path) -> Path:
     """A calibration of a device of the package."""
-    return write_calibration(tmp_path / "late.json", H100)
+    return write_late_calibration(tmp_path / "late.json", 10.0)
 
 
 @pytest.fixture
@@ -112,7 +89,7 @@ def test_the_page_is_told_whose_records_count(client: TestClient) -> None:
 
 def test_a_device_that_no_file_describes_can_be_chosen(tmp_path: Path) -> None:
     """It stands at the end of the list, and is priced as its calibration describes it."""
-    path = write_calibration(tmp_path / "mine.json", replace(H100, name="my-gpu", title="Mine", aliases=()))
+    path = write_late_calibration(tmp_path / "mine.json", 10.0, replace(H100, name="my-gpu", title="Mine", aliases=()))
     with TestClient(create_app(devices=KnownDevices(str(path))), base_url=ADDRESS) as client:
         listed = client.get("/api/v1").json()["devices"]
         step = post(client, "predict", job={**JOB, "device": "My-GPU"})

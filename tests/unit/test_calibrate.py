@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibration_files import write_late_calibration
 from shapewright.cli.main import main
 from shapewright.errors import CalibrationError, DeviceError
 from shapewright.hardware import Device, load_device
 from shapewright.operations import Attention, Gemm, Pointwise
-from shapewright.perf.calibration import load_record
 from shapewright.perf.calibration_file import calibrated_device, device_table, read_calibration
 from shapewright.perf.pricing import price_operations
 from shapewright.store.file import Store
@@ -136,32 +136,9 @@ def test_commands_take_a_calibration(command: str, cpu_file: Path, capsys: pytes
         assert not [words for words in facts["warnings"] if words.startswith(("gemm", "attention", "pointwise"))]
 
 
-def own_h100(tmp_path: Path, factor: float) -> Path:
-    """A calibration of H100 whose kernels start later than the package's."""
-    record = load_record("gemm", H100)
-    sections = {
-        name: {**section, "start_s": section["start_s"] * factor}
-        for name, section in record.parameters["dtypes"].items()
-    }
-    content = {
-        "schema_version": 1,
-        "kind": "shapewright calibration",
-        "device": device_table(H100),
-        "records": {
-            "gemm": {
-                "id": f"own/gemm/{factor}", "devices": ["h100-sxm-80gb"], "architecture": "hopper",
-                "parameters": {"dtypes": sections, "libraries": {}}, "interval": record.interval, "provenance": {},
-            }
-        },
-    }  # fmt: skip
-    path = tmp_path / "h100.json"
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return path
-
-
 def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
     """Products are priced by the file, other kinds as before, and --uncalibrated leaves the file aside."""
-    device = calibrated_device("H100_SXM", own_h100(tmp_path, 3.0))
+    device = calibrated_device("H100_SXM", write_late_calibration(tmp_path / "h100.json", 3.0))
     tiny = [Gemm(name="x", m=16, n=64, k=64), Pointwise(name="p", operation="norm", read_bytes=1e6, written_bytes=1e6)]
     (own, norm), (usual, usual_norm) = price_operations(tiny, device), price_operations(tiny, H100)
 
@@ -183,7 +160,7 @@ def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
 )
 def test_bad_calibrations_are_refused(change: Any, words: str, tmp_path: Path) -> None:
     """What is wrong with a file is said in one line."""
-    path = own_h100(tmp_path, 1.0)
+    path = write_late_calibration(tmp_path / "h100.json", 1.0)
     path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
     with pytest.raises((CalibrationError, DeviceError), match=words) as caught:
         read_calibration(path)
@@ -193,7 +170,7 @@ def test_bad_calibrations_are_refused(change: Any, words: str, tmp_path: Path) -
 
 def test_calibrations_are_of_one_device(tmp_path: Path) -> None:
     """Another device's calibration, a missing file and a CPU without one are refused with the way out."""
-    path = own_h100(tmp_path, 1.0)
+    path = write_late_calibration(tmp_path / "h100.json", 1.0)
     for name, file, words in (
         ("l40s", path, "is of h100-sxm-80gb, not of l40s"),
         ("cpu", path, "add --calibration"),
@@ -205,7 +182,7 @@ def test_calibrations_are_of_one_device(tmp_path: Path) -> None:
 
 def test_uncalibrated_contradicts_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both together make no sense."""
-    path = str(own_h100(tmp_path, 1.0))
+    path = str(write_late_calibration(tmp_path / "h100.json", 1.0))
     with pytest.raises(SystemExit) as stop:
         main(["predict", "gpt2", "--device", "h100_sxm", "--calibration", path, "--uncalibrated"])
 
@@ -247,9 +224,23 @@ def test_stores_that_cannot_be_fitted(rows: list[tuple[str, int]], device: str, 
         calibrate_rows(listed, [make_run(name) for name, _ in rows], device=device)
 
 
+@pytest.mark.parametrize("devices", [["--device", "h100_sxm"], ["--devices", "l40s,h100_sxm"]], ids=["one", "several"])
+def test_search_takes_records(devices: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A search ranks with the records of one's own, alone and among several devices."""
+    found = []
+    for own in ([], ["--calibration", str(write_late_calibration(tmp_path / "h100.json", 50.0))]):
+        with pytest.raises(SystemExit) as stop:
+            main(["search", "gpt3-125m", *devices, "--vary", "vocab", "--json", *own])
+        assert stop.value.code == 0
+        found.append(json.loads(capsys.readouterr().out)["candidates"][0])
+    usual, late = (one["on_devices"]["h100-sxm-80gb"] if "l40s" in devices[1] else one for one in found)
+
+    assert late["speedup"] != usual["speedup"]
+
+
 def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The device of the file is priced with its records, the others are not; a file of none of them is refused."""
-    path = str(own_h100(tmp_path, 2.0))
+    path = str(write_late_calibration(tmp_path / "h100.json", 2.0))
 
     def times(*words: str) -> tuple[int, dict[str, float], str]:
         arguments = ["compare", "gpt2", "--devices", "h100_sxm,l40s", "--phase", "prefill", "--json", *words]
@@ -266,5 +257,5 @@ def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: py
     assert own["h100-sxm-80gb"] != plain["h100-sxm-80gb"]
     assert own["l40s"] == plain["l40s"]
     assert (code, said.count("\n")) == (2, 1)
-    assert "is of h100-sxm-80gb, which is not compared" in said
+    assert "is of h100-sxm-80gb, which is none of the devices asked" in said
     assert times("--calibration", path, "--uncalibrated")[0] == 2

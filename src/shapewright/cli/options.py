@@ -187,7 +187,9 @@ def compared_devices(names: list[str]) -> list[str | Device]:
         for name in names
     ]
     if own not in [device.name for device in found]:
-        raise CalibrationError(f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices")
+        raise CalibrationError(
+            f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices"
+        )
     return list(found)
 
 

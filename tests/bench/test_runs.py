@@ -1,0 +1,129 @@
+"""Runs into a store: what is measured again, what becomes of errors, where the budget ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_cases import CASES, attention, call
+
+from shapewright.bench import measuring
+from shapewright.bench.backend import Backend, open_backend
+from shapewright.bench.run import LocalMeasurer, make_run, run_cases
+from shapewright.bench.suites import make_suite
+from shapewright.errors import BenchError
+from shapewright.operations import Gemm, GroupedGemm
+from shapewright.store.export import export_store
+from shapewright.store.file import Store
+from shapewright.store.record import FAILED, OK, WRONG, Case
+
+torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
+
+
+def measured(cases: list[Case], backend: Backend, folder: Path, **options: Any) -> Any:
+    """Run cases into a store; give the outcome."""
+    with Store(folder / "s.sqlite") as store:
+        return run_cases(
+            cases,
+            LocalMeasurer(backend),
+            store,
+            make_run(backend, suite="x", command="c"),
+            **{"budget_s": 5.0, **options},
+        )
+
+
+def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) -> None:
+    """A second run has nothing to do, a third does only what was added."""
+    cases = [case for case in CASES if isinstance(case.operation, GroupedGemm)]
+    first, second = (measured(cases[:2], backend, tmp_path) for _ in range(2))
+    third = measured(cases, backend, tmp_path)
+
+    assert [row.status for row in first.measured] == [OK, OK]
+    assert all(row.state_before["load_average"] >= 0.0 for row in first.measured)
+    assert (second.measured, second.num_known) == ((), 2)
+    assert [row.key for row in third.measured] == [cases[2].key("cpu", backend.library)]
+
+
+def test_errors_become_rows(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot run, and what is wrong, is a row with the reason; the run goes on, and can try those again."""
+    good = CASES[0]
+    huge = Case(operation=Gemm(name="x", dtype="fp32", m=10**6, n=10**6, k=1))
+    windowed = Case(operation=attention(window_size=4))
+    monkeypatch.setitem(measuring.TOLERANCE_FRACTION, "bf16", 0.0)
+    inexact = replace(good, operation=replace(good.operation, dtype="bf16", m=64))
+    outcome = measured([huge, windowed, inexact, good], replace(backend, most_flops=1e30), tmp_path)
+    statuses = [row.status for row in outcome.measured]
+    words = " ".join(row.error for row in outcome.measured)
+
+    assert statuses == [FAILED, FAILED, WRONG, OK]
+    assert "memory" in words
+    assert "window" in words
+    assert "relative error" in words
+    monkeypatch.undo()
+    again = measured([huge, windowed, inexact, good], replace(backend, most_flops=1e30), tmp_path, retry_failed=True)
+    assert [row.status for row in again.measured] == [FAILED, FAILED, OK]
+
+
+def test_other_threads_are_another_measurement(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the number of threads decides the time, so rows of one number do not stand for another's."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    torch.set_num_threads(2)
+    try:
+        other = open_backend(cpu=True)
+    finally:
+        torch.set_num_threads(1)
+
+    assert other.name == backend.name == "cpu"
+    assert CASES[0].key(other.name, other.library) != CASES[0].key(backend.name, backend.library)
+
+
+def test_budget_ends_the_run(backend: Backend, tmp_path: Path) -> None:
+    """Past the budget no row begins; what is left is counted, and so is what is too large for this device."""
+    cases = make_suite("pointwise", ("fp32",), small=True, seed=0)
+    outcome = measured(cases, backend, tmp_path, budget_s=0.3)
+
+    assert outcome.measured
+    assert len(outcome.measured) + outcome.num_left == len(cases)
+    assert outcome.wall_s < 2.0
+    assert measured(CASES[:1], replace(backend, most_flops=1.0), tmp_path).num_left_out == 1
+
+
+def test_export_is_what_accuracy_reads(backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of a known device come out as tables that the accuracy command judges, and one table has every row."""
+    pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
+    cases = [CASES[0], CASES[1], *CASES[-9:-2], *(Case(operation=attention(**more)) for more in ({}, {"query_len": 1}))]
+    cases = [replace(case, operation=replace(case.operation, dtype="bf16")) for case in cases[:1]] + cases[1:]
+    measured(cases, replace(backend, name="h100-sxm-80gb"), tmp_path)
+    with Store(tmp_path / "s.sqlite") as store:
+        written = export_store(store, tmp_path / "tables")
+    code, out, _ = call(["accuracy", str(tmp_path / "tables"), "--json", "--table", "gemm"], capsys)
+
+    assert written == {
+        "gemm.parquet": 1, "attention_prefill.parquet": 1, "attention_decode.parquet": 1, "pointwise.parquet": 4,
+        "measurements.parquet": len(cases),
+    }  # fmt: skip
+    assert code == 0
+    assert json.loads(out)[0]["rows"] == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_says_use_cpu() -> None:
+    """Without a GPU the way out is named."""
+    with pytest.raises(BenchError, match="use --cpu"):
+        open_backend()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_graph_and_launch_on_a_gpu(tmp_path: Path) -> None:
+    """A tiny product replayed from a graph is far shorter than one issued by the host, and the launch is told apart."""
+    gpu = open_backend()
+    case = Case(operation=Gemm(name="x", dtype="fp16", m=64, n=64, k=64))
+    (row,) = measured([case], gpu, tmp_path).measured
+
+    assert (row.status, row.method) == (OK, "graph")
+    assert row.launch_s is not None
+    assert 1e-7 < (row.median_s or 0.0) < 2e-5

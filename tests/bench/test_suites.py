@@ -1,0 +1,96 @@
+"""Suites: which cases they hold, in which order, each checked against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from bench_cases import CASES
+
+from shapewright.bench import measuring
+from shapewright.bench.backend import Backend
+from shapewright.bench.inputs import InputPool
+from shapewright.bench.measuring import prepare
+from shapewright.bench.suites import COLLECTIVES, MAMF, coarse_first, make_suite, suite_names
+from shapewright.operations import Gemm
+from shapewright.store.record import Case
+
+torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES}))
+def test_suites_hold_different_cases(name: str, small: bool) -> None:
+    """A suite names no case twice, comes in the same order for the same seed and another for another."""
+    cases = make_suite(name, ("bf16",), small=small, seed=1)
+    keys = [case.key("d", "l") for case in cases]
+
+    assert len(set(keys)) == len(keys) >= (8 if small else 20)
+    assert keys == [case.key("d", "l") for case in make_suite(name, ("bf16",), small=small, seed=1)]
+    assert keys != [case.key("d", "l") for case in make_suite(name, ("bf16",), small=small, seed=2)]
+
+
+def test_small_budgets_reach_every_sweep() -> None:
+    """A tenth of the alignment suite already has all three layouts and the far end of a sweep."""
+    cases = make_suite("alignment", ("bf16",), small=False, seed=0)
+    first = [case.operation for case in cases[: len(cases) // 10]]
+
+    assert {operation.layout for operation in first if isinstance(operation, Gemm)} == {"NT", "NN", "TN"}
+    assert {operation.m - 8192 for operation in first if isinstance(operation, Gemm)} >= {0, 128}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 17])
+def test_coarse_first_is_a_permutation(count: int) -> None:
+    """Every place comes once, both ends first."""
+    order = coarse_first(count)
+
+    assert sorted(order) == list(range(count))
+    assert order[:2] == [0, count - 1][: min(2, count)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.operation.kind}-{case.key('', '')[-60:]}")
+def test_operations_are_checked_against_float64(case: Case, backend: Backend) -> None:
+    """Each operation agrees with its reference, and a result that is off, or not a number, does not."""
+    prepared = prepare(case, backend)
+    found = prepared.call(*prepared.inputs[0])
+    tolerance = measuring.TOLERANCE_FRACTION[case.operation.dtype]
+
+    assert prepared.check(found, prepared.inputs[0]) <= tolerance
+    for spoil in (lambda part: part * 1.1, lambda part: part.double().masked_fill(part == part.max(), math.nan)):
+        parts = (
+            tuple(spoil(part) if part.is_floating_point() else part for part in found)
+            if isinstance(found, tuple | list)
+            else spoil(found)
+        )
+        assert not prepared.check(parts, prepared.inputs[0]) <= tolerance
+
+
+def test_inputs_are_of_the_operation(backend: Backend) -> None:
+    """A layout says which dimension of each operand is contiguous in memory, and inputs differ from set to set."""
+    for layout, strides in {"NT": ((21, 1), (1, 21)), "NN": ((21, 1), (33, 1)), "TN": ((1, 17), (33, 1))}.items():
+        prepared = prepare(Case(operation=Gemm(name="x", dtype="fp32", m=17, n=33, k=21, layout=layout)), backend)
+        a, b = prepared.inputs[0]
+
+        assert (tuple(a.shape), tuple(b.shape)) == ((17, 21), (21, 33))
+        assert (a.stride(), b.stride()) == strides
+        assert not torch.equal(a, prepared.inputs[1][0])
+
+
+def test_inputs_are_handed_out_once_a_row() -> None:
+    """Slices of a row do not overlap, begin aligned, are random, and come again for the next row."""
+    pool = InputPool(torch.device("cpu"))
+    first, second = pool.take((3, 5), torch.float32), pool.take((7,), torch.float32)
+    whole = pool.take((3000, 3000), torch.float32)
+    held = pool.num_bytes
+    pool.begin()
+    again = pool.take((3, 5), torch.float32)
+
+    assert second.data_ptr() - first.data_ptr() == 512
+    assert abs(float(whole.std()) - 1.0) < 0.01
+    assert torch.equal(first, again)
+    assert first.data_ptr() == again.data_ptr()
+    assert pool.num_bytes == held
+    integers = pool.take((5000,), torch.int8)
+    assert 25 < float(integers.float().std()) < 40
+    pool.clear()
+    assert pool.num_bytes == 0

@@ -1,0 +1,191 @@
+"""Timing a call: medians and their intervals, launch cost, other load, clocks and caches."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.bench import measuring
+from shapewright.bench import nvml as nvml_module
+from shapewright.bench.backend import Backend, fills_results, host_cache_bytes
+from shapewright.bench.run import Outcome, make_run
+from shapewright.bench.statistics import summarize
+from shapewright.bench.timer import measure
+from shapewright.operations import Gemm
+from shapewright.store.record import Case
+
+torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
+
+
+def test_median_interval_covers() -> None:
+    """The interval holds the true median about 95 times in 100, for skewed times too."""
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(400):
+        samples = [generator.expovariate(1.0) for _ in range(41)]
+        summary = summarize(samples)
+        ordered = sorted(samples)
+        # Ranks 20 -+ 1.96 sqrt(41) / 2 = 20 -+ 6.3, outwards: 13 and 27.
+        assert summary.ci_half_width_s == pytest.approx((ordered[27] - ordered[13]) / 2)
+        hits += ordered[13] <= math.log(2.0) <= ordered[27]
+
+    assert 0.93 <= hits / 400 <= 0.995
+
+
+def test_timer_measures_time(backend: Backend) -> None:
+    """A call that waits 3 ms takes 3 ms, its inputs in turn; launch cost is not told apart on a CPU."""
+    backend = replace(backend, clock=time.perf_counter)
+    seen: list[int] = []
+
+    def wait(index: int) -> None:
+        seen.append(index)
+        time.sleep(3e-3)
+
+    timing = measure(backend, wait, [(0,), (1,), (2,)], budget_s=0.2, ci_fraction=0.01)
+
+    assert 3e-3 <= timing.summary.median_s <= 10e-3
+    assert timing.summary.num_samples >= 3
+    assert timing.method == "host"
+    assert timing.launch_s is None
+    # Only where one stage of the measurement follows another may the same inputs come twice in a row.
+    assert sum(first == second for first, second in pairwise(seen)) <= 3
+
+
+def test_other_load_does_not_count(backend: Backend) -> None:
+    """One thread is timed by what it ran, not by what it waited; several threads by the time of day."""
+    timing = measure(backend, lambda: time.sleep(5e-3), [()], budget_s=0.1, ci_fraction=0.01)
+
+    assert timing.method == "processor"
+    assert timing.summary.median_s < 2e-3
+    assert replace(backend, clock=time.perf_counter).eager_method == "host"
+
+
+def test_waiting_for_a_core_is_no_overhead(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row waits while others run is a figure of its own, and the share of overhead leaves it out."""
+    outcome = Outcome(wall_s=10.0, kernels_s=4.0, waited_s=5.0)
+    assert outcome.overhead_fraction == pytest.approx(0.25)
+    assert outcome.joined(outcome).overhead_fraction == pytest.approx(0.25)
+
+    original = measuring.measure
+    monkeypatch.setattr(measuring, "measure", lambda *a, **o: (time.sleep(0.3), original(*a, **o))[1])
+    case = Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64, k=64))
+    row = measuring.measure_case(case, backend, make_run(backend, suite="s", command="c"), budget_s=0.1, ci_fraction=1)
+
+    assert 0.29 < row.figures["waited_s"] <= row.figures["row_s"]
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [({1: "32K", 3: "32768K", 2: "1024K"}, 2.0**25), ({}, None)])
+def test_the_last_cache_is_read_from_the_kernel(sizes: dict[int, str], expected: float | None, tmp_path: Path) -> None:
+    """The cache of the highest level counts; a host that does not tell gives none."""
+    for level, size in sizes.items():
+        (tmp_path / f"index{level}").mkdir()
+        (tmp_path / f"index{level}" / "level").write_text(f"{level}\n", encoding="ascii")
+        (tmp_path / f"index{level}" / "size").write_text(f"{size}\n", encoding="ascii")
+
+    assert host_cache_bytes(tmp_path) == expected
+
+
+class Replaying:
+    """A device that takes 2 ms for a call and whose host takes 3 ms more to start it, unless a graph is replayed."""
+
+    is_cuda = True
+    eager_method = "eager"
+    clock = staticmethod(time.perf_counter)
+
+    def __init__(self) -> None:
+        self.is_replaying = False
+
+    def synchronize(self) -> None:
+        """Nothing is asynchronous here."""
+
+    def elapsed_s(self, run: Any) -> float:
+        """Time by the host's clock."""
+        begin = time.perf_counter()
+        run()
+        return time.perf_counter() - begin
+
+    def call(self, _index: int) -> None:
+        """One call."""
+        time.sleep(2e-3 if self.is_replaying else 5e-3)
+
+    def capture(self, run: Any) -> Any:
+        """A graph of the calls."""
+
+        def replay() -> None:
+            self.is_replaying = True
+            run()
+            self.is_replaying = False
+
+        return replay
+
+
+def test_launch_cost_stands_apart() -> None:
+    """What a graph replays is the kernel's time; what issuing calls one by one adds is another figure."""
+    device: Any = Replaying()
+    timing = measure(device, device.call, [(0,), (1,), (2,)], budget_s=0.1, ci_fraction=0.01)
+
+    assert timing.method == "graph"
+    assert timing.calls_per_sample >= 3
+    assert 2e-3 <= timing.summary.median_s < 4e-3
+    assert timing.launch_s == pytest.approx(3e-3, abs=1.5e-3)
+
+    eager = measure(device, device.call, [(0,)], budget_s=0.1, ci_fraction=0.01, capturable=False)
+
+    assert eager.method == "eager"
+    assert eager.summary.median_s >= 5e-3
+    assert eager.launch_s is None
+
+
+@pytest.mark.parametrize(
+    ("replayed", "is_believed"), [((0, 1), True), ((0,), False), ((), False)], ids=["all", "one", "none"]
+)
+def test_a_graph_is_believed_only_if_it_fills_its_results(replayed: tuple[int, ...], is_believed: bool) -> None:
+    """What ran beside a capture is not in the graph: results that a replay leaves alone give it away."""
+    results = (torch.ones(3), [torch.ones(2, dtype=torch.int32)])
+    parts = [results[0], results[1][0]]
+
+    def replay() -> None:
+        for index in replayed:
+            parts[index].fill_(1)
+
+    assert fills_results(replay, results) is is_believed
+    assert not fills_results(replay, None)
+
+
+class FakeNvml:
+    """NVML of one GPU at 1980 MHz and 350 W that does not tell its temperature."""
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:  # noqa: N802
+        """Knows one GPU."""
+        return 0 if name == b"GPU-1234" else 2
+
+    def nvmlDeviceGetClockInfo(self, _handle: Any, clock: int, value: Any) -> int:  # noqa: N802
+        """MHz of the SMs (1) and of the memory (2)."""
+        value._obj.value = {1: 1980, 2: 3201}[clock]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, _handle: Any, value: Any) -> int:  # noqa: N802
+        """Milliwatts."""
+        value._obj.value = 350_000
+        return 0
+
+    def nvmlDeviceGetTemperature(self, _handle: Any, _sensor: int, _value: Any) -> int:  # noqa: N802
+        """NVML_ERROR_NOT_SUPPORTED."""
+        return 3
+
+
+def test_state_is_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks in Hz, power in watts; what the driver does not tell is left out, and an unknown GPU is an error."""
+    monkeypatch.setattr(nvml_module, "_load", FakeNvml)
+
+    expected = {"sm_clock_hz": 1.98e9, "memory_clock_hz": 3.201e9, "power_watts": 350.0}
+    assert nvml_module.Nvml("1234").state() == pytest.approx(expected)
+    with pytest.raises(OSError, match="GPU-5678"):
+        nvml_module.Nvml("5678")

@@ -1,0 +1,33 @@
+"""Calibration files for tests: a device whose products start later than the package's records say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from shapewright.hardware import Device, load_device
+from shapewright.perf.calibration import load_record
+from shapewright.perf.calibration_file import device_table
+
+H100 = load_device("h100-sxm-80gb")
+
+
+def write_late_calibration(path: Path, factor: float, device: Device = H100) -> Path:
+    """Write a calibration that has every product start so many times as late as on an H100."""
+    record = load_record("gemm", H100)
+    sections = {
+        name: {**section, "start_s": section["start_s"] * factor}
+        for name, section in record.parameters["dtypes"].items()
+    }
+    own = {
+        "id": f"own/gemm/{factor}", "devices": [device.name], "architecture": "hopper",
+        "parameters": {"dtypes": sections, "libraries": {}}, "interval": record.interval, "provenance": {},
+    }  # fmt: skip
+    content = {
+        "schema_version": 1,
+        "kind": "shapewright calibration",
+        "device": device_table(device),
+        "records": {"gemm": own},
+    }
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
