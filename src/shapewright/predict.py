@@ -10,8 +10,7 @@ from shapewright.adding_up import PricedOperation, StepTimes, add_up, hide_commu
 from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import (
-    count_hardware_flops,
-    count_model_flops,
+    count_step_flops,
     lower,
     num_microbatches,
 )
@@ -214,7 +213,7 @@ def _count_flops(
 ) -> tuple[float, float]:
     """Model and hardware FLOPs of the whole job; on one device the lowered operations are already the whole job."""
     if layout.num_devices > 1 or workload.recompute != "none":
-        return count_model_flops(config, workload, layout), count_hardware_flops(config, workload, layout)
+        return count_step_flops(config, workload, layout)
     flops = sum_flops(operations, ("forward", "backward"))
     return flops, flops
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from shapewright.operations.collective import COLLECTIVE_OPS
 from shapewright.operations.pointwise import POINTWISE_KINDS
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
-from shapewright.perf.collectives import price_collective
+from shapewright.perf.collectives import price_collective, price_collectives
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.price import Price
 
@@ -190,3 +191,23 @@ def test_collectives_scalar_equals_array(calls: list[dict[str, Any]], op_name: s
 
     alone = [price_sizes("h100-sxm-80gb", op_name, **sizes).time_s for sizes in calls]
     np.testing.assert_allclose(together.time_s, alone, rtol=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(COLLECTIVE_OPS), collective_sizes()), min_size=1, max_size=12),
+    st.sampled_from(LINKED),
+)
+def test_collectives_of_several_names_together_equal_each_alone(
+    calls: list[tuple[str, dict[str, Any]]], name: str
+) -> None:
+    """One evaluation serves operations of all names, and changes none of their prices."""
+    device = load_device(name)
+    record = load_record("collectives", device)
+    operations = [Collective(name="x", op_name=op_name, axis="tensor", **sizes) for op_name, sizes in calls]
+
+    together = price_collectives(operations, device, record)
+
+    for operation, found in zip(operations, together, strict=True):
+        expected, numbers = asdict(price_collective(operation, device, record)), asdict(found)
+        assert numbers.pop("calibration") == expected.pop("calibration")
+        assert numbers == pytest.approx(expected, rel=1e-12)

@@ -11,7 +11,7 @@ from shapewright.operations import Gemm
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm import price_gemm, price_gemms
-from shapewright.perf.price import GemmPrice
+from shapewright.perf.price import GemmPrice, Price, split_rows
 from shapewright.perf.tiling import count_tiles, count_waves, tile_efficiency, wave_efficiency
 
 
@@ -173,3 +173,27 @@ def test_array_dims_give_array_prices() -> None:
 
     assert np.shape(found.time_s) == (2, 2)
     assert found.time_s[1, 0] == price_gemm(Gemm(name="x", m=512, n=10922, k=4096), device, record).time_s  # type: ignore[index]
+
+
+def test_rows_of_columns_are_what_the_constructor_makes() -> None:
+    """Prices split from columns equal prices made one by one; a missing column is a programmer's error."""
+    names = ("time_s", "low_s", "high_s", "compute_s", "memory_s", "start_s", "roofline_s")
+    columns = {name: np.array([place, 10.0 + place]) for place, name in enumerate(names)}
+
+    found = split_rows(Price, columns, "record")
+
+    assert found == [
+        Price(
+            time_s=more + 0.0,
+            low_s=more + 1.0,
+            high_s=more + 2.0,
+            compute_s=more + 3.0,
+            memory_s=more + 4.0,
+            start_s=more + 5.0,
+            roofline_s=more + 6.0,
+            calibration="record",
+        )
+        for more in (0.0, 10.0)
+    ]
+    with pytest.raises(AssertionError, match="time_s"):
+        split_rows(Price, {"time_s": columns["time_s"]}, "record")

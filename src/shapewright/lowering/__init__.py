@@ -14,6 +14,7 @@ from shapewright.lowering.counts import num_microbatches as num_microbatches
 from shapewright.lowering.counts import spare_layers as spare_layers
 from shapewright.lowering.flops import count_hardware_flops as count_hardware_flops
 from shapewright.lowering.flops import count_model_flops as count_model_flops
+from shapewright.lowering.flops import count_step_flops as count_step_flops
 from shapewright.lowering.model import StepParts as StepParts
 from shapewright.lowering.model import lower as lower
 from shapewright.lowering.model import lower_parts as lower_parts

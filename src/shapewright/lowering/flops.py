@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.layout import ParallelLayout
 from shapewright.lowering.counts import num_microbatches
-from shapewright.lowering.model import lower
+from shapewright.lowering.model import lower_parts, lower_passes
 from shapewright.operations.base import PASSES
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def count_model_flops(config: TransformerConfig, workload: Workload, layout: Par
 
     Source: arXiv 2205.05198, eq. 7.
     """
-    flops = _count_by_pass(config, workload, layout)
-    return flops["forward"] + flops["backward"]
+    return count_step_flops(config, workload, layout)[0]
 
 
 def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE) -> float:
@@ -61,9 +60,17 @@ def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: 
 
     Source: arXiv 2104.04473, eq. 3 (full); arXiv 2205.05198, eq. 9 (selective).
     """
+    return count_step_flops(config, workload, layout)[1]
+
+
+def count_step_flops(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE
+) -> tuple[float, float]:
+    """Count model FLOPs and hardware FLOPs of one step over all devices, as the functions of those names do. [flop]"""
     flops = _count_by_pass(config, workload, layout)
+    model_flops = flops["forward"] + flops["backward"]
     factor = _SELECTIVE_PASSES_BY_CONVENTION if workload.recompute == "selective" else 1.0
-    return flops["forward"] + flops["backward"] + factor * flops["recompute"]
+    return model_flops, model_flops + factor * flops["recompute"]
 
 
 def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float:
@@ -73,15 +80,18 @@ def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float
 
 def _count_by_pass(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> dict[str, float]:
     """FLOPs of one micro-batch on one device, times the micro-batches of all replicas."""
-    one_pass = replace(workload, global_batch_size=workload.micro_batch_size)
+    changes: dict[str, int | None] = {"global_batch_size": workload.micro_batch_size}
     if workload.recompute_layers is not None:  # of each stage
-        chosen = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
-        one_pass = replace(one_pass, recompute_layers=chosen)
+        changes["recompute_layers"] = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
+    one_pass = replace(workload, **changes)  # type: ignore[arg-type]
     num_passes = num_microbatches(workload, layout) * layout.data_parallel
     return {pass_name: num_passes * flops for pass_name, flops in _flops_of_one_pass(config, one_pass)}
 
 
 @lru_cache(maxsize=64)
 def _flops_of_one_pass(config: TransformerConfig, workload: Workload) -> tuple[tuple[str, float], ...]:
-    operations = lower(config, workload, _SINGLE)
-    return tuple((pass_name, sum_flops(operations, (pass_name,))) for pass_name in PASSES)
+    passes = lower_passes(lower_parts(config, workload, _SINGLE), config, workload, _SINGLE)
+    flops = dict.fromkeys(PASSES, 0.0)
+    for operation in passes:
+        flops[operation.pass_name] += float(operation.flops * operation.repeats)
+    return tuple(flops.items())

@@ -60,17 +60,22 @@ def lower(
         and ``last``. Eight-bit GEMMs are listed without the casts of their operands.
     """
     parts = lower_parts(config, workload, layout, node_size=node_size)
+    passes = lower_passes(parts, config, workload, layout)
+    if not workload.is_training:
+        return tuple(passes)
+    others = parts.host_copies(workload.recompute) + parts.communication(layout.zero_stage)
+    return tuple(passes + others + parts.step(layout.zero_stage))
+
+
+def lower_passes(
+    parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> list[Operation]:
+    """Forward, recompute and backward passes of a step that is lowered into its parts."""
     forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.head
     if not workload.is_training:
-        return tuple(forward)
-    return tuple(
-        forward
-        + _first_layers(parts.recompute(workload.recompute), config, workload, layout)
-        + parts.backward(layout.virtual_pipeline)
-        + parts.host_copies(workload.recompute)
-        + parts.communication(layout.zero_stage)
-        + parts.step(layout.zero_stage)
-    )
+        return forward
+    again = _first_layers(parts.recompute(workload.recompute), config, workload, layout)
+    return forward + again + parts.backward(layout.virtual_pipeline)
 
 
 def _first_layers(

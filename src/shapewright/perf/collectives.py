@@ -15,8 +15,8 @@ Source: NCCL's bus bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from shapewright.errors import CalibrationError, UnknownRateError
 from shapewright.operations.collective import HOST_OPS
 from shapewright.perf.gemm import interval_factors
 from shapewright.perf.host import price_host
-from shapewright.perf.price import Price
+from shapewright.perf.price import Price, split_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 # Whose protocols an operation takes that no table holds: send_recv drives one link in one direction, as a gather
 # between two ranks does.
 _STAND_INS = {"send_recv": "all_gather"}
-# Rounds of an operation: all_reduce scatters and gathers.
-_ROUNDS = {"all_reduce": 2.0}
+# Operations that go round twice: all_reduce scatters and gathers.
+_TWO_ROUNDS = ("all_reduce",)
 # Widening of the logarithmic interval between nodes, where hop and fraction are assumptions.
 _ASSUMED_WIDENING = 1.6
 
@@ -63,117 +63,131 @@ def price_collective(operation: Collective, device: Device, record: CalibrationR
     """
     if operation.op_name in HOST_OPS:
         return price_host(operation, device)
-    sizes = np.broadcast_arrays(
-        *(
-            np.asarray(size, dtype=float)
-            for size in (operation.message_bytes, operation.num_ranks, operation.ranks_per_node)
-        )
-    )
-    message_bytes, ranks = sizes[0], sizes[1]
-    local = np.clip(sizes[2], 1.0, ranks)
+    sizes = (operation.message_bytes, operation.num_ranks, operation.ranks_per_node)
+    message_bytes, ranks, local = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in sizes))
+    shape = message_bytes.shape
+    calls = _Calls((operation.op_name,), message_bytes.reshape(-1), ranks.reshape(-1), local.reshape(-1))
+    columns = _price_arrays(calls, device, record)
+    if shape == ():
+        return split_rows(Price, columns, record.label)[0]
+    values: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
+    return Price(calibration=record.label, **values)
+
+
+def price_collectives(operations: Sequence[Collective], device: Device, record: CalibrationRecord) -> list[Price]:
+    """Price many scalar collectives in one evaluation, in their order."""
+    prices: list[Price | None] = [
+        price_host(operation, device) if operation.op_name in HOST_OPS else None for operation in operations
+    ]
+    places = [index for index, price in enumerate(prices) if price is None]
+    if places:
+        own = [operations[index] for index in places]
+        sizes = [(call.message_bytes, call.num_ranks, call.ranks_per_node) for call in own]
+        calls = _Calls(tuple(call.op_name for call in own), *np.array(sizes, dtype=float).T)
+        for index, price in zip(
+            places, split_rows(Price, _price_arrays(calls, device, record), record.label), strict=True
+        ):
+            prices[index] = price
+    return [price for price in prices if price is not None]
+
+
+class _Calls(NamedTuple):
+    """Collectives as 1-d arrays of one length; their names are as many, or one for all."""
+
+    op_names: tuple[str, ...]
+    message_bytes: Array
+    ranks: Array
+    local: Array
+
+    def of(self, *op_names: str) -> bool | NDArray[np.bool_]:
+        """Which of them have one of these names: yes or no where all share one."""
+        if len(self.op_names) == 1:
+            return self.op_names[0] in op_names
+        return np.array([name in op_names for name in self.op_names])
+
+
+def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> dict[str, Array]:
+    """Fields of a price."""
+    calls = calls._replace(local=np.minimum(np.maximum(calls.local, 1.0), calls.ranks))
+    _, message_bytes, ranks, local = calls
+    sends, exchanges = calls.of("send_recv"), calls.of("alltoall")
+    rounds = np.where(calls.of(*_TWO_ROUNDS), 2.0, 1.0)
     crosses = ranks > local
     zero = np.zeros_like(message_bytes)
     start_s, transfer_s, floor_s = zero, zero, zero
     if (local > 1.0).any():
         link_bytes_per_s = _link_bandwidth(device)
-        sent_bytes = _sent_bytes(operation.op_name, message_bytes, ranks, local)
-        start_s, transfer_s = _inside_node(operation.op_name, sent_bytes, local, link_bytes_per_s, record)
+        ring_bytes = rounds * message_bytes * (local - 1.0) / local
+        sent_bytes = np.where(exchanges, message_bytes * (local - 1.0) / ranks, ring_bytes)
+        sent_bytes = np.where(sends, message_bytes, sent_bytes)
+        start_s, transfer_s = _inside_node(calls, sent_bytes, link_bytes_per_s, record)
         floor_s = sent_bytes / link_bytes_per_s
     if crosses.any():
         network_bytes_per_s = _network_bandwidth(device)
         between = record.parameters["between_nodes"]
-        card_bytes = np.where(crosses, _network_bytes(operation.op_name, message_bytes, ranks, local), 0.0)
+        nodes = np.ceil(ranks / local)
+        card_bytes = rounds * message_bytes / local * (nodes - 1.0) / nodes
+        card_bytes = np.where(exchanges, message_bytes * (ranks - local) / ranks, card_bytes)
+        card_bytes = np.where(crosses, np.where(sends, message_bytes, card_bytes), 0.0)
         network_s = card_bytes / (network_bytes_per_s * between["bandwidth_fraction"])
-        rounds = _ROUNDS.get(operation.op_name, 1.0)
-        hops = np.where(crosses, rounds * np.ceil(np.log2(np.maximum(np.ceil(ranks / local), 2.0))), 0.0)
-        if operation.op_name == "send_recv":
-            hops = np.where(crosses, 1.0, 0.0)
-            start_s, transfer_s = np.where(crosses, 0.0, start_s), np.where(crosses, 0.0, transfer_s)
-            floor_s = np.where(crosses, 0.0, floor_s)
-        start_s = start_s + hops * between["hop_s"] + np.where(crosses, between["start_s"], 0.0)
-        transfer_s = np.maximum(transfer_s, network_s)
-        floor_s = np.maximum(floor_s, card_bytes / network_bytes_per_s)
-    alone = ranks <= 1.0
-    start_s, transfer_s, floor_s = (np.where(alone, 0.0, part) for part in (start_s, transfer_s, floor_s))
+        hops = np.where(sends, 1.0, rounds * np.ceil(np.log2(np.maximum(nodes, 2.0))))
+        # What is sent to another node takes no link inside this one.
+        inside = np.where(crosses & sends, 0.0, 1.0)
+        start_s = inside * start_s + np.where(crosses, hops * between["hop_s"] + between["start_s"], 0.0)
+        transfer_s = np.maximum(inside * transfer_s, network_s)
+        floor_s = np.maximum(inside * floor_s, card_bytes / network_bytes_per_s)
+    together = ranks > 1.0
+    start_s, transfer_s, floor_s = (np.where(together, part, 0.0) for part in (start_s, transfer_s, floor_s))
     time_s = np.maximum(start_s + transfer_s, floor_s)
     widening = np.where(crosses, _ASSUMED_WIDENING, 1.0) * record.interval_widening
-    low, high = interval_factors(record.interval, time_s, 1.0)
-    return Price(
-        time_s=_plain(time_s),
-        low_s=_plain(np.maximum(time_s * low**widening, floor_s)),
-        high_s=_plain(time_s * high**widening),
-        compute_s=_plain(zero),
-        memory_s=_plain(transfer_s),
-        start_s=_plain(start_s),
-        roofline_s=_plain(floor_s),
-        calibration=record.label,
-    )
-
-
-def price_collectives(operations: Sequence[Collective], device: Device, record: CalibrationRecord) -> list[Price]:
-    """Price many scalar collectives, in their order; those of one name are evaluated together."""
-    by_name: dict[str, list[int]] = {}
-    for index, operation in enumerate(operations):
-        by_name.setdefault(operation.op_name, []).append(index)
-    prices: dict[int, Price] = {}
-    for indices in by_name.values():
-        columns = zip(
-            *((operations[i].message_bytes, operations[i].num_ranks, operations[i].ranks_per_node) for i in indices),
-            strict=True,
-        )
-        message_bytes, num_ranks, ranks_per_node = (np.array(column, dtype=float) for column in columns)
-        sizes: Any = {"message_bytes": message_bytes, "num_ranks": num_ranks, "ranks_per_node": ranks_per_node}
-        together = price_collective(replace(operations[indices[0]], **sizes), device, record)
-        names = [spec.name for spec in fields(Price) if spec.name != "calibration"]
-        rows = zip(*(np.asarray(getattr(together, name)).tolist() for name in names), strict=True)
-        for index, row in zip(indices, rows, strict=True):
-            values: Any = dict(zip(names, row, strict=True))
-            prices[index] = Price(calibration=together.calibration, **values)
-    return [prices[index] for index in range(len(operations))]
-
-
-def _sent_bytes(op_name: str, message_bytes: Array, ranks: Array, local: Array) -> Array:
-    """Bytes that the busiest rank sends over links inside its node. [byte]"""
-    if op_name == "send_recv":
-        return 1.0 * message_bytes
-    if op_name == "alltoall":
-        return message_bytes * (local - 1.0) / ranks
-    ring_bytes: Array = _ROUNDS.get(op_name, 1.0) * message_bytes * (local - 1.0) / local
-    return ring_bytes
-
-
-def _network_bytes(op_name: str, message_bytes: Array, ranks: Array, local: Array) -> Array:
-    """Bytes that one rank's network card sends to other nodes. [byte]"""
-    if op_name == "send_recv":
-        return 1.0 * message_bytes
-    if op_name == "alltoall":
-        return message_bytes * (ranks - local) / ranks
-    nodes = np.ceil(ranks / local)
-    card_bytes: Array = _ROUNDS.get(op_name, 1.0) * message_bytes / local * (nodes - 1.0) / nodes
-    return card_bytes
+    low, high = interval_factors(record.interval, time_s, widening)
+    return {
+        "time_s": time_s,
+        "low_s": np.maximum(time_s * low, floor_s),
+        "high_s": time_s * high,
+        "compute_s": zero,
+        "memory_s": transfer_s,
+        "start_s": start_s,
+        "roofline_s": floor_s,
+    }
 
 
 def _inside_node(
-    op_name: str, sent_bytes: Array, local: Array, link_bytes_per_s: float, record: CalibrationRecord
+    calls: _Calls, sent_bytes: Array, link_bytes_per_s: float, record: CalibrationRecord
 ) -> tuple[Array, Array]:
-    """Start and transfer time inside a node: the best protocol at the measured group sizes around ``local``."""
-    table = _protocols(op_name, record)
-    doublings = np.log2(np.maximum(local, 1.0))
-    if op_name == "send_recv":
-        doublings = np.ones_like(doublings)
-    seconds = sent_bytes[..., None, None] / (table.fractions * link_bytes_per_s)  # [shape, groups, protocols]
-    best = np.argmin(table.starts_s + seconds, axis=-1)[..., None]
-    starts_s = np.take_along_axis(np.broadcast_to(table.starts_s, seconds.shape), best, axis=-1)[..., 0]
-    seconds = np.take_along_axis(seconds, best, axis=-1)[..., 0]
+    """Start and transfer time inside a node, 0 where a rank has none of the others beside it. [s]"""
+    doublings = np.where(calls.of("send_recv"), 1.0, np.log2(calls.local))
+    start_s, transfer_s = np.zeros_like(sent_bytes), np.zeros_like(sent_bytes)
+    inside = calls.local > 1.0
+    for name in dict.fromkeys(calls.op_names):
+        here = inside & calls.of(name)
+        if here.any():
+            start_s[here], transfer_s[here] = _best_protocol(
+                _protocols(name, record), sent_bytes[here] / link_bytes_per_s, doublings[here]
+            )
+    return start_s, transfer_s
+
+
+def _best_protocol(table: _Protocols, link_s: Array, doublings: Array) -> tuple[Array, Array]:
+    """Start and transfer time of the best protocol at the measured group sizes around ``doublings``. [s]
+
+    Args:
+        table: Protocols of the operation.
+        link_s: What the links would take at all of their bandwidth. [s]
+        doublings: log2 of the group sizes.
+    """
+    num_groups, num_protocols = table.fractions.shape
+    seconds = link_s[:, None, None] / table.fractions  # [calls, groups, protocols]
+    best = np.argmin(table.starts_s + seconds, axis=-1) + num_protocols * np.arange(num_groups)
+    starts_s, fractions = table.starts_s.reshape(-1)[best], table.fractions.reshape(-1)[best]
     # Linear between the measured group sizes, in doublings.
-    last = len(table.doublings) - 1
-    position = np.interp(doublings, table.doublings, np.arange(last + 1.0))[..., None]
-    weights = np.maximum(1.0 - np.abs(position - np.arange(last + 1.0)), 0.0)
+    groups = np.arange(float(num_groups))
+    position = np.interp(doublings, table.doublings, groups)[:, None]
+    weights = np.maximum(1.0 - np.abs(position - groups), 0.0)
     # Larger groups than any measured: latency goes on as between the two largest, bandwidth stays.
     beyond = np.maximum(doublings - table.doublings[-1], 0.0)
     start_s = (weights * starts_s).sum(axis=-1) + table.start_per_doubling_s * beyond
-    inside = local > 1.0
-    return np.where(inside, start_s, 0.0), np.where(inside, (weights * seconds).sum(axis=-1), 0.0)
+    return start_s, link_s * (weights / fractions).sum(axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,8 +256,3 @@ def _network_bandwidth(device: Device) -> float:
             f"device file of your own, or keep the ranks inside a node of {device.node_size}"
         )
     return bandwidth
-
-
-def _plain(value: Array) -> Any:
-    """A float for a scalar, the array itself otherwise."""
-    return float(value) if np.ndim(value) == 0 else value

@@ -7,7 +7,6 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.fastest import has_compiler
 from shapewright.perf.gemm_block import Products, estimate_block_s, price_block
 from shapewright.perf.gemm_job import GemmJob, Section, make_gemm_job
-from shapewright.perf.price import GemmPrice
+from shapewright.perf.price import GemmPrice, split_rows
 from shapewright.perf.residual import ResidualTable, log_correction
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR
 from shapewright.perf.threads import count_threads, run_over_threads
@@ -59,12 +58,11 @@ def price_gemm(
     """
     shape, products = _flatten(operation)
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    price = _price_flat(products, job)
-    shaped: dict[str, Any] = {}
-    for name in _ARRAY_FIELDS:
-        column = getattr(price, name)
-        shaped[name] = float(column[0]) if shape == () else column.reshape(shape)
-    return replace(price, **shaped)
+    columns = _price_flat(products, job)
+    if shape == ():
+        return split_rows(GemmPrice, columns, job.label)[0]
+    values: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
+    return GemmPrice(calibration=job.label, **values)
 
 
 def estimate_gemm_s(
@@ -102,33 +100,10 @@ def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationR
         m, n, k, batch = np.array([(one.m, one.n, one.k, one.batch) for one in own], dtype=float).T.copy()
         letters = contiguous_letters([one.layout for one in own])
         job = make_gemm_job(dtype, weight_dtype, device, record, False, "")
-        flat = _price_flat(Products(m, n, k, batch, letters), job)
-        rows = zip(*(getattr(flat, name).tolist() for name in _ARRAY_FIELDS), strict=True)
-        for index, row in zip(indices, rows, strict=True):
-            values: dict[str, Any] = dict(zip(_ARRAY_FIELDS, row, strict=True))
-            prices[index] = GemmPrice(calibration=flat.calibration, **values)
+        columns = _price_flat(Products(m, n, k, batch, letters), job)
+        for index, price in zip(indices, split_rows(GemmPrice, columns, job.label), strict=True):
+            prices[index] = price
     return [price for price in prices if price is not None]
-
-
-_ARRAY_FIELDS = (
-    "time_s",
-    "low_s",
-    "high_s",
-    "compute_s",
-    "memory_s",
-    "start_s",
-    "roofline_s",
-    "correction",
-    "tile_m",
-    "tile_n",
-    "split_k",
-    "num_tiles",
-    "num_waves",
-    "tile_efficiency",
-    "wave_efficiency",
-    "alignment_bytes",
-    "alignment_factor",
-)
 
 
 def _flatten(operation: Gemm) -> tuple[tuple[int, ...], Products]:
@@ -175,8 +150,8 @@ def _estimate_s(products: Products, job: GemmJob, compiled: bool) -> Array:
     return time_s
 
 
-def _price_flat(products: Products, job: GemmJob) -> GemmPrice:
-    """Price products block by block."""
+def _price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
+    """Price products block by block; fields of GemmPrice by name."""
     floor_s = _floor_s(products, job)
     if job.section is None or job.rates is None:
         return _roofline_price(products, floor_s, job)
@@ -197,15 +172,14 @@ def _price_flat(products: Products, job: GemmJob) -> GemmPrice:
         correction, time_s = corrected_s / time_s, corrected_s
         near_low, near_high = interval_factors(section.residual_interval, time_s, job.widening)
         low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
-    return GemmPrice(
-        time_s=time_s,
-        low_s=np.maximum(time_s * low, floor_s),
-        high_s=time_s * high,
-        correction=correction,
-        roofline_s=floor_s,
-        calibration=job.label,
+    return {
+        "time_s": time_s,
+        "low_s": np.maximum(time_s * low, floor_s),
+        "high_s": time_s * high,
+        "correction": correction,
+        "roofline_s": floor_s,
         **columns,
-    )
+    }
 
 
 def _by_menu(
@@ -228,31 +202,23 @@ def _join_blocks(blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> GemmPrice:
+def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> dict[str, Array]:
     """Bound for a device whose tiles are not modelled; the label says that it is one."""
     m, n, k, batch, _ = products
     one, zero = np.ones_like(floor_s), np.zeros_like(floor_s)
     num_bytes = (m * k + job.stored_share * k * n + m * n) * batch * (job.bits / 8)
-    return GemmPrice(
-        time_s=floor_s,
-        low_s=floor_s,
-        high_s=floor_s * ROOFLINE_HIGH_FACTOR,
-        compute_s=2.0 * m * n * k * batch / job.device.peak_flops_per_s(job.dtype),
-        memory_s=num_bytes / job.device.memory_bandwidth_bytes_per_s,
-        start_s=zero,
-        correction=one,
-        roofline_s=floor_s,
-        calibration=job.label,
-        tile_m=zero,
-        tile_n=zero,
-        split_k=one,
-        num_tiles=zero,
-        num_waves=zero,
-        tile_efficiency=one,
-        wave_efficiency=one,
-        alignment_bytes=zero,
-        alignment_factor=one,
-    )
+    unknown = ("start_s", "tile_m", "tile_n", "num_tiles", "num_waves", "alignment_bytes")
+    neutral = ("split_k", "correction", "tile_efficiency", "wave_efficiency", "alignment_factor")
+    return {
+        "time_s": floor_s,
+        "low_s": floor_s,
+        "high_s": floor_s * ROOFLINE_HIGH_FACTOR,
+        "compute_s": 2.0 * m * n * k * batch / job.device.peak_flops_per_s(job.dtype),
+        "memory_s": num_bytes / job.device.memory_bandwidth_bytes_per_s,
+        "roofline_s": floor_s,
+        **dict.fromkeys(unknown, zero),
+        **dict.fromkeys(neutral, one),
+    }
 
 
 def interval_factors(interval: Any, time_s: Array, widening: float | Array) -> tuple[Array, Array]:

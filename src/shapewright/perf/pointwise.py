@@ -17,7 +17,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.perf.gemm import interval_factors
-from shapewright.perf.price import Price
+from shapewright.perf.price import Price, split_rows
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR
 
 if TYPE_CHECKING:
@@ -71,11 +71,7 @@ def price_pointwises(operations: Sequence[Pointwise], device: Device, record: Ca
     read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
     kernels = _kind_numbers([operation.operation for operation in operations], record)
     columns, label = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
-    prices = []
-    for row in zip(*(column.tolist() for column in columns.values()), strict=True):
-        values: dict[str, Any] = dict(zip(columns, row, strict=True))
-        prices.append(Price(calibration=label, **values))
-    return prices
+    return split_rows(Price, columns, label)
 
 
 def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:

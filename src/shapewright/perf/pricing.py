@@ -6,7 +6,7 @@ layer of the next variant that a lint or a search asks about.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from shapewright.perf.pointwise import price_pointwises
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import Operation
+    from shapewright.perf.calibration import CalibrationRecord
     from shapewright.perf.price import Price
 
 # Fields that say where and how often an operation runs, and nothing about how long it takes.
@@ -75,24 +76,25 @@ def _price_fresh(
     """Price operations that were not seen before, in their order."""
     listed = list(operations)
     prices: dict[int, Price] = {}
-    products = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Gemm)}
-    if products:
-        record = load_record("gemm", device, uncalibrated=uncalibrated, physics_only=physics_only)
-        prices.update(zip(products, price_gemms(list(products.values()), device, record), strict=True))
-    experts = {index: operation for index, operation in enumerate(listed) if isinstance(operation, GroupedGemm)}
-    if experts:
-        record = load_record("moe", device, uncalibrated=uncalibrated)
-        prices.update(zip(experts, price_grouped_gemms(list(experts.values()), device, record), strict=True))
-    traffic = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Pointwise)}
-    if traffic:
-        record = load_record("pointwise", device, uncalibrated=uncalibrated)
-        prices.update(zip(traffic, price_pointwises(list(traffic.values()), device, record), strict=True))
-    calls = {index: operation for index, operation in enumerate(listed) if isinstance(operation, Collective)}
-    if calls:
-        record = load_record("collectives", device, uncalibrated=uncalibrated)
-        prices.update(zip(calls, price_collectives(list(calls.values()), device, record), strict=True))
+    by_kind: dict[type, dict[int, Any]] = {}
     for index, operation in enumerate(listed):
-        if isinstance(operation, Attention):
-            record = load_record("attention", device, uncalibrated=uncalibrated)
-            prices[index] = price_attention(operation, device, record)
+        by_kind.setdefault(type(operation), {})[index] = operation
+    for kind, own in by_kind.items():
+        name, price_all = _PRICES[kind]
+        record = load_record(name, device, uncalibrated=uncalibrated, physics_only=physics_only)
+        prices.update(zip(own, price_all(list(own.values()), device, record), strict=True))
     return [prices[index] for index in range(len(listed))]
+
+
+def _price_attentions(operations: Sequence[Attention], device: Device, record: CalibrationRecord) -> list[Price]:
+    return [price_attention(operation, device, record) for operation in operations]
+
+
+# Record kind, and what prices many operations at once, by kind of operation.
+_PRICES: dict[type, tuple[str, Callable[..., Sequence[Price]]]] = {
+    Gemm: ("gemm", price_gemms),
+    GroupedGemm: ("moe", price_grouped_gemms),
+    Attention: ("attention", _price_attentions),
+    Pointwise: ("pointwise", price_pointwises),
+    Collective: ("collectives", price_collectives),
+}

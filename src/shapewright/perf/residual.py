@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 # Doublings beyond the table after which nothing is left of the correction. Judgement: data end there.
 FADE_DOUBLINGS = 2.0
 # Shapes corrected together: a few dozen arrays of this many float64 stay in the second cache.
-_ROWS_PER_BLOCK = 4096
+_ROWS_PER_BLOCK = 1024
 # What one unit of a stored number stands for; a byte then spans factors of 0.28 to 3.6.
 LOG_STEP = 0.01
+# The corners of a cell as steps along m, n and k.
+_CORNERS = np.array([(up_m, up_n, up_k) for up_m in (0, 1) for up_n in (0, 1) for up_k in (0, 1)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,31 +62,34 @@ def log_correction(table: ResidualTable, m: Array, n: Array, k: Array) -> tuple[
     Returns:
         w r, to be added to the logarithm of a time, and w, 1 inside the table and 0 far from it.
     """
+    places = np.log2(np.stack([m, n, k]))
     if len(m) <= _ROWS_PER_BLOCK:
-        return _log_correction(table, m, n, k)
-    blocks = [slice(start, start + _ROWS_PER_BLOCK) for start in range(0, len(m), _ROWS_PER_BLOCK)]
-    logs, weights = zip(*(_log_correction(table, m[part], n[part], k[part]) for part in blocks), strict=True)
+        return _log_correction(table, places)
+    blocks = [places[:, start : start + _ROWS_PER_BLOCK] for start in range(0, len(m), _ROWS_PER_BLOCK)]
+    logs, weights = zip(*(_log_correction(table, block) for block in blocks), strict=True)
     return np.concatenate(logs), np.concatenate(weights)
 
 
-def _log_correction(table: ResidualTable, m: Array, n: Array, k: Array) -> tuple[Array, Array]:
-    flat = table.log_steps.reshape(-1)
-    overshoot = np.zeros(len(m))
-    # The eight corners of the cell that holds a shape: their places in the flat table, and their shares.
-    corners: list[tuple[Any, Any]] = [(0, 1.0)]
-    for dim, knots, length in zip((m, n, k), table.knots_log2, table.log_steps.shape, strict=True):
-        place = np.log2(dim)
-        overshoot += np.maximum(knots[0] - place, 0.0) + np.maximum(place - knots[-1], 0.0)
-        lower = np.clip(np.searchsorted(knots, place, side="right") - 1, 0, length - 2)
-        share = np.clip((place - knots[lower]) / (knots[lower + 1] - knots[lower]), 0.0, 1.0)
-        corners = [
-            (index * length + lower + step, weight * part)
-            for index, weight in corners
-            for step, part in ((0, 1.0 - share), (1, share))
-        ]
-    total = sum(weight * flat[index] for index, weight in corners)
+def _log_correction(table: ResidualTable, places: Array) -> tuple[Array, Array]:
+    """Correction and weight where log2 of m, n and k are ``places``. [3, shapes]"""
+    lower = np.empty(places.shape, dtype=np.int64)
+    below, above = np.empty(places.shape), np.empty(places.shape)
+    for axis, knots in enumerate(table.knots_log2):
+        found = np.searchsorted(knots[1:-1], places[axis], side="right")
+        lower[axis], below[axis], above[axis] = found, knots[found], knots[found + 1]
+    share = (places - below) / (above - below)
+    # Beyond the first and the last knot, where the share leaves 0..1, by how many doublings.
+    inside = np.minimum(np.maximum(share, 0.0), 1.0)
+    overshoot = (np.abs(share - inside) * (above - below)).sum(axis=0)
+    # The eight corners of the cell that holds a shape, then one axis after the other.
+    _, num_n, num_k = table.log_steps.shape
+    first = (lower[0] * num_n + lower[1]) * num_k + lower[2]
+    corners = first + (_CORNERS @ np.array([num_n * num_k, num_k, 1]))[:, None]
+    steps = table.log_steps.reshape(-1).take(corners).astype(float).reshape(2, 2, 2, -1)
+    for along in inside:
+        steps = steps[0] + (steps[1] - steps[0]) * along
     fade = np.maximum(1.0 - overshoot / FADE_DOUBLINGS, 0.0)
-    return fade * total * LOG_STEP, fade
+    return fade * steps * LOG_STEP, fade
 
 
 @cache
