@@ -11,7 +11,9 @@ from shapewright.config import Model, TransformerConfig, read_model
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError, close_names
 from shapewright.fields import noted_fields
 from shapewright.hardware import Device, load_device
+from shapewright.hardware.nodes import check_units
 from shapewright.layout import ParallelLayout
+from shapewright.lowering import validate_lengths
 from shapewright.perf.software import TUNED, software_of
 from shapewright.workload import Workload
 
@@ -128,8 +130,20 @@ def ask(
     if not isinstance(layout, ParallelLayout):
         _refuse_unknown(layout or {}, ParallelLayout, LayoutError)
         layout = ParallelLayout(**(layout or {}))
-    software_of(software, workload.phase)  # refused here, before anything is priced
+    # Refused here, before anything is priced.
+    software_of(software, workload.phase)
+    validate_lengths(model.config, workload)
+    check_units(layout.num_devices, found, words=_count_devices(layout))
     return Question(model, found, workload, layout, remarks, uncalibrated, software)
+
+
+def _count_devices(layout: ParallelLayout) -> str:
+    """Devices of a layout, and the degrees whose product they are."""
+    names = [f"{axis}_parallel" for axis in ("tensor", "pipeline", "data", "context")]
+    degrees = {name: getattr(layout, name) for name in names if getattr(layout, name) > 1}
+    if len(degrees) == 1:
+        return "".join(f"{name}={degree}" for name, degree in degrees.items())
+    return f"{' * '.join(degrees)} = {' * '.join(map(str, degrees.values()))} = {layout.num_devices}"
 
 
 def find_model(source: ModelLike, overrides: Mapping[str, object] | None = None) -> Model:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.hardware import list_devices, load_device
+from shapewright.hardware.nodes import check_units
+from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.lowering.conventions import CONVENTIONS, StepFlops, count_step_flops, get_convention
 from shapewright.operations import Attention, Collective, Pointwise
 from shapewright.perf.price import GemmPrice
@@ -232,7 +234,7 @@ def explain_utilization(
 
     Raises:
         WorkloadError: seconds or devices make no sense, or this is no training step.
-        LayoutError: the layout has another number of devices.
+        LayoutError: the layout has another number of devices, does not divide the model, or leaves a part of a node.
         UnknownRateError: the device has no rate for the dtype.
     """
     check_measurement(workload, seconds, num_devices)
@@ -242,6 +244,10 @@ def explain_utilization(
             f"{layout.tensor_parallel} * {layout.pipeline_parallel} * {layout.data_parallel} * "
             f"{layout.context_parallel}), but gpus={num_devices}; change one of them"
         )
+    check_units(num_devices, device)
+    if layout is not None:
+        validate_layout(config, workload, layout)
+        num_microbatches(workload, layout)
     peak = device.peak_flops_per_s(workload.dtype)
     get_convention(convention)
     results = tuple(_rate(name, config, workload, seconds, num_devices, peak) for name in CONVENTIONS)

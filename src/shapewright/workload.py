@@ -13,6 +13,10 @@ PHASES = ("train", "prefill", "decode")
 ATTENTION_KINDS = ("flash", "unfused")
 RECOMPUTE_MODES = ("none", "selective", "full")
 
+MOST_SEQUENCE_TOKENS = 2**27
+"""Longest sequence that is taken for meant, unless a model states that it is made for more: 13 times the longest that
+any public model states (Llama-4-Scout, 10 x 2**20)."""
+
 _LARGEST_COUNT = 2**40
 
 

@@ -12,11 +12,14 @@ import shapewright
 from shapewright.capacity import ALLOCATOR_BAND_FRACTION, Capacity
 from shapewright.capacity.fit import find_largest
 from shapewright.cli import main
+from shapewright.cli.console import make_console
 from shapewright.config import TransformerConfig
 from shapewright.errors import LayoutError, WorkloadError
 from shapewright.layout import ParallelLayout
+from shapewright.lowering import longest_sequence
 from shapewright.memory import OPTIMIZERS, estimate_memory, estimate_stages, find_recipe, list_saved_tensors
 from shapewright.optimizers import Optimizer
+from shapewright.report.capacity import capacity_to_json, print_capacity
 from shapewright.saved_tensors import keep_tensors
 from shapewright.units import GIB, MIB
 from shapewright.workload import Workload
@@ -251,7 +254,7 @@ JOBS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 def test_largest_sizes_fit_and_the_next_do_not(
     model: str, device: str, workload: dict[str, Any], layout: dict[str, Any]
 ) -> None:
-    """The largest micro-batch fits and one more does not; the longest sequence fits and 128 tokens more do not."""
+    """The largest sizes fit; one sequence more does not, nor do 128 tokens more, where they have positions."""
     found = shapewright.fits(model, device=device, workload=workload, layout=layout)
     length = "context_len" if found.workload.phase == "decode" else "seq_len"
     capacity = found.device.memory_bytes
@@ -261,7 +264,8 @@ def test_largest_sizes_fit_and_the_next_do_not(
     assert total_bytes(found, replace(found.workload, micro_batch_size=most)) <= capacity
     assert total_bytes(found, replace(found.workload, micro_batch_size=most + 1)) > capacity
     assert total_bytes(found, replace(found.workload, **{length: longest})) <= capacity
-    assert total_bytes(found, replace(found.workload, **{length: longest + 128})) > capacity
+    if longest < longest_sequence(found.config):
+        assert total_bytes(found, replace(found.workload, **{length: longest + 128})) > capacity
 
 
 def test_largest_micro_batch_divides_the_global_batch() -> None:
@@ -336,11 +340,20 @@ def test_long_sequences_get_context_ranks() -> None:
     assert any("context_parallel" in remedy.changes for remedy in found.remedies)
 
 
-def test_hopeless_job_says_so() -> None:
-    """A billion tokens fit nowhere that was looked at, and the notes say that."""
-    found = shapewright.fits("llama-3.1-405b", device="h100-sxm-80gb", workload={"seq_len": 10**9})
+def test_hopeless_job_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers of 200 G parameters fit nowhere that was looked at: what comes closest is named, with what it needs."""
+    huge = TransformerConfig(hidden_size=131_072, num_layers=500, num_heads=1024, vocab_size=128_000)
+    found = shapewright.fits(huge, device="h100-sxm-80gb")
+    nearest = found.nearest
+
     assert found.remedies == ()
     assert any("nothing looked at makes it fit" in note for note in found.notes)
+    assert nearest is not None
+    assert nearest.needed_bytes > found.device.memory_bytes
+    assert nearest.num_devices % 8 == 0
+    print_capacity(found, make_console())
+    assert f"on {nearest.num_devices:,} devices with --" in capsys.readouterr().out
+    assert capacity_to_json(found)["nearest"]["total_bytes"] == nearest.needed_bytes
 
 
 def test_verdict_has_a_band() -> None:

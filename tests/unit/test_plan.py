@@ -163,7 +163,7 @@ def test_interrupt_keeps_the_best_so_far() -> None:
         ({"keep": {"warp": (1,)}}, LayoutError, "a plan does not choose 'warp'"),
         ({"objective": "fame"}, LayoutError, "objective='fame' is not known; choose one of time, cost, memory"),
         ({"workload": {"phase": "decode"}}, WorkloadError, "plans are of training"),
-        ({"workload": {"seq_len": 10**9}}, LayoutError, "take a shorter --seq-len, or devices with more memory"),
+        ({"workload": {"seq_len": 2**27}}, LayoutError, "take a shorter --seq-len, or devices with more memory"),
         ({"straggler_factor": 0.5}, LayoutError, "straggler_factor=0.5 must be from 1 to 100"),
         ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1 must be above 0"),
         ({"headroom_fraction": 1.5}, LayoutError, "headroom=1.5 must be a share from 0 to 1"),

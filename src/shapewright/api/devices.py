@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shapewright.errors import CalibrationError, DeviceError, ShapewrightError
+from shapewright.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError
 from shapewright.perf.software import TUNED, load_software
 from shapewright.question import ask, find_device, find_model
 
@@ -72,9 +72,13 @@ def compare(
 
 
 def _refuse_if_no_device_is_at_fault(outcomes: Sequence[Prediction | ShapewrightError]) -> None:
-    """Raise what every device answers alike, unless it is about devices."""
+    """Raise what every device answers alike, unless it is about devices; or a layout that none of them can have."""
     refusals = [outcome for outcome in outcomes if isinstance(outcome, ShapewrightError)]
-    if len(refusals) < len(outcomes) or len({str(refusal) for refusal in refusals}) > 1:
+    if len(refusals) < len(outcomes):
+        return
+    if all(isinstance(refusal, LayoutError) for refusal in refusals):
+        raise refusals[0]
+    if len({str(refusal) for refusal in refusals}) > 1:
         return
     if not isinstance(refusals[0], DeviceError | CalibrationError):
         raise refusals[0]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shapewright.hardware.nodes import check_units
+from shapewright.lowering import validate_lengths
 from shapewright.perf.software import TUNED
 from shapewright.question import ask
 
@@ -142,7 +145,10 @@ def serve_plan(
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     question = ask(config, device, overrides=overrides, workload={**(workload or {}), "phase": "prefill"})
+    if num_devices is not None:
+        check_units(num_devices, question.device)
     asked = question.workload
+    validate_lengths(question.config, replace(asked, seq_len=request.total_len))
     wanted = ServingFormat(asked.dtype, asked.weight_dtype or asked.dtype, asked.kv_cache_dtype or asked.dtype)
     others = usual_formats(wanted, question.device) if formats is None else [read_format(text) for text in formats]
     return plan_serving(

@@ -21,6 +21,7 @@ CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
 
 _SECONDS_PER_DAY, _SECONDS_PER_HOUR = 86_400.0, 3600.0
 _MOST_TOKENS = 1e18
+_MOST_DEVICES = 2**24  # more than a layout can have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +100,13 @@ def estimate_budget(
     """
     for word, value in (
         ("train_tokens", num_tokens),
-        ("gpus", num_devices),
         ("achieved rate", flops_per_s_per_device),
         ("usd_per_hour", usd_per_hour),
     ):
         if value is not None and not 0 < value <= _MOST_TOKENS:
             raise WorkloadError(f"{word}={value} must be above 0 and at most {_MOST_TOKENS:g}")
+    if num_devices is not None and not 1 <= num_devices <= _MOST_DEVICES:
+        raise WorkloadError(f"gpus={num_devices} must be from 1 to {_MOST_DEVICES}; give the devices of the whole job")
     training_s = None
     if num_devices is not None and flops_per_s_per_device is not None:
         training_s = estimate_training_s(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.calculators.term import Term, put_in
 from shapewright.layout import ParallelLayout
-from shapewright.lowering import lower
+from shapewright.lowering import lower, validate_lengths
 from shapewright.lowering.conventions import CONVENTIONS, StepFlops, count_step_flops
 from shapewright.operations import Attention, Gemm, GroupedGemm
 
@@ -94,6 +94,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     >>> found.layer_weights == 12 * 48 * 6144**2, found.attention_flops == 48 * 4 * 2048 * 6144
     (True, True)
     """
+    validate_lengths(config, workload)
     step = replace(workload, phase="train", micro_batch_size=1, global_batch_size=1, recompute="none")
     tokens = float(step.seq_len)
     weights = attention = head = 0.0

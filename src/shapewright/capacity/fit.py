@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.capacity.offload import Offload, estimate_offload
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
-from shapewright.lowering import num_microbatches, validate_layout
+from shapewright.lowering import longest_sequence, num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
 from shapewright.perf.software import TUNED
 from shapewright.shown import ShownInNotebook
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 _LARGEST_BATCH = 2**20
-_LARGEST_TOKENS = 2**30
 # Sequence lengths are given in multiples of this, unless they are below it.
 _TOKENS_STEP = 128
 
@@ -46,6 +45,7 @@ class Capacity(ShownInNotebook):
         largest_seq_len: Longest sequence that fits, of decode the longest context; 0 if none does.
         remedies: What makes it fit, on these devices first and then on more, each cheapest in time first; empty where
             it fits.
+        nearest: What comes closest to fitting where there is no remedy.
         notes: What needs to be said, one line each.
         uncalibrated: Price as if nobody had measured the device.
         software: Training software that remedies are priced with.
@@ -60,6 +60,7 @@ class Capacity(ShownInNotebook):
     largest_micro_batch_size: int
     largest_seq_len: int
     remedies: tuple[Remedy, ...]
+    nearest: Remedy | None
     notes: tuple[str, ...]
     uncalibrated: bool = False
     software: str = TUNED
@@ -147,12 +148,12 @@ def estimate_capacity(
     stages = estimate_stages(config, workload, layout)
     situation = Situation(config, device, workload, layout, uncalibrated, software)
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
-    remedies = () if fits else find_remedies(situation)
+    remedies, nearest = ((), None) if fits else find_remedies(situation)
     said = [*notes, *_describe_optimizer(workload)]
     if not fits and not remedies:
         said.append(
-            f"nothing looked at makes it fit on up to {MOST_DEVICES} devices; take a shorter seq_len, or one that "
-            f"more devices divide"
+            f"nothing looked at makes it fit on up to {MOST_DEVICES} devices; take a shorter sequence, a smaller "
+            f"model, or a device with more memory"
         )
     return Capacity(
         config=config,
@@ -164,6 +165,7 @@ def estimate_capacity(
         largest_micro_batch_size=_largest_micro_batch(situation),
         largest_seq_len=_largest_seq_len(situation),
         remedies=remedies,
+        nearest=nearest,
         notes=tuple(said),
         uncalibrated=uncalibrated,
         software=software,
@@ -194,16 +196,13 @@ def _largest_micro_batch(situation: Situation) -> int:
 def _largest_seq_len(situation: Situation) -> int:
     """Longest sequence, or in decode the longest context, that splits over the layout."""
     workload, layout = situation.workload, situation.layout
+    most = longest_sequence(situation.config)
     if workload.phase == "decode":
-        longest = find_largest(
-            lambda length: _fits(situation, replace(workload, context_len=length - 1)), _LARGEST_TOKENS
-        )
+        longest = find_largest(lambda length: _fits(situation, replace(workload, context_len=length - 1)), most)
         return max(longest - 1, 0)
     splits_tokens = layout.splits_sequence_over_tensor and workload.is_training
     step = layout.context_parallel * (layout.tensor_parallel if splits_tokens else 1)
-    count = find_largest(
-        lambda count: _fits(situation, replace(workload, seq_len=count * step)), _LARGEST_TOKENS // step
-    )
+    count = find_largest(lambda count: _fits(situation, replace(workload, seq_len=count * step)), most // step)
     round_step = lcm(step, _TOKENS_STEP)
     return count * step // round_step * round_step or count * step
 

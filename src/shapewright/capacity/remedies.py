@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.capacity.offload import OFFLOADS
 from shapewright.dtypes import get_dtype
 from shapewright.errors import ShapewrightError
+from shapewright.hardware.nodes import fills_units
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.memory import estimate_memory
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
 
-MOST_DEVICES = 4096
+MOST_DEVICES = 2**18
 _MOST_REMEDIES = 3  # on each number of devices
 _MOST_LARGER_JOBS = 2  # numbers of devices beyond the present one that are looked at
 # Predictions take some milliseconds each.
@@ -36,6 +37,7 @@ _LARGEST_COUNT = 2**40
 # Parts of a loss that leave little of the logits and products of still many rows.
 _LOSS_CHUNKS = 8
 
+_Split = tuple[int, int, int, int]  # tensor, pipeline, data and context degree
 _CHANGES_OF_JOB = {"micro_batch_size", "dtype", "kv_cache_dtype"}
 _LAYOUT_FIELDS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "zero_stage")
 
@@ -105,7 +107,7 @@ class Remedy:
     slowdown_fraction: float | None
 
 
-def find_remedies(situation: Situation) -> tuple[Remedy, ...]:
+def find_remedies(situation: Situation) -> tuple[tuple[Remedy, ...], Remedy | None]:
     """Find changes that make a job fit: those on the same devices first, then on more, each cheapest in time first.
 
     A set of changes is left out if part of it, or a milder form of it, is enough.
@@ -115,15 +117,17 @@ def find_remedies(situation: Situation) -> tuple[Remedy, ...]:
 
     Returns:
         At most three on the same devices, and on each of the two smallest larger numbers that are enough; none if not
-        even 4096 devices are.
+        even MOST_DEVICES are. Then the second is what comes closest to fitting; otherwise it is None.
     """
     before = situation.predict_time_per_token()
+    splits, nearest = _larger_splits(situation)
     remedies: list[Remedy] = []
-    for fitting in (_fitting(situation, _same_devices(situation)), *_fitting_on_more(situation)):
+    for fitting in (_fitting(situation, _same_devices(situation)), *_fitting_on_more(situation, splits)):
         priced = [_price(after, changes, before) for changes, after in _minimal(fitting)[:_MOST_PRICED]]
         remedies += sorted(priced, key=_slowdown)[:_MOST_REMEDIES]
     present = situation.layout.num_devices
-    return tuple(sorted(remedies, key=lambda remedy: (remedy.num_devices > present, *_slowdown(remedy))))
+    ordered = sorted(remedies, key=lambda remedy: (remedy.num_devices > present, *_slowdown(remedy)))
+    return tuple(ordered), None if ordered else nearest
 
 
 def _slowdown(remedy: Remedy) -> tuple[bool, float]:
@@ -131,11 +135,11 @@ def _slowdown(remedy: Remedy) -> tuple[bool, float]:
     return remedy.slowdown_fraction is None, remedy.slowdown_fraction or 0.0
 
 
-def _fitting_on_more(situation: Situation) -> list[list[tuple[dict[str, Any], Situation]]]:
+def _fitting_on_more(situation: Situation, splits: list[_Split]) -> list[list[tuple[dict[str, Any], Situation]]]:
     """What fits on the fewest devices that are enough, if possible without smaller batches and narrower formats."""
     found: list[list[tuple[dict[str, Any], Situation]]] = []
     for keeps_job in (True, False):
-        for _, group in groupby(_more_devices(situation, keeps_job=keeps_job), key=lambda entry: entry[0]):
+        for _, group in groupby(_more_devices(situation, splits, keeps_job=keeps_job), key=lambda entry: entry[0]):
             fitting = _fitting(situation, (changes for _, changes in group))
             if fitting:
                 found.append(fitting)
@@ -211,29 +215,64 @@ def _same_devices(situation: Situation) -> Iterator[dict[str, Any]]:
             yield _only_new(situation, split, stage) | changes
 
 
-def _more_devices(situation: Situation, *, keeps_job: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Larger jobs with their number of devices, the smallest first; further replicas or context ranks, not both."""
-    layout = situation.layout
-    growths = [2**power for power in range(MOST_DEVICES.bit_length())] if situation.workload.is_training else [1]
-    axes = {(layout.data_parallel * growth, layout.context_parallel) for growth in growths}
-    axes |= {(layout.data_parallel, layout.context_parallel * growth) for growth in growths}
-    splits = [(tensor, pipeline, *pair) for tensor, pipeline in _model_splits(situation) for pair in axes]
+def _more_devices(
+    situation: Situation, splits: Iterable[_Split], *, keeps_job: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Larger jobs with their number of devices, the smallest first."""
     job_changes = [
         changes for changes in _workload_changes(situation) if not (keeps_job and changes.keys() & _CHANGES_OF_JOB)
     ]
-    for num_devices, split in sorted((prod(split), split) for split in splits):
-        if not layout.num_devices < num_devices <= MOST_DEVICES:
-            continue
+    for split in splits:
         stages = _zero_stages(situation, split)
         # The last entries are the strongest: where they are not enough, nothing is.
         strongest = situation.changed(_only_new(situation, split, stages[-1]) | job_changes[-1])
         if strongest is not None and strongest.needed_bytes > situation.device.memory_bytes:
             continue
         for changes, stage in product(job_changes, stages):
-            yield num_devices, _only_new(situation, split, stage) | changes
+            yield prod(split), _only_new(situation, split, stage) | changes
 
 
-def _only_new(situation: Situation, split: tuple[int, int, int, int], zero_stage: int) -> dict[str, Any]:
+def _larger_splits(situation: Situation) -> tuple[list[_Split], Remedy | None]:
+    """Splits of more devices, whole nodes, the fewest first, that may be enough; and what comes closest if none is.
+
+    A family grows in replicas or in context ranks, not in both. More of them never need more memory of a device, so
+    one whose largest member does not fit with everything turned on has none that does.
+    """
+    layout, strongest = situation.layout, _workload_changes(situation)[-1]
+    growths = [2**power for power in range(MOST_DEVICES.bit_length())] if situation.workload.is_training else [1]
+    by_axis = (
+        [(layout.data_parallel * growth, layout.context_parallel) for growth in growths],
+        [(layout.data_parallel, layout.context_parallel * growth) for growth in growths],
+    )
+    kept: set[_Split] = set()
+    nearest: Remedy | None = None
+    for (tensor, pipeline), axis in product(_model_splits(situation), by_axis):
+        family = [
+            split
+            for split in ((tensor, pipeline, *pair) for pair in axis)
+            if layout.num_devices < prod(split) <= MOST_DEVICES and fills_units(prod(split), situation.device)
+        ]
+        for split in reversed(family):
+            changes = _only_new(situation, split, _zero_stages(situation, split)[-1]) | strongest
+            after = situation.changed(changes)
+            if after is None:
+                continue
+            needed_bytes = after.needed_bytes
+            if needed_bytes <= situation.device.memory_bytes:
+                kept.update(family)
+            elif nearest is None or needed_bytes < nearest.needed_bytes:
+                nearest = Remedy(
+                    changes=changes,
+                    needed_bytes=needed_bytes,
+                    num_devices=prod(split),
+                    step_time_s=None,
+                    slowdown_fraction=None,
+                )
+            break
+    return sorted(kept, key=lambda split: (prod(split), split)), nearest
+
+
+def _only_new(situation: Situation, split: _Split, zero_stage: int) -> dict[str, Any]:
     """Those fields of a layout that differ from what they are."""
     values = dict(zip(_LAYOUT_FIELDS, (*split, zero_stage), strict=True))
     return {name: value for name, value in values.items() if value != getattr(situation.layout, name)}
@@ -247,7 +286,7 @@ def _model_splits(situation: Situation) -> list[tuple[int, int]]:
     return list(product(tensors or [layout.tensor_parallel], stages or [layout.pipeline_parallel]))
 
 
-def _zero_stages(situation: Situation, split: tuple[int, int, int, int]) -> range:
+def _zero_stages(situation: Situation, split: _Split) -> range:
     """Sharding at least as far as it is, where there are replicas (context ranks are some) to shard over."""
     present, replicas = situation.layout.zero_stage, split[2] * split[3]
     return range(present, 4 if situation.workload.is_training and replicas > 1 else present + 1)

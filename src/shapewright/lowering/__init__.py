@@ -5,7 +5,9 @@ repeats is per optimiser step (or per pass in prefill and decode) on one device 
 """
 
 from shapewright.lowering.backward import is_weight_gradient as is_weight_gradient
+from shapewright.lowering.checks import longest_sequence as longest_sequence
 from shapewright.lowering.checks import validate_layout as validate_layout
+from shapewright.lowering.checks import validate_lengths as validate_lengths
 from shapewright.lowering.counts import LayerCounts as LayerCounts
 from shapewright.lowering.counts import count_encoder_layers as count_encoder_layers
 from shapewright.lowering.counts import count_layers as count_layers

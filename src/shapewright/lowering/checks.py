@@ -6,6 +6,7 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, WorkloadError
+from shapewright.workload import MOST_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig
@@ -31,6 +32,38 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
     _validate_pipeline_axis(config, layout)
     _validate_expert_axis(config, layout)
     _validate_sequence(workload, layout)
+
+
+def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
+    """Check that the model has positions for the sequence, and that no one meant another number.
+
+    Rotary positions and biases can be computed for any length, sensible or not; a table of learned ones ends.
+
+    Raises:
+        WorkloadError: the sequence is longer than the table of learned positions, or than any that could be meant.
+    """
+    length = workload.seq_len if workload.is_training else workload.kv_len
+    name = "context_len" if workload.phase == "decode" else "seq_len"
+    given, limit, most = getattr(workload, name), config.max_position_embeddings, longest_sequence(config)
+    if length > max(MOST_SEQUENCE_TOKENS, limit):
+        raise WorkloadError(
+            f"{name}={given} is no length that a sequence has: at most {MOST_SEQUENCE_TOKENS} tokens, 13 times the "
+            f"longest that a public model is made for; give the tokens of one sequence, or --max-position-embeddings "
+            f"of a model that is made for more"
+        )
+    if length > most:
+        flag = "--" + name.replace("_", "-")
+        raise WorkloadError(
+            f"{name}={given} is beyond the {limit} learned positions that the model has; give {flag} of at most "
+            f"{max(limit - (length - given), 0)}, or --max-position-embeddings {length} for a model with a longer table"
+        )
+
+
+def longest_sequence(config: TransformerConfig) -> int:
+    """Tokens of the longest sequence that a model can take: all its learned positions, or what no one will exceed."""
+    if config.position_embedding == "learned" and config.stack != "encoder-decoder":
+        return config.max_position_embeddings
+    return max(MOST_SEQUENCE_TOKENS, config.max_position_embeddings)
 
 
 def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import LayoutError, WorkloadError, close_names
 from shapewright.fields import noted_fields
+from shapewright.hardware.nodes import check_units
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.workload import RECOMPUTE_MODES, Workload
 
@@ -36,8 +37,6 @@ SEARCHED = (*(spec.name for spec, _ in noted_fields(ParallelLayout)), "micro_bat
 """Fields that a plan chooses."""
 
 LARGEST_JOB = 2**20
-# One link may join the devices of a rack; jobs get whole trays of it (NVL72: 18 trays of 4).
-_LARGEST_SERVER, _DEVICES_PER_TRAY = 16, 4
 _WORDS: Mapping[str, tuple[str, ...]] = {"pipeline_schedule": PIPELINE_SCHEDULES, "recompute": RECOMPUTE_MODES}
 _TRUTHS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
 
@@ -175,22 +174,4 @@ def check_job(device: Device, workload: Workload, request: PlanRequest) -> None:
         )
     if workload.global_batch_size is None:
         raise WorkloadError("a plan needs the sequences of one optimiser step; give --global-batch, such as 2048")
-    size, unit = request.num_devices, devices_per_unit(device)
-    if not fills_units(size, device):
-        whole = "node" if unit == device.node_size else "tray of its rack"
-        below = size // unit * unit
-        raise LayoutError(
-            f"gpus={size} must be a multiple of the {unit} {device.name} of a {whole}, or fewer than those; "
-            f"try {below} or {below + unit}"
-        )
-
-
-def devices_per_unit(device: Device) -> int:
-    """Devices that a job gets together: those of a node, or of a tray where one link joins a whole rack."""
-    return device.node_size if device.node_size <= _LARGEST_SERVER else _DEVICES_PER_TRAY
-
-
-def fills_units(num_devices: int, device: Device) -> bool:
-    """Whether a number of devices is a part of one unit, or whole units."""
-    unit = devices_per_unit(device)
-    return num_devices <= unit or num_devices % unit == 0
+    check_units(request.num_devices, device)

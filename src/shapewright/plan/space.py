@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.plan.request import fills_units
+from shapewright.hardware.nodes import fills_units
 from shapewright.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from shapewright.units import format_bytes, format_percent, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.capacity import Capacity, Offload
+    from shapewright.capacity import Capacity, Offload, Remedy
     from shapewright.hardware import Device
 
 REMEDIES_TITLE = "what makes it fit: on these devices first, cheapest in device time per token first"
@@ -57,18 +57,8 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
         "largest_micro_batch_size": found.largest_micro_batch_size,
         "largest_seq_len": found.largest_seq_len if found.workload.phase != "decode" else None,
         "largest_context_len": found.largest_seq_len if found.workload.phase == "decode" else None,
-        "remedies": [
-            {
-                "changes": dict(remedy.changes),
-                "flags": _flags(remedy.changes),
-                "total_bytes": remedy.needed_bytes,
-                "tight": is_tight(remedy.needed_bytes, found.device),
-                "num_devices": remedy.num_devices,
-                "step_time_s": remedy.step_time_s,
-                "slowdown_fraction": remedy.slowdown_fraction,
-            }
-            for remedy in found.remedies
-        ],
+        "remedies": [_remedy_to_json(remedy, found) for remedy in found.remedies],
+        "nearest": None if found.nearest is None else _remedy_to_json(found.nearest, found),
         "host_bytes": found.busiest.host_bytes,
         "offload": _offload_to_json(found.offload, found),
         "optimizer_offload": _offload_to_json(found.optimizer_offload, found),
@@ -78,6 +68,18 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
         "workload": asdict(found.workload),
         "layout": {**asdict(found.layout), "num_devices": found.layout.num_devices},
         "notes": list(found.notes),
+    }
+
+
+def _remedy_to_json(remedy: Remedy, found: Capacity) -> dict[str, Any]:
+    return {
+        "changes": dict(remedy.changes),
+        "flags": _flags(remedy.changes),
+        "total_bytes": remedy.needed_bytes,
+        "tight": is_tight(remedy.needed_bytes, found.device),
+        "num_devices": remedy.num_devices,
+        "step_time_s": remedy.step_time_s,
+        "slowdown_fraction": remedy.slowdown_fraction,
     }
 
 
@@ -118,10 +120,20 @@ def print_capacity(found: Capacity, console: Console) -> None:
         console.print()
         console.print(REMEDIES_TITLE, style="bold")
         print_table(remedy_columns(found), console)
+    if found.nearest is not None:
+        console.print(nearest_words(found, found.nearest), style="bold", soft_wrap=True)
     for line in offload_words(found):
         console.print(line, soft_wrap=True)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def nearest_words(found: Capacity, nearest: Remedy) -> str:
+    """What comes closest to fitting, and what it needs, in one line."""
+    return (
+        f"nearest: {format_bytes(nearest.needed_bytes)} of {format_bytes(found.device.memory_bytes)} on "
+        f"{nearest.num_devices:,} devices with {_flags(nearest.changes)}"
+    )
 
 
 def offload_words(found: Capacity) -> list[str]:
