@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import random
-import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+from explorer_server import heading, running_explorer, show_record
 
 MODELS = ("gpt3-2.7b", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "gpt2-xl", "qwen2.5-7b")
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
@@ -37,22 +35,9 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=200, help="clients at once")
     parser.add_argument("-o", "--output", type=Path, help="file for the record")
     arguments = parser.parse_args()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "shapewright", "serve", "--port", "0", "--no-browser"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        address = server.stdout.readline().split()[-1]
-        record = asyncio.run(measure(address, server.pid, arguments))
-    finally:
-        server.terminate()
-        server.wait(timeout=20)
-    text = json.dumps(record, indent=2)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    with running_explorer() as (address, pid):
+        record = asyncio.run(measure(address, pid, arguments))
+    show_record(record, arguments.output)
     return 0 if not record["steady"]["num_lost"] and not record["crowd"]["num_lost"] else 1
 
 
@@ -66,12 +51,9 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace) -> dict
         before_bytes = resident_bytes(pid)
         crowd, memory = await run_crowd(client, pid, arguments.clients, arguments.seconds)
     return {
-        "schema_version": 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        **heading(),
         "machine": {"cpu": platform.processor() or platform.machine(), "num_cores": os.cpu_count()},
         "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
         "steady": {"rate_per_s": arguments.rate, **summary(steady, arguments.seconds)},
         "crowd": {
             "num_clients": arguments.clients,

@@ -9,19 +9,16 @@ nothing of the driver is in the numbers.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from explorer_server import heading, running_explorer, show_record
 from playwright.sync_api import sync_playwright
 
-from shapewright.report.pdf import find_browser
+from shapewright.report.pdf import QUIET_BROWSER, find_browser
 
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 FIELDS = ("intermediate_size", "hidden_size", "vocab_size", "num_layers")
 NUM_MOVES = 50
 _BETWEEN_MOVES_MS = 200.0
@@ -32,28 +29,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, help="file for the record")
     arguments = parser.parse_args()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "shapewright", "serve", "--port", "0", "--no-browser"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        record = measure(server.stdout.readline().split()[-1])
-    finally:
-        server.terminate()
-        server.wait(timeout=20)
-    text = json.dumps(record, indent=2)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    with running_explorer() as (address, _):
+        record = measure(address)
+    show_record(record, arguments.output)
     return 0
 
 
 def measure(address: str) -> dict[str, Any]:
     """Load the page a few times, then move sliders one step at a time."""
     with sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=find_browser(), args=ARGUMENTS)
+        browser = running.chromium.launch(executable_path=find_browser(), args=list(QUIET_BROWSER))
         paints, moves, wire_bytes = [], [], 0.0
         for _ in range(5):
             page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
@@ -80,11 +65,8 @@ def measure(address: str) -> dict[str, Any]:
         browser.close()
     every = sorted(time_ms for _, found in moves for time_ms in found)
     return {
-        "schema_version": 1,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        **heading(),
         "num_cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
         "chromium": version,
         "first_paint_ms": sorted(paints),
         "wire_bytes_of_first_load": wire_bytes,

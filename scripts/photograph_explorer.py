@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from shapewright.report.pdf import find_browser
+from shapewright.report.pdf import QUIET_BROWSER, find_browser
 
 TARGET = Path(__file__).parent.parent / "docs" / "figures" / "explorer.png"
 # The paper's case with the vocabulary padded, held against the published shape.
@@ -16,7 +16,6 @@ STATE = (
     "preset=gpt3-2.7b&device=a100-sxm-40gb&m.vocab_size=50304&w.attention=%22unfused%22&w.dtype=%22fp16%22"
     "&v.dim=%22num_heads%22"
 )
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
 
 
 def main() -> int:
@@ -30,7 +29,7 @@ def main() -> int:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
         with sync_playwright() as running:
-            browser = running.chromium.launch(executable_path=find_browser(), args=ARGUMENTS)
+            browser = running.chromium.launch(executable_path=find_browser(), args=list(QUIET_BROWSER))
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
             page.goto(f"{address}#{STATE}")
             page.wait_for_selector("[data-fact=step]")

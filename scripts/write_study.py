@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright import __version__
+from shapewright.accuracy.paper_layers import PaperLayer
 from shapewright.api import check, search
 from shapewright.config import TransformerConfig, count_parameters, read_model
 from shapewright.hardware import load_device
@@ -182,21 +183,9 @@ def _pair(words: str, where: str, measured: float, predicted: float) -> dict[str
 
 def layer_rate(hidden_size: int, num_heads: int) -> float:
     """Predicted rate of a layer's forward pass as the paper's script runs it. [flop/s]"""
-    config = TransformerConfig(
-        hidden_size=hidden_size,
-        num_layers=1,
-        num_heads=num_heads,
-        vocab_size=51200,
-        fused_qkv=True,
-        qkv_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        norm_bias=True,
-        hidden_dropout=0.1,
-        position_embedding="learned",
-    )
-    workload = Workload(attention="unfused", dtype="fp16", micro_batch_size=4, seq_len=2048)
-    step = predict(config, device=load_device("a100-sxm-40gb"), workload=workload, layout=ParallelLayout())
+    layer = PaperLayer(num_heads, hidden_size, micro_batch_size=4, seq_len=2048, tensor_parallel=1)
+    workload = layer.workload(is_flash=False)
+    step = predict(layer.config, device=load_device("a100-sxm-40gb"), workload=workload, layout=ParallelLayout())
     b, s, h = 4, 2048, hidden_size
     return (24.0 * b * s * h**2 + 4.0 * b * s**2 * h) / step.layer_forward_time_s
 

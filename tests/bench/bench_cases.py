@@ -1,23 +1,11 @@
-"""What the bench's tests measure, and how they call the command."""
+"""What the bench's tests measure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from shapewright.cli import main
 from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
 from shapewright.store.record import Case
-
-
-def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line; exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 def attention(**changes: Any) -> Attention:

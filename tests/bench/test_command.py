@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_cases import call
 
 from calibration_files import write_late_calibration
+from command_line import run
 from shapewright.bench import request, worker
 from shapewright.bench import run as run_module
 from shapewright.bench.backend import Backend, open_backend
@@ -39,10 +39,10 @@ def test_smoke_suite_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     """JSON alone on stdout, rows in the store, and the same command goes on where the budget ended."""
     path = str(tmp_path / "s.sqlite")
     arguments = ["bench", "smoke", "--cpu", "--budget", "1s", "--store", path, "--json"]
-    code, out, err = call(arguments, capsys)
+    code, out, err = run(arguments, capsys)
     first = json.loads(out)
-    second = json.loads(call(arguments, capsys)[1])
-    shown = json.loads(call(["store", "show", path, "--json"], capsys)[1])
+    second = json.loads(run(arguments, capsys)[1])
+    shown = json.loads(run(["store", "show", path, "--json"], capsys)[1])
 
     assert (code, err) == (0, "")
     assert first["device"] == "cpu"
@@ -50,7 +50,7 @@ def test_smoke_suite_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
     assert second["num_known"] == first["num_measured"]
     assert len(shown["rows"]) == first["num_measured"] + second["num_measured"]
     assert {row["status"] for row in shown["rows"]} == {OK}
-    assert call(["store", "verify", path], capsys) == (0, f"{len(shown['rows'])} rows, all sound\n", "")
+    assert run(["store", "verify", path], capsys) == (0, f"{len(shown['rows'])} rows, all sound\n", "")
 
 
 @pytest.mark.usefixtures("in_process")
@@ -61,7 +61,7 @@ def test_shapes_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     options = ["--micro-batch-size", "2", "--seq-len", "16", "--device", "h100-sxm-80gb", "--budget", "9s",
                "--ci-fraction", "0.5"]  # fmt: skip
     store = ["--store", str(tmp_path / "s.sqlite")]
-    code, out, _ = call(
+    code, out, _ = run(
         ["bench", "--shapes-from", str(tmp_path / "config.json"), "--cpu", *options, *store, "--json"], capsys
     )
     rows = {(row["name"], row["layout"]): row for row in json.loads(out)["rows"]}
@@ -82,9 +82,9 @@ def test_predictions_beside_rows_take_records_of_ones_own(tmp_path: Path, capsys
     bench = ["bench", "smoke", "--cpu", "--budget", "0.5s", "--store", str(tmp_path / "s.sqlite"), "--json"]
     named = ["--device", "h100_sxm"]
 
-    usual = json.loads(call([*bench, *named], capsys)[1])["rows"]
-    own = {row["key"]: row for row in json.loads(call([*bench, *named, "--calibration", late], capsys)[1])["rows"]}
-    code, out, err = call([*bench, "--calibration", late], capsys)
+    usual = json.loads(run([*bench, *named], capsys)[1])["rows"]
+    own = {row["key"]: row for row in json.loads(run([*bench, *named, "--calibration", late], capsys)[1])["rows"]}
+    code, out, err = run([*bench, "--calibration", late], capsys)
 
     products = [row for row in usual if row["kind"] == "gemm"]
     assert products
@@ -120,7 +120,7 @@ def test_bad_input_is_one_line(
 ) -> None:  # fmt: skip
     """One line that names the value and the way out, exit code 2, and no file is made."""
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(arguments, capsys)
+    code, out, err = run(arguments, capsys)
 
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -138,7 +138,7 @@ def test_no_torch_says_what_to_install(
     (tmp_path / "worker.py").write_text(program, encoding="utf-8")
     monkeypatch.setattr(worker, "COMMAND", (sys.executable, str(tmp_path / "worker.py")))
     monkeypatch.chdir(tmp_path)
-    code, out, err = call(["bench", "smoke", "--cpu"], capsys)
+    code, out, err = run(["bench", "smoke", "--cpu"], capsys)
 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "pip install 'shapewright[bench]'" in err
@@ -160,7 +160,7 @@ def test_interrupt_keeps_finished_rows(
 
     monkeypatch.setattr(run_module, "measure_case", interrupted)
     path = tmp_path / "s.sqlite"
-    code, out, err = call(["bench", "pointwise", "--cpu", "--budget", "2s", "--store", str(path)], capsys)
+    code, out, err = run(["bench", "pointwise", "--cpu", "--budget", "2s", "--store", str(path)], capsys)
     with Store(path, must_exist=True) as store:
         assert len(store.rows()) == 3
 

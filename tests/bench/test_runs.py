@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_cases import CASES, attention, call
+from bench_cases import CASES, attention
 
+from command_line import run
 from shapewright.bench import measuring
 from shapewright.bench.backend import Backend, open_backend
 from shapewright.bench.run import LocalMeasurer, make_run, run_cases
@@ -99,7 +100,7 @@ def test_export_is_what_accuracy_reads(backend: Backend, tmp_path: Path, capsys:
     measured(cases, replace(backend, name="h100-sxm-80gb"), tmp_path)
     with Store(tmp_path / "s.sqlite") as store:
         written = export_store(store, tmp_path / "tables")
-    code, out, _ = call(["accuracy", str(tmp_path / "tables"), "--json", "--table", "gemm"], capsys)
+    code, out, _ = run(["accuracy", str(tmp_path / "tables"), "--json", "--table", "gemm"], capsys)
 
     assert written == {
         "gemm.parquet": 1, "attention_prefill.parquet": 1, "attention_decode.parquet": 1, "pointwise.parquet": 4,

@@ -50,11 +50,11 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
-    from page_tools import ARGUMENTS, BROWSER, WAIT_MS, playwright
+    from page_tools import BROWSER, QUIET_BROWSER, WAIT_MS, playwright
 
     playwright.expect.set_options(timeout=WAIT_MS)
     with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        started = running.chromium.launch(executable_path=BROWSER, args=list(QUIET_BROWSER))
         yield started
         started.close()
 

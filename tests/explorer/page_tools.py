@@ -18,16 +18,6 @@ if BROWSER is None:
 
 # A browser on a busy machine misses a moment now and then: once more, and said in the report; twice is a failure.
 ONCE_MORE = pytest.mark.flaky(reruns=1)
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 WAIT_MS = 20_000
 

@@ -9,12 +9,14 @@ import pty
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
-from shapewright.cli import main
+from calibration_files import H100, write_late_calibration
+from command_line import run
 from shapewright.cli.main import cli
 from shapewright.operations import Gemm
 from shapewright.report.pdf import find_browser
@@ -58,15 +60,6 @@ def examples() -> list[str]:
     pages = [command.epilog or "" for command in COMMANDS.values()]
     lines = [line.strip() for page in pages for line in page.splitlines()]
     return sorted({line for line in lines if line.startswith("shapewright ")})
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 def test_options_stay_what_they_are() -> None:
@@ -133,6 +126,8 @@ def test_examples_of_help_run(
         monkeypatch.setattr("shapewright.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
+    if "cpu.json" in example:
+        write_late_calibration(tmp_path / "cpu.json", 1.0, replace(H100, name="cpu", aliases=()))
     if "./measured" in example:
         measure_little(tmp_path / "measured")
     Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")

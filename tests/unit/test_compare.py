@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shapewright
-from shapewright.cli import main
+from command_line import run
 from shapewright.compare import BOUNDS, Comparison
 from shapewright.errors import ConfigError, DeviceError, UnknownDeviceError, WorkloadError
 
@@ -145,15 +145,6 @@ def test_impossible_comparisons(changes: dict[str, object], error: type[Exceptio
     """A misspelt name, a job that makes sense nowhere, a price that is none: an error, and no rows."""
     with pytest.raises(error, match=words):
         compared(**changes)
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 def test_command_line_as_json(capsys: pytest.CaptureFixture[str]) -> None:

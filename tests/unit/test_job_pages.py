@@ -8,21 +8,11 @@ from pathlib import Path
 import pytest
 
 import shapewright
-from shapewright.cli import main
+from command_line import run
 from shapewright.report.design_review import memory_chart, waterfall_chart
 from shapewright.report.job_pages import comparison_chart
 from shapewright.units import GIB
 from shapewright.utilization import LOSSES, WAYS_OUT, Utilization
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
-
 
 JOBS = {
     "memory": ["memory", "llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "2", "--pp", "2"],

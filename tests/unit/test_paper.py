@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.config import TransformerConfig
+from shapewright.accuracy.paper_layers import PaperLayer
 from shapewright.operations import Gemm
 from shapewright.predict import Prediction
 from shapewright.question import ask
@@ -19,21 +19,8 @@ def predict_layer(hidden_size: int, num_heads: int) -> Prediction:
 
     Its logs have 0.41 % of the layer for dropout on the attention weights: that dropout did not run.
     """
-    config = TransformerConfig(
-        hidden_size=hidden_size,
-        num_layers=1,
-        num_heads=num_heads,
-        vocab_size=51200,
-        fused_qkv=True,
-        qkv_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-        norm_bias=True,
-        hidden_dropout=0.1,
-        position_embedding="learned",
-    )
-    workload = {"micro_batch_size": 4, "seq_len": 2048, "dtype": "fp16", "attention": "unfused"}
-    return ask(config, "a100-sxm-40gb", workload=workload).predict()
+    layer = PaperLayer(num_heads, hidden_size, micro_batch_size=4, seq_len=2048, tensor_parallel=1)
+    return ask(layer.config, "a100-sxm-40gb", workload=layer.workload(is_flash=False)).predict()
 
 
 def layer_tflops(hidden_size: int, num_heads: int) -> float:

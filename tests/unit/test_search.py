@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from command_line import run as run_command
 from shapewright.api import search as api_search
-from shapewright.cli.main import main
 from shapewright.config import read_model
 from shapewright.question import ask
 from shapewright.search import SearchRequest, SearchResult, search_shapes
@@ -38,12 +38,8 @@ def search(source: str | None, device: str, request: SearchRequest | None = None
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the search command in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(["search", *arguments])
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
+    """Exit code, standard output and standard error of the search command."""
+    return run_command(["search", *arguments], capsys)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +180,7 @@ def test_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch, capsys
             raise KeyboardInterrupt
 
     monkeypatch.setattr(search_engine, "_CHUNK", 20_000)
-    monkeypatch.setattr("shapewright.cli.search._show_progress", lambda: stop_after_some)
+    monkeypatch.setattr("shapewright.cli.search.counting_line", lambda _words: stop_after_some)
     code, out, _ = run([*PAPER_WORDS], capsys)
 
     assert code == 130

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from command_line import run as run_command
 from shapewright.api import search
 from shapewright.bench.backend import DeviceFacts
 from shapewright.bench.verify import verify_search
 from shapewright.bench.worker import WorkerDiedError
-from shapewright.cli.main import main
 from shapewright.errors import BenchError, ConfigError, WorkloadError
 from shapewright.horizon import Horizon, bill_run
 from shapewright.predict import predict
@@ -28,12 +28,8 @@ DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "mi300x")
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the search command in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(["search", *arguments])
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
+    """Exit code, standard output and standard error of the search command."""
+    return run_command(["search", *arguments], capsys)
 
 
 def test_one_shape_for_several_devices_is_the_least_regretted() -> None:

@@ -7,9 +7,14 @@ import json
 import pytest
 
 import shapewright
-from shapewright.cli import main
+from command_line import run as run_command
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.sweep import parse_values
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of predict with a sweep."""
+    return run_command(["predict", "llama-3-8b", "--device", "h100-sxm-80gb", "--phase", "decode", *arguments], capsys)
 
 
 def test_rows_are_predictions() -> None:
@@ -60,15 +65,6 @@ def test_senseless_sweeps_are_refused(axes: dict[str, list[int]], error: type[Sh
     """A field that does not exist, too many combinations, and a sweep of which nothing can run."""
     with pytest.raises(error, match=words):
         shapewright.sweep("gpt2", device="a100-sxm-80gb", axes=axes)
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(["predict", "llama-3-8b", "--device", "h100-sxm-80gb", "--phase", "decode", *arguments])
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -103,13 +103,7 @@ def measure_collective(case: Case, backend: Backend, run: Run, *, budget_s: floa
         measured_utc=now_utc(),
         kernel=f"{backend.runtime.rpartition(', ')[2]} {operation.op_name}",
         method=backend.eager_method,
-        median_s=summary.median_s,
-        min_s=summary.min_s,
-        max_s=summary.max_s,
-        q1_s=summary.q1_s,
-        q3_s=summary.q3_s,
-        ci_half_width_s=summary.ci_half_width_s,
-        num_samples=summary.num_samples,
+        **asdict(summary),
         calls_per_sample=num_calls,
         num_inputs=1,
         state_after=backend.read_state(),

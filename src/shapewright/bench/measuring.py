@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -76,13 +76,7 @@ def measure_case(case: Case, backend: Backend, run: Run, *, budget_s: float, ci_
         measured_utc=now_utc(),
         relative_error=found_error,
         method=timing.method,
-        median_s=summary.median_s,
-        min_s=summary.min_s,
-        max_s=summary.max_s,
-        q1_s=summary.q1_s,
-        q3_s=summary.q3_s,
-        ci_half_width_s=summary.ci_half_width_s,
-        num_samples=summary.num_samples,
+        **asdict(summary),
         calls_per_sample=timing.calls_per_sample,
         launch_s=timing.launch_s,
         state_after=backend.read_state(),

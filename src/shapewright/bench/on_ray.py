@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright import __version__
 from shapewright.bench.measuring import failed_row, now_utc, one_line
-from shapewright.bench.run import LEAST_ROW_S, Outcome, longest_row_s, pending_cases
+from shapewright.bench.run import LEAST_ROW_S, Outcome, count_outcome, longest_row_s, pending_cases
 from shapewright.bench.worker import Worker, WorkerDiedError
 from shapewright.cluster import connect
 from shapewright.errors import BenchError, ClusterError
@@ -106,15 +106,7 @@ class ClusterMeasurer:
                 measured.append(row)
                 on_row(row)
                 idle.append(actor)
-        return Outcome(
-            measured=tuple(measured),
-            num_known=len(worth) - len(pending),
-            num_left=len(pending) - len(measured),
-            num_left_out=len(cases) - len(worth),
-            wall_s=time.monotonic() - begin,
-            kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in measured),
-            waited_s=sum(row.figures.get("waited_s", 0.0) for row in measured),
-        )
+        return count_outcome(measured, cases, worth, pending, wall_s=time.monotonic() - begin)
 
     def close(self) -> None:
         """End the processes."""

@@ -177,12 +177,27 @@ def run_cases(
                 f"{num_deaths} rows in a row took the process that measures with them, the last one: {row.error}; "
                 "they are stored as failed, the same command goes on after them"
             )
+    return count_outcome(measured, cases, worth, pending, wall_s=time.monotonic() - begin)
+
+
+def count_outcome(
+    measured: Sequence[Row], cases: Sequence[Case], worth: Sequence[Case], pending: Sequence[Case], *, wall_s: float
+) -> Outcome:
+    """Outcome of a call of the bench.
+
+    Args:
+        measured: Rows made.
+        cases: What was asked for.
+        worth: What of it was worth this device's time.
+        pending: What of that the store did not hold.
+        wall_s: Time spent. [s]
+    """
     return Outcome(
         measured=tuple(measured),
         num_known=len(worth) - len(pending),
         num_left=len(pending) - len(measured),
         num_left_out=len(cases) - len(worth),
-        wall_s=time.monotonic() - begin,
+        wall_s=wall_s,
         kernels_s=sum(row.figures.get("kernels_s", 0.0) for row in measured),
         waited_s=sum(row.figures.get("waited_s", 0.0) for row in measured),
     )

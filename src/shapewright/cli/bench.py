@@ -35,7 +35,7 @@ Examples:
   shapewright bench alignment,model --dtype bf16 --budget 8m --store h200.sqlite
   shapewright bench collectives --num-ranks 8 --store h200.sqlite
   shapewright bench paper --engine ray --address auto --budget 30m --store cluster.sqlite
-  shapewright bench layer --cpu --store cpu.sqlite --calibration cpu.json
+  shapewright bench pointwise --cpu --budget 1s --calibration cpu.json
   shapewright bench --shapes-from gpt2 --cpu --phase prefill --seq-len 32 --budget 1s --device h100-sxm-80gb
 """
 _SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}

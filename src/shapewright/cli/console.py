@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EISDIR
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Width for pipes and files, where there is no terminal to ask: the operations table needs this much.
 _PIPE_WIDTH = 160
+_COUNT_EVERY_S = 0.2
 
 
 def make_console() -> Console:
@@ -104,6 +106,23 @@ def _draft_of(target: Path) -> Path:
 def _unwritable(path: str, error: Exception) -> ShapewrightError:
     reason = getattr(error, "strerror", None) or str(error)
     return ShapewrightError(f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to")
+
+
+def counting_line(words: str) -> Callable[[int, int], None] | None:
+    """A line on a terminal's standard error that counts up, such as ``12 % of 3,000 shapes``; None elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    last_s = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last_s
+        if done >= total:
+            click.echo("\r\033[K", nl=False, err=True)
+        elif time.monotonic() - last_s > _COUNT_EVERY_S:
+            last_s = time.monotonic()
+            click.echo(f"\r{100.0 * done / total:3.0f} % of {total:,} {words}", nl=False, err=True)
+
+    return show
 
 
 @contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.cli.console import counting_line, make_console, print_json, refuse_unwritable, write_text_file
 from shapewright.cli.options import (
     GroupedCommand,
     Share,
@@ -21,13 +19,10 @@ from shapewright.cli.options import (
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shapewright.formats import Form
     from shapewright.plan import Plan, PlanResult
 
 EXIT_INTERRUPTED = 130
-_PROGRESS_EVERY_S = 0.2
 
 _EPILOG = """\b
 Examples:
@@ -134,7 +129,7 @@ def command(
         overrides=groups["model"],
         uncalibrated=uncalibrated,
         software=software,
-        progress=_show_progress(),
+        progress=counting_line("splits"),
     )
     if not result.plans:
         click.echo("stopped before any plan was found", err=True)
@@ -221,20 +216,3 @@ def _ranked(result: PlanResult, rank: int) -> Plan:
     if not 1 <= rank <= len(result.plans):
         raise ConfigError(f"--pick {rank}: there are ranks 1 to {len(result.plans)}; give one of them")
     return result.plans[rank - 1]
-
-
-def _show_progress() -> Callable[[int, int], None] | None:
-    """A line on standard error that counts up, where a person watches."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-    last_s = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        nonlocal last_s
-        if done >= total:
-            click.echo("\r\033[K", nl=False, err=True)
-        elif time.monotonic() - last_s > _PROGRESS_EVERY_S:
-            last_s = time.monotonic()
-            click.echo(f"\r{100.0 * done / total:3.0f} % of {total:,} splits", nl=False, err=True)
-
-    return show

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_json_file, write_text_file
+from shapewright.cli.console import (
+    counting_line,
+    make_console,
+    print_json,
+    refuse_unwritable,
+    write_json_file,
+    write_text_file,
+)
 from shapewright.cli.options import (
     GroupedCommand,
     Share,
@@ -24,14 +29,11 @@ from shapewright.cli.options import (
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shapewright.hardware import Device
     from shapewright.search import Candidate, SearchResult
     from shapewright.search.verified import Verification
 
 EXIT_INTERRUPTED = 130
-_PROGRESS_EVERY_S = 0.2
 _VERIFY_BUDGET_S = 60.0
 
 _EPILOG = """\b
@@ -185,7 +187,7 @@ def command(
         overrides=groups["model"],
         uncalibrated=uncalibrated,
         software=software,
-        progress=_show_progress(),
+        progress=counting_line("shapes"),
     )
     if output:
         _write(result, _ranked(result, pick, "--pick"), output, format_name)
@@ -252,7 +254,7 @@ def _verify(result: SearchResult, num_shapes: int, budget_s: float) -> Verificat
     from shapewright.bench.verify import verify_search
     from shapewright.bench.worker import Worker, WorkerOptions
 
-    show = _show_progress("measurements")
+    show = counting_line("measurements")
     with Worker(WorkerOptions(cpu=not _has_gpu())) as worker:
         return verify_search(result, num_shapes, worker, budget_s=budget_s, **({"on_case": show} if show else {}))
 
@@ -316,20 +318,3 @@ def _write(result: SearchResult, candidate: Candidate, output: str, format_name:
     if format_name == "hf":
         words += _flags_beside(candidate)
     click.echo(words, err=True)
-
-
-def _show_progress(words: str = "shapes") -> Callable[[int, int], None] | None:
-    """A line on standard error that counts up, where a person watches."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return None
-    last_s = time.monotonic()
-
-    def show(done: int, num_shapes: int) -> None:
-        nonlocal last_s
-        if done >= num_shapes:
-            click.echo("\r\033[K", nl=False, err=True)
-        elif time.monotonic() - last_s > _PROGRESS_EVERY_S:
-            last_s = time.monotonic()
-            click.echo(f"\r{100.0 * done / num_shapes:3.0f} % of {num_shapes:,} {words}", nl=False, err=True)
-
-    return show

@@ -12,8 +12,7 @@ from shapewright.errors import MissingExtraError, ShapewrightError
 # Programs that take Chromium's arguments, by the names they are installed under.
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 PRINTING_TAKES_AT_MOST_S = 120.0
-# A browser that prints one local page needs no network, no GPU and no profile of its user.
-_ARGUMENTS = (
+QUIET_BROWSER = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -22,8 +21,8 @@ _ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--no-pdf-header-footer",
 )
+"""Arguments of a browser that shows one local page: no network of its own, no GPU, nothing of its user."""
 
 
 def find_browser() -> str | None:
@@ -54,7 +53,8 @@ def print_to_pdf(page: Path, target: Path) -> None:
             outcome = subprocess.run(
                 [
                     browser,
-                    *_ARGUMENTS,
+                    *QUIET_BROWSER,
+                    "--no-pdf-header-footer",
                     f"--user-data-dir={profile}/user",
                     f"--print-to-pdf={draft}",
                     page.resolve().as_uri(),
