@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from shapewright.errors import WorkloadError, close_names
 
@@ -60,6 +61,7 @@ _SCALE_BYTES_PER_WEIGHT = 2.0 / 128.0
 _BITS_WITHOUT_GROUPS = 8
 
 
+@cache
 def get_dtype(name: str) -> DType:
     """Look an element format up by its name or a common other spelling of it.
 

@@ -48,6 +48,11 @@ def note_of(spec: Field[Any]) -> FieldNote:
     return found
 
 
-def noted_fields(cls: type) -> list[tuple[Field[Any], FieldNote]]:
+_NOTED: dict[type, tuple[tuple[Field[Any], FieldNote], ...]] = {}
+
+
+def noted_fields(cls: type) -> tuple[tuple[Field[Any], FieldNote], ...]:
     """List the fields of a dataclass that carry a note, in order."""
-    return [(spec, note_of(spec)) for spec in fields(cls) if "note" in spec.metadata]
+    if cls not in _NOTED:
+        _NOTED[cls] = tuple((spec, note_of(spec)) for spec in fields(cls) if "note" in spec.metadata)
+    return _NOTED[cls]

@@ -172,10 +172,11 @@ class TransformerConfig:
         >>> list(map(tuple, config.layer_groups()))
         [(32, False, 5), (0, False, 2)]
         """
-        period = math.lcm(max(1, len(self.attention_windows)), max(1, len(self.moe_layers)))
+        windows, experts = self.attention_windows or (0,), (self.is_moe and self.moe_layers) or (self.is_moe,)
+        period = math.lcm(len(windows), len(experts))
         counts: dict[tuple[int, bool], int] = {}
         for first in range(min(period, self.num_layers)):
-            kind = (self.window_of_layer(first), self.is_moe_layer(first))
+            kind = (windows[first % len(windows)], experts[first % len(experts)])
             # Layers first, first + period, first + 2 * period, ... are the same by construction.
             counts[kind] = counts.get(kind, 0) + -(-(self.num_layers - first) // period)
         return tuple(LayerGroup(window, is_moe, num_layers) for (window, is_moe), num_layers in counts.items())

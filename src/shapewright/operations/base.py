@@ -43,8 +43,9 @@ class OperationBase:
         >>> OperationBase(name="mlp.up").changed(repeats=3).repeats
         3
         """
-        assert changes.keys() <= self.__dict__.keys(), f"{type(self).__name__} has no field {sorted(changes)}"
         copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy.__dict__.update(changes)
+        values = copy.__dict__
+        values.update(self.__dict__)
+        values.update(changes)
+        assert len(values) == len(self.__dict__), f"{type(self).__name__} has no field {sorted(changes)}"
         return copy
