@@ -6,7 +6,8 @@ Operations are priced with today's kernels, run by a host that keeps up. A gener
 
 and how much communication its computation hides. At most one of these numbers is fitted per generation, on rows other
 than those that it is judged on; an attention factor is the choice of an older kernel, a different thing on each
-architecture. Each generation is a record, ``data/software/<name>.json``, written by ``scripts/calibrate_software.py``;
+architecture. So is a fraction for unaligned heads: the batched products of unfused attention leave the tensor cores
+where a head is no whole number of 16 bytes, and run at that fraction of the ordinary cores' fp32 rate. Each generation is a record, ``data/software/<name>.json``, written by ``scripts/calibrate_software.py``;
 ``tuned`` is no record: it changes nothing.
 """
 
@@ -20,7 +21,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import CalibrationError, WorkloadError, close_names
-from shapewright.operations import Attention, Collective
+from shapewright.operations import Attention, Collective, Gemm
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -35,6 +36,9 @@ _FOLDER = "data/software"
 OVERLAP_SHARE = 0.9
 """Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for
 the last layer's gradients. Assumed; buckets of 25 to 40 MB leave about this much."""
+_TENSOR_CORE_BITS = 128
+"""Alignment below which older kernels of batched products use no tensor cores. Source: CUDA 10 cuBLAS documentation,
+tensor core usage (multiples of 8 half-precision elements)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,8 @@ class Software:
         time_factor: Factor on every operation.
         host_s: What each operation of a pass costs more, because the host launches it and waits. [s]
         attention_factor: Factor on fused attention by architecture; 1 where it is not named.
+        unaligned_heads_fraction: Share of the fp32 rate of the ordinary cores at which batched products of heads that
+            are no whole number of 16 bytes run; 0 where they run on tensor cores.
         low: 5 % of measured / predicted steps that no fit saw; None for the interval of the operations.
         high: 95 % of the same.
         record: Id of its record; empty for ``tuned``.
@@ -62,6 +68,7 @@ class Software:
     time_factor: float = 1.0
     host_s: float = 0.0
     attention_factor: Mapping[str, float] = field(default_factory=dict)
+    unaligned_heads_fraction: float = 0.0
     low: float | None = None
     high: float | None = None
     record: str = ""
@@ -69,7 +76,7 @@ class Software:
 
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
         """Price of an operation as this software runs it."""
-        factor, host_s = self._factor_and_host_s(operation, device)
+        factor, host_s = self._factor_and_host_s(operation, price.time_s, device)
         if factor == 1.0 and host_s == 0.0:
             return price
         return replace(
@@ -88,20 +95,39 @@ class Software:
             time_s: Its price, or those of many of its kind. [s]
             device: Where it runs.
         """
-        factor, host_s = self._factor_and_host_s(operation, device)
+        factor, host_s = self._factor_and_host_s(operation, time_s, device)
         if isinstance(operation, Collective) and operation.axis == "tensor" and not operation.overlaps:
             return (time_s * factor + host_s) * (1.0 - self.tensor_hidden_fraction)
         return time_s * factor + host_s
 
-    def _factor_and_host_s(self, operation: Operation, device: Device) -> tuple[float, float]:
+    def _factor_and_host_s(self, operation: Operation, time_s: Numeric, device: Device) -> tuple[Any, float]:
         """What becomes of an operation's price: a factor, and what its launch costs. [s]"""
-        factor = self.time_factor
+        factor: Any = self.time_factor
         if isinstance(operation, Attention):
             factor *= self.attention_factor.get(device.architecture, 1.0)
+        elif self.unaligned_heads_fraction and isinstance(operation, Gemm):
+            least_s = self._time_off_tensor_cores_s(operation, device)
+            factor = factor * _larger(1.0, least_s / time_s)
         return factor, 0.0 if operation.pass_name == "step" else self.host_s
+
+    def _time_off_tensor_cores_s(self, operation: Gemm, device: Device) -> Any:
+        """Time of batched products, one per head, whose operands do not start on whole 16 bytes; 0 for others. [s]"""
+        bits = get_dtype(operation.dtype).bits
+        tails: Any = sum(getattr(operation, letter) * bits % _TENSOR_CORE_BITS for letter in operation.contiguous_dims)
+        leaves = (tails > 0) & (operation.batch > 1)
+        return leaves * operation.flops / (self.unaligned_heads_fraction * device.peak_flops_per_s("fp32"))
 
 
 TUNED_SOFTWARE = Software()
+
+
+def _larger(one: float, other: Numeric) -> Any:
+    """The larger of two numbers, or of a number and each of an array."""
+    if isinstance(other, float | int):
+        return max(one, other)
+    import numpy as np
+
+    return np.maximum(one, other)
 
 
 def load_software(name: str) -> Software:
