@@ -14,9 +14,9 @@ from shapewright.lowering import (
     num_microbatches,
     spare_layers,
 )
-from shapewright.operations import Collective
+from shapewright.operations import Collective, Gemm, GroupedGemm
 from shapewright.perf.pricing import price_operations
-from shapewright.perf.software import OVERLAP_SHARE, TUNED_SOFTWARE, Software
+from shapewright.perf.software import TUNED_SOFTWARE, Software
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -31,6 +31,10 @@ ERROR_CORRELATION = 0.5
 """Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
 each shape errs on its own."""
 
+
+BESIDE_PRODUCTS = "products"
+POOLS = ("forward", "backward", BESIDE_PRODUCTS)
+"""Computation that hides communication: forward and backward pass, and in the latter gradients of products alone."""
 
 WEIGHT_GRADIENTS = "weight_gradients"
 """Key of the part of every stage's time that gradients of its weights take; a part of ``every``, not beside it."""
@@ -206,15 +210,46 @@ def settle_ends(
     return np.maximum(first, 0.0), np.maximum(last, 0.0)
 
 
-def exposed_fraction(cover_s: Numeric, wanted_s: Numeric, overlap_share: float = OVERLAP_SHARE) -> Numeric:
+def pools_of(operation: Operation, pass_name: str) -> tuple[str, ...]:
+    """Pools that an operation belongs to: a collective to the one that hides it, any other to those that it covers.
+
+    Collectives of the tensor axis hide behind the gradients of the products that they stand beside, all others behind
+    the whole forward or backward pass.
+
+    Args:
+        operation: What runs.
+        pass_name: Pass that it runs in, where that is not its own.
+    """
+    side = "forward" if pass_name == "forward" else "backward"
+    if isinstance(operation, Collective):
+        if not operation.overlaps:
+            return ()
+        return (BESIDE_PRODUCTS,) if operation.axis == "tensor" and side == "backward" else (side,)
+    if pass_name == "step":
+        return ()
+    is_gradient = pass_name == "backward" and isinstance(operation, Gemm | GroupedGemm)
+    return (side, BESIDE_PRODUCTS) if is_gradient else (side,)
+
+
+def exposed_fraction(
+    cover_s: Numeric, wanted_s: Numeric, pool: str = "backward", software: Software = TUNED_SOFTWARE
+) -> Numeric:
     """Share of overlapping communication that nothing hides.
 
     Args:
-        cover_s: Computation of its pass. [s]
-        wanted_s: Overlapping communication of its pass, above zero. [s]
-        overlap_share: Share of the computation that it can hide behind.
+        cover_s: Computation of its pool. [s]
+        wanted_s: Overlapping communication of its pool, above zero. [s]
+        pool: One of POOLS.
+        software: What it can hide behind.
     """
-    return larger(0.0, 1.0 - overlap_share * cover_s / wanted_s)
+    if pool == BESIDE_PRODUCTS:
+        return 1.0 - software.tensor_hidden_fraction * smaller(1.0, cover_s / wanted_s)
+    return larger(0.0, 1.0 - software.overlap_share * cover_s / wanted_s)
+
+
+def smaller(one: Numeric, other: Numeric) -> Numeric:
+    """The smaller of two numbers, or of each pair where one is an array."""
+    return -larger(-one, -other)
 
 
 def larger(one: Numeric, other: Numeric) -> Numeric:
@@ -231,31 +266,23 @@ def hide_communication(priced: list[PricedOperation], software: Software = TUNED
 
     Weights gathered for the forward pass hide behind it, gradients behind the backward pass.
     """
-    cover_s, wanted_s = {"forward": 0.0, "backward": 0.0}, {"forward": 0.0, "backward": 0.0}
+    cover_s, wanted_s = dict.fromkeys(POOLS, 0.0), dict.fromkeys(POOLS, 0.0)
     for entry in priced:
-        side = "forward" if entry.operation.pass_name == "forward" else "backward"
-        if not isinstance(entry.operation, Collective):
-            cover_s[side] += entry.total_time_s * (entry.operation.pass_name != "step")
-        elif entry.operation.overlaps:
-            wanted_s[side] += entry.total_time_s
+        for pool in pools_of(entry.operation, entry.operation.pass_name):
+            (wanted_s if isinstance(entry.operation, Collective) else cover_s)[pool] += entry.total_time_s
     exposed = {
-        side: float(exposed_fraction(cover_s[side], wanted, software.overlap_share)) if wanted > 0.0 else 1.0
-        for side, wanted in wanted_s.items()
+        pool: float(exposed_fraction(cover_s[pool], wanted, pool, software)) if wanted > 0.0 else 1.0
+        for pool, wanted in wanted_s.items()
     }
-    shares = [_exposed_of(entry.operation, exposed, software) for entry in priced]
+    shares = [
+        exposed[pools[0]] if isinstance(entry.operation, Collective) and pools else 1.0
+        for entry in priced
+        for pools in [pools_of(entry.operation, entry.operation.pass_name)]
+    ]
     return [
         entry if share == entry.exposed_fraction else replace(entry, exposed_fraction=share)
         for entry, share in zip(priced, shares, strict=True)
     ]
-
-
-def _exposed_of(operation: Operation, exposed: Mapping[str, float], software: Software) -> float:
-    """Share of an operation's time that nothing hides."""
-    if not isinstance(operation, Collective):
-        return 1.0
-    if operation.overlaps:
-        return exposed["forward" if operation.pass_name == "forward" else "backward"]
-    return 1.0 - software.tensor_hidden_fraction if operation.axis == "tensor" else 1.0
 
 
 def settle_priced_ends(

@@ -16,7 +16,7 @@ from shapewright.config import TransformerConfig
 from shapewright.errors import ShapewrightError
 from shapewright.hardware import Device, load_device
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
-from shapewright.memory import estimate_memory
+from shapewright.memory import estimate_memory, find_recipe
 from shapewright.perf.software import load_software, software_names
 from shapewright.plan import PlanRequest, break_down, engine
 from shapewright.plan.engine import Findings, explore
@@ -40,6 +40,7 @@ def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequ
         "attention": draw(st.sampled_from(("flash", "unfused"))),
         "offload_activations": draw(st.booleans()),
         "offload_optimizer": draw(st.booleans()),
+        "optimizer": draw(st.sampled_from(("adamw", "muon"))),
     }
     question = ask(draw(st.sampled_from(MODELS)), device, workload=workload)
     objective = draw(st.sampled_from(("time", "cost", "memory")))
@@ -56,7 +57,8 @@ def test_arrays_equal_predictions_one_by_one(
     config, device, workload, request = job
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_KEPT", 10**9)
-        findings = explore(config, device, workload, request, software=load_software(software))
+        recipe = find_recipe(workload.optimizer, workload.dtype)
+        findings = explore(config, device, workload, request, recipe=recipe, software=load_software(software))
     num_plans = len(findings.best["step_s"])
     assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
     for row in random.sample(range(num_plans), min(num_plans, 12)):

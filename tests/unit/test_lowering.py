@@ -129,14 +129,17 @@ def test_fused_attention_keeps_scores_out_of_memory() -> None:
 
 
 def test_residual_stream_of_a_layer() -> None:
-    """T h = 16 * 64 elements of 2 bytes: 2 norms (x in, y out), 2 residual sums (two in, one out), 2 dropouts."""
+    """T h = 16 * 64 elements of 2 bytes: 2 norms (x in, y out), 2 sums that drop (two in, one and mask out)."""
     workload = Workload(micro_batch_size=2, seq_len=8)
     operations = lower(gpt(hidden_size=64, num_heads=4, num_layers=3, hidden_dropout=0.1), workload, ONE_DEVICE)
     row_bytes = 16 * 64 * 2
-    norm, residual, dropout = (named(operations, name) for name in ("norm", "residual", "dropout"))
+    norm, residual = (named(operations, name) for name in ("norm", "residual_dropout"))
     assert (norm.read_bytes, norm.written_bytes, norm.repeats) == (row_bytes, row_bytes, 6)
-    assert (residual.read_bytes, residual.written_bytes, residual.repeats) == (2 * row_bytes, row_bytes, 6)
-    assert (dropout.read_bytes, dropout.written_bytes, dropout.repeats) == (row_bytes, row_bytes * 1.5, 6)
+    assert (residual.read_bytes, residual.written_bytes, residual.repeats) == (2 * row_bytes, 1.5 * row_bytes, 6)
+    # Both gradients are added (two in, one out); that of the branch is dropped (dy and mask in, one out).
+    gradient = named(operations, "residual_dropout.backward", "backward")
+    assert (gradient.read_bytes, gradient.written_bytes) == (3.5 * row_bytes, 2 * row_bytes)
+    assert gradient.num_kernels == 2
     # dx: x and dy; weights: x and dy once more
     gradient = named(operations, "norm.backward", "backward")
     assert (gradient.read_bytes, gradient.written_bytes, gradient.num_kernels) == (4 * row_bytes, row_bytes, 2)

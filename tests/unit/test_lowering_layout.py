@@ -55,16 +55,52 @@ def test_tensor_parallel_reduces_twice_forward_and_twice_backward() -> None:
     assert whole == 8 * RESIDUAL_BYTES * 3 / 4 * CONFIG.num_layers
 
 
-def test_sequence_parallel_moves_as_much_and_gathers_once_more_behind_dgrad() -> None:
-    """all_gather + reduce_scatter for each all_reduce (arXiv 2205.05198, 4.2.2); one more for wgrad overlaps."""
-    plain = ParallelLayout(tensor_parallel=4, sequence_parallel=False)
-    split = ParallelLayout(tensor_parallel=4)
-    exposed = collectives(split, axis="tensor", stage="every", overlaps=False)
-    assert {each.op_name for each in exposed} == {"all_gather", "reduce_scatter"}
-    assert volume(exposed) == volume(collectives(plain, axis="tensor", stage="every"))
-    hidden = collectives(split, axis="tensor", stage="every", overlaps=True)
-    assert {(each.op_name, each.pass_name) for each in hidden} == {("all_gather", "backward")}
-    assert sum(int(each.repeats) for each in hidden) == 2 * CONFIG.num_layers
+def test_sequence_parallel_moves_as_much_and_gathers_once_more() -> None:
+    """all_gather + reduce_scatter for each all_reduce; one gather more for wgrad (arXiv 2205.05198, 4.2.2)."""
+    plain = collectives(ParallelLayout(tensor_parallel=4, sequence_parallel=False), axis="tensor", stage="every")
+    split = collectives(ParallelLayout(tensor_parallel=4), axis="tensor", stage="every")
+    assert {each.op_name for each in split} == {"all_gather", "reduce_scatter"}
+    again = [each for each in split if each.pass_name == "backward" and each.op_name == "all_gather" and each.overlaps]
+    assert sum(int(each.repeats) for each in again) == 2 * CONFIG.num_layers
+    assert volume(split) - volume(again) == volume(plain)
+
+
+def test_the_backward_pass_adds_gradients_towards_inputs_beside_products() -> None:
+    """What runs beside the gradient of weights overlaps; what a product waits for does not."""
+    plain, split = (
+        {
+            (each.op_name, each.pass_name, each.overlaps)
+            for each in collectives(
+                ParallelLayout(tensor_parallel=4, sequence_parallel=splits), axis="tensor", stage="every"
+            )
+        }
+        for splits in (False, True)
+    )
+    assert plain == {("all_reduce", "forward", False), ("all_reduce", "backward", True)}
+    assert split == {
+        ("all_gather", "forward", False),
+        ("reduce_scatter", "forward", False),
+        ("all_gather", "backward", False),
+        ("all_gather", "backward", True),
+        ("reduce_scatter", "backward", True),
+    }
+
+
+def test_stages_scatter_what_all_tensor_ranks_hold() -> None:
+    """Each rank sends 1/t of the residual stream and gathers the rest; split already, it sends what it has."""
+    sent = {
+        splits: {
+            each.op_name: (each.message_bytes, each.num_ranks, each.ranks_per_node)
+            for each in collectives(
+                ParallelLayout(tensor_parallel=4, pipeline_parallel=2, sequence_parallel=splits),
+                axis="pipeline",
+                pass_name="forward",
+            )
+        }
+        for splits in (False, True)
+    }
+    assert sent[False] == {"send_recv": (RESIDUAL_BYTES / 4, 2, 2), "all_gather": (RESIDUAL_BYTES, 4, 4)}
+    assert sent[True] == {"send_recv": (RESIDUAL_BYTES / 4, 2, 2)}
 
 
 def test_the_ends_of_the_model_gather_and_reduce_like_its_layers() -> None:
@@ -77,7 +113,10 @@ def test_the_ends_of_the_model_gather_and_reduce_like_its_layers() -> None:
         "logits.backward.reduce_scatter",
         "logits.backward.all_gather",
     }
-    assert {name for name, each in found.items() if each.overlaps} == {"logits.backward.all_gather"}
+    assert {name for name, each in found.items() if each.overlaps} == {
+        "logits.backward.all_gather",
+        "logits.backward.reduce_scatter",
+    }
     plain = collectives(ParallelLayout(tensor_parallel=4, sequence_parallel=False))
     ends = {each.name for each in plain if each.stage != "every" and "cross_entropy" not in each.name}
     assert ends == {"embedding.all_reduce", "logits.backward.all_reduce"}

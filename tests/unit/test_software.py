@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shapewright.adding_up import BESIDE_PRODUCTS, exposed_fraction
 from shapewright.errors import CalibrationError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
@@ -15,6 +16,7 @@ from shapewright.predict import Prediction
 from shapewright.predict import predict as predict_step
 from shapewright.question import ask
 
+A100 = "a100-sxm-80gb"
 H100 = "h100-sxm-80gb"
 SHARDED = ParallelLayout(data_parallel=8, zero_stage=3)
 
@@ -62,16 +64,46 @@ def test_shards_that_nothing_hides() -> None:
 
 
 def test_tensor_communication_beside_its_product() -> None:
-    """Hiding half of the tensor axis' communication saves half of its time."""
-    layout = ParallelLayout(tensor_parallel=8)
-    plain, half = predict(TUNED, layout), predict(Software(tensor_hidden_fraction=0.5), layout)
-    tensor_s = sum(
-        entry.total_time_s
-        for entry in plain.operations
-        if isinstance(entry.operation, Collective) and entry.operation.axis == "tensor" and not entry.operation.overlaps
-    )
+    """Gradients towards inputs are added up beside gradients of weights, which hide them where they take longer."""
+    layout = ParallelLayout(tensor_parallel=8, sequence_parallel=False)
+    shown, half = (predict(Software(tensor_hidden_fraction=share), layout) for share in (0.0, 0.5))
+    reduced = [
+        entry
+        for entry in shown.operations
+        if isinstance(entry.operation, Collective)
+        and entry.operation.axis == "tensor"
+        and entry.operation.pass_name == "backward"
+    ]
 
-    assert half.step_time_s == pytest.approx(plain.step_time_s - tensor_s / 2)
+    assert {entry.operation.op_name for entry in reduced} == {"all_reduce"}
+    hidden_s = sum(entry.total_time_s for entry in reduced) / 2
+    assert half.step_time_s == pytest.approx(shown.step_time_s - hidden_s)
+
+
+def test_slow_links_show_behind_gradients_of_products() -> None:
+    """Communication that takes longer than the products beside it is hidden for as long as they take."""
+    sums = {"cover_s": 1.0, "wanted_s": 4.0, "pool": BESIDE_PRODUCTS}
+
+    assert exposed_fraction(**sums, software=Software(tensor_hidden_fraction=0.8)) == pytest.approx(1.0 - 0.8 / 4.0)
+
+
+def test_unaligned_heads_leave_tensor_cores() -> None:
+    """Batched products of heads of 108 elements, 216 bytes, run at a share of the fp32 rate; of 112, unchanged."""
+    old = Software(unaligned_heads_fraction=0.5)
+    gpt = ask("gpt3-2.7b", A100).config
+
+    def score_s(head_dim: int, software: Software) -> float:
+        config = replace(gpt, num_heads=8, num_kv_heads=8, head_dim=head_dim, v_head_dim=head_dim)
+        question = ask(config, A100, workload={"attention": "unfused", "dtype": "fp16"})
+        found = predict_step(config, device=question.device, workload=question.workload, software=software)
+        (score,) = [entry for entry in found.operations if entry.operation.name == "attention.score"]
+        if software is old and head_dim == 108:
+            slow_s = score.operation.flops / (0.5 * question.device.peak_flops_per_s("fp32"))
+            assert score.price.time_s == pytest.approx(slow_s)
+        return float(score.price.time_s)
+
+    assert score_s(108, old) > 5.0 * score_s(108, Software())
+    assert score_s(112, old) == score_s(112, Software())
 
 
 def test_a_host_that_waits_costs_small_batches_most() -> None:

@@ -27,7 +27,8 @@ from shapewright.adding_up import PricedOperation, add_up
 from shapewright.config import TransformerConfig
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Attention, Gemm
+from shapewright.lowering.pointwise import WITH_DROPOUT
+from shapewright.operations import Attention, Gemm, Pointwise
 from shapewright.perf.attention import price_attention
 from shapewright.perf.pricing import price_operations
 from shapewright.units import TERA
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from shapewright.accuracy.columns import Columns
     from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
+    from shapewright.operations import Operation
 
     Array = NDArray[np.float64]
 
@@ -194,13 +196,25 @@ class PaperLayer(NamedTuple):
         )
 
 
+def _as_logged(operation: Operation) -> list[Operation]:
+    """Operations that the paper's code ran for one that is lowered: its log has dropout apart from the addition."""
+    if not isinstance(operation, Pointwise) or not operation.name.endswith(WITH_DROPOUT):
+        return [operation]
+    branch_bytes = operation.read_bytes / 2.0
+    return [
+        operation.changed(name="dropout", operation="dropout", read_bytes=branch_bytes),
+        operation.changed(name="residual", written_bytes=branch_bytes),
+    ]
+
+
 def price_block(
     name: str, layer: PaperLayer, device: Device, *, is_flash: bool, context: Context
 ) -> list[PricedOperation]:
     """Operations of a block (``attention``, ``mlp`` or the whole ``layer``), priced with the kernels of that time."""
     operations = [
         operation
-        for operation in lower(layer.config, layer.workload(is_flash=is_flash), ParallelLayout())
+        for lowered in lower(layer.config, layer.workload(is_flash=is_flash), ParallelLayout())
+        for operation in _as_logged(lowered)
         if operation.pass_name == "forward"
         and operation.stage == "every"
         and (name == "layer" or operation.name.startswith(f"{name}."))

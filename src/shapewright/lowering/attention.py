@@ -15,7 +15,7 @@ from shapewright.dtypes import get_dtype
 from shapewright.lowering.attention_core import absorbs_latents
 from shapewright.lowering.communication import gather_tokens, reduce_tokens
 from shapewright.lowering.gemms import weight_gemm
-from shapewright.lowering.pointwise import bias, bias_gradients, move, norm, pointwise
+from shapewright.lowering.pointwise import bias_gradients, move, norm, pointwise
 from shapewright.operations import Gemm
 
 if TYPE_CHECKING:
@@ -56,10 +56,6 @@ def lower_output(shard: Shard, block: str, repeats: int) -> list[Operation]:
     )
     if not config.parallel_attention_mlp:
         operations += reduce_tokens(shard, block, repeats, tokens=tokens)
-    if config.attention_out_bias and shard.layout.tensor_parallel > 1:
-        operations.append(
-            bias(shard, f"{block}.out_bias", repeats, width=config.hidden_size, tokens=shard.num_residual_tokens)
-        )
     return operations
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shapewright.lowering.pointwise import WITH_DROPOUT
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # What undoes the forward collective for the gradient; the others are their own mirror image.
 _MIRRORED = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+# Whose mirror image on the tensor axis adds up the gradient towards the inputs of column-parallel products: it runs
+# beside the gradient of their weights. Source: arXiv 2205.05198, section 4.2.2; Megatron-LM, tensor_parallel/layers.py.
+_TOWARDS_INPUTS = ("all_gather", "all_reduce")
 
 # Layout of dA and of dB, and whether dB is computed transposed, by the forward layout.
 _GRADIENT_LAYOUTS = {"NT": ("NN", "TN", True), "NN": ("NT", "TN", False)}
@@ -69,9 +73,14 @@ def gemm_gradients(product: Gemm | GroupedGemm) -> tuple[Gemm | GroupedGemm, Gem
 
 def _mirror(forward: Collective) -> list[Operation]:
     """Collective of the gradient; gathered tokens are gathered once more for wgrad, which hides behind dgrad."""
+    if forward.axis == "pipeline":
+        return [forward.changed(name=f"{forward.name}.backward", pass_name="backward")]
     op_name = _MIRRORED.get(forward.op_name, forward.op_name)
     name = f"{forward.name.removesuffix(f'.{forward.op_name}')}.backward"
-    mirrored: list[Operation] = [forward.changed(name=f"{name}.{op_name}", pass_name="backward", op_name=op_name)]
+    overlaps = forward.overlaps or (forward.op_name in _TOWARDS_INPUTS and forward.axis == "tensor")
+    mirrored: list[Operation] = [
+        forward.changed(name=f"{name}.{op_name}", pass_name="backward", op_name=op_name, overlaps=overlaps)
+    ]
     if forward.op_name == "all_gather" and forward.axis == "tensor":
         mirrored.append(forward.changed(name=f"{name}.all_gather", pass_name="backward", overlaps=True))
     return mirrored
@@ -81,7 +90,8 @@ def _pointwise_gradient(forward: Pointwise) -> Pointwise:
     """Gradient of a memory-bound operation, in terms of what the forward one reads (x) and writes (y).
 
     norm: two kernels, one for dx and one for the weights, each reads x and dy. activation: reads x and dy, writes dx.
-    softmax: reads y and dy, writes dx. residual: the gradients of both branches are added, as much traffic as forward.
+    softmax: reads y and dy, writes dx. residual: the gradients of both branches are added, as much traffic as forward;
+    where it drops elements, the gradient of its branch is a kernel besides.
     The rest is linear: reads dy (dropout and mask: with the mask) and writes dx.
     """
     x, y = forward.read_bytes, forward.written_bytes
@@ -92,6 +102,10 @@ def _pointwise_gradient(forward: Pointwise) -> Pointwise:
         read = x + y
     elif forward.operation == "softmax":
         read = 2.0 * y
+    elif forward.name.endswith(WITH_DROPOUT):
+        # Written beside the sum: the mask. The branch's gradient (sum and mask in, as much as the sum out) is a kernel.
+        branch = x / 2.0
+        read, written, num_kernels = x + y, 2.0 * branch, 2
     elif forward.operation == "residual":
         read, written = x, y
     return forward.changed(

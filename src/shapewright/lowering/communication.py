@@ -161,17 +161,34 @@ def ring_keys_values(shard: Shard, repeats: int, *, elements_per_token: int) -> 
 def send_to_next_stage(shard: Shard, virtual_pipeline: int) -> list[Operation]:
     """Hand the residual stream of each micro-batch to the next pipeline stage, once per model chunk.
 
+    Where every device of the tensor axis holds all of it, each sends its share and the next stage gathers them.
     Interleaving sends more often and hides it behind other chunks.
+
+    Source: arXiv 2104.04473, section 4.1 (scatter and gather).
     """
-    layout = shard.layout
+    num_ranks = min(2, shard.layout.pipeline_parallel)
+    if num_ranks == 1:
+        return []
+    repeats, copies = shard.num_passes * virtual_pipeline, shard.num_residual_copies
     message_bytes = 1.0 * shard.num_residual_tokens * shard.config.hidden_size * shard.width_bytes
-    return collective(
+    operations = collective(
         shard,
         "pipeline",
         "send_recv",
         "pipeline",
-        shard.num_passes * virtual_pipeline,
+        repeats,
+        message_bytes=message_bytes / copies,
+        num_ranks=num_ranks,
+        overlaps=virtual_pipeline > 1,
+    )
+    return operations + collective(
+        shard,
+        "pipeline.gather",
+        "all_gather",
+        "pipeline",
+        repeats,
         message_bytes=message_bytes,
-        num_ranks=min(2, layout.pipeline_parallel),
+        num_ranks=copies,
+        stride=1,
         overlaps=virtual_pipeline > 1,
     )

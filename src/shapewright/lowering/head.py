@@ -77,7 +77,7 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
         _in_chunks(shard, loss_gradient),
         _in_chunks(shard, dgrad),
         _in_chunks(shard, wgrad),
-        *(operation.changed(pass_name="backward") for operation in reduced + gathered),
+        *(operation.changed(pass_name="backward", overlaps=True) for operation in reduced + gathered),
         *lower_backward(_lower_before_logits(shard)),
     ]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.lowering.communication import gather_tokens, reduce_tokens
 from shapewright.lowering.gemms import weight_gemm
-from shapewright.lowering.pointwise import activation, bias, bias_gradients
+from shapewright.lowering.pointwise import activation, bias_gradients
 
 if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
@@ -27,10 +27,6 @@ def lower_mlp(shard: Shard, repeats: int) -> list[Operation]:
         operations += gather_tokens(shard, "mlp", repeats, tokens=tokens)
     operations += lower_mlp_gemms(shard, "mlp", repeats, config.intermediate_size)
     operations += reduce_tokens(shard, "mlp", repeats, tokens=tokens)
-    if config.mlp_bias and shard.layout.tensor_parallel > 1:
-        operations.append(
-            bias(shard, "mlp.down_bias", repeats, width=config.hidden_size, tokens=shard.num_residual_tokens)
-        )
     return operations
 
 

@@ -17,7 +17,7 @@ from shapewright.lowering.experts import lower_experts
 from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
 from shapewright.lowering.host import lower_activation_copies
 from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
-from shapewright.lowering.pointwise import dropout, norm, residual
+from shapewright.lowering.pointwise import norm, residual
 from shapewright.lowering.shard import make_encoder_shard, make_shard
 from shapewright.lowering.step import (
     lower_gradient_communication,
@@ -199,10 +199,17 @@ class StepParts:
 
     def step(self, zero_stage: int) -> list[Operation]:
         """What follows the last backward pass."""
+        updates = lower_tied_gradients(self.shard) + lower_optimizer(self.shard, self.groups, zero_stage)
+        return updates + self.orthogonalization(zero_stage)
+
+    def weighted_layers(self) -> list[Operation]:
+        """Forward operations of the layers whose products have weights."""
         cores = {id(operation) for stack in self.stacks for operation in stack.cores}
-        weights = [operation for stack in self.stacks for operation in stack.layers if id(operation) not in cores]
-        turned = lower_orthogonalization(self.shard, weights, zero_stage)
-        return lower_tied_gradients(self.shard) + lower_optimizer(self.shard, self.groups, zero_stage) + turned
+        return [operation for stack in self.stacks for operation in stack.layers if id(operation) not in cores]
+
+    def orthogonalization(self, zero_stage: int) -> list[Operation]:
+        """Products of an optimiser that works on whole matrices; none for others."""
+        return lower_orthogonalization(self.shard, self.weighted_layers(), zero_stage)
 
 
 class _Stack(NamedTuple):
@@ -251,9 +258,6 @@ def _lower_residual_stream(shard: Shard, repeats: int, has_cross_attention: bool
     operations: list[Operation] = []
     if num_norms:
         operations.append(norm(shard, "norm", repeats * num_norms, width=config.hidden_size, tokens=tokens))
-    if shard.workload.is_training and config.hidden_dropout > 0.0:
-        elements = 1.0 * tokens * config.hidden_size
-        operations.append(dropout(shard, "dropout", repeats * num_branches, elements=elements))
     operations.append(residual(shard, "residual", repeats * num_branches))
     return operations
 

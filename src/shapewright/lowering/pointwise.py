@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
 
+WITH_DROPOUT = "_dropout"
+"""End of the name of a residual addition that drops elements of its branch in the same kernel."""
+
 MASK_BYTES = 1.0
 """Width of one element of a stored dropout mask, a torch.bool. [byte]"""
 
@@ -63,9 +66,19 @@ def norm(shard: Shard, name: str, repeats: int, *, width: int, tokens: int, stag
 
 
 def residual(shard: Shard, name: str, repeats: int) -> Pointwise:
-    """Add a branch to the residual stream."""
+    """Add a branch to the residual stream, with its bias; one kernel, which drops elements too where a model does."""
     elements = 1.0 * shard.num_residual_tokens * shard.config.hidden_size
-    return pointwise(shard, name, "residual", repeats, read=2.0 * elements, written=elements)
+    if not shard.workload.is_training or not shard.config.hidden_dropout:
+        return pointwise(shard, name, "residual", repeats, read=2.0 * elements, written=elements)
+    return pointwise(
+        shard,
+        f"{name}{WITH_DROPOUT}",
+        "residual",
+        repeats,
+        read=2.0 * elements,
+        written=elements,
+        written_bytes=elements * MASK_BYTES,
+    )
 
 
 def dropout(shard: Shard, name: str, repeats: int, *, elements: float, stage: str = "every") -> Pointwise:
@@ -88,12 +101,6 @@ def activation(
 def move(shard: Shard, name: str, repeats: int, *, read: float, written: float) -> Pointwise:
     """Copy, gather or scatter rows."""
     return pointwise(shard, name, "permute", repeats, read=read, written=written)
-
-
-def bias(shard: Shard, name: str, repeats: int, *, width: int, tokens: int) -> Pointwise:
-    """Add a bias that no GEMM epilogue can add: after a reduction over the tensor axis."""
-    elements = 1.0 * tokens * width
-    return pointwise(shard, name, "bias", repeats, read=elements, written=elements)
 
 
 def bias_gradients(shard: Shard, block: str, repeats: int, *, widths: list[int], tokens: int) -> list[Operation]:

@@ -77,6 +77,11 @@ class Shard:
         """Tokens of one pass that norms, residuals and hidden dropout see on this device."""
         return self.num_tokens // self.layout.tensor_parallel if self.splits_sequence else self.num_tokens
 
+    @property
+    def num_residual_copies(self) -> int:
+        """Devices of the tensor axis that hold the same tokens of the residual stream."""
+        return 1 if self.splits_sequence else self.layout.tensor_parallel
+
 
 def activation_dtype(dtype: str) -> str:
     """Element format of activations around GEMMs of this format.

@@ -208,14 +208,14 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
     operations: list[Operation] = []
     if not steps:
         return operations
-    sharers = num_ranks_of(shard.layout, "data") if zero_stage else 1
+    replicas = num_ranks_of(shard.layout, "data")
     for layer in layers:
         if not isinstance(layer, Gemm | GroupedGemm):
             continue
         short, long = min(layer.n, layer.k), max(layer.n, layer.k)
         matrices = layer.groups if isinstance(layer, GroupedGemm) else layer.batch
-        owners = sharers // shard.layout.expert_parallel if isinstance(layer, GroupedGemm) else sharers
-        repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // owners)
+        copies = replicas // shard.layout.expert_parallel if isinstance(layer, GroupedGemm) else replicas
+        repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // (copies if zero_stage else 1))
         for role, m, n, k in (
             ("square", short, short, long),
             ("power", short, short, short),

@@ -7,8 +7,8 @@ Operations are priced with today's kernels, run by a host that keeps up. A gener
 and how much communication its computation hides. At most one of these numbers is fitted per generation, on rows other
 than those that it is judged on; an attention factor is the choice of an older kernel, a different thing on each
 architecture. So is a fraction for unaligned heads: the batched products of unfused attention leave the tensor cores
-where a head is no whole number of 16 bytes, and run at that fraction of the ordinary cores' fp32 rate. Each generation is a record, ``data/software/<name>.json``, written by ``scripts/calibrate_software.py``;
-``tuned`` is no record: it changes nothing.
+where a head is no whole number of 16 bytes, and run at that fraction of the ordinary cores' fp32 rate. Each generation
+is a record, ``data/software/<name>.json``, written by ``scripts/calibrate_software.py``; ``tuned`` is no record.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError, WorkloadError, close_names
-from shapewright.operations import Attention, Collective, Gemm
+from shapewright.operations import Attention, Gemm
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -36,6 +37,10 @@ _FOLDER = "data/software"
 OVERLAP_SHARE = 0.9
 """Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for
 the last layer's gradients. Assumed; buckets of 25 to 40 MB leave about this much."""
+TENSOR_HIDDEN_FRACTION = 0.75
+"""What a product hides of the communication that runs beside it: the rest is what it loses to the SMs that move data.
+NCCL runs up to 24 channels, one SM each, of an A100's 108, and 32 of an H100's 132. NVIDIA's recipes are met as well
+with anything from 0.75 to 0.9 (docs/decisions/0002)."""
 _TENSOR_CORE_BITS = 128
 """Alignment below which older kernels of batched products use no tensor cores. Source: CUDA 10 cuBLAS documentation,
 tensor core usage (multiples of 8 half-precision elements)."""
@@ -49,7 +54,8 @@ class Software:
         name: Word that chooses it.
         title: Frameworks and years that it stands for.
         overlap_share: Share of a pass's computation that overlapping communication can hide behind.
-        tensor_hidden_fraction: Share of the tensor axis' communication that runs beside the product it belongs to.
+        tensor_hidden_fraction: Share of the tensor axis' communication in the backward pass that the gradients of the
+            products beside it hide, where they take as long.
         time_factor: Factor on every operation.
         host_s: What each operation of a pass costs more, because the host launches it and waits. [s]
         attention_factor: Factor on fused attention by architecture; 1 where it is not named.
@@ -64,7 +70,7 @@ class Software:
     name: str = TUNED
     title: str = "tuned stack of today"
     overlap_share: float = OVERLAP_SHARE
-    tensor_hidden_fraction: float = 0.0
+    tensor_hidden_fraction: float = TENSOR_HIDDEN_FRACTION
     time_factor: float = 1.0
     host_s: float = 0.0
     attention_factor: Mapping[str, float] = field(default_factory=dict)
@@ -87,8 +93,8 @@ class Software:
             start_s=price.start_s + host_s,
         )
 
-    def shown_time_s(self, operation: Operation, time_s: Numeric, device: Device) -> Numeric:
-        """Time of one execution as this software runs it, less what it hides of the tensor axis. [s]
+    def adjusted_s(self, operation: Operation, time_s: Numeric, device: Device) -> Numeric:
+        """Time of one execution as this software runs it. [s]
 
         Args:
             operation: What runs.
@@ -96,9 +102,8 @@ class Software:
             device: Where it runs.
         """
         factor, host_s = self._factor_and_host_s(operation, time_s, device)
-        if isinstance(operation, Collective) and operation.axis == "tensor" and not operation.overlaps:
-            return (time_s * factor + host_s) * (1.0 - self.tensor_hidden_fraction)
-        return time_s * factor + host_s
+        adjusted: Numeric = time_s * factor + host_s
+        return adjusted
 
     def _factor_and_host_s(self, operation: Operation, time_s: Numeric, device: Device) -> tuple[Any, float]:
         """What becomes of an operation's price: a factor, and what its launch costs. [s]"""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, find_recipe
+from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
 from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
@@ -151,11 +151,6 @@ def plan_job(
     check_job(device, workload, request)
     workload = replace(workload, optimizer=optimizer)
     own_recipe = None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
-    if OPTIMIZERS[optimizer].newton_schulz_steps:
-        notes = (
-            *notes,
-            f"products of {optimizer}'s matrix iteration are in the steps of listed plans, not in their order",
-        )
     started_s = time.perf_counter()
     stack = load_software(software)
     findings = explore(

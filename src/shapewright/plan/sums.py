@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.adding_up import WEIGHT_GRADIENTS, exposed_fraction, join_stages, settle_ends
+from shapewright.adding_up import (
+    BESIDE_PRODUCTS,
+    POOLS,
+    WEIGHT_GRADIENTS,
+    exposed_fraction,
+    join_stages,
+    pools_of,
+    settle_ends,
+)
 from shapewright.lowering import is_weight_gradient
 from shapewright.operations import Collective
 from shapewright.plan.space import ZERO_STAGES
@@ -22,18 +30,20 @@ if TYPE_CHECKING:
 
     from shapewright.layout import ParallelLayout
     from shapewright.operations import Operation
+    from shapewright.perf.software import Software
 
     Array = NDArray[np.float64]
 
 _STAGES = ("every", "first", "last")
-_SIDES = ("forward", "backward")
+# Pools that recomputation, ZeRO stage and schedule change; the last one is settled before.
+_SIDES = tuple(pool for pool in POOLS if pool != BESIDE_PRODUCTS)
 # Columns: times of the stages and of what runs once, computation that hides communication, communication that can be
 # hidden, and gradients of weights.
 COLUMNS = (
     *_STAGES,
     "step",
-    *(f"cover.{side}" for side in _SIDES),
-    *(f"wanted.{side}.{stage}" for side in _SIDES for stage in _STAGES),
+    *(f"cover.{pool}" for pool in POOLS),
+    *(f"wanted.{pool}.{stage}" for pool in POOLS for stage in _STAGES),
     WEIGHT_GRADIENTS,
 )
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
@@ -49,7 +59,7 @@ class FrameSums:
         sharding: Gradient communication and optimiser step. [frames, ZeRO stages, columns]
         send: Sends between stages without chunks. [frames, columns]
         send_chunk: The same per chunk of an interleaved schedule. [frames, columns]
-        overlap_share: Share of a pass's computation that overlapping communication can hide behind.
+        software: What communication can hide behind.
         layers_per_stage: Layers of the busiest stage.
         num_spare: Layers by which the stages together have fewer than it.
     """
@@ -59,7 +69,7 @@ class FrameSums:
     sharding: Array
     send: Array
     send_chunk: Array
-    overlap_share: float
+    software: Software
     layers_per_stage: int
     num_spare: int
 
@@ -78,7 +88,7 @@ class FrameSums:
             wanted = {stage: total[..., _INDEX[f"wanted.{side}.{stage}"]] for stage in _STAGES}
             wanted_s = wanted["every"] + wanted["first"] + wanted["last"]
             cover_s = total[..., _INDEX[f"cover.{side}"]]
-            exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), self.overlap_share)
+            exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), side, self.software)
             shown = np.where(wanted_s > 0.0, exposed, 1.0)
             for stage in _STAGES:
                 sums[stage] = sums[stage] + shown * wanted[stage]
@@ -90,9 +100,38 @@ class FrameSums:
         return np.asarray(step_s, dtype=float)
 
 
+def settle_products(base: Array, software: Software) -> Array:
+    """Add the share of the tensor axis' communication that gradients of products do not hide to its stages.
+
+    Recomputation, ZeRO stage and schedule change neither, so that it is done once for a frame.
+
+    Args:
+        base: Times of frames; changed in place. [frames, columns]
+        software: What products hide.
+    """
+    wanted = {stage: base[:, _INDEX[f"wanted.{BESIDE_PRODUCTS}.{stage}"]] for stage in _STAGES}
+    wanted_s = wanted["every"] + wanted["first"] + wanted["last"]
+    cover_s = base[:, _INDEX[f"cover.{BESIDE_PRODUCTS}"]]
+    shown = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), BESIDE_PRODUCTS, software)
+    for stage in _STAGES:
+        base[:, _INDEX[stage]] += shown * wanted[stage]
+    return base
+
+
 def zero_sharding(num_frames: int) -> Array:
     """Room for the times of gradient communication and optimiser step. [frames, ZeRO stages, columns]"""
     return np.zeros((num_frames, len(ZERO_STAGES), len(COLUMNS)))
+
+
+def add_to_step(sharding: Array, alone_s: float, shared_s: float) -> None:
+    """Add what runs once a step to a frame, in place.
+
+    Args:
+        sharding: Times of the frame. [ZeRO stages, columns]
+        alone_s: Its time where every replica does it all, ZeRO stage 0. [s]
+        shared_s: Its time where replicas share it. [s]
+    """
+    sharding[:, _INDEX["step"]] += np.where(np.array(ZERO_STAGES) > 0, shared_s, alone_s)
 
 
 def add_rows(columns: Sequence[tuple[int, ...]], times_s: Array, rows: NDArray[np.int64], num_rows: int) -> Array:
@@ -117,10 +156,10 @@ def add_rows(columns: Sequence[tuple[int, ...]], times_s: Array, rows: NDArray[n
 def columns_of(operation: Operation, pass_name: str = "") -> tuple[int, ...]:
     """Columns that the time of an operation belongs to, in its own pass or in another one."""
     pass_name = pass_name or operation.pass_name
-    if isinstance(operation, Collective) and operation.overlaps:
-        side = "forward" if pass_name == "forward" else "backward"
-        return (_INDEX[f"wanted.{side}.{operation.stage}"],)
-    key = (type(operation) is Collective, pass_name, operation.stage)
+    pools = pools_of(operation, pass_name)
+    if isinstance(operation, Collective) and pools:
+        return (_INDEX[f"wanted.{pools[0]}.{operation.stage}"],)
+    key = (pools, pass_name, operation.stage)
     if key not in _COLUMNS_OF:
         _COLUMNS_OF[key] = _columns_of(*key)
     columns = _COLUMNS_OF[key]
@@ -128,11 +167,10 @@ def columns_of(operation: Operation, pass_name: str = "") -> tuple[int, ...]:
     return (*columns, _INDEX[WEIGHT_GRADIENTS]) if is_filler else columns
 
 
-def _columns_of(is_collective: bool, pass_name: str, stage: str) -> tuple[int, ...]:
+def _columns_of(pools: tuple[str, ...], pass_name: str, stage: str) -> tuple[int, ...]:
     if pass_name == "step":
         return (_INDEX["step"],)
-    side = "forward" if pass_name == "forward" else "backward"
-    return (_INDEX[stage],) if is_collective else (_INDEX[stage], _INDEX[f"cover.{side}"])
+    return (_INDEX[stage], *(_INDEX[f"cover.{pool}"] for pool in pools))
 
 
-_COLUMNS_OF: dict[tuple[bool, str, str], tuple[int, ...]] = {}
+_COLUMNS_OF: dict[tuple[tuple[str, ...], str, str], tuple[int, ...]] = {}

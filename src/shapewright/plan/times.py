@@ -14,13 +14,23 @@ from shapewright.lowering.backward import lower_backward
 from shapewright.lowering.communication import send_to_next_stage
 from shapewright.lowering.step import lower_gradient_communication, lower_optimizer, lower_tied_gradients, make_groups
 from shapewright.operations import Collective, Pointwise
+from shapewright.optimizers import OPTIMIZERS
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.pricing import price_operations
 from shapewright.plan.layers import kinds_of
+from shapewright.plan.matrices import learn_matrices
 from shapewright.plan.space import MODES, ZERO_STAGES
-from shapewright.plan.sums import COLUMNS, FrameSums, add_rows, columns_of, zero_sharding
+from shapewright.plan.sums import (
+    COLUMNS,
+    FrameSums,
+    add_rows,
+    add_to_step,
+    columns_of,
+    settle_products,
+    zero_sharding,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
     from shapewright.operations import Operation
     from shapewright.perf.price import Price
     from shapewright.perf.software import Software
+    from shapewright.plan.matrices import MatrixSteps
     from shapewright.plan.space import Frame
     from shapewright.workload import Workload
 
@@ -58,6 +69,8 @@ class _Pass:
         dense: Weights of a layer of each kind, routed experts left out. [kinds]
         routed: Weights of routed experts. [kinds]
         residual_tokens: Tokens that a stage hands on.
+        residual_copies: Devices of the tensor axis that hold the same ones.
+        matrices: Products of an optimiser that works on whole matrices; None for others.
     """
 
     ends: Array
@@ -66,6 +79,8 @@ class _Pass:
     dense: Array
     routed: Array
     residual_tokens: int
+    residual_copies: int
+    matrices: MatrixSteps | None
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class _Shards:
     node_size: int
     num_passes: NDArray[np.int64]
     num_residual_tokens: NDArray[np.int64]
+    num_residual_copies: NDArray[np.int64]
     dtype: str
     width_bytes: float
     prefix: str = ""
@@ -116,6 +132,7 @@ class TimesOfFrames:
         self._config, self._device, self._workload, self._uncalibrated = config, device, workload, uncalibrated
         self._software = software
         self._kinds = kinds_of(config)
+        self._turns_matrices = OPTIMIZERS[workload.optimizer].newton_schulz_steps > 0
         self._passes: dict[Family, _Pass] = {}
         self._shard: Any = None
 
@@ -134,19 +151,26 @@ class TimesOfFrames:
         layers = np.einsum("k,fkc->fc", factors, np.array([one.layers for one in known]))
         recompute = np.einsum("k,fkmc->fmc", factors, np.array([one.recompute for one in known]))
         ends = np.array([one.ends for one in known])
-        shards = self._shards(frames, np.array([one.residual_tokens for one in known]), repeats)
+        shards = self._shards(frames, known, repeats)
         dense, routed = (
             np.rint(np.array([getattr(one, name) for one in known]) @ factors).astype(np.int64)
             for name in ("dense", "routed")
         )
         split = ParallelLayout(pipeline_parallel=frames[0].pipeline_parallel)
+        sharding = self._sharding(shards, dense, routed, round(float(factors.sum())))
+        for row, (frame, one) in enumerate(zip(frames, known, strict=True)):
+            if one.matrices is not None:
+                replicas = frame.data_parallel * frame.context_parallel
+                alone_s, shared_s = one.matrices.total_s(factors, replicas, frame.expert_parallel)
+                add_to_step(sharding[row], alone_s, shared_s)
+        base = settle_products(repeats[:, None] * (ends + layers), self._software)
         return FrameSums(
-            base=repeats[:, None] * (ends + layers),
+            base=base,
             recompute=repeats[:, None, None] * recompute,
-            sharding=self._sharding(shards, dense, routed, round(float(factors.sum()))),
+            sharding=sharding,
             send=self._sends(shards, 1),
             send_chunk=0.5 * self._sends(shards, 2),
-            overlap_share=self._software.overlap_share,
+            software=self._software,
             layers_per_stage=layers_per_stage(self._config, split),
             num_spare=0 if self._config.num_encoder_layers else spare_layers(self._config, split),
         )
@@ -198,6 +222,8 @@ class TimesOfFrames:
                 dense=np.array([float(found["layers"]) for found in weights]),
                 routed=np.array([float(found.get("experts", 0)) for found in weights]),
                 residual_tokens=lowered[index][0].shard.num_residual_tokens,
+                residual_copies=lowered[index][0].shard.num_residual_copies,
+                matrices=learn_matrices(lowered[index], self._times_of) if self._turns_matrices else None,
             )
 
     def _times_of(self, operations: Sequence[Operation]) -> Array:
@@ -226,9 +252,7 @@ class TimesOfFrames:
         self._shard = parts.shard
         return parts
 
-    def _shards(
-        self, frames: Sequence[Frame], residual_tokens: NDArray[np.int64], num_passes: NDArray[np.int64]
-    ) -> Any:
+    def _shards(self, frames: Sequence[Frame], known: Sequence[_Pass], num_passes: NDArray[np.int64]) -> Any:
         degrees = [np.array([getattr(frame, name) for frame in frames]) for name in _DEGREES]
         return _Shards(
             config=self._config,
@@ -236,7 +260,8 @@ class TimesOfFrames:
             layout=_Layouts(degrees[0], frames[0].pipeline_parallel, *degrees[1:]),
             node_size=self._device.node_size,
             num_passes=num_passes,
-            num_residual_tokens=residual_tokens,
+            num_residual_tokens=np.array([one.residual_tokens for one in known]),
+            num_residual_copies=np.array([one.residual_copies for one in known]),
             dtype=self._shard.dtype,
             width_bytes=self._shard.width_bytes,
         )
@@ -274,13 +299,17 @@ class TimesOfFrames:
                 assert isinstance(operation, Pointwise), operation
                 record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
                 price = price_pointwise(operation, self._device, record)
-            known[key] = np.asarray(self._time_s(operation, price))
+            time_s = np.asarray(self._time_s(operation, price))
+            # A group of one device runs nothing, and costs the host nothing.
+            known[key] = (
+                np.where(operation.num_ranks == 1, 0.0, time_s) if isinstance(operation, Collective) else time_s
+            )
         for column in columns_of(operation):
             total[:, column] += known[key] * operation.repeats
 
     def _time_s(self, operation: Operation, price: Price) -> Any:
-        """Time of one execution as the software runs it, less what it hides of the tensor axis. [s]"""
-        return self._software.shown_time_s(operation, price.time_s, self._device)
+        """Time of one execution as the software runs it. [s]"""
+        return self._software.adjusted_s(operation, price.time_s, self._device)
 
 
 _DEGREES = ("tensor_parallel", "data_parallel", "context_parallel", "expert_parallel")

@@ -109,7 +109,7 @@ def _price(operation: Operation, device: Device, uncalibrated: bool, software: S
             record = load_record(record_kind, device, uncalibrated=uncalibrated)
             found = price(operation, device, record)
             time_s = found.time_s if isinstance(found, Price) else found
-            return software.shown_time_s(operation, time_s, device)
+            return software.adjusted_s(operation, time_s, device)
     raise TypeError(f"no price for {type(operation).__name__}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.adding_up import WEIGHT_GRADIENTS, exposed_fraction, join_stages, settle_ends
+from shapewright.adding_up import POOLS, WEIGHT_GRADIENTS, exposed_fraction, join_stages, pools_of, settle_ends
 from shapewright.errors import ShapewrightError
 from shapewright.lowering import is_weight_gradient, lower, num_microbatches, validate_layout
 from shapewright.operations import Collective, Pointwise
@@ -158,9 +158,9 @@ class StepTimes:
         self._num_passes = self._constant_or_sum(lowered.num_passes)
         self._stages = {stage: Sum(self.grid) for stage in ("every", "first", "last", "step")}
         self._weight_gradients = Sum(self.grid)
-        # Computation that overlapping communication hides behind, and that communication, by direction and stage.
-        self._cover = {side: Sum(self.grid) for side in ("forward", "backward")}
-        self._wanted = {(side, stage): Sum(self.grid) for side in self._cover for stage in ("every", "first", "last")}
+        # Computation that overlapping communication hides behind, and that communication, by pool and stage.
+        self._cover = {pool: Sum(self.grid) for pool in POOLS}
+        self._wanted = {(pool, stage): Sum(self.grid) for pool in POOLS for stage in ("every", "first", "last")}
         self._add_operations(lowered.operations, setting)
         self._hides = any(self._wanted.values()) or any(
             isinstance(operation, Collective) and operation.overlaps for operation in self._late
@@ -183,15 +183,16 @@ class StepTimes:
         late = self._late_sums(index) if whole else {}
         sums: dict[str, Any] = {stage: self._read_sum(total, index, late) for stage, total in self._stages.items()}
         if self._hides:
-            share = self._setting.software.overlap_share
-            for side, cover in self._cover.items():
+            for pool, cover in self._cover.items():
                 wanted = {
-                    stage: self._read_sum(self._wanted[side, stage], index, late)
+                    stage: self._read_sum(self._wanted[pool, stage], index, late)
                     for stage in ("every", "first", "last")
                 }
                 wanted_s = np.asarray(sum(wanted.values()))
                 cover_s = self._read_sum(cover, index, late)
-                shown = np.where(wanted_s > 0.0, exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), share), 1.0)
+                software = self._setting.software
+                exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), pool, software)
+                shown = np.where(wanted_s > 0.0, exposed, 1.0)
                 for stage, part_s in wanted.items():
                     sums[stage] = sums[stage] + shown * part_s
         sums[WEIGHT_GRADIENTS] = self._read_sum(self._weight_gradients, index, late)
@@ -263,14 +264,13 @@ class StepTimes:
 
     def _targets(self, operation: Operation) -> Iterator[Sum]:
         """Sums that an operation's time belongs to."""
-        side = "forward" if operation.pass_name == "forward" else "backward"
-        is_collective = isinstance(operation, Collective)
-        if isinstance(operation, Collective) and operation.overlaps:
-            yield self._wanted[side, operation.stage]
+        pools = pools_of(operation, operation.pass_name)
+        if isinstance(operation, Collective) and pools:
+            yield self._wanted[pools[0], operation.stage]
         else:
             yield self._stages["step" if operation.pass_name == "step" else operation.stage]
-        if not is_collective and operation.pass_name != "step":
-            yield self._cover[side]
+            for pool in pools:
+                yield self._cover[pool]
         fills_bubble = self._layout.pipeline_schedule == "zero-bubble" and operation.stage == "every"
         if fills_bubble and is_weight_gradient(operation):
             yield self._weight_gradients
