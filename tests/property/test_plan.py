@@ -39,8 +39,7 @@ def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequ
         "global_batch_size": draw(st.sampled_from((16, 24, 64))),
         "attention": draw(st.sampled_from(("flash", "unfused"))),
         "offload_activations": draw(st.booleans()),
-        "offload_optimizer": draw(st.booleans()),
-        "optimizer": draw(st.sampled_from(("adamw", "muon"))),
+        **draw(st.sampled_from(({}, {"offload_optimizer": True}, {"optimizer": "muon"}))),
     }
     question = ask(draw(st.sampled_from(MODELS)), device, workload=workload)
     objective = draw(st.sampled_from(("time", "cost", "memory")))

@@ -82,7 +82,7 @@ def _mirror(forward: Collective) -> list[Operation]:
         forward.changed(name=f"{name}.{op_name}", pass_name="backward", op_name=op_name, overlaps=overlaps)
     ]
     if forward.op_name == "all_gather" and forward.axis == "tensor":
-        mirrored.append(forward.changed(name=f"{name}.all_gather", pass_name="backward", overlaps=True))
+        mirrored.append(forward.changed(name=f"{name}.gather_again", pass_name="backward", overlaps=True))
     return mirrored
 
 

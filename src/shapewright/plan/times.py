@@ -300,10 +300,10 @@ class TimesOfFrames:
                 record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
                 price = price_pointwise(operation, self._device, record)
             time_s = np.asarray(self._time_s(operation, price))
-            # A group of one device runs nothing, and costs the host nothing.
-            known[key] = (
-                np.where(operation.num_ranks == 1, 0.0, time_s) if isinstance(operation, Collective) else time_s
-            )
+            if isinstance(operation, Collective) and not operation.is_host:
+                # A group of one device sends nothing, and nothing is launched for it.
+                time_s = np.where(operation.num_ranks == 1, 0.0, time_s)
+            known[key] = time_s
         for column in columns_of(operation):
             total[:, column] += known[key] * operation.repeats
 
