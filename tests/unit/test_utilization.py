@@ -9,6 +9,7 @@ import pytest
 
 import shapewright
 from shapewright.cli import main
+from shapewright.cli.console import make_console
 from shapewright.config import TransformerConfig, count_parameters, read_model
 from shapewright.errors import LayoutError, WorkloadError
 from shapewright.layout import ParallelLayout
@@ -18,7 +19,7 @@ from shapewright.lowering.conventions import (
     count_step_flops,
     estimate_training_s,
 )
-from shapewright.report.utilization import utilization_line, utilization_to_json
+from shapewright.report.utilization import print_utilization, utilization_line, utilization_to_json
 from shapewright.utilization import LOSSES, Utilization
 from shapewright.workload import Workload
 
@@ -296,7 +297,34 @@ def test_die_and_card_name_each_other() -> None:
     """One die of an MI250X is judged by its own peak, and the card's is named beside it."""
     found = shapewright.mfu("gpt2", device="mi250x-gcd", seconds=1.0, num_devices=1, global_batch_size=8)
     assert found.peak_flops_per_s == 191.5e12
-    assert found.other_peaks == {"dense, mi250x-card": 383e12}
+    assert found.other_peaks == {"dense bf16, per card (mi250x-card)": 383e12}
+
+
+@pytest.mark.parametrize(
+    ("device", "peaks"),
+    [
+        ("h100-sxm-80gb", {"sparse bf16 (2:4), per card": 1978.9}),
+        ("b200-sxm-180gb", {"sparse bf16 (2:4), per package": 4500, "dense bf16, per die (1 of 2)": 1125}),
+        ("mi250x-card", {"dense bf16, per die (mi250x-gcd)": 191.5}),
+        ("mi300x", {"sparse bf16 (2:4), per package": 2614.9, "dense bf16, per die (1 of 8)": 163.425}),
+        ("tpu-v5p", {}),
+    ],
+)
+def test_every_peak_is_named(device: str, peaks: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
+    """The report says which peak MFU divides by, and what it would read against the others."""
+    found = shapewright.mfu("llama-3-8b", device=device, seconds=9.0, num_devices=8, global_batch_size=64)
+    data = utilization_to_json(found)
+    print_utilization(found, make_console())
+    printed = capsys.readouterr().out
+
+    assert {name: rate / 1e12 for name, rate in found.other_peaks.items()} == pytest.approx(peaks)
+    assert data["peak_kind"] == f"dense bf16, per {found.device.scope}"
+    assert f"{data['peak_kind']} *" in printed
+    for name, rate in found.other_peaks.items():
+        assert name in printed
+        assert data["other_peaks"][name]["mfu"] == pytest.approx(found.result.mfu * found.peak_flops_per_s / rate)
+    sparse = next((rate * 1e12 for name, rate in peaks.items() if name.startswith("sparse")), None)
+    assert data["sparse_peak_flops_per_s"] == (None if sparse is None else pytest.approx(sparse))
 
 
 @pytest.mark.parametrize(
@@ -362,7 +390,14 @@ def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     _, report, _ = run(["mfu", *FLAGS, *JOB, "--recompute", "selective", "--tp", "8"], capsys)
     _, line, _ = run(["mfu", *FLAGS, *JOB, "--recompute", "selective", "--tp", "8", "--oneline"], capsys)
 
-    for words in ("41.7 %", "dense bf16, per card", "megatron-causal", "unexplained", "reachable: ", "sparse peak"):
+    for words in (
+        "41.7 %",
+        "dense bf16, per card",
+        "megatron-causal",
+        "unexplained",
+        "reachable: ",
+        "sparse bf16 (2:4)",
+    ):
         assert words in report
     assert line.startswith("mfu=0.4165 hfu=0.4381 ")
     assert line.count("\n") == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from shapewright.dtypes import DTYPE_NAMES
 from shapewright.errors import DeviceError, close_names
-from shapewright.hardware.spec import ARCHITECTURES, SCOPES, Device
+from shapewright.hardware.spec import ARCHITECTURES, RATE_TABLES, SCOPES, Device
 
 REQUIRED_KEYS = (
     "name",
@@ -21,7 +21,7 @@ REQUIRED_KEYS = (
     "memory_bandwidth_bytes_per_s",
     "dense_flops_per_s",
 )
-COUNT_KEYS = ("num_sms", "node_size", "link_group_size")
+COUNT_KEYS = ("num_sms", "node_size", "link_group_size", "num_dies")
 AMOUNT_KEYS = (
     "memory_bytes",
     "memory_bandwidth_bytes_per_s",
@@ -47,7 +47,7 @@ WORD_KEYS = (
     "peak_mismatch",
     "notes",
 )
-TABLE_KEYS = ("dense_flops_per_s", "provenance", "sources")
+TABLE_KEYS = (*RATE_TABLES, "provenance", "sources")
 KEYS = (*WORD_KEYS, *AMOUNT_KEYS, *COUNT_KEYS, "roofline_only", "aliases", *TABLE_KEYS)
 
 # Where a number comes from. ``datasheet`` is any specification of the vendor's own, ``secondary`` somebody's published
@@ -70,6 +70,7 @@ SMALLEST: Mapping[str, tuple[float, str]] = {
     "pcie_bandwidth_bytes_per_s": (1e8, "64 GB/s is 64e9"),
     "host_bandwidth_bytes_per_s": (1e8, "450 GB/s is 450e9"),
     "dense_flops_per_s": (1e9, "989 TFLOP/s is 989e12"),
+    "sparse_flops_per_s": (1e9, "1979 TFLOP/s is 1979e12"),
 }
 LONGEST_WORD = 4000
 
@@ -196,7 +197,7 @@ def _read_provenance(value: object, key: str, where: str) -> dict[str, Mapping[s
     table = _read_table(value, key, where)
     flat: dict[str, Mapping[str, str]] = {}
     for number, entry in table.items():
-        if number == "dense_flops_per_s":
+        if number in RATE_TABLES:
             rates = _read_table(entry, f"{key}.{number}", where)
             flat.update({f"{number}.{dtype}": rate_entry for dtype, rate_entry in rates.items()})
         else:
@@ -222,7 +223,7 @@ _READERS: Mapping[str, Callable[[object, str, str], Any]] = {
     **dict.fromkeys(COUNT_KEYS, _read_count),
     "roofline_only": _read_flag,
     "aliases": _read_names,
-    "dense_flops_per_s": _read_rates,
+    **dict.fromkeys(RATE_TABLES, _read_rates),
     "provenance": _read_provenance,
     "sources": _read_sources,
 }

@@ -43,6 +43,7 @@ ARCHITECTURES = (
 )
 
 SCOPES = ("card", "die", "package")
+RATE_TABLES = ("dense_flops_per_s", "sparse_flops_per_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Device:
         vendor: Maker.
         architecture: Family that shares kernels and behaviour: ``volta``, ``ampere``, ``ada``, ``hopper``, ``cdna3``...
         dense_flops_per_s: Dense matrix rate by dtype. [flop/s]
+        sparse_flops_per_s: Matrix rate by dtype with 2:4 structured sparsity, as sheets advertise it; nothing is priced
+            with it. [flop/s]
         memory_bytes: Capacity. [byte]
         memory_bandwidth_bytes_per_s: Main memory bandwidth. [byte/s]
         memory_kind: What it is made of, such as ``HBM3``.
@@ -75,6 +78,7 @@ class Device:
             one direction. [byte/s]
         compute_capability: Vendor's version of the instruction set.
         scope: What the numbers are of: ``card``, ``die``, ``package``.
+        num_dies: Dies with matrix units that the numbers are of together, where they are more than one.
         peak_mismatch: Why num_sms x tensor_fma_per_sm_per_clock x 2 x boost_clock_hz misses the fp16 rate by more than
             1 %; empty where it does not.
         roofline_only: No tiles and waves can be modelled; predictions are bounds and say so.
@@ -93,6 +97,7 @@ class Device:
     dense_flops_per_s: Mapping[str, float]
     memory_bytes: float
     memory_bandwidth_bytes_per_s: float
+    sparse_flops_per_s: Mapping[str, float] = field(default_factory=dict)
     memory_kind: str = ""
     num_sms: int | None = None
     boost_clock_hz: float | None = None
@@ -109,6 +114,7 @@ class Device:
     host_bandwidth_bytes_per_s: float | None = None
     compute_capability: str = ""
     scope: str = "card"
+    num_dies: int | None = None
     peak_mismatch: str = ""
     roofline_only: bool = False
     aliases: tuple[str, ...] = ()
@@ -143,7 +149,7 @@ class Device:
         found: dict[str, float] = {}
         for spec in fields(self):
             value = getattr(self, spec.name)
-            if spec.name == "dense_flops_per_s":
+            if spec.name in RATE_TABLES:
                 found.update({f"{spec.name}.{dtype}": rate for dtype, rate in value.items()})
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 found[spec.name] = value

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 _TEMPLATE = """\
 # A device of your own. Values are in SI base units: bytes, bytes per second, FLOP/s, Hz, W.
-# Give dense rates only, never the sparse ones. Leave out what the data sheet does not say: a number that is not
-# here is unknown, and asking for it is an error, so nothing is ever predicted from a guess.
+# Sheets like to print sparse rates, twice the dense ones: those have a table of their own. Leave out what the sheet
+# does not say: a number that is not here is unknown, and asking for it is an error, so nothing is ever predicted from
+# a guess.
 name = "my-device-80gb"        # lower case, words joined by '-'
 title = "My Device 80 GB"      # name to print
 vendor = "Somebody"
 architecture = "other"         # or the family it shares kernels with: ampere, hopper, cdna3, ...
 scope = "card"                 # what the numbers are of: card, die or package
+# num_dies = 2                         # only where the numbers are of several dies together
 
 memory_bytes = 80e9                    # 80 GB
 memory_bandwidth_bytes_per_s = 2.0e12  # 2.0 TB/s
@@ -35,6 +37,10 @@ tensor_fma_per_sm_per_clock = 1024     # dense fp16 fused multiply-adds of one S
 fp16 = 307.2e12
 bf16 = 307.2e12
 # also: fp32, tf32, fp8, int8, fp4
+
+# What the sheet gives with 2:4 sparsity, if anything; shown by mfu, never used in a prediction:
+# [sparse_flops_per_s]
+# bf16 = 614.4e12
 
 # Where the numbers come from is welcome, one entry per number:
 # [provenance]

@@ -11,6 +11,7 @@ from shapewright.report.design_review import memory_chart, waterfall_figure
 from shapewright.report.page import Figure, Section, Table, Words, table_of
 from shapewright.report.utilization import (
     convention_columns,
+    peak_columns,
     reachable_columns,
     reachable_words,
     utilization_facts,
@@ -99,7 +100,11 @@ def utilization_sections(found: Utilization) -> list[Section]:
     facts = Table(
         "Utilization", ("what", "measured"), tuple(utilization_facts(found).items()), words=("what", "measured")
     )
-    sections: list[Section] = [facts, table_of("By FLOP convention", convention_columns(found))]
+    sections: list[Section] = [
+        facts,
+        table_of("By FLOP convention", convention_columns(found)),
+        table_of("By peak", peak_columns(found)),
+    ]
     if found.waterfall:
         sections.append(waterfall_figure(found))
         named = [column for column in waterfall_columns(found) if column.name]  # the figure has the bars

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
-from shapewright.utilization import MODEL_PART
+from shapewright.utilization import MODEL_PART, describe_peak
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # Losses below this share of the step are left out of the table for a person; the JSON has them all.
 _SHOWN_FROM_FRACTION = 0.0005
 _BAR_CHARACTERS = 40
-
-_SPARSE_WORDS = "not in the device file: dense peaks only; dividing by a 2:4 sparse peak, twice as high, halves MFU"
 
 
 def utilization_to_json(found: Utilization) -> dict[str, Any]:
@@ -41,12 +39,12 @@ def utilization_to_json(found: Utilization) -> dict[str, Any]:
         "tokens_per_s_per_device": found.tokens_per_s / found.num_devices,
         "device": {"name": found.device.name, "title": found.device.title, "scope": found.device.scope},
         "peak_flops_per_s": found.peak_flops_per_s,
-        "peak_kind": f"dense {found.workload.dtype}, per {found.device.scope}",
+        "peak_kind": describe_peak(found.device, found.workload.dtype),
         "other_peaks": {
             kind: {"peak_flops_per_s": peak, "mfu": chosen.model_flops_per_s_per_device / peak}
             for kind, peak in found.other_peaks.items()
         },
-        "sparse_peak_flops_per_s": None,
+        "sparse_peak_flops_per_s": found.device.sparse_flops_per_s.get(found.workload.dtype),
         "conventions": {
             result.name: {
                 "formula": result.formula,
@@ -130,19 +128,22 @@ def utilization_facts(found: Utilization) -> dict[str, str]:
         "model rate": format_rate(chosen.model_flops_per_s_per_device),
         "tokens/s": format_count(found.tokens_per_s),
         "tokens/s/device": f"{found.tokens_per_s / found.num_devices:,.0f}",
-        "peak": f"{format_rate(found.peak_flops_per_s)}, dense {found.workload.dtype}, per {found.device.scope}",
+        "peak": f"{format_rate(found.peak_flops_per_s)}, {describe_peak(found.device, found.workload.dtype)}",
     }
 
 
 def _print_conventions(found: Utilization, console: Console) -> None:
     print_table(convention_columns(found), console)
-    for kind, peak in found.other_peaks.items():
-        rate = found.result.model_flops_per_s_per_device
-        console.print(
-            f"by the peak of another scope ({kind}, {format_rate(peak)}): MFU {format_percent(rate / peak)}",
-            style="dim",
-        )
-    console.print(f"sparse peak: {_SPARSE_WORDS}", style="dim", soft_wrap=True)
+    console.print()
+    print_table(peak_columns(found), console)
+
+
+def peak_columns(found: Utilization) -> list[Column]:
+    """The peak that MFU is a fraction of, and those that others divide by, as the columns of a table."""
+    peaks = {f"{describe_peak(found.device, found.workload.dtype)} *": found.peak_flops_per_s, **found.other_peaks}
+    rate = found.result.model_flops_per_s_per_device
+    rows = [[kind, format_rate(peak), format_percent(rate / peak)] for kind, peak in peaks.items()]
+    return columns_of(rows, (("peak", 0, True), ("rate", 0, False), ("MFU", 0, False)))
 
 
 def convention_columns(found: Utilization) -> list[Column]:
