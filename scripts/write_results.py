@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import readme_claims
 from page_blocks import refresh_blocks
 from write_pages import accuracy_facts, markdown_table
 
@@ -62,7 +63,7 @@ def main() -> int:
 
 def refresh(text: str) -> str:
     """A page with every result made anew."""
-    for name, table in {"accuracy": accuracy_table, "devices": devices_table}.items():
+    for name, table in BLOCKS.items():
         marks = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         text = marks.sub(lambda found, table=table: f"{found[1]}\n{table()}\n\n{found[2]}", text)
     return refresh_blocks(text)
@@ -122,6 +123,17 @@ def devices_table() -> str:
 def shorten(names: list[str]) -> str:
     """The first of many names."""
     return ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
+
+
+BLOCKS = {
+    "accuracy": accuracy_table,
+    "devices": devices_table,
+    "odd-width": readme_claims.odd_width,
+    "paper": readme_claims.paper,
+    "beyond": readme_claims.beyond,
+    "software": readme_claims.software,
+}
+"""What stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``."""
 
 
 if __name__ == "__main__":

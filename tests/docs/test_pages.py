@@ -73,6 +73,15 @@ def test_stale_readme_is_noticed(before: str, after: str, tmp_path: Path) -> Non
     assert "make docs" in outcome.stderr
 
 
+def test_numbers_of_the_readme_are_made() -> None:
+    """Outside of code and of generated parts the README has no share, factor, time or rate."""
+    text = re.sub(r"<!-- begin (\S+) -->.*?<!-- end \1 -->", "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    prose = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+
+    claims = r"\d(?: ?%|x\b| (?:ms|us|s|times)\b|[^.\n]*(?:a|per) second)|(?:tau|error|factor) \d"
+    assert re.findall(claims, prose) == []
+
+
 def test_stale_page_is_noticed(tmp_path: Path) -> None:
     """A page that is missing or changed fails the check."""
     assert run_script("write_pages.py", "--output", str(tmp_path)).returncode == 0

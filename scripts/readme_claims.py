@@ -1,0 +1,83 @@
+"""What the README claims in numbers: each made from predictions, records and results as they are today."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from write_pages import markdown_table
+
+import shapewright
+from shapewright.config import count_parameters, read_model
+from shapewright.perf.software import TUNED, load_software, software_names
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+# Rows of the bars that speak of what no kernel table does, in the README's words.
+_BEYOND = {
+    "GEMM, unseen device": "products on a device that nobody measured: each left out in turn, bf16, mean error",
+    "layer GEMMs of another collector": "products measured by others (vidur), after one factor a device, mean error",
+    "paper's layers, unfused; flash": "whole layers of the paper on A100, mean error: unfused; flash attention",
+    "published training throughput": "published training throughput, mean error",
+    "ranking regret": "shape chosen among products alike in work, slower than the best: median; p90",
+    "90 % interval": "tables whose 90 % interval holds 85 to 95 % of the rows",
+}
+_MODEL, _DEVICE = "llama-3-8b", "h100-sxm-80gb"
+
+
+def odd_width() -> str:
+    """What one element more in every width costs."""
+    even = read_model(_MODEL).config
+    changes = {"hidden_size": even.hidden_size + 1, "head_dim": even.head_dim, "v_head_dim": even.v_head_dim}
+    steps = [shapewright.predict(_MODEL, device=_DEVICE, overrides=changed) for changed in ({}, changes)]
+    more = count_parameters(steps[1].config).total / count_parameters(steps[0].config).total - 1.0
+    slower = steps[1].step_time_s / steps[0].step_time_s
+    return (
+        f"Llama-3-8B with `hidden_size` {even.hidden_size + 1} instead of {even.hidden_size} has {100 * more:.2f} % "
+        f"more parameters, and is predicted to take {slower:.1f} times as long on an H100."
+    )
+
+
+def paper() -> str:
+    """The change of heads as the paper measured it, beside the prediction."""
+    heads, *_ = json.loads((DOCS / "study.json").read_text(encoding="utf-8"))["measured"]
+    return (
+        f"The paper measured that change of heads at {heads['measured']:.2f}x for a layer's forward pass; predicted "
+        f"are {heads['predicted']:.2f}x. [More such pairs](docs/study.md)"
+    )
+
+
+def beyond() -> str:
+    """How far predictions hold where nothing was fitted, and plain roofline beside them."""
+    results = json.loads((DOCS / "accuracy_results.json").read_text(encoding="utf-8"))
+    reached = {bar["what"]: bar["reached"] for bar in results["bars"]}
+    rows = [[words, reached[what]] for what, words in _BEYOND.items()]
+    products = next(table for table in results["tables"] if table["table"] == "gemm")
+    rows.append(
+        [
+            "all measured products, fitted ones too: mean error, and that of max(FLOPs / peak, bytes / bandwidth)",
+            f"{100 * products['mean']:.1f} %, {100 * products['roofline']:.0f} %",
+        ]
+    )
+    return markdown_table(["judged on", f"reached, {results['date']}"], rows)
+
+
+def software() -> str:
+    """Generations of training software, with the errors of models left out of their fits."""
+    rows = []
+    for name in software_names():
+        if name == TUNED:
+            continue
+        found = load_software(name)
+        held_out: dict[str, Any] = found.provenance["reports"]["held out"]
+        rows.append(
+            [
+                f"`{name}`: {found.title}",
+                str(held_out["rows"]),
+                f"{100 * held_out['mean_absolute_error']:.1f} %",
+                re.split(r"[:;.] ", found.provenance["why"])[0],
+            ]
+        )
+    return markdown_table(["software", "rows", "mean error", "what differs"], rows)
