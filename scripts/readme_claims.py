@@ -77,7 +77,7 @@ def software() -> str:
                 f"`{name}`: {found.title}",
                 str(held_out["rows"]),
                 f"{100 * held_out['mean_absolute_error']:.1f} %",
-                re.split(r"[:;.] ", found.provenance["why"])[0],
+                re.split(r"[;.] ", found.provenance["why"])[0],
             ]
         )
     return markdown_table(["software", "rows", "mean error", "what differs"], rows)

@@ -35,7 +35,7 @@ WORKLOADS = (
     {"phase": "train", "recompute": "full", "global_batch_size": 32},
     {"phase": "train", "offload_activations": True, "offload_optimizer": True},
     {"phase": "prefill", "seq_len": 1024},
-    {"phase": "decode", "context_len": 3000},
+    {"phase": "decode", "context_len": 500},
 )
 FOLLOWERS = {"v_head_dim": "head_dim", "embedding_size": "hidden_size"}
 
