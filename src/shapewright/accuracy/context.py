@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -126,10 +126,12 @@ class Context:
             kind: Kind of operation.
             device: The device.
             older_software: The rows were timed with libraries older than the record's. Their heuristics were others, so
-                what was learned of today's is left aside (docs/decisions/0003).
+                what was learned of today's is left aside (docs/decisions/0003), and the interval is that of older
+                software. Records without anything learned were fitted on such rows: nothing changes.
         """
-        physics_only = self.physics_only or older_software
-        record = load_record(kind, device, uncalibrated=self.uncalibrated, physics_only=physics_only)
+        record = load_record(kind, device, uncalibrated=self.uncalibrated, physics_only=self.physics_only)
+        if older_software and load_record(kind, device, uncalibrated=self.uncalibrated).residual is not None:
+            record = replace(record, residual=None, older_software=True)
         if self.uncalibrated and device.name in record.devices:
             self.note(f"{kind} on {device.name}: no other device has a record, so its own is used after all")
         return record

@@ -145,17 +145,17 @@ def _pointwise(rows: Array, tokens: Array, h: Array, f: Array, num_inputs: Array
 def _price_block(block: Block, device: Device, dtype: str, library: str, context: Context) -> Prices:
     record, pointwise = context.record("moe", device), context.record("pointwise", device)
     # A benchmark runs one block again and again: what fits the cache is found there.
-    prices = [
-        *(price_grouped_gemm(product, device, record, hot_cache=True, library=library) for product in block.products),
-        *(price_pointwise(operation, device, pointwise) for operation in block.pointwise),
-    ]
+    products = [price_grouped_gemm(part, device, record, hot_cache=True, library=library) for part in block.products]
+    others = [price_pointwise(operation, device, pointwise) for operation in block.pointwise]
+    products_s = np.asarray(sum(price.time_s for price in products))
     idle_s = block.idle_bytes * read_idle_row_share(record, dtype, library) / device.memory_bandwidth_bytes_per_s
+    predicted_s = products_s + np.asarray(sum(price.time_s for price in others)) + idle_s
     flops = sum(np.asarray(product.flops) for product in block.products)
     moved = sum(np.asarray(split_evenly(product).num_bytes) for product in block.products)
-    # Ends of intervals add up as if all parts erred alike.
+    # A record's residuals are those of whole blocks, so the ends of its products' intervals hold for all of a block.
     return Prices(
-        predicted=np.asarray(sum(price.time_s for price in prices) + idle_s),
-        low=np.asarray(sum(price.low_s for price in prices) + idle_s),
-        high=np.asarray(sum(price.high_s for price in prices) + idle_s),
+        predicted=predicted_s,
+        low=predicted_s * np.asarray(sum(price.low_s for price in products)) / products_s,
+        high=predicted_s * np.asarray(sum(price.high_s for price in products)) / products_s,
         roofline=np.asarray(roofline_s(flops, moved, device, dtype)),
     )

@@ -97,37 +97,59 @@ def error_summary(predicted: Array, measured: Array) -> dict[str, float]:
     }
 
 
-def interval_of(predicted: Array, measured: Array, coverage: float = COVERAGE) -> dict[str, list[float]]:
-    """Quantiles of measured / predicted by decade of predicted time, for a 90 % interval.
+def interval_of(
+    predicted: Array,
+    measured: Array,
+    coverage: float = COVERAGE,
+    *,
+    edges_s: Sequence[float] = _DECADES_S,
+    fewest: int = _FEWEST_RESIDUALS,
+) -> dict[str, list[float]]:
+    """Quantiles of measured / predicted by regime of predicted time, for a 90 % interval.
 
     Args:
         predicted: Times of rows that the fit has not seen. [s]
         measured: Their measurements. [s]
         coverage: Share of these rows to cover; above 0.9 where rows are not independent.
+        edges_s: Ends of regimes; by default decades. [s]
+        fewest: Rows that a regime needs; with fewer it is joined with the next.
     """
     ratio = measured / predicted
-    edges: list[float] = []
-    low: list[float] = []
-    high: list[float] = []
-    begin = 0.0
     tail = (1.0 - coverage) / 2.0
-    for edge in (*_DECADES_S, np.inf):
+    edges, regimes = regimes_of(predicted, edges_s, fewest)
+    low = [_round(min(upper_quantile(-ratio[inside], 1.0 - tail) * -1.0, 1.0)) for inside in regimes]
+    high = [_round(max(upper_quantile(ratio[inside], 1.0 - tail), 1.0)) for inside in regimes]
+    return {"edges_s": edges, "low": low, "high": high}
+
+
+def regimes_of(predicted: Array, edges_s: Sequence[float], fewest: int) -> tuple[list[float], list[NDArray[np.bool_]]]:
+    """Edges between regimes of predicted time and the rows of each; regimes with too few rows are joined with the next.
+
+    Args:
+        predicted: Predicted times. [s]
+        edges_s: Ends of regimes to try, rising. [s]
+        fewest: Rows that a regime needs.
+    """
+    edges: list[float] = []
+    regimes: list[NDArray[np.bool_]] = []
+    begin = 0.0
+    for edge in (*edges_s, np.inf):
         inside = (predicted > begin) & (predicted <= edge)
         rest = predicted > edge
-        if inside.sum() < _FEWEST_RESIDUALS and edge != np.inf:
+        if inside.sum() < fewest and edge != np.inf:
             continue
-        if edge == np.inf or rest.sum() < _FEWEST_RESIDUALS:
-            inside = predicted > begin
-        # Finite-sample correction of split conformal prediction: the (n + 1) quantile.
-        count = int(inside.sum())
-        share = min(1.0, (1.0 - tail) * (count + 1) / count)
-        low.append(_round(min(np.quantile(ratio[inside], 1.0 - share), 1.0)))
-        high.append(_round(max(np.quantile(ratio[inside], share), 1.0)))
-        if edge == np.inf or rest.sum() < _FEWEST_RESIDUALS:
+        if edge == np.inf or rest.sum() < fewest:
+            regimes.append(predicted > begin)
             break
+        regimes.append(inside)
         edges.append(edge)
         begin = edge
-    return {"edges_s": edges, "low": low, "high": high}
+    return edges, regimes
+
+
+def upper_quantile(values: Array, share: float) -> float:
+    """Quantile with the finite-sample correction of split conformal prediction: the (n + 1) quantile."""
+    return float(np.quantile(values, min(1.0, share * (len(values) + 1) / len(values))))
 
 
 def coverage_of(interval: Mapping[str, list[float]], predicted: Array, measured: Array) -> float:

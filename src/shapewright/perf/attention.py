@@ -17,8 +17,8 @@ from shapewright.hardware import load_device
 from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
 from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
 from shapewright.perf.attention_prefill import estimate_prefill
-from shapewright.perf.attention_sections import Section, choose_kernels, choose_section, read_kernel
-from shapewright.perf.gemm import interval_factors
+from shapewright.perf.attention_sections import ASSUMED_WIDENING, Section, choose_kernels, choose_section, read_kernel
+from shapewright.perf.intervals import interval_factors
 from shapewright.perf.price import Price
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 # Makers whose chips run tiles on multiprocessors with an exponential unit each; others get their roofline.
 _TILE_VENDORS = ("NVIDIA", "AMD")
-# Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
-_ASSUMED_WIDENING = 1.6
-# Further widening of decode with another family's record, whose libraries split and combine keys in another way: 90 %
-# of the rows of A100, L40S and B200, each priced with its neighbour's record, lie inside with it.
-_FAR_DECODE_WIDENING = 1.45
 # Clock where the sheet gives none: only overheads of some microseconds depend on it. [Hz]
 _ASSUMED_CLOCK_HZ = 1.6e9
 
@@ -105,7 +100,7 @@ def price_attention(
         fresh = _estimate(operation, shape, rates, (section, str(name)), hot_cache=hot_cache)
         columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns["total_s"], floor_s)
-    widening = record.interval_widening * (1.0 if section.is_own and not operation.is_backward else _ASSUMED_WIDENING)
+    widening = ASSUMED_WIDENING if operation.is_backward else 1.0
     return Price(
         time_s=_plain(time_s),
         low_s=_plain(np.maximum(time_s * columns["low"] ** widening, floor_s)),
@@ -149,9 +144,8 @@ def _estimate(
                 hot_cache=hot_cache,
                 head_dims=prefill.kernel_head_dims,
             )
-        is_far_decode = phase == "decode" and section.record.transfer == "generic"
-        widening = _FAR_DECODE_WIDENING if is_far_decode else 1.0
-        low, high = interval_factors(section.interval(name, phase), times.total_s, widening)
+        interval = section.interval(name, phase)
+        low, high = interval_factors(interval.quantiles, times.total_s, interval.widening)
         fresh = {
             "total_s": times.total_s,
             "compute_s": times.compute_s,

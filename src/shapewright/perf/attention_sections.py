@@ -17,15 +17,19 @@ from shapewright.errors import CalibrationError
 from shapewright.perf.attention_decode import DecodeParameters
 from shapewright.perf.attention_kernels import pad_head, read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
+from shapewright.perf.intervals import choose_interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.perf.attention_kernels import AttentionShape
     from shapewright.perf.calibration import CalibrationRecord
+    from shapewright.perf.intervals import Interval
 
 # Widest head of the FlashAttention kernels; wider ones run another kernel of the library. [element]
 WIDEST_FLASH_HEAD = 256
+# Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
+ASSUMED_WIDENING = 1.6
 # What a kernel's name contains, and its family; the first that fits. flash_attention, fa2 and fa3 are what is left.
 _FAMILIES = (("triton", "triton"), ("trtllm", "trtllm"), ("flashinfer", "flashinfer"), ("fa4", "fa4"))
 # Flashinfer decodes few query heads per key-value head without tensor cores, one head and several in different kernels:
@@ -42,13 +46,17 @@ class Section:
         record: The record that holds it.
         library: Library and version; empty for the default one.
         name: Element formats, such as ``16bit_kv8``.
+        wanted: Element formats that are priced with it.
         is_own: Whether these formats were measured, not others.
+        knows_library: Whether its library is the one that runs, or none was named.
     """
 
     record: CalibrationRecord
     library: str
     name: str
+    wanted: str
     is_own: bool
+    knows_library: bool = True
 
     @property
     def content(self) -> Mapping[str, Any]:
@@ -58,11 +66,15 @@ class Section:
         found: Mapping[str, Any] = sections[self.name]
         return found
 
-    def interval(self, kernel: str, phase: str) -> Mapping[str, Any]:
-        """Residual quantiles of a kernel in a phase."""
-        path = f"{self.name}/{kernel}/{phase}"
-        found: Mapping[str, Any] = self.record.interval[f"{self.library}/{path}" if self.library else path]
-        return found
+    def interval(self, kernel: str, phase: str) -> Interval:
+        """The interval of a kernel in a phase, as it is used here."""
+        path = f"{self.library}/{self.name}/{kernel}/{phase}" if self.library else f"{self.name}/{kernel}/{phase}"
+        formats = (f"{phase}/{self.wanted}", phase)
+        found = choose_interval(
+            self.record, self.record.interval[path], path, formats, knows_library=self.knows_library
+        )
+        is_measured = self.is_own or found.format == formats[0]
+        return found if is_measured else found._replace(widening=found.widening * ASSUMED_WIDENING)
 
 
 def kernel_family(kernel: str) -> str:
@@ -85,13 +97,26 @@ def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library:
     wanted = "fp8" if dtype == "fp8" else "16bit" if kv_bits >= 16 else "16bit_kv8"
     is_measured = dtype not in ("fp32", "tf32") and kv_bits >= 8
     if wanted in record.parameters.get("libraries", {}).get(library, {}):
-        return Section(record, library, wanted, is_measured)
+        return Section(record, library, wanted, wanted, is_measured)
     for name in (wanted, "16bit_kv8", "16bit"):
         if name in record.parameters["sections"]:
-            return Section(record, "", name, is_measured and name == wanted)
+            measured = _libraries_of(record, name)
+            is_known = not library or not measured or library in measured
+            return Section(record, "", name, wanted, is_measured and name == wanted, is_known)
     raise CalibrationError(
         f"attention record {record.id} has no section {wanted!r} nor '16bit'; run scripts/calibrate_attention.py"
     )
+
+
+def _libraries_of(record: CalibrationRecord, section: str) -> set[str]:
+    """Libraries that a default section was fitted to; none where the record does not say."""
+    reports: Mapping[str, Any] = record.provenance.get("reports", {})
+    return {
+        library
+        for path, report in reports.items()
+        if path.startswith(f"{section}/")
+        for library in report.get("libraries", ())
+    }
 
 
 def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> NDArray[np.str_]:

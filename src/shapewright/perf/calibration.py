@@ -15,6 +15,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -38,9 +39,13 @@ ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
 }
 GENERIC_KIN = ("ampere",)
 
-# How much wider the logarithmic interval becomes with distance; leave-one-device-out residuals replace these
-# when they are larger (see docs/decisions).
+# How much wider the logarithmic interval becomes with distance where no residuals of devices left out say it
+# (perf.intervals).
 TRANSFER_WIDENING: Mapping[str, float] = {"exact": 1.0, "architecture": 1.6, "generic": 2.5}
+
+SIBLING_FACTOR = 1.5
+"""Devices of an architecture whose numbers of SMs or memory bandwidths differ by more have intervals as wide as those
+of another family's record: the siblings that were measured, H100 and H200, differ by 1.43 in bandwidth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +64,9 @@ class CalibrationRecord:
         transfer: ``exact``, ``architecture`` (a sibling's record) or ``generic`` (another family's).
         residual: What the parameters' formulas leave over: ``file`` of tables, and the narrower ``interval`` of prices
             that are corrected by them. None where nothing was learned, or physics alone is asked for.
+        borrower: The device that borrows it; empty where it is exact.
+        is_distant: The borrower is of the measured device's architecture, and yet another machine (see SIBLING_FACTOR).
+        older_software: It prices what ran older software than was measured, whose intervals are wider.
     """
 
     id: str
@@ -71,11 +79,19 @@ class CalibrationRecord:
     provenance: Mapping[str, Any]
     transfer: str = "exact"
     residual: Mapping[str, Any] | None = None
+    borrower: str = ""
+    is_distant: bool = False
+    older_software: bool = False
+
+    @property
+    def distance(self) -> str:
+        """How far the priced device is from the measured one: a key of TRANSFER_WIDENING."""
+        return "generic" if self.is_distant else self.transfer
 
     @property
     def interval_widening(self) -> float:
         """Factor on the logarithm of the interval's ends for a borrowed record."""
-        return TRANSFER_WIDENING[self.transfer]
+        return TRANSFER_WIDENING[self.distance]
 
     @property
     def label(self) -> str:
@@ -101,7 +117,19 @@ def load_record(
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if physics_only and own.residual else own
-    return _choose_record(kind, device.name, device.architecture, uncalibrated, physics_only)
+    record = _choose_record(kind, device.name, device.architecture, uncalibrated, physics_only)
+    if record.transfer == "architecture" and not _are_siblings(device, load_device(record.device)):
+        return replace(record, is_distant=True)
+    return record
+
+
+def _are_siblings(one: Device, other: Device) -> bool:
+    """Whether two devices of an architecture are about as large and as fast."""
+    pairs = (
+        (one.num_sms, other.num_sms),
+        (one.memory_bandwidth_bytes_per_s, other.memory_bandwidth_bytes_per_s),
+    )
+    return all(not a or not b or max(a / b, b / a) <= SIBLING_FACTOR for a, b in pairs)
 
 
 @cache
@@ -119,14 +147,14 @@ def _choose_record(
     strangers = [record for record in records if name not in record.devices]
     for record in strangers:
         if record.architecture == architecture:
-            return replace(record, transfer="architecture")
+            return replace(record, transfer="architecture", borrower=name)
     for kin in ARCHITECTURE_KIN.get(architecture, GENERIC_KIN) + GENERIC_KIN:
         for record in strangers:
             if record.architecture == kin:
-                return replace(record, transfer="generic")
+                return replace(record, transfer="generic", borrower=name)
     if strangers or records:
         # With one record in all there is nobody else to ask: it counts as another family's.
-        return replace((strangers or records)[0], transfer="generic")
+        return replace((strangers or records)[0], transfer="generic", borrower=name)
     raise CalibrationError(f"no {kind} calibration record to price {name} with; run scripts/calibrate_{kind}.py")
 
 

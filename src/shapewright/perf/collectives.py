@@ -22,8 +22,8 @@ import numpy as np
 
 from shapewright.errors import CalibrationError, UnknownRateError
 from shapewright.operations.collective import HOST_OPS
-from shapewright.perf.gemm import interval_factors
 from shapewright.perf.host import price_host
+from shapewright.perf.intervals import choose_interval, interval_factors
 from shapewright.perf.price import Price, split_rows
 
 if TYPE_CHECKING:
@@ -139,8 +139,9 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
     together = ranks > 1.0
     start_s, transfer_s, floor_s = (np.where(together, part, 0.0) for part in (start_s, transfer_s, floor_s))
     time_s = np.maximum(start_s + transfer_s, floor_s)
-    widening = np.where(crosses, _ASSUMED_WIDENING, 1.0) * record.interval_widening
-    low, high = interval_factors(record.interval, time_s, widening)
+    interval = choose_interval(record, record.interval, "collectives")
+    widening = np.where(crosses, _ASSUMED_WIDENING, 1.0) * interval.widening
+    low, high = interval_factors(interval.quantiles, time_s, widening)
     return {
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),

@@ -164,13 +164,17 @@ def _price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
     blocks = [_by_menu(price, products.rows(slice(start, start + ROWS_PER_BLOCK)), section) for start in starts]
     columns = blocks[0] if len(blocks) == 1 else _join_blocks(blocks)
     time_s = np.maximum(columns.pop("time_s"), floor_s)
-    low, high = interval_factors(section.interval, time_s, job.widening)
+    low, high = section.interval.factors(time_s, job.widening)
+    is_batch = products.batch > 1.0
+    if section.batched_interval is not None and is_batch.any():
+        ends = section.batched_interval.factors(time_s, job.widening)
+        low, high = (np.where(is_batch, *pair) for pair in zip(ends, (low, high), strict=True))
     correction = np.ones_like(time_s)
     if job.residual is not None:
         logs, weight = _learned(products, job.residual)
         corrected_s = np.maximum(time_s * np.exp(logs), floor_s)
         correction, time_s = corrected_s / time_s, corrected_s
-        near_low, near_high = interval_factors(section.residual_interval, time_s, job.widening)
+        near_low, near_high = section.residual_interval.factors(time_s, job.widening)
         low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
     return {
         "time_s": time_s,
@@ -219,15 +223,3 @@ def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> dict[st
         **dict.fromkeys(unknown, zero),
         **dict.fromkeys(neutral, one),
     }
-
-
-def interval_factors(interval: Any, time_s: Array, widening: float | Array) -> tuple[Array, Array]:
-    """Ends of the 90 % interval as factors on a predicted time, by regime of that time.
-
-    Args:
-        interval: ``edges_s`` between regimes, and per regime ``low`` and ``high``, quantiles of measured / predicted.
-        time_s: Predicted times. [s]
-        widening: Factor on their logarithms, 1 or more, for borrowed records.
-    """
-    regime = np.searchsorted(interval["edges_s"], time_s)
-    return np.asarray(interval["low"])[regime] ** widening, np.asarray(interval["high"])[regime] ** widening

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.perf.intervals import Interval, choose_interval, find_group
 from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
@@ -50,34 +51,43 @@ ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
 class Section(NamedTuple):
-    """What prices one dtype: its own section of a record, or its nearest kin's."""
+    """What prices one dtype: its own section of a record, or its nearest kin's.
+
+    Attributes:
+        parameters: Fitted numbers.
+        batched: Those of batches of products, if they have their own.
+        dtype: Format that they were fitted on.
+        interval: Of prices by physics alone.
+        batched_interval: Of batches, where they were measured.
+        residual: What was learned beyond physics.
+        residual_interval: Of prices with it.
+    """
 
     parameters: GemmParameters
     batched: GemmParameters | None
     dtype: str
-    interval: Mapping[str, Any]
+    interval: Interval
+    batched_interval: Interval | None
     residual: ResidualTable | None
-    residual_interval: Mapping[str, Any]
+    residual_interval: Interval
 
 
-# Unfolded sections by record, library, dtype and whether physics stands alone. Records ship with the package: a few
-# dozen at most.
-_SECTIONS: dict[tuple[str, str, str, bool], Section] = {}
+# Unfolded sections by what chooses them. Records ship with the package: a few dozen at most.
+_SECTIONS: dict[tuple[str | bool, ...], Section] = {}
 
 
 def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
-    """Find the section of a dtype or of its nearest kin; unfolded once per record.
+    """Find the section of a dtype or of its nearest kin; unfolded once per record and use.
 
     A library that the record does not know is priced as the middle of all.
     """
-    # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
-    residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
-    key = (record.id, library, dtype, residual is None)
+    use = (record.residual is None, record.borrower, record.is_distant, record.older_software)
+    key = (record.id, library, dtype, *use)
     if key not in _SECTIONS:
         own = record.parameters["libraries"].get(library, {})
         for name in (dtype, *DTYPE_KIN[dtype]):
             if name in own or name in record.parameters["dtypes"]:
-                _SECTIONS[key] = _read_section(record, residual, name, library if name in own else "")
+                _SECTIONS[key] = _read_section(record, dtype, name, library, name in own)
                 break
         else:
             raise CalibrationError(
@@ -87,20 +97,45 @@ def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     return _SECTIONS[key]
 
 
-def _read_section(record: CalibrationRecord, residual: Mapping[str, Any] | None, dtype: str, library: str) -> Section:
-    """Unfold a section that the record has; of all libraries together if ``library`` is empty."""
+def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: str, is_own: bool) -> Section:
+    """Unfold a section that the record has.
+
+    Args:
+        record: The record.
+        wanted: Format to price.
+        dtype: Format of the section.
+        library: Library that runs; empty if none was named.
+        is_own: Whether the record has a section of that library; otherwise that of all libraries together counts.
+    """
+    # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
+    residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
+    name = section_name(dtype, library if is_own else "")
 
     def part(whole: Mapping[str, Any]) -> Any:
-        return (whole["libraries"][library] if library else whole["dtypes"])[dtype]
+        return (whole["libraries"][library] if is_own else whole["dtypes"])[dtype]
 
+    def interval_of(own: Mapping[str, Any], section: str) -> Interval:
+        found = choose_interval(record, own, section, (wanted, dtype), knows_library=is_own or not library)
+        is_measured = _same_kernels(wanted, dtype) or found.format == wanted
+        return found if is_measured else found._replace(widening=found.widening * _DTYPE_WIDENING)
+
+    own = part(record.interval)
     return Section(
         parameters=read_parameters(part(record.parameters)),
         batched=read_batched_parameters(part(record.parameters)),
         dtype=dtype,
-        interval=part(record.interval),
-        residual=load_residuals(residual["file"]).get(section_name(dtype, library)) if residual else None,
-        residual_interval=part(residual["interval"]) if residual else {},
+        interval=interval_of(own, name),
+        batched_interval=_batched_interval(record, dtype),
+        residual=load_residuals(residual["file"]).get(name) if residual else None,
+        residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
     )
+
+
+def _batched_interval(record: CalibrationRecord, dtype: str) -> Interval | None:
+    """Interval of batches of products: the device's own, or that of the devices where they were measured."""
+    if record.kind != "gemm" or record.transfer != "exact":
+        return None
+    return find_group(record.kind, (f"own/{record.id}/{dtype}, batches", "batches"))
 
 
 def _same_kernels(one: str, other: str) -> bool:
@@ -119,7 +154,7 @@ class GemmJob(NamedTuple):
         section: What the record says; None where the roofline is all there is.
         rates: The device's rates.
         residual: Learned correction, if there is one for these products.
-        widening: Factor on the logarithm of the interval's ends.
+        widening: Factor on the logarithm of the interval's ends, besides the section's own.
         label: What to show beside a number.
     """
 
@@ -165,7 +200,7 @@ def make_gemm_job(
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
         batched = section.batched and _with_hot_cache(section.batched)
         section = section._replace(parameters=_with_hot_cache(section.parameters), batched=batched)
-    widening = record.interval_widening * (1.0 if same else _DTYPE_WIDENING)
+    widening = 1.0
     label = record.label if same else f"{record.label}, fractions of {section.dtype}"
     if weight_dtype:
         widening *= _STORED_WIDENING

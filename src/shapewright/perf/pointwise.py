@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError
-from shapewright.perf.gemm import interval_factors
+from shapewright.perf.intervals import interval_factors
 from shapewright.perf.price import Price, split_rows
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR
 

@@ -1,0 +1,438 @@
+"""Fit the intervals of src/shapewright/perf/data/intervals from rows that no fit of the records saw.
+
+    python scripts/calibrate_intervals.py --data DIR [--kind gemm]
+
+Run it last, whenever a record was fitted anew: it prices the measured tables of DIR with the records as they are, and
+asks how far the rows lie off that no fit saw, that another library ran, or whose device is left out. Groups are
+explained in ``shapewright.perf.intervals``, what was tried in docs/decisions/0012-intervals.md. Needs the ``fit``
+extra; two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from interval_rows import (
+    FOLDS,
+    attention_layouts,
+    collective_cells,
+    expert_layouts,
+    halves,
+    paper_product_rows,
+    price_rows,
+    read_table,
+    renamed,
+    sampled,
+    unseen_rows,
+    words_of,
+)
+from record_file import RECORDS
+
+from shapewright.accuracy.columns import Columns
+from shapewright.dtypes import get_dtype
+from shapewright.fit.intervals import (
+    Interval,
+    form_of,
+    pool,
+    spread_over,
+    stretch,
+    stretch_scores,
+    stretches,
+    widened,
+)
+from shapewright.fit.logs import HELD_OUT_FOLD, tidy
+from shapewright.hardware import find_measured_device, load_device
+from shapewright.perf.attention_kernels import AttentionShape
+from shapewright.perf.attention_sections import choose_kernels, choose_section
+from shapewright.perf.calibration import load_record
+
+KINDS = ("gemm", "attention", "moe", "collectives")
+ATTENTION_TABLES = ("attention_prefill", "attention_decode")
+# Rows of a table that are priced to see how far devices and libraries are apart.
+ROWS_OF_A_TABLE = 150_000
+# A third library lies nearer the middle of two than they lie to each other: with spreads alike and independent, its
+# distance has 3/2 of the variance of one, and theirs has 2.
+THIRD_LIBRARY = np.sqrt(3.0 / 4.0)
+# Regimes of the paper's rows: sweeps of a millisecond, layers of up to a second; a hundred unseen rows a table.
+PAPER_EDGES_S = (1e-3, 1e-2, 1e-1)
+PAPER_FEWEST_ROWS = 60
+
+Groups = dict[str, Interval | None]
+Parts = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def parts_of(rows: pd.DataFrame, by: list[str]) -> Parts:
+    """Predicted and measured times of each distinct combination of words."""
+    return {
+        " ".join(map(str, key)): (part.predicted.to_numpy(), part.measured.to_numpy()) for key, part in rows.groupby(by)
+    }
+
+
+# --- Devices left out ------------------------------------------------------------------------------------------------
+
+
+def transfer_groups(kind: str, rows: pd.DataFrame) -> Groups:
+    """Pools of devices priced without their own record, by how far the lender is and by format.
+
+    Args:
+        kind: Kind of record.
+        rows: Rows priced uncalibrated, with the ``format`` of each as groups are named.
+    """
+    places = {name: load_record(kind, load_device(name), uncalibrated=True).distance for name in rows.device.unique()}
+    rows = rows.assign(place=rows.device.map(places))
+    groups: Groups = {}
+    for place, there in rows.groupby("place"):
+        formats = sorted(set(there.format) - {""})
+        for name in ("", *formats, *sorted({entry.split("/")[0] for entry in formats if "/" in entry})):
+            here = there[(there.format == name) | there.format.str.startswith(f"{name}/")] if name else there
+            full = f"{place}/{name}" if name else str(place)
+            groups |= left_out_in_turn(full, parts_of(here, ["device"]))
+    return groups
+
+
+def left_out_in_turn(name: str, parts: Parts) -> Groups:
+    """A pool of all parts and, for each of them, one without it; all as much wider as unseen parts ask for."""
+    spread = spread_over(parts)
+    groups: Groups = {name: widened(pool(list(parts.values()), both_ways=True), spread)}
+    for left_out in parts:
+        others = [rows for part, rows in parts.items() if part != left_out]
+        groups[f"{name}/without {left_out}"] = widened(pool(others, both_ways=True), spread) if others else None
+    return groups
+
+
+# --- Sections themselves ---------------------------------------------------------------------------------------------
+
+
+def own_groups(rows: pd.DataFrame, regime: str) -> tuple[Groups, dict[str, Any]]:
+    """Intervals of sections: the form of rows the fit saw, stretched by what the unseen ones of a regime ask for.
+
+    Args:
+        rows: Rows with ``path`` (name of the group), ``regime_s`` (time that chooses the regime), ``is_unseen`` and
+            ``half``.
+        regime: Column whose words share a stretch, such as the phase.
+
+    Returns:
+        The groups, and the coverage of unseen rows by stretches from the other half of their shapes.
+    """
+    forms = {
+        path: form_of(part.regime_s.to_numpy(), (part.measured / part.predicted * part.regime_s).to_numpy())
+        for path, part in rows[~rows.is_unseen].groupby("path")
+    }
+    unseen = rows[rows.is_unseen & rows.path.isin(forms)].copy()
+    unseen["scores"] = np.nan
+    for path, part in unseen.groupby("path"):
+        scaled = (part.measured / part.predicted * part.regime_s).to_numpy()
+        unseen.loc[part.index, "scores"] = stretch_scores(forms[path], part.regime_s.to_numpy(), scaled)
+    groups: Groups = {}
+    judged = []
+    for word, part in unseen.groupby(regime):
+        factors = stretches(part.scores.to_numpy(), part.regime_s.to_numpy())
+        groups |= {
+            path: stretch(forms[path], factors)
+            for path in rows.loc[rows[regime] == word, "path"].unique()
+            if path in forms
+        }
+        for half in (0, 1):
+            others, these = part[part.half != half], part[part.half == half]
+            if len(others) and len(these):
+                factors = stretches(others.scores.to_numpy(), others.regime_s.to_numpy())
+                at = np.searchsorted(factors["edges_s"], these.regime_s)
+                judged.append(these.assign(covered=these.scores <= np.asarray(factors["factor"])[at]))
+    return groups, summary(pd.concat(judged))
+
+
+def summary(judged: pd.DataFrame) -> dict[str, Any]:
+    """Coverage of judged rows: all, by device, dtype and library, and the cells outside 85 to 95 %."""
+    cells = judged.groupby(["table", "device", "dtype", "library"]).covered.agg(["mean", "size"])
+    cells = cells[cells["size"] >= 200]
+    outside = cells[(cells["mean"] < 0.85) | (cells["mean"] > 0.95)]
+    return {
+        "rows": len(judged),
+        "covered": round(float(judged.covered.mean()), 3),
+        "cells": len(cells),
+        "cells_inside": len(cells) - len(outside),
+        "outside": {" ".join(map(str, key)): round(float(row["mean"]), 3) for key, row in outside.iterrows()},
+    }
+
+
+# --- Kinds -----------------------------------------------------------------------------------------------------------
+
+
+def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Products: batches, the paper's devices, other libraries, older software, devices left out."""
+    groups: Groups = {}
+    paper = pd.concat(list(paper_product_rows(folder)), ignore_index=True)
+    for (device, is_batch), part in paper.groupby(["device", "is_batch"]):
+        record = load_record("gemm", load_device(str(device)))
+        if is_batch or record.residual is None:  # devices of the paper alone; others have their single products' rows
+            section = f"{next(iter(record.parameters['dtypes']))}{', batches' if is_batch else ''}"
+            parts = parts_of(part.assign(origin=part.table.str.split("/").str[0]), ["origin"])
+            groups[f"own/{record.id}/{section}"] = pool(
+                list(parts.values()), edges_s=PAPER_EDGES_S, fewest=PAPER_FEWEST_ROWS
+            )
+    a100 = paper[paper.device == "a100-sxm-40gb"]
+    groups["batches"] = pool(list(parts_of(a100[a100.is_batch], ["table"]).values()))
+
+    unseen = unseen_rows(folder, "gemm")
+    swapped = pd.concat(swapped_libraries("gemm", unseen), ignore_index=True)
+    swapped["format"] = swapped.dtype.map(lambda word: get_dtype(word).name)
+    groups |= library_groups(swapped)
+
+    older = price_rows("linear_layers", read_table(folder, "linear_layers"))
+    older = older[older.table == "linear_layers"].assign(origin=older.part.str.split().str[0])
+    older = pd.concat([older, a100[~a100.is_batch].assign(origin=a100.table.str.split("/").str[0])])
+    parts = parts_of(older, ["origin"])
+    groups["older software"] = widened(pool(list(parts.values())), spread_over(parts))
+
+    far = price_rows("gemm", sampled(unseen, ROWS_OF_A_TABLE), uncalibrated=True)
+    far["format"] = far.dtype.map(lambda word: get_dtype(word).name)
+    far = pd.concat([far, far_paper_rows(folder)], ignore_index=True)
+    groups |= transfer_groups("gemm", far)
+    return groups, {}
+
+
+def far_paper_rows(folder: Path) -> pd.DataFrame:
+    """The paper's sweeps on devices that no other table has, priced uncalibrated."""
+    rows = price_rows("paper_gemm", read_table(folder, "paper_gemm"), uncalibrated=True)
+    rows = rows[~rows.device.str.startswith("a100")]
+    return rows.assign(format=rows.dtype)
+
+
+def swapped_libraries(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
+    """Rows of each library, priced with the section of every other one of its device."""
+    libraries = words_of(columns, "library")
+    devices = words_of(columns, "device")
+    for device in sorted(set(devices)):
+        here = sorted(set(libraries[devices == device]))
+        for measured, priced in product(here, here):
+            if measured != priced:
+                chosen = columns.take((devices == device) & (libraries == measured))
+                yield price_rows(name, renamed(chosen, library=lambda _, word=priced: word))  # type: ignore[misc]
+
+
+def library_groups(rows: pd.DataFrame) -> Groups:
+    """Pools of libraries priced with another's section, by device and format, by format, and of all."""
+    groups: Groups = {}
+    formats = sorted({*rows.format, *(name.split("/")[0] for name in rows.format)})
+    for place, there in (
+        ("other library", rows),
+        *((f"other library/{device}", part) for device, part in rows.groupby("device")),
+    ):
+        for name in ("", *formats):
+            here = there[(there.format == name) | there.format.str.startswith(f"{name}/")] if name else there
+            if len(here):
+                parts = parts_of(here, ["device", "library"])
+                groups[f"{place}/{name}" if name else str(place)] = widened(pool(list(parts.values())), THIRD_LIBRARY)
+    return groups
+
+
+def attention_rows(columns: Columns, table: str, **context: Any) -> Iterator[pd.DataFrame]:
+    """Rows with the kernel that each call takes: head width, group and phase decide it."""
+    numbers = columns.numbers
+    group = np.minimum(numbers["num_heads"] / numbers["num_kv_heads"], 4.0)
+    group = np.where(group == 3.0, 2.0, group)
+    is_token = numbers["query_len"] == 1.0
+    for width, size, token in product(np.unique(numbers["head_dim"]), np.unique(group), (False, True)):
+        chosen = columns.take((numbers["head_dim"] == width) & (group == size) & (is_token == token))
+        if chosen.num_rows:
+            rows = price_rows(table, chosen, **context)
+            yield rows.assign(width=width, group=size, phase="decode" if token else "prefill")
+
+
+def attention_format(dtype: str, phase: str) -> str:
+    """Element formats as attention sections are named, after the phase."""
+    arithmetic, _, cache = dtype.partition("+")
+    return f"{phase}/{'fp8' if arithmetic == 'fp8' else '16bit_kv8' if cache else '16bit'}"
+
+
+def attention_path(device: str, dtype: str, library: str, kernel: str, width: float, group: float, phase: str) -> str:
+    """Group of the section and kernel that price a call."""
+    record = load_record("attention", load_device(device))
+    arithmetic, _, cache = dtype.partition("+")
+    bits = 8 if cache or arithmetic == "fp8" else 16
+    section = choose_section(get_dtype(arithmetic).name, bits, record, library)
+    one = np.ones(1)
+    shape = AttentionShape(
+        batch_size=one, query_len=one, kv_len=one, num_heads=group * one, num_kv_heads=one, head_dim=width * one,
+        v_head_dim=width * one, window_size=0.0 * one, causal=True, element_bytes=2.0, kv_element_bytes=2.0,
+    )  # fmt: skip
+    name = str(choose_kernels(shape, section, kernel)[0])
+    path = f"{section.library}/{section.name}" if section.library else section.name
+    return f"own/{record.id}/{path}/{name}/{phase}"
+
+
+def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Fused attention: its sections, other libraries, devices left out."""
+    own, far, swapped = [], [], []
+    for table in ATTENTION_TABLES:
+        columns = read_table(folder, table)
+        is_unseen, half = FOLDS[table](columns) == HELD_OUT_FOLD, halves(attention_layouts(columns))
+        for chosen, unseen, side in ((~is_unseen, False, 0), *((is_unseen & (half == h), True, h) for h in (0, 1))):
+            own += [rows.assign(is_unseen=unseen, half=side) for rows in attention_rows(columns.take(chosen), table)]
+        some = sampled(columns.take(is_unseen), ROWS_OF_A_TABLE)
+        far += list(attention_rows(some, table, uncalibrated=True))
+        for other in other_attention_libraries(some):
+            swapped += list(attention_rows(other, table))
+    rows = pd.concat(own, ignore_index=True)
+    keys = ["device", "dtype", "library", "part", "width", "group", "phase"]
+    names = {key: attention_path(*key) for key in rows[keys].drop_duplicates().itertuples(index=False, name=None)}
+    rows["path"] = [names[key] for key in rows[keys].itertuples(index=False, name=None)]
+    rows["regime_s"] = rows.predicted
+    groups, report = own_groups(rows, "phase")
+    for collected, make in ((swapped, library_groups), (far, lambda found: transfer_groups("attention", found))):
+        found = pd.concat(collected, ignore_index=True)
+        pairs = zip(found.dtype, found.phase, strict=True)
+        found["format"] = [attention_format(dtype, phase) for dtype, phase in pairs]
+        groups |= make(found)  # type: ignore[operator]
+    return groups, report
+
+
+def other_attention_libraries(columns: Columns) -> Iterator[Columns]:
+    """Rows under the name of a library that is not theirs, by device.
+
+    The default sections are the newest vllm's: they price every name that a record does not know. Its own rows are
+    priced with the other library's sections, under that one's kernels of the same width.
+    """
+    devices, libraries = words_of(columns, "device"), words_of(columns, "library")
+    for device in sorted(set(devices)):
+        record = load_record("attention", find_measured_device(device))
+        others = [name for name in record.parameters["libraries"] if name in set(libraries[devices == device])]
+        here = (devices == device) & np.isin(libraries, others)
+        yield renamed(columns.take(here), library=lambda _: "another", kernel=lambda _: "another")
+        for other in others:
+            rest = columns.take((devices == device) & (libraries != other))
+            yield renamed(rest, library=lambda _, word=other: word, kernel=lambda _: "")  # type: ignore[misc]
+
+
+def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Expert blocks: their sections, other libraries, devices left out."""
+    columns = read_table(folder, "moe")
+    is_unseen, half = FOLDS["moe"](columns) == HELD_OUT_FOLD, halves(expert_layouts(columns))
+    own = []
+    kernels = words_of(columns, "kernel")
+    for kernel in sorted(set(kernels)):
+        for chosen, unseen, side in ((~is_unseen, False, 0), *((is_unseen & (half == h), True, h) for h in (0, 1))):
+            found = columns.take((kernels == kernel) & chosen)
+            if found.num_rows:
+                own.append(price_rows("moe", found).assign(is_unseen=unseen, half=side, kernel=kernel))
+    rows = pd.concat(own, ignore_index=True)
+    names = ["device", "dtype", "library", "kernel"]
+    paths = {key: expert_path(*key) for key in rows[names].drop_duplicates().itertuples(index=False, name=None)}
+    rows["path"] = [paths[key] for key in rows[names].itertuples(index=False, name=None)]
+    # Intervals are chosen by the time of a product, of which a block has two.
+    rows["regime_s"] = rows.predicted / 2.0
+    groups, report = own_groups(rows[rows.path != ""], "table")
+    for device in rows.device.unique():
+        groups |= default_groups(load_record("moe", load_device(device)), groups)
+
+    some = sampled(columns.take(is_unseen), ROWS_OF_A_TABLE)
+    unnamed = renamed(some, library=lambda _: "another", kernel=lambda _: "another")
+    is_rare = rows.is_unseen & (rows.path == "")
+    is_default = np.array([word.startswith("vllm") for word in words_of(some, "library")])
+    frames = [price_rows("moe", unnamed.take(~is_default)), rows[is_rare].assign(library="rare kernels")]
+    for kernel in sorted({word for word in kernels if word.startswith("sglang")}):
+        for library in sorted(set(words_of(columns, "library")[kernels == kernel])):
+            devices = {
+                device
+                for device, word, used in zip(
+                    words_of(columns, "device"), words_of(columns, "library"), kernels, strict=True
+                )
+                if word == library and used == kernel
+            }
+            chosen = some.take(is_default & np.isin(words_of(some, "device"), sorted(devices)))
+            frames.append(
+                price_rows("moe", renamed(chosen, library=lambda _, w=library: w, kernel=lambda _, w=kernel: w))
+            )  # type: ignore[misc]
+    for found, make in (
+        (pd.concat(frames, ignore_index=True), library_groups),
+        (price_rows("moe", some, uncalibrated=True), lambda found: transfer_groups("moe", found)),
+    ):
+        groups |= make(
+            found.assign(  # type: ignore[operator]
+                format=found.dtype.map(lambda word: get_dtype(word).name),
+                predicted=found.predicted / 2.0,
+                measured=found.measured / 2.0,
+            )
+        )
+    return groups, report
+
+
+def expert_path(device: str, dtype: str, library: str, kernel: str) -> str:
+    """Group of the section that prices a block; empty where the record has none of its own."""
+    record = load_record("moe", load_device(device))
+    name, known = get_dtype(dtype).name, record.parameters["libraries"]
+    key = f"{library}/{kernel}"
+    return f"own/{record.id}/{name} of {key}" if name in known.get(key, {}) else ""
+
+
+def default_groups(record: Any, groups: Groups) -> Groups:
+    """The groups of the sections that price models, which are those of one library's kernel."""
+    found: Groups = {}
+    for dtype, words in record.provenance.get("defaults", {}).items():
+        own = groups.get(f"own/{record.id}/{dtype} of {words.removeprefix(f'{dtype}, ')}")
+        if own is not None:
+            found[f"own/{record.id}/{dtype}"] = own
+    return found
+
+
+def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Collectives: their records, devices left out."""
+    columns = read_table(folder, "collectives")
+    is_unseen, half = FOLDS["collectives"](columns) == HELD_OUT_FOLD, halves(collective_cells(columns))
+    own = [
+        price_rows("collectives", columns.take(chosen)).assign(is_unseen=unseen, half=side)
+        for chosen, unseen, side in ((~is_unseen, False, 0), *((is_unseen & (half == h), True, h) for h in (0, 1)))
+    ]
+    rows = pd.concat(own, ignore_index=True)
+    paths = {name: f"own/{load_record('collectives', load_device(name)).id}/collectives" for name in set(rows.device)}
+    groups, report = own_groups(rows.assign(path=rows.device.map(paths), regime_s=rows.predicted), "table")
+    far = price_rows("collectives", columns, uncalibrated=True)
+    return groups | transfer_groups("collectives", far.assign(format="")), report
+
+
+MAKERS: Mapping[str, Callable[[Path], tuple[Groups, dict[str, Any]]]] = {
+    "gemm": gemm_groups,
+    "attention": attention_groups,
+    "moe": expert_groups,
+    "collectives": collective_groups,
+}
+
+
+def write_groups(kind: str, groups: Groups, report: dict[str, Any]) -> Path:
+    """Write the groups of a kind, one a line."""
+    head = {
+        "kind": kind,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": f"python scripts/calibrate_intervals.py --data DIR --kind {kind}",
+        "held_out": report,
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(tidy(value))}" for name, value in sorted(groups.items())]
+    path = RECORDS / "intervals" / f"{kind}.json"
+    path.parent.mkdir(exist_ok=True)
+    body = json.dumps(head, indent=1)[:-2]
+    path.write_text(f'{body},\n "groups": {{\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    """Fit and write the groups of every kind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="may be given again; default: all")
+    given = parser.parse_args()
+    for kind in given.kind or KINDS:
+        # Own groups are made of what records say without them.
+        groups, report = MAKERS[kind](given.data)
+        print(write_groups(kind, groups, report), len(groups), "groups", json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

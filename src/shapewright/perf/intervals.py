@@ -1,0 +1,134 @@
+"""Which residuals make the interval of a price: those of its own record, or measured ones of records used from afar.
+
+A record's interval holds the residuals of its own section: same device, library and format. It says little where the
+section is used for something else, so ``data/intervals/<kind>.json`` has residuals of each such case, in groups:
+
+    own/RECORD/SECTION                  the section itself, where rows that no fit saw ask for other ends
+    batches                             batches of products, on a device that none were measured on
+    other library/DEVICE/FORMAT         one library's rows, priced with the other's section
+    older software/FORMAT               a collection of software older than the record's
+    architecture/FORMAT                 a device's rows, priced with a record of its family
+    generic/FORMAT                      the same with a record of another family
+
+``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of the last two have a twin ``.../without DEVICE``, made of
+the other devices alone: who prices a measured device as if nobody had measured it gets that one, and where it is null
+(there are no others) the next name counts. ``scripts/calibrate_intervals.py`` writes the files
+(docs/decisions/0012-intervals.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shapewright.errors import CalibrationError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.perf.calibration import CalibrationRecord
+
+    Array = NDArray[np.float64]
+
+OTHER_LIBRARY_WIDENING = 1.6
+"""Factor on the logarithm of an interval's ends for a library that the record does not know, where no group says more.
+Judgement, as TRANSFER_WIDENING is."""
+
+_FOLDER = "data/intervals"
+
+
+class Interval(NamedTuple):
+    """Residual quantiles, and how much they are to be widened.
+
+    Attributes:
+        quantiles: ``edges_s`` between regimes of predicted time [s], and per regime ``low`` and ``high``, quantiles of
+            measured / predicted.
+        widening: Factor on their logarithms.
+        format: Element format whose residuals they are; empty for those of a record, or of all formats.
+    """
+
+    quantiles: Mapping[str, Any]
+    widening: float
+    format: str = ""
+
+    def factors(self, time_s: Array, widening: float = 1.0) -> tuple[Array, Array]:
+        """Its ends as factors on predicted times, widened further."""
+        return interval_factors(self.quantiles, time_s, self.widening * widening)
+
+
+def interval_factors(interval: Mapping[str, Any], time_s: Array, widening: float | Array) -> tuple[Array, Array]:
+    """Ends of the 90 % interval as factors on a predicted time, by regime of that time.
+
+    Args:
+        interval: ``edges_s`` between regimes, and per regime ``low`` and ``high``, quantiles of measured / predicted.
+        time_s: Predicted times. [s]
+        widening: Factor on their logarithms, 1 or more, for borrowed records.
+    """
+    regime = np.searchsorted(interval["edges_s"], time_s)
+    return np.asarray(interval["low"])[regime] ** widening, np.asarray(interval["high"])[regime] ** widening
+
+
+def choose_interval(
+    record: CalibrationRecord,
+    own: Mapping[str, Any],
+    section: str,
+    formats: Sequence[str] = (),
+    *,
+    knows_library: bool = True,
+) -> Interval:
+    """The interval of a section as it is used here.
+
+    Args:
+        record: The record that prices.
+        own: The record's own interval of the section.
+        section: Name of the section within the record.
+        formats: What the section computes, nearest first, as groups are named.
+        knows_library: Whether the section is that of the library that runs, or none was named.
+    """
+    if record.transfer != "exact":
+        # A sibling's record with another library is as far as another family's: both are wrong about something.
+        place = record.distance if knows_library else "generic"
+        found = find_group(record.kind, (place,), formats, (f"/without {record.borrower}", ""))
+        return found or Interval(own, record.interval_widening)
+    if record.older_software:
+        return find_group(record.kind, ("older software",), formats) or Interval(own, OTHER_LIBRARY_WIDENING)
+    if not knows_library:
+        places = (f"other library/{record.device}", "other library")
+        return find_group(record.kind, places, formats) or Interval(own, OTHER_LIBRARY_WIDENING)
+    return find_group(record.kind, (f"own/{record.id}",), (section,)) or Interval(own, 1.0)
+
+
+def find_group(
+    kind: str, places: Iterable[str], formats: Sequence[str] = (), endings: Iterable[str] = ("",)
+) -> Interval | None:
+    """First group that there is: of a place with a format, then of a place alone; for each the first ending counts."""
+    groups = read_groups(kind)
+    for place in places:
+        for name in (*formats, ""):
+            names = (f"{place}/{name}{ending}" if name else f"{place}{ending}" for ending in endings)
+            known = next((groups[full] for full in names if full in groups), None)
+            if known is not None:
+                return Interval(known, 1.0, name)
+    return None
+
+
+@cache
+def read_groups(kind: str) -> Mapping[str, Mapping[str, Any] | None]:
+    """Groups of a kind of record by name; none where the package has no file of them.
+
+    Raises:
+        CalibrationError: the file is malformed.
+    """
+    path = resources.files("shapewright.perf") / _FOLDER / f"{kind}.json"
+    if not path.is_file():
+        return {}
+    try:
+        groups: Mapping[str, Mapping[str, Any] | None] = json.loads(path.read_text(encoding="utf-8"))["groups"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CalibrationError(f"intervals of {kind} are malformed: {error!r}; write them anew") from error
+    return groups
