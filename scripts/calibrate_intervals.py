@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from calibrate_collectives import ONE_MACHINE_GROUPS
 from interval_rows import (
     FOLDS,
     attention_layouts,
@@ -395,6 +396,9 @@ def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     paths = {name: f"own/{load_record('collectives', load_device(name)).id}/collectives" for name in set(rows.device)}
     groups, report = own_groups(rows.assign(path=rows.device.map(paths), regime_s=rows.predicted), "table")
     far = price_rows("collectives", columns, uncalibrated=True)
+    # Groups that say more of one machine than of its links, as the records hold them apart.
+    for name, sizes in ONE_MACHINE_GROUPS.items():
+        far = far[~((far.device == name) & far.part.str.endswith(tuple(f" x{size}" for size in sizes)))]
     return groups | transfer_groups("collectives", far.assign(format="")), report
 
 

@@ -15,6 +15,7 @@ from shapewright.lowering import (
     spare_layers,
 )
 from shapewright.operations import Collective, Gemm, GroupedGemm
+from shapewright.perf.calibration import UNCALIBRATED
 from shapewright.perf.pricing import price_operations
 from shapewright.perf.software import TUNED_SOFTWARE, Software
 
@@ -27,9 +28,16 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 
-ERROR_CORRELATION = 0.5
-"""Correlation of the errors of one step's operations. Assumed halfway: one device's record errs alike for all of them,
-each shape errs on its own."""
+ERROR_CORRELATION = 0.3
+"""Correlation of the errors of one step's operations: what a record gets wrong alike for all, and not shape by shape.
+
+Measured as the share of variance between libraries: 0.19 for products priced for no library in particular, 0.29 priced
+for another one; whole layers of the paper ask for 0.15 to 0.3 (docs/decisions/0012-intervals.md).
+"""
+
+BORROWED_ERROR_CORRELATION = 0.5
+"""The same with another device's record: 0.3 for attention, 0.5 for products, 0.7 for experts where each measured
+device is left out in turn."""
 
 
 BESIDE_PRODUCTS = "products"
@@ -93,18 +101,18 @@ def add_up(
         if operation.stage == "every" and is_weight_gradient(operation):
             sums[WEIGHT_GRADIENTS] += total_s
         if total_s > 0.0:
+            shared = error_correlation(price)
             for side, end in enumerate((price.low_s, price.high_s)):
                 width = total_s * abs(float(end) / float(price.time_s) - 1.0)
-                spread_alone[side] += width**2
-                spread_together[side] += width
+                spread_alone[side] += (1.0 - shared) * width**2
+                spread_together[side] += sqrt(shared) * width
         if operation.pass_name == "forward" and operation.stage == "every":
             layer_forward_s += total_s
     passes = num_microbatches(workload, layout)
     step_s, bubble_s = join_stages(sums, passes, layout)
     scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
     below, above = (
-        scale * sqrt((1.0 - ERROR_CORRELATION) * alone + ERROR_CORRELATION * together**2)
-        for alone, together in zip(spread_alone, spread_together, strict=True)
+        scale * sqrt(alone + together**2) for alone, together in zip(spread_alone, spread_together, strict=True)
     )
     return StepTimes(
         step_s=step_s,
@@ -113,6 +121,11 @@ def add_up(
         bubble_s=bubble_s,
         layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
     )
+
+
+def error_correlation(price: Price) -> float:
+    """Correlation of an operation's error with those of the others of its step."""
+    return BORROWED_ERROR_CORRELATION if price.calibration.startswith(UNCALIBRATED) else ERROR_CORRELATION
 
 
 def add_up_passes(

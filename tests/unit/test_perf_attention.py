@@ -265,8 +265,12 @@ def test_library_picks_its_kernels() -> None:
 
 
 def test_unknown_library_is_priced_as_models_are() -> None:
-    """A library that no table holds gets the default kernels."""
-    assert price("l40s", library="someone 1.0") == price("l40s")
+    """A library that no table holds gets the default kernels, and a wider interval: its own may be others."""
+    stranger, usual = price("l40s", library="someone 1.0"), price("l40s")
+
+    assert stranger.time_s == usual.time_s
+    assert stranger.high_s / stranger.low_s > 1.2 * usual.high_s / usual.low_s
+    assert price("l40s", library="vllm 0.24.0") == usual
 
 
 def test_kernel_picks_among_those_of_one_width() -> None:

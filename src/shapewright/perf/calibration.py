@@ -39,6 +39,9 @@ ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
 }
 GENERIC_KIN = ("ampere",)
 
+UNCALIBRATED = "uncalibrated"
+"""How the label of a price begins that no measurement of its device stands behind."""
+
 # How much wider the logarithmic interval becomes with distance where no residuals of devices left out say it
 # (perf.intervals).
 TRANSFER_WIDENING: Mapping[str, float] = {"exact": 1.0, "architecture": 1.6, "generic": 2.5}
@@ -96,7 +99,7 @@ class CalibrationRecord:
     @property
     def label(self) -> str:
         """What to show beside a number: the id, or ``uncalibrated`` and whose record was borrowed."""
-        return self.id if self.transfer == "exact" else f"uncalibrated (borrows {self.id})"
+        return self.id if self.transfer == "exact" else f"{UNCALIBRATED} (borrows {self.id})"
 
 
 def load_record(

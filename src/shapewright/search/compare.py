@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import erf, exp, log, sqrt
 from typing import TYPE_CHECKING, Any
 
-from shapewright.adding_up import ERROR_CORRELATION
+from shapewright.adding_up import error_correlation
 from shapewright.perf.price import GemmPrice
 from shapewright.search.pricing import price_key
 
@@ -77,7 +77,8 @@ def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool
     ours, theirs = _half_widths(baseline), _half_widths(candidate)
     alone = sum((ours.get(key, 0.0) - theirs.get(key, 0.0)) ** 2 for key in {*ours, *theirs})
     together = (sum(ours.values()) - sum(theirs.values())) ** 2
-    half_width = sqrt((1.0 - ERROR_CORRELATION) * alone + ERROR_CORRELATION * together)
+    shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
+    half_width = sqrt((1.0 - shared) * alone + shared * together)
     if half_width == 0.0:
         probability = 0.5 if factor == 1.0 else float(factor > 1.0)
     else:

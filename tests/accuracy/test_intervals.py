@@ -1,0 +1,103 @@
+"""How often measurements lie inside their 90 % interval, and how wide it is: rows that no fit of the records saw."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from calibration_script import load_script
+from measured import measured_file
+
+from shapewright.fit.intervals import is_inside, pool
+
+TABLES = ("gemm", "attention_prefill", "attention_decode", "moe", "collectives")
+LIMITS: dict[str, Any] = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["interval"]
+# Rows priced for a test; a cell of device, format and library then has some thousands.
+ROWS = 60_000
+FEWEST_ROWS = 200
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script that fits intervals, with the rows it fits them to."""
+    return load_script("calibrate_intervals")
+
+
+@cache
+def unseen(table: str) -> Any:
+    """Unseen rows of a table with their prices."""
+    rows = load_script("interval_rows")
+    folder = measured_file(f"{table}.parquet").parent
+    found = rows.price_rows(table, rows.sampled(rows.unseen_rows(folder, table), ROWS))
+    return found.assign(
+        covered=(found.measured >= found.low) & (found.measured <= found.high), width=np.log(found.high / found.low)
+    )
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_nine_of_ten_unseen_rows_lie_inside(table: str) -> None:
+    """88 to 93 % of a table's unseen rows, and no cell of device, format and library is far off."""
+    rows = unseen(table)
+    cells = rows.groupby(["device", "dtype", "library"]).covered.agg(["mean", "size"])
+    cells = cells[cells["size"] >= FEWEST_ROWS]
+    outside = cells[(cells["mean"] < 0.85) | (cells["mean"] > 0.95)]
+
+    assert 0.88 <= rows.covered.mean() <= 0.93
+    assert len(outside) <= LIMITS["cells_outside"][table], outside.to_string()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_intervals_are_no_wider_than_they_were(table: str) -> None:
+    """Covering by width is no art: the mean logarithmic width stays within its limit."""
+    assert unseen(table).width.mean() <= LIMITS["mean_width"][table]
+
+
+@pytest.mark.parametrize("table", ["gemm", "attention_prefill", "attention_decode", "moe"])
+def test_interval_widens_where_it_must(table: str) -> None:
+    """Short times and long ones are covered alike, within a few percent."""
+    rows = unseen(table)
+    tiny, large = rows[rows.predicted < 2e-5], rows[rows.predicted > 1e-3]
+
+    for part in (tiny, large):
+        assert len(part) < FEWEST_ROWS or part.covered.mean() == pytest.approx(0.9, abs=0.06)
+
+
+@pytest.mark.parametrize("kind", ["attention", "moe", "collectives"])
+def test_stretches_cover_shapes_they_were_not_made_of(kind: str) -> None:
+    """Made of half of the unseen shapes, intervals cover 88 to 93 % of the other half."""
+    folder = Path(__file__).parents[2] / "src/shapewright/perf/data/intervals"
+    report = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))["held_out"]
+
+    assert 0.88 <= report["covered"] <= 0.93
+    assert len(report["outside"]) == report["cells"] - report["cells_inside"]
+    assert report["cells"] - report["cells_inside"] <= LIMITS["crossed_cells_outside"][kind]
+
+
+def test_older_software_covers_a_model_it_was_not_made_of(script: ModuleType) -> None:
+    """Of each model of the collection of 2024, 80 % and more lie inside an interval made of the others."""
+    folder = measured_file("linear_layers.parquet").parent
+    rows = script.price_rows("linear_layers", script.read_table(folder, "linear_layers"))
+    rows = rows[rows.table == "linear_layers"]
+    parts = script.parts_of(rows.assign(model=rows.part.str.split().str[0]), ["model"])
+
+    for name, (predicted, measured) in parts.items():
+        others = pool([times for other, times in parts.items() if other != name])
+        assert is_inside(others, predicted, measured).mean() > 0.80, name
+
+
+def test_devices_left_out_are_covered_in_the_mean(script: ModuleType) -> None:
+    """Priced as if nobody had measured it, with the other devices' intervals, a device's products lie inside."""
+    folder = measured_file("gemm.parquet").parent
+    columns = script.sampled(script.read_table(folder, "gemm"), ROWS)
+    rows = script.price_rows("gemm", columns, uncalibrated=True)
+    rows = rows[rows.dtype == "bf16"].assign(covered=lambda r: (r.measured >= r.low) & (r.measured <= r.high))
+    devices = rows.groupby("device").covered.mean()
+
+    assert 0.85 <= devices.mean() <= 0.98, devices.to_string()
+    assert 1.0 - devices.min() <= LIMITS["uncovered_device"]["gemm"], devices.to_string()

@@ -1,0 +1,162 @@
+"""Which residuals make an interval: own sections, other libraries, older software, siblings and strangers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.operations import Gemm
+from shapewright.perf import intervals
+from shapewright.perf.calibration import TRANSFER_WIDENING, CalibrationRecord, load_record
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.intervals import OTHER_LIBRARY_WIDENING, Interval, choose_interval, find_group, read_groups
+
+OWN = {"edges_s": [], "low": [0.9], "high": [1.1]}
+H100 = load_device("h100-sxm-80gb")
+
+
+def group(high: float) -> dict[str, list[float]]:
+    """A group with one regime."""
+    return {"edges_s": [], "low": [0.5], "high": [high]}
+
+
+GROUPS: dict[str, Any] = {
+    "own/made-up/bf16": group(1.01),
+    "other library/here/bf16": group(1.02),
+    "other library/bf16": group(1.03),
+    "older software": group(1.04),
+    "architecture/bf16": group(1.05),
+    "architecture/bf16/without there": group(1.06),
+    "generic": group(1.07),
+    "generic/fp4": group(1.08),
+    "generic/fp4/without there": None,
+    "generic/fp8/without there": group(1.09),
+}
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups made up for these tests."""
+    monkeypatch.setattr(intervals, "read_groups", lambda _: GROUPS)
+
+
+def record(**fields: Any) -> CalibrationRecord:
+    """A record of a device named here."""
+    base = {
+        "id": "made-up", "kind": "gemm", "device": "here", "devices": ("here",), "architecture": "hopper",
+        "parameters": {}, "interval": {}, "provenance": {},
+    }  # fmt: skip
+    return CalibrationRecord(**{**base, **fields})
+
+
+def chosen(formats: tuple[str, ...] = ("bf16",), *, knows_library: bool = True, **fields: Any) -> Interval:
+    """Interval of the section bf16 of a record."""
+    return choose_interval(record(**fields), OWN, "bf16", formats, knows_library=knows_library)
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize(
+    ("fields", "high"),
+    [
+        ({}, 1.01),
+        ({"id": "refitted"}, 1.1),
+        ({"knows_library": False}, 1.02),
+        ({"knows_library": False, "device": "elsewhere"}, 1.03),
+        ({"older_software": True}, 1.04),
+        ({"transfer": "architecture", "borrower": "anyone"}, 1.05),
+        ({"transfer": "architecture", "borrower": "there"}, 1.06),
+        ({"transfer": "architecture", "borrower": "anyone", "is_distant": True}, 1.07),
+        ({"transfer": "architecture", "borrower": "anyone", "knows_library": False}, 1.07),
+        ({"transfer": "generic", "borrower": "anyone"}, 1.07),
+        ({"transfer": "generic", "borrower": "anyone", "formats": ("fp4", "fp8")}, 1.08),
+        ({"transfer": "generic", "borrower": "there", "formats": ("fp4", "fp8")}, 1.09),
+    ],
+)
+def test_case_finds_its_group(fields: dict[str, Any], high: float) -> None:
+    """Device, library, age and distance choose; a measured device left out gets what the others alone say."""
+    assert chosen(**fields).quantiles["high"] == [high]
+
+
+def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing was measured the record's own interval is widened by a stated factor."""
+    monkeypatch.setattr(intervals, "read_groups", lambda _: {})
+
+    assert chosen() == Interval(OWN, 1.0)
+    assert chosen(knows_library=False).widening == OTHER_LIBRARY_WIDENING
+    assert chosen(transfer="generic", borrower="anyone").widening == TRANSFER_WIDENING["generic"]
+
+
+def test_kinds_without_a_file_have_no_groups() -> None:
+    """Pointwise operations were measured on one device: there is nothing to pool."""
+    assert read_groups("pointwise") == {}
+    assert find_group("pointwise", ("generic",)) is None
+
+
+def test_malformed_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A broken file names its kind."""
+    (tmp_path / "data/intervals").mkdir(parents=True)
+    (tmp_path / "data/intervals/broken.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(intervals.resources, "files", lambda _: tmp_path)
+
+    with pytest.raises(CalibrationError, match="intervals of broken are malformed"):
+        read_groups("broken")
+
+
+@pytest.mark.parametrize("kind", ["gemm", "attention", "moe", "collectives"])
+def test_groups_hold_their_prediction(kind: str) -> None:
+    """Every shipped interval lies around 1, with one pair of ends more than edges, which rise."""
+    found = {name: entry for name, entry in read_groups(kind).items() if entry is not None}
+
+    assert found
+    for name, entry in found.items():
+        assert len(entry["low"]) == len(entry["high"]) == len(entry["edges_s"]) + 1, name
+        assert list(entry["edges_s"]) == sorted(entry["edges_s"]), name
+        assert all(0.0 < low <= 1.0 <= high < 100.0 for low, high in zip(entry["low"], entry["high"], strict=True)), (
+            name
+        )
+
+
+def width(price_record: CalibrationRecord, device: Any = H100, **fields: Any) -> float:
+    """Logarithmic width of the interval of a large product."""
+    sizes = {"m": 8192, "n": 8192, "k": 8192, **fields}
+    library = sizes.pop("library", "")
+    price = price_gemm(Gemm(name="x", **sizes), device, price_record, library=library)
+    return float(np.log(price.high_s / price.low_s))
+
+
+def test_width_grows_with_distance() -> None:
+    """Own library, no library, another library, a sibling, another family: each is less certain."""
+    own = load_record("gemm", H100)
+    far = load_device("a100-sxm-80gb")
+    widths = [
+        width(own, library="vllm 0.24.0"),
+        width(own),
+        width(own, library="someone 1.0"),
+        width(load_record("gemm", H100, uncalibrated=True)),
+        width(load_record("gemm", far, uncalibrated=True), far),
+    ]
+
+    assert widths[0] < widths[1] < widths[2]
+    assert widths[2] < widths[4]
+    assert widths[3] < widths[4]
+
+
+def test_batches_are_less_certain() -> None:
+    """Batches were measured in old logs alone."""
+    own = load_record("gemm", H100)
+
+    assert width(own, m=2048, n=2048, k=128, batch=64) > width(own)
+
+
+def test_sibling_of_another_size_is_far() -> None:
+    """An H100 NVL is an H100; an L4 has not half the multiprocessors of the L40S whose record it borrows."""
+    near, far = (load_record("gemm", load_device(name)) for name in ("h100-nvl-94gb", "l4"))
+
+    assert (near.transfer, near.distance) == ("architecture", "architecture")
+    assert (far.transfer, far.distance) == ("architecture", "generic")
+    assert replace(far, is_distant=False).interval_widening < far.interval_widening
