@@ -11,6 +11,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
@@ -37,6 +39,12 @@ _read_key = {
 # has its own, vectorised road.
 _MOST_DEVICES, _MOST_PRICES = 256, 50_000
 _remembered: dict[tuple[int, bool, bool], tuple[Device, dict[tuple[Any, ...], Price]]] = {}
+
+
+def price_key(operation: Operation) -> tuple[Any, ...]:
+    """What decides the price of an operation: equal keys, equal prices. Sizes may be arrays."""
+    values = _read_key[type(operation)](operation)
+    return (type(operation), *(value.tobytes() if isinstance(value, np.ndarray) else value for value in values))
 
 
 def price_operations(

@@ -135,21 +135,22 @@ def add_to_step(sharding: Array, alone_s: float, shared_s: float) -> None:
 
 
 def add_rows(columns: Sequence[tuple[int, ...]], times_s: Array, rows: NDArray[np.int64], num_rows: int) -> Array:
-    """Add up times by row and column. [rows, columns]
+    """Add up times by row and column. [sizes, rows, columns]
 
     Args:
         columns: Columns that each time belongs to, see columns_of.
-        times_s: Times of all executions of operations. [s]
+        times_s: Times of all executions of operations, of several sizes. [s], [operations, sizes]
         rows: Row of each.
         num_rows: Rows of the result.
     """
     kinds: dict[tuple[int, ...], int] = {}
     codes = np.array([kinds.setdefault(each, len(kinds)) for each in columns])
-    by_kind = np.bincount(rows * len(kinds) + codes, weights=times_s, minlength=num_rows * len(kinds))
+    cells, num_cells = rows * len(kinds) + codes, num_rows * len(kinds)
+    by_kind = np.array([np.bincount(cells, weights=own_s, minlength=num_cells) for own_s in times_s.T])
     spread = np.zeros((len(kinds), len(COLUMNS)))
     for each, code in kinds.items():
         spread[code, list(each)] = 1.0
-    table: Array = by_kind.reshape(num_rows, len(kinds)) @ spread
+    table: Array = by_kind.reshape(-1, num_rows, len(kinds)) @ spread
     return table
 
 

@@ -18,7 +18,7 @@ from shapewright.optimizers import OPTIMIZERS
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.pointwise import price_pointwise
-from shapewright.perf.pricing import price_operations
+from shapewright.perf.pricing import price_key, price_operations
 from shapewright.plan.layers import kinds_of
 from shapewright.plan.matrices import learn_matrices
 from shapewright.plan.space import MODES, ZERO_STAGES
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.lowering import StepParts
     from shapewright.operations import Operation
-    from shapewright.perf.price import Price
+    from shapewright.operations.base import Numeric
     from shapewright.perf.software import Software
     from shapewright.plan.matrices import MatrixSteps
     from shapewright.plan.space import Frame
@@ -176,23 +176,33 @@ class TimesOfFrames:
         )
 
     def _learn(self, families: Sequence[Family]) -> None:
-        """Lower a layer of each kind for families not seen before, and price them together."""
+        """Lower a layer of each kind for families not seen before, and price them together.
+
+        Families that differ in their micro-batch alone are lowered once: a group.
+        """
+        groups: dict[Family, list[Family]] = {}
+        for family in families:
+            groups.setdefault(family._replace(micro_batch_size=1), []).append(family)
         operations: list[Operation] = []
         rows: list[int] = []
         # Operations that run again are those of the forward pass: position, row.
         again: list[tuple[int, int]] = []
         lowered: list[list[StepParts]] = []
         num_kinds = len(self._kinds.counts)
-        per_family = 1 + num_kinds * (1 + len(MODES))
-        for index, family in enumerate(families):
-            lowered.append([self._lower(family, kind) for kind in range(num_kinds)])
+        per_group = 1 + num_kinds * (1 + len(MODES))
+        most_sizes = max(map(len, groups.values()), default=0)
+        for index, (family, members) in enumerate(groups.items()):
+            sizes = [member.micro_batch_size for member in members]
+            # Groups of fewer micro-batches end in copies of their last, so that arrays are of one length.
+            sizes += sizes[-1:] * (most_sizes - len(sizes))
+            lowered.append([self._lower(family, kind, np.array(sizes)) for kind in range(num_kinds)])
             for kind, parts in enumerate(lowered[-1]):
-                row = index * per_family + 1 + kind * (1 + len(MODES))
+                row = index * per_group + 1 + kind * (1 + len(MODES))
                 body = parts.body + parts.backward_of_layers()
                 positions = {id(operation): len(operations) + place for place, operation in enumerate(parts.body)}
                 operations += body
                 # The ends of the model are the same whatever lies between.
-                ends = index * per_family if kind == 0 else -1
+                ends = index * per_group if kind == 0 else -1
                 rows += [row if operation.stage == "every" else ends for operation in body]
                 for mode, word in enumerate(MODES):
                     copies = parts.host_copies(word)
@@ -206,34 +216,47 @@ class TimesOfFrames:
         if not families:
             return
         kept = [position for position, row in enumerate(rows) if row >= 0]
-        operations_s = self._times_of(operations)
+        operations_s = self._times_of(operations, most_sizes)
         entries = np.array([*((position, rows[position]) for position in kept), *again])
         columns = [columns_of(operations[position]) for position in kept]
         columns += [columns_of(operations[position], "recompute") for position, _ in again]
-        table = add_rows(columns, operations_s[entries[:, 0]], entries[:, 1], len(families) * per_family)
-        table = table.reshape(len(families), per_family, len(COLUMNS))
-        for index, family in enumerate(families):
-            kinds = table[index, 1:].reshape(num_kinds, 1 + len(MODES), len(COLUMNS))
+        table = add_rows(columns, operations_s[entries[:, 0]], entries[:, 1], len(groups) * per_group)
+        for index, members in enumerate(groups.values()):
             weights = [{group.name: group.num_weights for group in parts.groups} for parts in lowered[index]]
-            self._passes[family] = _Pass(
-                ends=table[index, 0],
-                layers=kinds[:, 0],
-                recompute=kinds[:, 1:],
-                dense=np.array([float(found["layers"]) for found in weights]),
-                routed=np.array([float(found.get("experts", 0)) for found in weights]),
-                residual_tokens=lowered[index][0].shard.num_residual_tokens,
-                residual_copies=lowered[index][0].shard.num_residual_copies,
-                matrices=learn_matrices(lowered[index], self._times_of) if self._turns_matrices else None,
-            )
+            shard = lowered[index][0].shard
+            common: dict[str, Any] = {
+                "dense": np.array([_first(found["layers"]) for found in weights]),
+                "routed": np.array([_first(found.get("experts", 0)) for found in weights]),
+                "residual_copies": shard.num_residual_copies,
+                "matrices": learn_matrices(lowered[index], self._times_of_matrices) if self._turns_matrices else None,
+            }
+            tokens = np.broadcast_to(shard.num_residual_tokens, most_sizes).tolist()
+            for place, family in enumerate(members):
+                own = table[place, index * per_group : (index + 1) * per_group]
+                kinds = own[1:].reshape(num_kinds, 1 + len(MODES), len(COLUMNS))
+                self._passes[family] = _Pass(
+                    ends=own[0], layers=kinds[:, 0], recompute=kinds[:, 1:], residual_tokens=tokens[place], **common
+                )
 
-    def _times_of(self, operations: Sequence[Operation]) -> Array:
-        """Time of all executions of scalar operations. [s]"""
-        prices = price_operations(operations, self._device, uncalibrated=self._uncalibrated)
+    def _times_of(self, operations: Sequence[Operation], num_sizes: int) -> Array:
+        """Time of all executions of operations, whose sizes are numbers or arrays. [s], [operations, sizes]"""
+        keys = [price_key(operation) for operation in operations]
+        alike = dict(zip(keys, operations, strict=True))
+        singles = [single for operation in alike.values() for single in _single_sizes(operation, num_sizes)]
+        prices = price_operations(singles, self._device, uncalibrated=self._uncalibrated)
+        prices_s = np.array([price.time_s for price in prices]).reshape(len(alike), num_sizes)
+        shown_s = {
+            key: self._time_s(operation, own_s) for (key, operation), own_s in zip(alike.items(), prices_s, strict=True)
+        }
         repeats = np.array([operation.repeats for operation in operations], dtype=float)
-        times_s: Array = np.array([self._time_s(*pair) for pair in zip(operations, prices, strict=True)]) * repeats
+        times_s: Array = np.array([shown_s[key] for key in keys]) * repeats[:, None]
         return times_s
 
-    def _lower(self, family: Family, kind: int) -> StepParts:
+    def _times_of_matrices(self, operations: Sequence[Operation]) -> Array:
+        """Time of all executions of operations that no micro-batch changes. [s], [operations]"""
+        return self._times_of(operations, 1)[:, 0]
+
+    def _lower(self, family: Family, kind: int, batch_sizes: NDArray[np.int64]) -> StepParts:
         """Lower one pass over one layer of a kind; replicas are as many as the experts need."""
         layout = ParallelLayout(
             tensor_parallel=family.tensor_parallel,
@@ -242,10 +265,9 @@ class TimesOfFrames:
             expert_parallel=family.expert_parallel,
             sequence_parallel=family.sequence_parallel,
         )
-        size = family.micro_batch_size
-        workload = replace(
-            self._workload, micro_batch_size=size, global_batch_size=size * layout.data_parallel, recompute="none"
-        )
+        workload = replace(self._workload, micro_batch_size=1, global_batch_size=None, recompute="none")
+        # Unchecked, since a workload takes numbers alone; the lowering takes arrays for what is not a branch.
+        object.__setattr__(workload, "micro_batch_size", batch_sizes)
         parts = lower_parts(
             self._config, workload, layout, node_size=self._device.node_size, counts=self._kinds.counts[kind]
         )
@@ -299,7 +321,7 @@ class TimesOfFrames:
                 assert isinstance(operation, Pointwise), operation
                 record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
                 price = price_pointwise(operation, self._device, record)
-            time_s = np.asarray(self._time_s(operation, price))
+            time_s = np.asarray(self._time_s(operation, price.time_s))
             if isinstance(operation, Collective) and not operation.is_host:
                 # A group of one device sends nothing, and nothing is launched for it.
                 time_s = np.where(operation.num_ranks == 1, 0.0, time_s)
@@ -307,9 +329,23 @@ class TimesOfFrames:
         for column in columns_of(operation):
             total[:, column] += known[key] * operation.repeats
 
-    def _time_s(self, operation: Operation, price: Price) -> Any:
+    def _time_s(self, operation: Operation, time_s: Numeric) -> Any:
         """Time of one execution as the software runs it. [s]"""
-        return self._software.adjusted_s(operation, price.time_s, self._device)
+        return self._software.adjusted_s(operation, time_s, self._device)
+
+
+def _single_sizes(operation: Operation, num_sizes: int) -> list[Operation]:
+    """An operation of each size of one whose sizes are arrays."""
+    arrays = {name: value.tolist() for name, value in vars(operation).items() if isinstance(value, np.ndarray)}
+    if not arrays:
+        return [operation] * num_sizes
+    rows = zip(*arrays.values(), strict=True)
+    return [operation.changed(**dict(zip(arrays, values, strict=True))) for values in rows]
+
+
+def _first(number: Any) -> float:
+    """A number that does not depend on the micro-batch, though it may come as an array over it."""
+    return float(np.ravel(number)[0])
 
 
 _DEGREES = ("tensor_parallel", "data_parallel", "context_parallel", "expert_parallel")
