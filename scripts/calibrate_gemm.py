@@ -14,15 +14,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from gemm_rows import PAPER, SOURCES, layer_rows, paper_rows
+from gemm_paper_fit import fit_paper_device
+from gemm_rows import PAPER, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
 
 from shapewright.fit.gemm import (
-    ALIGNMENT_STARTS,
     FIT_ROWS,
     FIT_SCALE,
     NARROW,
@@ -38,7 +38,6 @@ from shapewright.fit.gemm import (
     fit,
     interval,
     judge,
-    predict_collected,
     predict_rows,
     round_section,
     transform,
@@ -160,79 +159,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = given.device or list(dict.fromkeys(source.device for source in SOURCES))
     for name in chosen:
         device = load_device(name)
-        sections: dict[str, Any] = {}
+        fitted = {source.dtype: fit_source(given.data, source, device) for source in SOURCES if source.device == name}
         libraries: dict[str, Any] = {}
-        provenance: dict[str, Any] = {
-            "command": "python scripts/calibrate_gemm.py --data DIR --device " + name,
-            "date": today,
-            "split": "a fifth of whole (n, k) shapes held out",
-            "sections": {},
-        }
-        intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
-        borrowed = ALIGNMENT_FROM.get(device.architecture)
-        for source in (s for s in SOURCES if s.device == name):
-            own_table = source.table == PAPER
-            factors = (
-                None if own_table else (borrowed_table(borrowed, device.architecture) if borrowed else factor_table({}))
-            )
-            entries = (
-                alignment_entries(ALIGNMENT_STARTS.get(device.architecture, NVIDIA_ALIGNMENT_STARTS), ROLES)
-                if own_table
-                else ()
-            )
-            form = Form(
-                TILES[device.architecture],
-                hot=source.hot_cache,
-                alignment=entries,
-                overhead=own_table,
-                cast=source.dtype in NARROW,
-            )
-            rates = device_rates(device, source.dtype, hot=source.hot_cache)
-            train, held = split_by_shape(source.rows(given.data))
-            x = fit(train, form, rates, source.layout, factors)
-            section, overhead = form.section(x, factors), form.values(x).get("overhead_s", 0.0)
-            predicted = predict_collected(held, form, x, rates, source.layout, factors)
-            report: dict[str, Any] = {
-                "source": source.table,
-                "rows_fitted": min(len(train), FIT_ROWS),
-                "collector_overhead_s": overhead,
-                "held_out": judge(predicted, held.latency_s.to_numpy()),
-            }
-            if own_table:
-                for label, is_slowest in (("held_out_sweeps", False), ("held_out_layers", True)):
-                    part = held.slowest.astype(bool).to_numpy() == is_slowest
-                    report[label] = judge(predicted[part], held.latency_s.to_numpy()[part])
-            if name in ALIGNMENT_SOURCES and source.dtype == "bf16":
-                section["alignment_factor"], report["alignment"] = fit_alignment_table(
-                    given.data, ALIGNMENT_SOURCES[name], device, section
-                )
-                factors = section["alignment_factor"]
-            elif not own_table:
-                report["alignment"] = {"borrowed_from": borrowed}
-            for library in sorted(set(train.library) - {""}):
-                seen, unseen = train[train.library == library], held[held.library == library]
-                own = form.section(fit(seen, form, rates, source.layout, factors, start=x), factors)
-                guess = predict_rows(unseen, own, rates, source.layout)
-                libraries.setdefault(library, {})[source.dtype] = own
-                intervals["libraries"].setdefault(library, {})[source.dtype] = interval(
-                    guess, unseen.latency_s.to_numpy()
-                )
-                report.setdefault("libraries", {})[library] = judge(guess, unseen.latency_s.to_numpy())
-            sections[source.dtype] = section
-            intervals["dtypes"][source.dtype] = interval(predicted, held.latency_s.to_numpy())
-            provenance["sections"][source.dtype] = report
-            print(name, source.dtype, json.dumps(report), flush=True)
+        intervals: dict[str, Any] = {}
+        for dtype, one in fitted.items():
+            for library, (section, ends) in one.libraries.items():
+                libraries.setdefault(library, {})[dtype] = section
+                intervals.setdefault(library, {})[dtype] = ends
         record = {
             "id": f"gemm/{name}/{today}",
             "kind": "gemm",
             "devices": [name, *SHARED_CHIPS.get(name, ())],
             "architecture": device.architecture,
-            "parameters": {"dtypes": sections, "libraries": libraries},
-            "interval": intervals,
-            "provenance": provenance,
+            "parameters": {"dtypes": {dtype: one.section for dtype, one in fitted.items()}, "libraries": libraries},
+            "interval": {"dtypes": {dtype: one.interval for dtype, one in fitted.items()}, "libraries": intervals},
+            "provenance": {
+                "command": "python scripts/calibrate_gemm.py --data DIR --device " + name,
+                "date": today,
+                "split": "a fifth of whole (n, k) shapes held out",
+                "sections": {dtype: one.report for dtype, one in fitted.items()},
+            },
         }
         _write_record(name, record)
     return 0
+
+
+class Fitted(NamedTuple):
+    """What one source taught: a section, its interval, the same by library, and how wrong it is on unseen rows."""
+
+    section: dict[str, Any]
+    interval: dict[str, list[float]]
+    libraries: dict[str, tuple[dict[str, Any], dict[str, list[float]]]]
+    report: dict[str, Any]
+
+
+def fit_source(folder: Path, source: Source, device: Device) -> Fitted:
+    """Fit the section of one dtype on its measured rows."""
+    fitted = (_fit_paper if source.table == PAPER else _fit_libraries)(folder, source, device)
+    print(device.name, source.dtype, json.dumps(fitted.report), flush=True)
+    return fitted
+
+
+def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
+    """Fit on the paper's sweeps and layers."""
+    train, held = split_by_shape(source.rows(folder))
+    section, overhead_s, num_fitted = fit_paper_device(train, source, device)
+    predicted = predict_rows(held, section, device_rates(device, source.dtype, hot=False), source.layout) + overhead_s
+    measured = held.latency_s.to_numpy()
+    report: dict[str, Any] = {
+        "source": source.table,
+        "rows_fitted": num_fitted,
+        "collector_overhead_s": overhead_s,
+        "held_out": judge(predicted, measured),
+    }
+    is_layer = held.slowest.to_numpy(bool)
+    for label, part in (("held_out_sweeps", ~is_layer), ("held_out_layers", is_layer)):
+        report[label] = judge(predicted[part], measured[part])
+    return Fitted(section, interval(predicted, measured), {}, report)
+
+
+def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
+    """Fit on the rows of all libraries together, and from there on those of each."""
+    own_alignment = ALIGNMENT_SOURCES.get(device.name) if source.dtype == "bf16" else None
+    borrowed = ALIGNMENT_FROM.get(device.architecture)
+    factors = borrowed_table(borrowed, device.architecture) if borrowed else factor_table({})
+    form = Form(TILES[device.architecture], hot=source.hot_cache, alignment=(), cast=source.dtype in NARROW)
+    rates = device_rates(device, source.dtype, hot=source.hot_cache)
+    train, held = split_by_shape(source.rows(folder))
+    x = fit(train, form, rates, source.layout, factors)
+    section = form.section(x, factors)
+    predicted = predict_rows(held, section, rates, source.layout)
+    report: dict[str, Any] = {
+        "source": source.table,
+        "rows_fitted": min(len(train), FIT_ROWS),
+        "held_out": judge(predicted, held.latency_s.to_numpy()),
+    }
+    if own_alignment:
+        factors, report["alignment"] = fit_alignment_table(folder, own_alignment, device, section)
+        section["alignment_factor"] = factors
+    else:
+        report["alignment"] = {"borrowed_from": borrowed}
+    libraries = {}
+    for library in sorted(set(train.library)):
+        seen, unseen = train[train.library == library], held[held.library == library]
+        own = form.section(fit(seen, form, rates, source.layout, factors, start=x), factors)
+        guess, measured = predict_rows(unseen, own, rates, source.layout), unseen.latency_s.to_numpy()
+        libraries[library] = (own, interval(guess, measured))
+        report.setdefault("libraries", {})[library] = judge(guess, measured)
+    return Fitted(section, interval(predicted, held.latency_s.to_numpy()), libraries, report)
 
 
 def _write_record(name: str, record: dict[str, Any]) -> None:

@@ -43,13 +43,12 @@ def paper_rows(gpu: str) -> Callable[[Path], pd.DataFrame]:
     return read
 
 
-def layer_rows(gpu: str, products: Sequence[str], most: int | None = None) -> Callable[[Path], pd.DataFrame]:
+def layer_rows(gpu: str, products: Sequence[str]) -> Callable[[Path], pd.DataFrame]:
     """Single and batched products of the paper's layers, as times; most logs hold the slowest iteration.
 
     Args:
         gpu: Name in the table.
         products: Columns to take.
-        most: Rows to keep of each product, so that long logs do not outweigh the clean sweeps.
     """
 
     def read(folder: Path) -> pd.DataFrame:
@@ -72,14 +71,13 @@ def layer_rows(gpu: str, products: Sequence[str], most: int | None = None) -> Ca
         }
         parts = [
             pd.DataFrame(dict(zip(("batch", "m", "n", "k"), shapes[name], strict=True))).assign(
-                tflops=table[f"{name}_tflops"]
+                tflops=table[f"{name}_tflops"], product=name
             )
             for name in products
         ]
-        parts = [part.dropna() for part in parts]
-        rows = pd.concat(part.sample(min(most or len(part), len(part)), random_state=0) for part in parts)
+        rows = pd.concat(part.dropna() for part in parts)
         seconds = 2.0 * rows.batch * rows.m * rows.n * rows.k / (rows.tflops * 1e12)
-        kept = ["library", "slowest", "batch", "m", "n", "k", "latency_s"]
+        kept = ["library", "slowest", "product", "batch", "m", "n", "k", "latency_s"]
         return rows.assign(library="", slowest=True, latency_s=seconds)[kept]
 
     return read
@@ -87,11 +85,13 @@ def layer_rows(gpu: str, products: Sequence[str], most: int | None = None) -> Ca
 
 def joined(*readers: Callable[[Path], pd.DataFrame]) -> Callable[[Path], pd.DataFrame]:
     """Rows of several tables."""
-    return lambda folder: pd.concat([read(folder) for read in readers], ignore_index=True).fillna({"slowest": False})
+    own = {"slowest": False, "product": ""}  # of a table that does not tell
+    return lambda folder: pd.concat([read(folder) for read in readers], ignore_index=True).fillna(own)
 
 
 PAPER = "paper_gemm.csv, paper_layers.csv"
-LAYER_ROWS = 60
+# Rows of each product of the layers that a fit sees.
+LAYER_ROWS = 120
 PRODUCTS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
 SOURCES = (
     Source("a100-sxm-80gb", "bf16", "gemm.parquet", library_rows("a100_sxm", "bf16"), "NT"),
@@ -104,6 +104,6 @@ SOURCES = (
     Source("b200-sxm-180gb", "fp4", "gemm.parquet", library_rows("b200_sxm", "nvfp4"), "NT"),
     Source("l40s", "bf16", "gemm.parquet", library_rows("l40s", "bf16"), "NT", hot_cache=True),
     Source("l40s", "fp8", "gemm.parquet", library_rows("l40s", "fp8"), "NT", hot_cache=True),
-    Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", PRODUCTS, LAYER_ROWS)), "NN"),
-    Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", PRODUCTS, LAYER_ROWS)), "NN"),
+    Source("v100-sxm2-16gb", "fp16", PAPER, joined(paper_rows("v100"), layer_rows("v100", PRODUCTS)), "NN"),
+    Source("mi250x-gcd", "fp16", PAPER, joined(paper_rows("mi250x"), layer_rows("mi250x", PRODUCTS)), "NN"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,7 @@ def factor_table(values: dict[str, float]) -> dict[str, dict[str, float]]:
 class Form:
     """The free parameters of one fit: a flat vector in transformed units, and back."""
 
-    SCALARS = (
+    SCALARS: Entries = (
         # name, start, transform
         ("start_s", 2.5e-6, "log"),
         ("split_start_s", 2e-6, "log"),
@@ -126,33 +126,42 @@ class Form:
     CAST = (("cast_bytes_per_element", 4.0, "log"), ("cast_row_s", 1e-9, "log"))
 
     def __init__(
-        self, tiles: Sequence[tuple[int, int]], *, hot: bool, alignment: Entries, overhead: bool, cast: bool = False
+        self,
+        tiles: Sequence[tuple[int, int]],
+        *,
+        hot: bool,
+        alignment: Entries,
+        cast: bool = False,
+        splits: Sequence[int] = SPLITS,
+        known: Mapping[str, float] | None = None,
+        slow_cases: Entries = (),
     ) -> None:
         areas = sorted({m * n for m, n in tiles})
         largest = areas[-1]
         # Larger tiles reuse operands more; the start is a line in log area, the data bend it.
         rates = [(f"rate:{area}", 0.85 - 0.09 * np.log2(largest / area), "logit") for area in areas]
-        self.tiles = tiles
-        self.entries = [*rates, *self.SCALARS]
+        self.tiles, self.splits, self.known = tiles, splits, dict(known or {})
+        self.slow_cases = [name for name, _, _ in slow_cases]
+        self.entries = [*rates, *(entry for entry in self.SCALARS if entry[0] not in self.known)]
         self.entries += self.HOT if hot else ()
         self.entries += self.CAST if cast else ()
         self.entries += alignment
-        self.entries += (("overhead_s", 1e-5, "log"),) if overhead else ()
+        self.entries += slow_cases
 
     def start(self) -> Array:
         """Starting point, which is also the prior."""
         return transform(self.entries)
 
     def values(self, x: Array) -> dict[str, float]:
-        """Named values of a vector."""
-        return untransform(x, self.entries)
+        """Named values of a vector, and those that are no part of it."""
+        return untransform(x, self.entries) | self.known
 
     def section(self, x: Array, factors: dict[str, dict[str, float]] | None) -> dict[str, Any]:
         """The record's section for one dtype; factors is the table when it is not free."""
         v = self.values(x)
         return {
             "tiles": [{"m": m, "n": n, "rate": v[f"rate:{m * n}"], "fill_k": v["fill_k"]} for m, n in self.tiles],
-            "splits": list(SPLITS),
+            "splits": list(self.splits),
             **{name: v[name] for name, _, _ in self.SCALARS if name not in ("fill_k", "overlap_power")},
             "overlap_power": min(v["overlap_power"], LARGEST_OVERLAP_POWER),
             "k_step": 32,
@@ -161,6 +170,7 @@ class Form:
             "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
             "cast_row_s": v.get("cast_row_s", 0.0),
             "alignment_factor": factors or factor_table(v),
+            **({"slow_cases": {name: v[name] for name in self.slow_cases}} if self.slow_cases else {}),
         }
 
 
@@ -189,18 +199,6 @@ def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates
     return out
 
 
-def predict_collected(
-    rows: pd.DataFrame,
-    form: Form,
-    x: Array,
-    rates: DeviceRates,
-    layout: str,
-    factors: dict[str, dict[str, float]] | None,
-) -> Array:
-    """Price measured rows as their collector timed them. [s]"""
-    return predict_rows(rows, form.section(x, factors), rates, layout) + form.values(x).get("overhead_s", 0.0)
-
-
 def fit(
     rows: pd.DataFrame,
     form: Form,
@@ -216,7 +214,7 @@ def fit(
     target, prior = np.log(sample.latency_s.to_numpy()), form.start() if start is None else start
 
     def residuals(x: Array) -> Array:
-        predicted = predict_collected(sample, form, x, rates, layout, factors)
+        predicted = predict_rows(sample, form.section(x, factors), rates, layout)
         return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)])
 
     found: Array = least_squares(residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3).x

@@ -139,10 +139,10 @@ def _form(
         starts = starts if device.architecture in TILES else _PACKED_STARTS
         # Batches have factors of their own where there are enough of them; otherwise they are taken as single products.
         roles = ROLES if (rows.batch > 1).sum() >= _ENOUGH_MISALIGNED else ROLES[:2]
-        form = Form(tiles, hot=hot, alignment=alignment_entries(starts, roles), overhead=False)
+        form = Form(tiles, hot=hot, alignment=alignment_entries(starts, roles))
         return form, None, "fitted to these rows"
     table, origin = _borrowed_table(device, dtype)
-    return Form(tiles, hot=hot, alignment=(), overhead=False), table, origin
+    return Form(tiles, hot=hot, alignment=()), table, origin
 
 
 def _num_misaligned(rows: pd.DataFrame, dtype: str) -> int:
