@@ -24,14 +24,15 @@ from shapewright.fit.gemm import (
     factor_table,
     fit,
 )
+from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.kernels import ROLES
 from shapewright.perf.slow_cases import SlowCases, narrow_floor_s, small_floor_s
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
 
-# Every call of the paper's collector waits for the host. Nothing tells that wait from the start of a kernel, so both are
-# set: a kernel starts as on A100, and the wait is this share of the shortest call, which multiplies a few kilobytes.
+# Every call of the paper's collector waits for the host. Nothing tells that wait from the start of a kernel: both are
+# set. A kernel starts as on A100, and the wait is this share of the shortest call, which multiplies a few kilobytes.
 START_S, OVERHEAD_SHARE = 3.3e-6, 0.6
 # Where slow kernels begin. V100: odd head widths below a tile's 128 run at 4 TFLOP/s, from there on (from 176 on in one
 # of two logs) at 25. MI250X: up to 256 x 256, and up to 2^20 outputs of a batch, at 3.6 TFLOP/s however long k is.
@@ -96,7 +97,7 @@ def slow_rows(rows: pd.DataFrame, edges: dict[str, float]) -> Array:
     """Whether each row belongs to a slow kernel. [rows]"""
     m, n, k, batch = (rows[name].to_numpy(float) for name in ("m", "n", "k", "batch"))
     cases = SlowCases(**edges, **({"small_fraction": 1.0} if "small_edge" in edges else {}))
-    letters = ("k", "n", "n")
+    letters = contiguous_letters("NN")
     found: Array = narrow_floor_s(m, n, k, batch, letters, 1.0, cases) + small_floor_s(m, n, k, batch, 1.0, cases) > 0
     return found
 

@@ -198,14 +198,37 @@ def test_what_was_learned_ranks_no_worse_than_physics(calibrate: ModuleType, lib
     assert regrets[0].mean() <= regrets[1].mean()
 
 
-@pytest.mark.parametrize(("name", "limit"), LIMITS["gemm_borrowed"].items())
-def test_device_that_nobody_measured(name: str, limit: float, calibrate: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "limit"),
+    [
+        *((name, "bf16", limit) for name, limit in LIMITS["gemm_borrowed"].items()),
+        *(
+            (name, dtype, limit)
+            for name, dtypes in LIMITS["gemm_borrowed_cast"].items()
+            for dtype, limit in dtypes.items()
+        ),
+    ],
+)
+def test_device_that_nobody_measured(name: str, dtype: str, limit: float, calibrate: ModuleType) -> None:
     """With its own record left out, a device is priced from its data sheet and a relative's record."""
-    source = next(source for source in calibrate.SOURCES if (source.device, source.dtype) == (name, "bf16"))
+    source = next(source for source in calibrate.SOURCES if (source.device, source.dtype) == (name, dtype))
     rows = source.rows(measured_file("gemm.parquet").parent).sample(6000, random_state=0)
     device = load_device(name)
     dims = {letter: rows[letter].to_numpy() for letter in ("m", "n", "k")}
     record = load_record("gemm", device, uncalibrated=True)
-    price = price_gemm(Gemm(name="x", **dims), device, record, hot_cache=source.hot_cache)
+    price = price_gemm(Gemm(name="x", dtype=dtype, **dims), device, record, hot_cache=source.hot_cache)
 
     assert float(np.mean(np.abs(price.time_s / rows.latency_s.to_numpy() - 1.0))) <= limit
+
+
+@pytest.mark.parametrize(("product", "limit"), LIMITS["gemm_borrowed_v100"].items())
+def test_rules_of_transfer_on_a_device_they_were_not_made_on(product: str, limit: float, calibrate: ModuleType) -> None:
+    """The rules were chosen by looking at Ampere to Blackwell; V100's aligned products speak for themselves."""
+    rows = calibrate.layer_rows("v100", (product,))(measured_file("paper_layers.csv").parent)
+    device = load_device("v100-sxm2-16gb")
+    overhead_s = load_record("gemm", device).provenance["sections"]["fp16"]["collector_overhead_s"]
+    dims = {letter: rows[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
+    record = load_record("gemm", device, uncalibrated=True)
+    price = price_gemm(Gemm(name="x", dtype="fp16", layout="NN", **dims), device, record)
+
+    assert float(np.mean(np.abs((price.time_s + overhead_s) / rows.latency_s.to_numpy() - 1.0))) <= limit

@@ -142,7 +142,7 @@ def _choose_record(
     if physics_only:
         record = _choose_record(kind, name, architecture, uncalibrated, False)
         return replace(record, residual=None) if record.residual else record
-    records = _read_records(kind)
+    records = list_records(kind)
     if not uncalibrated:
         for record in records:
             if name in record.devices:
@@ -162,8 +162,8 @@ def _choose_record(
 
 
 @cache
-def _read_records(kind: str) -> tuple[CalibrationRecord, ...]:
-    """Read all records of a kind, in the order of their file names."""
+def list_records(kind: str) -> tuple[CalibrationRecord, ...]:
+    """All records of a kind that ship with the package, in the order of their file names."""
     if kind not in RECORD_KINDS:
         raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(RECORD_KINDS)}")
     folder = resources.files("shapewright.perf") / "data" / kind

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
 from shapewright.perf.intervals import Interval, choose_interval, find_group
 from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
-    borrowed_feed_scale,
     rates_of,
     read_batched_parameters,
     read_parameters,
@@ -193,6 +193,12 @@ def make_gemm_job(
         return GemmJob(device, dtype, width.bits, stored_share, False, None)
     section = _section(record, dtype, library)
     same = _same_kernels(section.dtype, dtype)
+    if record.transfer != "exact" or not same:
+        raw = record.parameters["dtypes"]
+        section = section._replace(
+            parameters=adapt_parameters(section.parameters, raw, device, record, dtype),
+            batched=section.batched and adapt_parameters(section.batched, raw, device, record, dtype),
+        )
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
     if record.transfer != "exact":
         rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))

@@ -350,16 +350,3 @@ def rates_of(device: Device, dtype: str) -> DeviceRates:
         num_sms=num_sms,
         element_bytes=get_dtype(dtype).num_bytes,
     )
-
-
-def borrowed_feed_scale(device: Device, lender: Device) -> float:
-    """Factor on the lender's feed ratio, so that no SM draws fewer bytes a clock than the lender's does.
-
-    A feed ratio counts in shares of memory bandwidth. That is how it carries over to a device with faster memory, whose
-    caches are faster too; a device with slower memory keeps the path from cache to SM.
-    """
-    clocks = [chip.boost_clock_hz for chip in (device, lender)]
-    shares = [chip.memory_bandwidth_bytes_per_s / (chip.num_sms or 1) for chip in (device, lender)]
-    if clocks[0] is None or clocks[1] is None:
-        return 1.0
-    return max(1.0, (shares[1] / clocks[1]) / (shares[0] / clocks[0]))

@@ -1,0 +1,160 @@
+"""What a device that nobody measured takes from its lender's record, and what its data sheet changes in it.
+
+A record holds fractions, elements and seconds. Fractions of rates carry over as they are, by these rules:
+
+    start     seconds of a lender's kernel are clock cycles: start_s * lender's clock / device's clock. A cast before an
+              8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
+    feed      no SM draws fewer bytes a clock from the caches than the lender's does (DeviceRates.feed_scale)
+    power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has a share x of the
+              lender's power for a cycle of a multiplier holds x^(1/3) of its clock, where the lender holds all of it
+    format    a lender without the element format has its kernels, and the nearest record with it says what casting
+              costs, that the contraction is hardly split, and what writing costs
+    habits    slow cases, like learned tables, are fingerprints of a library on one family: they stay at home
+
+How far each helps on devices left out: docs/decisions/0003-gemm-calibration.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shapewright.dtypes import get_dtype
+from shapewright.hardware import load_device
+from shapewright.perf.calibration import list_records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
+    from shapewright.perf.kernels import GemmParameters
+
+# Energy of a switched transistor, TSMC N7 = 1, by the process that an architecture's data-centre chips are made in.
+# Source: TSMC's announcements (recalled, not re-read), power at the same speed: N7 against 16FF+ -60 %, N5 against N7
+# -30 %, N3E against N5 -32 %; N6 is taken as N7, 12FFN as 16FF+, 4N and 4NP as N5.
+SWITCHING_ENERGY = {
+    "volta": 2.5,
+    "turing": 2.5,
+    "ampere": 1.0,
+    "cdna2": 1.0,
+    "hopper": 0.7,
+    "ada": 0.7,
+    "blackwell": 0.7,
+    "blackwell-consumer": 0.7,
+    "cdna3": 0.7,
+    "cdna4": 0.48,
+}
+# Families whose records say what an 8-bit format costs, best measured first.
+_FORMAT_LENDERS = ("hopper", "blackwell", "ada")
+# Formats of this width and above come as they are; narrower ones are cast to. [bit]
+_UNCAST_BITS = 16
+
+
+def adapt_parameters(
+    parameters: GemmParameters, raw: Mapping[str, Any], device: Device, record: CalibrationRecord, dtype: str
+) -> GemmParameters:
+    """A lender's parameters as the device would have them; the record's own where it is the device's.
+
+    Args:
+        parameters: What the record says of its own device.
+        raw: The record's sections by dtype.
+        device: The device to price.
+        record: Whose parameters they are.
+        dtype: Element format of the products.
+    """
+    if record.kind != "gemm":
+        return parameters
+    if record.transfer != "exact":
+        lender = load_device(record.device)
+        parameters = _scale_start(parameters, raw, device, lender)
+        share = borrowed_power_share(device, lender)
+        sustained = (1.0 - parameters.power_drop_fraction) * share
+        parameters = replace(parameters, power_drop_fraction=1.0 - sustained)
+    if record.transfer == "generic" and parameters.slow_cases is not None:
+        parameters = replace(parameters, slow_cases=None)
+    is_cast = parameters.cast_bytes_per_element > 0.0
+    return parameters if is_cast or get_dtype(dtype).bits >= _UNCAST_BITS else _borrow_format(parameters, device)
+
+
+def borrowed_power_share(device: Device, lender: Device) -> float:
+    """Share of the lender's sustained clock that the device's power allows, at most 1; 1 where a sheet is silent.
+
+    It is the cube root of watts per multiplier, clock cubed and switching energy: the peak rate stands for multipliers
+    times clock, and the energy of a cycle goes as the clock squared.
+    """
+    budgets = [_watts_per_cycle(chip) for chip in (device, lender)]
+    if budgets[0] is None or budgets[1] is None:
+        return 1.0
+    return float(min(1.0, (budgets[0] / budgets[1]) ** (1.0 / 3.0)))
+
+
+def _watts_per_cycle(chip: Device) -> float | None:
+    """Board power over what its multipliers would use at full clock, up to a constant."""
+    energy = SWITCHING_ENERGY.get(chip.architecture)
+    rate = chip.dense_flops_per_s.get("fp16")
+    if not (chip.tdp_watts and chip.boost_clock_hz and energy and rate):
+        return None
+    return chip.tdp_watts / (rate * chip.boost_clock_hz**2 * energy)
+
+
+def borrowed_feed_scale(device: Device, lender: Device) -> float:
+    """Factor on the lender's feed ratio, so that no SM draws fewer bytes a clock than the lender's does.
+
+    A feed ratio counts in shares of memory bandwidth. That is how it carries over to a device with faster memory, whose
+    caches are faster too; a device with slower memory keeps the path from cache to SM.
+    """
+    shares = [chip.memory_bandwidth_bytes_per_s / (chip.num_sms or 1) for chip in (device, lender)]
+    return max(1.0, shares[1] / shares[0] / _clock_ratio(lender, device))
+
+
+def _clock_ratio(one: Device, other: Device) -> float:
+    """Clock of one over that of the other, 1 where a sheet is silent or one is no GPU."""
+    if one.boost_clock_hz is None or other.boost_clock_hz is None:
+        return 1.0
+    if not {one.architecture, other.architecture} <= set(SWITCHING_ENERGY):
+        return 1.0
+    return one.boost_clock_hz / other.boost_clock_hz
+
+
+def _scale_start(parameters: GemmParameters, raw: Mapping[str, Any], device: Device, lender: Device) -> GemmParameters:
+    """Starts in cycles of the device's clock; that of a cast before the product as it is."""
+    slower = _clock_ratio(lender, device)
+    kernel_s = parameters.start_s
+    if parameters.cast_bytes_per_element > 0.0 and "bf16" in raw:
+        kernel_s = min(kernel_s, float(raw["bf16"]["start_s"]))
+    per_row = slower * (lender.num_sms or 1) / (device.num_sms or 1)
+    return replace(
+        parameters,
+        start_s=parameters.start_s - kernel_s + kernel_s * slower,
+        split_start_s=parameters.split_start_s * slower,
+        cast_row_s=parameters.cast_row_s * per_row,
+    )
+
+
+def _borrow_format(parameters: GemmParameters, device: Device) -> GemmParameters:
+    """Kernels of a wider format with what casting to 8 bits costs elsewhere."""
+    found = _find_format(device)
+    if found is None:
+        return parameters
+    narrow, wide, lender = found
+    per_row = _clock_ratio(lender, device) * (lender.num_sms or 1) / (device.num_sms or 1)
+    return replace(
+        parameters,
+        start_s=parameters.start_s + max(0.0, float(narrow["start_s"]) - float(wide["start_s"])),
+        split_start_s=float(narrow["split_start_s"]),
+        write_ratio=float(narrow["write_ratio"]),
+        cast_bytes_per_element=float(narrow["cast_bytes_per_element"]),
+        cast_row_s=float(narrow["cast_row_s"]) * per_row,
+    )
+
+
+def _find_format(device: Device) -> tuple[Mapping[str, Any], Mapping[str, Any], Device] | None:
+    """The fp8 and the bf16 section of the nearest other record that has both, and whose they are."""
+    records = [record for record in list_records("gemm") if device.name not in record.devices]
+    for architecture in _FORMAT_LENDERS:
+        for record in records:
+            sections = record.parameters["dtypes"]
+            if record.architecture == architecture and "fp8" in sections and "bf16" in sections:
+                return sections["fp8"], sections["bf16"], load_device(record.device)
+    return None

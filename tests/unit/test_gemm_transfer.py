@@ -1,0 +1,135 @@
+"""Rules by which a device that nobody measured takes numbers from its lender's record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapewright.hardware import Device, load_device
+from shapewright.operations import Gemm
+from shapewright.perf.calibration import CalibrationRecord, load_record
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.gemm_job import make_gemm_job
+from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale, borrowed_power_share
+from shapewright.perf.kernels import GemmParameters, read_parameters
+
+
+def adapted(
+    device: Device, lender: str, dtype: str, section: str = "bf16", transfer: str = "generic"
+) -> tuple[GemmParameters, GemmParameters]:
+    """A lender's own parameters, and what the device makes of them."""
+    record = replace(load_record("gemm", load_device(lender)), transfer=transfer)
+    raw = record.parameters["dtypes"]
+    own = read_parameters(raw[section])
+    return own, adapt_parameters(own, raw, device, record, dtype)
+
+
+def test_a_start_is_a_number_of_cycles() -> None:
+    """A100 at 1.41 GHz lends L40S at 2.52 GHz: its start costs 1.41 / 2.52 of the time."""
+    own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "bf16")
+
+    assert borrowed.start_s == pytest.approx(own.start_s * 1.41 / 2.52)
+    assert borrowed.split_start_s == pytest.approx(own.split_start_s * 1.41 / 2.52)
+
+
+def test_a_cast_starts_as_slowly_elsewhere() -> None:
+    """Of an 8-bit product's start only what a 16-bit one has is cycles; the kernel before it waits for memory."""
+    record = load_record("gemm", load_device("h100-sxm-80gb"))
+    bf16_s = record.parameters["dtypes"]["bf16"]["start_s"]
+    own, borrowed = adapted(load_device("b200-sxm-180gb"), "h100-sxm-80gb", "fp8", "fp8")
+
+    assert borrowed.start_s == pytest.approx(own.start_s - bf16_s + bf16_s * 1.83 / 1.965)
+    assert borrowed.cast_row_s == pytest.approx(own.cast_row_s * (1.83 * 132) / (1.965 * 148))
+
+
+def test_power_takes_the_cube_root_of_what_is_missing() -> None:
+    """An eighth of the watts at the same chip holds half of the clock; more watts than the lender's give nothing."""
+    lender = load_device("h100-sxm-80gb")
+    assert lender.tdp_watts is not None
+
+    assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts / 8.0), lender) == pytest.approx(0.5)
+    assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts * 2.0), lender) == 1.0
+    assert borrowed_power_share(replace(lender, tdp_watts=None), lender) == 1.0
+
+
+def test_power_share_of_l40s_by_hand() -> None:
+    """W per TFLOP/s: 350 / 362.05 against 400 / 312; over clocks 2.52 and 1.41 GHz squared and 0.7 of the energy."""
+    by_hand = ((350 / 362.05) / (2.52**2 * 0.7) / ((400 / 312) / 1.41**2)) ** (1 / 3)
+
+    assert borrowed_power_share(load_device("l40s"), load_device("a100-sxm-80gb")) == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_power_lowers_the_lenders_sustained_rate() -> None:
+    """What the lender sustains on endless work is multiplied by the share."""
+    device = load_device("l40s")
+    own, borrowed = adapted(device, "a100-sxm-80gb", "bf16")
+    share = borrowed_power_share(device, load_device("a100-sxm-80gb"))
+
+    assert 1.0 - borrowed.power_drop_fraction == pytest.approx((1.0 - own.power_drop_fraction) * share)
+
+
+def test_slow_cases_stay_with_their_family() -> None:
+    """What V100's libraries run slowly says nothing of Turing; a V100 of another form has the same libraries."""
+    assert adapted(load_device("t4"), "v100-sxm2-16gb", "fp16", "fp16")[1].slow_cases is None
+    sibling = adapted(load_device("v100-pcie-16gb"), "v100-sxm2-16gb", "fp16", "fp16", "architecture")
+    assert sibling[1].slow_cases == sibling[0].slow_cases is not None
+
+
+def test_a_format_comes_from_who_has_it() -> None:
+    """L40S borrows A100's kernels, which know no fp8, and from Hopper what casting to it costs."""
+    own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "fp8")
+    hopper = load_record("gemm", load_device("h100-sxm-80gb")).parameters["dtypes"]["fp8"]
+
+    assert own.cast_bytes_per_element == 0.0
+    assert borrowed.cast_bytes_per_element == hopper["cast_bytes_per_element"]
+    assert borrowed.write_ratio == hopper["write_ratio"]
+    assert (borrowed.tile_rate_fraction == own.tile_rate_fraction).all()
+
+
+def test_no_format_is_borrowed_where_nobody_else_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another record of 8 bits the wider kernels stand as they are."""
+    monkeypatch.setattr("shapewright.perf.gemm_transfer.list_records", lambda _: ())
+    own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "fp8")
+
+    assert borrowed.cast_bytes_per_element == own.cast_bytes_per_element == 0.0
+
+
+def test_an_integer_format_on_a_measured_device_is_cast_too() -> None:
+    """A100's own record has 16 bits alone: int8 on it pays for casting, and its label says whose fractions it has."""
+    device = load_device("a100-sxm-80gb")
+    price = price_gemm(Gemm(name="x", m=16, n=4096, k=4096, dtype="int8"), device, load_record("gemm", device))
+    wide = price_gemm(Gemm(name="x", m=16, n=4096, k=4096), device, load_record("gemm", device))
+
+    assert "fractions of bf16" in price.calibration
+    assert price.start_s > wide.start_s
+
+
+def test_a_record_of_ones_own_is_taken_as_it_is() -> None:
+    """No rule touches what was measured on the device itself."""
+    device = load_device("l40s")
+    record: CalibrationRecord = load_record("gemm", device)
+    section = make_gemm_job("fp8", None, device, record, False, "").section
+    assert section is not None
+
+    assert section.parameters.start_s == record.parameters["dtypes"]["fp8"]["start_s"]
+    assert section.parameters.power_drop_fraction == record.parameters["dtypes"]["fp8"]["power_drop_fraction"]
+
+
+def test_feed_of_a_device_with_slower_memory() -> None:
+    """A100's memory gives an SM 2.039e12 / 108 / 1.41e9 bytes a clock, 5.5 times what L40S's does."""
+    scale = borrowed_feed_scale(load_device("l40s"), load_device("a100-sxm-80gb"))
+
+    assert scale == pytest.approx((2.039e12 / 108 / 1.41e9) / (864e9 / 142 / 2.52e9), rel=2e-3)
+    assert borrowed_feed_scale(load_device("h200-sxm-141gb"), load_device("h100-sxm-80gb")) == 1.0
+
+
+def test_rules_leave_prices_finite_and_above_the_roofline() -> None:
+    """Every device that borrows gets a price that no sheet forbids."""
+    operation = Gemm(name="x", m=np.array([1, 64, 4096]), n=4096, k=np.array([64, 4096, 16384]), dtype="fp16")
+    for name in ("t4", "l4", "rtx-4090", "mi300x", "a10", "gh200-141gb"):
+        device = load_device(name)
+        price = price_gemm(operation, device, load_record("gemm", device))
+        assert np.isfinite(price.time_s).all()
+        assert (np.asarray(price.time_s) >= np.asarray(price.roofline_s)).all()
