@@ -10,7 +10,7 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.report.design_review import memory_chart, waterfall_chart
-from shapewright.report.job_pages import comparison_chart
+from shapewright.report.job_pages import comparison_chart, worth_charts
 from shapewright.units import GIB
 from shapewright.utilization import LOSSES, WAYS_OUT, Utilization
 
@@ -116,3 +116,28 @@ def test_json_of_reachable_and_offload(capsys: pytest.CaptureFixture[str]) -> No
     offload = json.loads(out)["offload"]
     assert offload["moved_bytes"] > 0
     assert offload["fits"] in (True, False)
+
+
+def test_a_comparison_says_the_job_and_what_it_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page names model and batch, and draws tokens for a dollar and a joule of devices whose price is known."""
+    page = tmp_path / "page.html"
+    command = ["compare", "llama-3-8b", "--devices", "a100-sxm-80gb,h100-sxm-80gb,tpu-v5p", "--micro-batch-size", "1"]
+    command += ["--dp", "16", "--zero-stage", "3", "--usd-per-hour", "a100-sxm-80gb=1.2,h100-sxm-80gb=2.4"]
+    code, _, _ = run([*command, "--html", str(page)], capsys)
+    written = page.read_text(encoding="utf-8")
+
+    assert code == 0
+    assert "llama-3-8b (8.03 B parameters): train, b=1 s=2048" in written
+    assert "Tokens for a dollar" in written
+    assert "Tokens for a joule, at board power" in written
+    found = shapewright.compare("llama-3-8b", devices=["a100-sxm-80gb", "h100-sxm-80gb"])
+    assert [chart.title for chart in worth_charts(found)] == ["Tokens for a joule, at board power"]
+
+
+@pytest.mark.parametrize("device", ["h100-sxm-80gb", "mi300x", "tpu-v5p", "trainium2", "gaudi3", "b200-sxm-180gb"])
+def test_six_vendors_run_a_job_of_several_nodes(device: str) -> None:
+    """Files of the usual training platforms give the network between their nodes."""
+    layout = {"tensor_parallel": 8, "data_parallel": 4, "zero_stage": 1}
+    found = shapewright.compare("llama-3-8b", devices=[device], layout=layout)
+    assert [row.problem for row in found.rows] == [""]
+    assert found.rows[0].bound_by

@@ -74,9 +74,8 @@ def _row_to_json(found: Comparison, row: ComparedDevice) -> dict[str, Any]:
 
 def print_comparison(found: Comparison, console: Console) -> None:
     """Print the devices that run the job as a table, then those that do not, with the reason."""
-    running = [row for row in found.rows if row.prediction is not None]
-    if running and running[0].prediction is not None:
-        job = describe(running[0].prediction).replace(f" on {running[0].device.title}", "", 1)
+    job = job_words(found)
+    if job:
         console.print(job, style="bold", soft_wrap=True)
         print_table(comparison_columns(found), console)
     for row in found.rows:
@@ -84,6 +83,14 @@ def print_comparison(found: Comparison, console: Console) -> None:
             console.print(f"{row.device.name}: cannot run it: {row.problem}", style="bold red", soft_wrap=True)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
+def job_words(found: Comparison) -> str:
+    """The job that all devices run, in one line; empty where none runs it."""
+    for row in found.rows:
+        if row.prediction is not None:
+            return describe(row.prediction).replace(f" on {row.device.title}", "", 1)
+    return ""
 
 
 def comparison_columns(found: Comparison) -> list[Column]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shapewright.report.capacity import REMEDIES_TITLE, offload_words, remedy_columns, stage_columns
 from shapewright.report.charts import BarChart, BarPart
-from shapewright.report.compare import comparison_columns
+from shapewright.report.compare import comparison_columns, job_words
 from shapewright.report.design_review import memory_chart, waterfall_figure
 from shapewright.report.page import Figure, Section, Table, Words, table_of
 from shapewright.report.utilization import (
@@ -63,7 +64,8 @@ def comparison_chart(found: Comparison) -> BarChart:
     bounds = [
         name for name in (rows[0].bound_fractions if rows else {}) if any(row.bound_fractions[name] for row in rows)
     ]
-    fastest = min(rows, key=lambda row: row.prediction.step_time_s if row.prediction else 0.0, default=None)
+    fitting = [row for row in rows if row.fits]
+    fastest = max(fitting or rows, key=lambda row: row.tokens_per_s or 0.0, default=None)
     return BarChart(
         title="The same job on each device",
         value_label="step [ms]",
@@ -78,17 +80,43 @@ def comparison_chart(found: Comparison) -> BarChart:
             )
             for name in bounds
         ],
-        alt=f"{fastest.device.name} is fastest." if fastest is not None else "No device runs the job.",
+        alt=f"{fastest.device.name} is fastest{' of those it fits on' if fitting else ''}."
+        if fastest is not None
+        else "No device runs the job.",
     )
+
+
+def worth_charts(found: Comparison) -> list[BarChart]:
+    """Tokens for a dollar and for a joule, where they are known of at least two devices."""
+    charts = []
+    for title, value_of in (
+        ("Tokens for a dollar", attrgetter("tokens_per_usd")),
+        ("Tokens for a joule, at board power", attrgetter("tokens_per_joule")),
+    ):
+        known = [(row, float(value_of(row))) for row in found.rows if value_of(row) is not None]
+        if len(known) < 2:
+            continue
+        best = max((pair for pair in known if pair[0].fits), key=lambda pair: pair[1], default=None)
+        charts.append(
+            BarChart(
+                title=title,
+                value_label="tokens",
+                categories=[row.device.name + ("" if row.fits else " (does not fit)") for row, _ in known],
+                parts=[BarPart(title.lower(), [value for _, value in known])],
+                alt=f"{best[0].device.name} has most of those it fits on." if best is not None else "It fits on none.",
+            )
+        )
+    return charts
 
 
 def comparison_sections(found: Comparison) -> list[Section]:
     """Everything that compare says."""
-    chart = comparison_chart(found)
-    sections: list[Section] = [
-        Figure(chart, caption=chart.alt, chart_height_px=110 + 32 * len(chart.categories)),
-        table_of("Devices", comparison_columns(found)),
-    ]
+    charts = [comparison_chart(found), *worth_charts(found)]
+    figures = [Figure(chart, caption=chart.alt, chart_height_px=110 + 32 * len(chart.categories)) for chart in charts]
+    sections: list[Section] = [figures[0], table_of("Devices", comparison_columns(found)), *figures[1:]]
+    job = job_words(found)
+    if job:
+        sections.insert(0, Words("The job", [job]))
     problems = [f"{row.device.name}: cannot run it: {row.problem}" for row in found.rows if row.prediction is None]
     if problems or found.notes:
         sections.append(Words("What there is to say", [*problems, *found.notes]))

@@ -1,0 +1,119 @@
+"""Published traffic and bus bandwidths from public functions."""
+
+from __future__ import annotations
+
+import pytest
+from vector_models import gpt
+
+from shapewright.calculators import (
+    bus_fraction,
+    count_gradient_traffic_bytes,
+    count_tensor_parallel_elements,
+    estimate_budget,
+)
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import Collective
+from shapewright.units import GIB
+from shapewright.workload import Workload
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "ranks", "bus_gb", "milliseconds"), [(4, 32, 377.34, 22.05), (4, 8, 740.64, 10.15)]
+)
+def test_bus_bandwidth_of_ml_engineering(num_bytes: float, ranks: int, bus_gb: float, milliseconds: float) -> None:
+    """4 GiB all_reduce on 4 x 8 and on 8 B200: time from bus bandwidth."""
+    time_s = num_bytes * GIB * bus_fraction("all_reduce", ranks) / (bus_gb * 1e9)
+    assert time_s * 1e3 == pytest.approx(milliseconds, abs=0.01)
+
+
+def test_network_rate_of_a_device_in_a_hierarchy() -> None:
+    """K nodes of n / k: the card carries busbw (k - 1) / (n - 1), 36.52 GB/s of 377.34; 0.75 of 4 GiB through it."""
+    assert pytest.approx(36.52, abs=0.01) == 377.34 * (4 - 1) / (32 - 1)
+    assert 4 * bus_fraction("all_reduce", 4) / 8 == 0.75
+    assert 4 * bus_fraction("all_reduce", 8) == 7
+    assert 4 * bus_fraction("all_reduce", 4) / 8 * GIB / 50e9 * 1e3 == pytest.approx(16.1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("device", "bus_gb", "percent"), [("a100-sxm-80gb", 234.89, 78), ("h200-sxm-141gb", 367.61, 82)]
+)
+def test_share_of_the_links_that_large_rings_reach(device: str, bus_gb: float, percent: float) -> None:
+    """Measured bus bandwidth of a 16 GiB all_reduce in a node: 78 % of NVLink 3, 82 % of NVLink 4 by rings."""
+    found = load_device(device)
+    assert found.intra_node_bandwidth_bytes_per_s is not None
+    assert 100 * bus_gb * 1e9 / found.intra_node_bandwidth_bytes_per_s == pytest.approx(percent, abs=0.5)
+
+
+@pytest.mark.parametrize("op_name", ["all_gather", "reduce_scatter", "alltoall"])
+def test_bus_identities(op_name: str) -> None:
+    """An all_reduce is a reduce_scatter and an all_gather; every one tends to its whole message."""
+    for ranks in (2, 8, 1024):
+        assert bus_fraction("all_reduce", ranks) == 2 * bus_fraction(op_name, ranks)
+    assert bus_fraction(op_name, 1) == 0
+    assert bus_fraction(op_name, 2**20) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("zero_stage", "gigabytes"), [(0, 40), (1, 40), (2, 40), (3, 60)])
+def test_gradient_traffic_of_ten_billion(zero_stage: int, gigabytes: float) -> None:
+    """10 B parameters in bf16: DDP and ZeRO-1 and 2 move 40 GB, ZeRO-3 60 GB, and the lowered collectives as much."""
+    assert count_gradient_traffic_bytes(10e9, 2, zero_stage) / 1e9 == gigabytes
+    config = gpt(4, 1024, 16)
+    layout = ParallelLayout(data_parallel=8, zero_stage=zero_stage)
+    step = Workload(micro_batch_size=1, global_batch_size=8, seq_len=128)
+    operations = lower(config, step, layout)
+    weights = 12 * 4 * 1024**2 + 2 * 51200 * 1024
+    sent = sum(
+        bus_fraction(one.op_name, 8) * float(one.message_bytes) * int(one.repeats)
+        for one in operations
+        if isinstance(one, Collective) and one.axis == "data"
+    )
+    assert sent == pytest.approx(count_gradient_traffic_bytes(weights, 2, zero_stage) * 7 / 8)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallel_traffic(sequence_parallel: bool) -> None:
+    """8 b s h (t - 1) / t elements a layer and micro-batch, also as gathers and scatters.
+
+    Sequence parallelism gathers the two inputs of column-parallel products again for their weight gradients.
+    """
+    config = gpt(6, 1024, 16)
+    layout = ParallelLayout(tensor_parallel=8, sequence_parallel=sequence_parallel)
+    step = Workload(micro_batch_size=2, global_batch_size=2, seq_len=512)
+    sent = sum(
+        bus_fraction(one.op_name, 8) * float(one.message_bytes) * int(one.repeats) / 2
+        for one in lower(config, step, layout)
+        if isinstance(one, Collective)
+        and one.axis == "tensor"
+        and one.stage == "every"
+        and not one.name.endswith("gather_again")
+    )
+    assert sent / 6 == pytest.approx(count_tensor_parallel_elements(2, 512, 1024, 8))
+
+
+def test_interleaving_multiplies_what_stages_send() -> None:
+    """B s h elements of each micro-batch from stage to stage, v times as many with v chunks; 1/t of them each rank."""
+
+    def sent(chunks: int, tensor_parallel: int) -> float:
+        layout = ParallelLayout(pipeline_parallel=4, virtual_pipeline=chunks, tensor_parallel=tensor_parallel)
+        step = Workload(micro_batch_size=2, global_batch_size=16, seq_len=512)
+        return sum(
+            float(one.message_bytes) * int(one.repeats) / 2
+            for one in lower(gpt(24, 1024, 16), step, layout)
+            if isinstance(one, Collective) and one.axis == "pipeline" and one.pass_name == "forward"
+        )
+
+    assert sent(1, 1) == 8 * 2 * 512 * 1024
+    assert sent(3, 1) == 3 * sent(1, 1)
+    assert sent(1, 8) == sent(1, 1) / 8
+
+
+def test_idefics_80b() -> None:
+    """512 A100, 3584 x 1024 tokens: 11.29 s of ZeRO-3 traffic at 42.5 GB/s; 18.35 s at 250 TFLOP/s, 50.97 s at 90."""
+    assert count_gradient_traffic_bytes(80e9, 2, 3) / 42.5e9 == pytest.approx(11.29, abs=0.01)
+    for tflops, seconds in ((250, 18.35), (90, 50.97)):
+        budget = estimate_budget(
+            80e9, 3584 * 1024, num_devices=512, flops_per_s_per_device=tflops * 1e12, recompute="full"
+        )
+        assert budget.training_s == pytest.approx(seconds, abs=0.01)
