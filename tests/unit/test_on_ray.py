@@ -15,7 +15,7 @@ import pytest
 
 from shapewright.api import search
 from shapewright.errors import BenchError, ClusterError
-from shapewright.search import engine
+from shapewright.search import engine, runners
 from shapewright.search.engine import Findings, Job, explore, run_here
 from shapewright.search.space import Space
 from shapewright.store.file import Store
@@ -62,7 +62,7 @@ def test_ray_gives_the_local_answer_to_the_last_bit(cluster: Any, monkeypatch: p
         jobs.extend(asked)
         return run_here(asked, show)
 
-    monkeypatch.setattr(engine, "run_here", keep_jobs)
+    monkeypatch.setattr(runners, "run_here", keep_jobs)
     search("gpt3-1.3b", device="h100-sxm-80gb")
     here = explore(jobs, run_here)
     progress: list[tuple[int, int]] = []
@@ -91,7 +91,7 @@ def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: py
         jobs.extend(asked)
         return run_here(asked, show)
 
-    monkeypatch.setattr(engine, "run_here", keep_jobs)
+    monkeypatch.setattr(runners, "run_here", keep_jobs)
     search("gpt3-1.3b", device="h100-sxm-80gb", vary=("heads", "ffn", "width"))
     space = jobs[0].space
     deadly = DeadlySpace(

@@ -119,8 +119,8 @@ def search(
     from dataclasses import replace
 
     from shapewright.search import SearchRequest, phase_of, search_shapes
-    from shapewright.search.engine import runner_of
     from shapewright.search.request import DEFAULT_VARIED
+    from shapewright.search.runners import runner_of
 
     request = SearchRequest(
         vary=tuple(dict.fromkeys(vary)) or DEFAULT_VARIED,

@@ -14,7 +14,7 @@ import click
 from shapewright import __version__
 from shapewright.errors import ShapewrightError
 
-EXIT_FINE, EXIT_FINDINGS, EXIT_USAGE = 0, 1, 2
+EXIT_FINE, EXIT_USAGE = 0, 2
 
 # Command -> (module, one-line help). Modules load when their command runs, so that --help stays quick.
 _COMMANDS = {

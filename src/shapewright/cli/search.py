@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.cli.console import (
-    counting_line,
-    make_console,
-    print_json,
-    refuse_unwritable,
-    write_json_file,
-    write_text_file,
-)
+from shapewright.cli.console import counting_line
 from shapewright.cli.options import (
     GroupedCommand,
     Share,
@@ -26,12 +17,11 @@ from shapewright.cli.options import (
     named_device,
     software_option,
 )
+from shapewright.cli.search_output import Shown, check_files, measure_shapes, show_result, write_page, write_shape
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.search import Candidate, SearchResult
-    from shapewright.search.verified import Verification
 
 EXIT_INTERRUPTED = 130
 _VERIFY_BUDGET_S = 60.0
@@ -148,21 +138,12 @@ def command(
         raise click.UsageError("--device and --devices contradict each other: give one of them")
     if device is None and devices is None:
         raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
-    if (as_json and as_csv) or (explain is not None and (as_json or as_csv)):
-        raise click.UsageError("--json, --csv and --explain contradict each other: give one of them")
     if verify_budget is not None and verify is None:
         raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
     if strict and free:
         raise click.UsageError("--strict and --free contradict each other: give one of them")
-    if format_name != "hf":
-        from shapewright.formats import check_format
-
-        check_format(format_name)
-        if not output:
-            raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
-    if "-" in (output, html):
-        raise click.UsageError("-o and --html need a file name: standard output carries the report")
-    refuse_unwritable(output, html)
+    shown = Shown(explain=explain, as_json=as_json, as_csv=as_csv)
+    check_files(output, html, format_name)
     varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
     if vary is not None and not varied:
         raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")
@@ -190,40 +171,11 @@ def command(
         progress=counting_line("shapes"),
     )
     if output:
-        _write(result, _ranked(result, pick, "--pick"), output, format_name)
+        write_shape(result, pick, output, format_name)
     if html:
-        from shapewright.report.search_page import search_page
-
-        write_text_file(html, search_page(result))
-        click.echo(f"wrote {html}", err=True)
-    verified = _verify(result, verify, verify_budget or _VERIFY_BUDGET_S) if verify is not None else None
-    if explain is not None:
-        from shapewright.report.search_text import print_side_by_side
-
-        print_side_by_side(result, _ranked(result, explain, "--explain"), make_console())
-    elif as_json:
-        from shapewright.report.search_json import search_to_json
-
-        facts = search_to_json(result)
-        if verified is not None:
-            from shapewright.report.verification import verification_to_json
-
-            facts["verification"] = verification_to_json(verified)
-        print_json(facts)
-    elif as_csv:
-        from shapewright.report.search_json import search_to_rows
-
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(search_to_rows(result))
-        click.echo(text.getvalue(), nl=False)
-    else:
-        from shapewright.report.search_text import print_search
-
-        print_search(result, make_console())
-    if verified is not None and not as_json and not as_csv:
-        from shapewright.report.verification import print_verification
-
-        print_verification(verified, make_console())
+        write_page(result, html)
+    verified = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S) if verify is not None else None
+    show_result(result, verified, shown)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 
@@ -232,39 +184,6 @@ def _find_devices(device: str | None, devices: str | None) -> list[str | Device]
     if device is not None:
         return [named_device(device)]
     return compared_devices([name.strip() for name in (devices or "").split(",") if name.strip()])
-
-
-def _flags_beside(candidate: Candidate) -> str:
-    """What of a shape no config.json can say: batch, layout and recomputation, as flags."""
-    layout, workload = candidate.prediction.layout, candidate.prediction.workload
-    flags = {
-        "micro_batch": [f"--micro-batch-size {workload.micro_batch_size}"],
-        "recompute": [f"--recompute {workload.recompute}"],
-        "layout": [
-            f"--{name.replace('_', '-')} {getattr(layout, name)}"
-            for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
-        ],
-    }
-    said = [flag for change, words in flags.items() if change in candidate.changed_fields for flag in words]
-    return f"; it is fastest with {' '.join(said)}" if said else ""
-
-
-def _verify(result: SearchResult, num_shapes: int, budget_s: float) -> Verification:
-    """Measure on the GPU of this machine, or on its CPU where there is none."""
-    from shapewright.bench.verify import verify_search
-    from shapewright.bench.worker import Worker, WorkerOptions
-
-    show = counting_line("measurements")
-    with Worker(WorkerOptions(cpu=not _has_gpu())) as worker:
-        return verify_search(result, num_shapes, worker, budget_s=budget_s, **({"on_case": show} if show else {}))
-
-
-def _has_gpu() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False  # opening the CPU says what is missing
-    return bool(torch.cuda.is_available())
 
 
 def _read_count(option: str, text: str | None) -> int | None:
@@ -294,27 +213,3 @@ def _read_keep(entries: tuple[str, ...]) -> dict[str, int]:
         if kept.setdefault(field_name, number) != number:
             raise ConfigError(f"--keep asks for {field_name}={kept[field_name]} and {field_name}={number}; give one")
     return kept
-
-
-def _ranked(result: SearchResult, rank: int, option: str) -> Candidate:
-    if not 1 <= rank <= len(result.candidates):
-        found = f"ranks 1 to {len(result.candidates)}" if result.candidates else "no faster shape"
-        raise ConfigError(f"{option} {rank}: the search found {found}; give one of them, or a higher --top")
-    return result.candidates[rank - 1]
-
-
-def _write(result: SearchResult, candidate: Candidate, output: str, format_name: str) -> None:
-    prediction = candidate.prediction
-    if format_name == "hf":
-        from shapewright.config import write_back
-
-        write_json_file(output, write_back(result.model, candidate.config))
-    else:
-        from shapewright.formats import write_format
-
-        text = write_format(format_name, candidate.config, workload=prediction.workload, layout=prediction.layout)
-        write_text_file(output, text)
-    words = f"wrote {output} (rank {candidate.rank})"
-    if format_name == "hf":
-        words += _flags_beside(candidate)
-    click.echo(words, err=True)

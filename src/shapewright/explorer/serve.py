@@ -11,7 +11,6 @@ from collections.abc import Callable
 from shapewright.errors import ShapewrightError
 from shapewright.explorer.guard import LOOPBACK_NAMES
 
-DEFAULT_PORT = 8265
 _BACKLOG = 512  # clients that may wait to be let in
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,31 +209,6 @@ def explore(jobs: Sequence[Job], run: Runner, progress: Progress | None = None) 
         findings.merge(found, jobs[0].limits.num_parameters)
     findings.tally.num_shapes = num_shapes
     return findings
-
-
-@contextmanager
-def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
-    """Something that runs jobs: in this process, or on Ray.
-
-    Args:
-        engine: ``local`` or ``ray``.
-        address: Address of a Ray cluster.
-
-    Raises:
-        ConfigError: no such engine, or an address that nobody asked for.
-        MissingExtraError: Ray is not installed.
-    """
-    if engine == "ray":
-        from shapewright.search.on_ray import ray_runner
-
-        with ray_runner(address) as run:
-            yield run
-    elif engine == "local":
-        if address is not None:
-            raise ConfigError(f"--address {address!r} has no effect without --engine ray; leave it out")
-        yield run_here
-    else:
-        raise ConfigError(f"--engine {engine!r} is not known; choose local or ray")
 
 
 def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findings]:

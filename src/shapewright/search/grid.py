@@ -48,7 +48,6 @@ class Grid:
     def __init__(self, columns: Columns, width_fields: frozenset[str]) -> None:
         self.columns, self.width_fields = columns, width_fields
         self.lengths = tuple(max((len(column) for column in columns[axis].values()), default=1) for axis in AXES)
-        self._head_fields = frozenset(columns["heads"]) - width_fields
         self._memo: dict[Node, Values] = {}
 
     @property
