@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.adding_up import OVERLAP_SHARE
 from shapewright.capacity.offload import LINK_FRACTION
 from shapewright.cli import main
 from shapewright.errors import UnknownRateError, WorkloadError
@@ -18,6 +17,7 @@ from shapewright.layout import ParallelLayout
 from shapewright.memory import estimate_memory, list_saved_tensors
 from shapewright.operations import Collective
 from shapewright.perf.host import HOST_OPTIMIZER_BYTES_PER_S
+from shapewright.perf.software import OVERLAP_SHARE
 from shapewright.predict import Prediction, predict
 from shapewright.question import ask
 from shapewright.workload import Workload
@@ -136,6 +136,15 @@ def test_it_is_among_the_remedies() -> None:
         assert remedy.changes["offload_optimizer"] is True
         assert remedy.slowdown_fraction is not None
         assert remedy.needed_bytes <= found.device.memory_bytes
+
+
+def test_the_other_layers_are_a_remedy() -> None:
+    """Where only some layers are computed again, all of them may be enough, and it is priced."""
+    workload = {"micro_batch_size": 1, "seq_len": 4096, "recompute": "full", "recompute_layers": 16}
+    found = shapewright.fits(
+        "mixtral-8x7b", device="h100-sxm-80gb", workload=workload, layout={"data_parallel": 16, "zero_stage": 3}
+    )
+    assert {"recompute_layers": 32} in [dict(remedy.changes) for remedy in found.remedies]
 
 
 def test_waterfall_and_pipelines() -> None:

@@ -302,6 +302,8 @@ def _workload_changes(situation: Situation) -> list[dict[str, Any]]:
     if workload.is_training:
         stronger = RECOMPUTE_MODES[RECOMPUTE_MODES.index(workload.recompute) + 1 :]
         choices.append([{}, *({"recompute": mode} for mode in stronger)])
+        if workload.recompute_layers is not None and workload.recompute_layers < situation.config.num_layers:
+            choices.append([{}, {"recompute_layers": situation.config.num_layers}])
         if workload.loss_chunks == 1:
             choices.append([{}, {"loss_chunks": _LOSS_CHUNKS}])
         choices += [[{}, {name: True}] for name in OFFLOADS if not getattr(workload, name)]
