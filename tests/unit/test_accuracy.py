@@ -152,13 +152,13 @@ def test_bad_rows_are_counted_and_the_rest_judged(tmp_path: Path) -> None:
 
 
 def test_rate_that_a_device_lacks_is_a_reason(tmp_path: Path) -> None:
-    """nvfp4 rows of a device without such products are counted with the reason, others judged."""
-    columns = gemm_columns(dtype=["bf16", "bf16", "bf16", "nvfp4", "nvfp4"])
+    """bf16 rows of a device without such products are counted with the reason, others judged."""
+    columns = gemm_columns(dtype=["fp16", "fp16", "fp16", "bf16", "bf16"], device=["v100"] * 5)
     write_parquet(tmp_path / "gemm.parquet", columns)
     judgement = judge_folder(tmp_path)
 
     assert [row.rows for row in judgement.rows] == [3]
-    assert [(count, "no fp4 rate" in reason) for reason, count in judgement.skipped["gemm"].items()] == [(2, True)]
+    assert [(count, "no bf16 rate" in reason) for reason, count in judgement.skipped["gemm"].items()] == [(2, True)]
 
 
 def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -177,7 +177,8 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"m": None}, "gemm.parquet lacks column m"),
-        ({"m": ["a"] * 5}, "column 'm' holds"),
+        ({"m": ["a"] * 5}, "m is not a whole number of at least 1 .such as 'a'."),
+        ({"m": [[1]] * 5}, "column 'm' holds"),
         ({"device": ["abacus"] * 5}, "no device file for 'abacus'"),
     ],
 )

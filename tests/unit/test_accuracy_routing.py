@@ -55,7 +55,9 @@ def test_rows_that_rounding_leaves_over() -> None:
     assert busiest_load(1, 8, 128, 64, "power_law_1.2", packs_rest=True) == (2.0, 2.0, 1.0)
 
 
-@pytest.mark.parametrize("word", ["zipf", "power_law_", "power_law_x", "power_law_1", "power_law_nan", "steep_1.2", ""])
+@pytest.mark.parametrize(
+    "word", ["zipf", "power_law_", "power_law_x", "power_law_99", "power_law_nan", "steep_1.2", ""]
+)
 def test_unknown_distributions(word: str) -> None:
     """The message names those that are known."""
     with pytest.raises(MeasuredFileError, match=f"unknown distribution '{word}'; known are balanced"):

@@ -142,3 +142,17 @@ def test_bad_stores_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(MeasuredFileError, match="has no store of"):
         judge_folder(tmp_path / "empty", tables=["store"])
+
+
+def test_rows_of_several_stores_name_their_file(tmp_path: Path) -> None:
+    """Two stores beside each other are judged apart, and each row says which one it is of."""
+    operation = OPERATIONS[0]
+    time_s = float(price_operations([operation], H100)[0].time_s)
+    for name, factor in (("first.db", 1.0), ("second.db", 2.0)):
+        with Store(tmp_path / name) as store:
+            store.add_run(make_run())
+            store.add(make_row(Case(operation=operation), factor * time_s))
+    rows = judge_folder(tmp_path).rows
+
+    assert [(row.table, row.file) for row in rows] == [("store/gemm", "first.db"), ("store/gemm", "second.db")]
+    assert [round(row.mape, 6) for row in rows] == [0.0, 0.5]

@@ -15,6 +15,7 @@ from shapewright.perf.roofline import roofline_s
 if TYPE_CHECKING:
     from shapewright.accuracy.columns import Columns
     from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.formats import ElementFormat
     from shapewright.hardware import Device
 
 _SIZES = {"batch_size": 1, "query_len": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 1, "window_size": 0}
@@ -36,11 +37,12 @@ def price_decode(columns: Columns, context: Context) -> Iterator[Chunk]:
 def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterator[Chunk]:
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         sizes = {name: rows.numbers[name] for name in _SIZES}
-        dtype = get_dtype(words[1]).name
+        form, cache = context.read_format(words[1], device), _read_cache(words[3], words[1], context)
+        dtype = form.dtype
         operation = Attention(
             name="attention",
             dtype=dtype,
-            kv_cache_dtype=get_dtype(words[3]).name,
+            kv_cache_dtype=cache.dtype,
             kv_len=rows.numbers[keys],  # type: ignore[arg-type]
             v_head_dim=rows.numbers["head_dim"],  # type: ignore[arg-type]
             writes_cache=True,  # these libraries time the copy into the cache with the call
@@ -49,13 +51,19 @@ def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterato
         record = context.record("attention", device)
         price = price_attention(operation, device, record, hot_cache=True, library=words[2], kernel=words[4])
         floor = roofline_s(operation.executed_flops, operation.num_bytes, device, dtype)
-        return prices_of(price, floor)
+        return cache.widen(form.widen(prices_of(price, floor)))
 
     wrong = columns.numbers["num_heads"] % columns.numbers["num_kv_heads"] != 0.0
     columns = context.leave_out(columns, wrong, "num_heads is not a multiple of num_kv_heads")
     by = ("device", "dtype", "library", "kv_cache_dtype", "kernel")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
-        is_narrow = get_dtype(words[3]).bits < get_dtype(words[1]).bits
-        dtype = f"{words[1]}+{get_dtype(words[3]).name}kv" if is_narrow else words[1]
+        form, cache = context.read_format(words[1], device), _read_cache(words[3], words[1], context)
+        stored = get_dtype(cache.dtype)
+        dtype = f"{words[1]}+{stored.name}kv" if stored.bits < get_dtype(form.dtype).bits else words[1]
         names = (device.name, dtype, words[2])
         yield from split_chunks(table, names, rows.labels["kernel"], rows.numbers["latency_s"], prices)
+
+
+def _read_cache(word: str, arithmetic: str, context: Context) -> ElementFormat:
+    """Element format of the cache: that of the products where a library calls it ``auto``, or nothing."""
+    return context.read_stored_format(arithmetic if word.strip().casefold() in ("", "auto") else word)

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.accuracy.columns import Columns, Labels, group_rows
+from shapewright.accuracy.formats import read_format, read_stored_format
 from shapewright.errors import ShapewrightError, UnknownDeviceError
-from shapewright.hardware import find_measured_device
+from shapewright.hardware import find_measured_device, is_exact_name
 from shapewright.perf.calibration import load_record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shapewright.accuracy.formats import ElementFormat
     from shapewright.hardware import Device
     from shapewright.operations.base import Numeric
     from shapewright.perf.calibration import CalibrationRecord
@@ -43,6 +45,11 @@ class Prices(NamedTuple):
     def scale(self, factor: float) -> Prices:
         """Predictions and intervals times a factor; the roofline stays."""
         return Prices(self.predicted * factor, self.low * factor, self.high * factor, self.roofline)
+
+    def widen(self, power: float) -> Prices:
+        """Intervals with the logarithms of their ends times a factor."""
+        low, high = (self.predicted * (end / self.predicted) ** power for end in (self.low, self.high))
+        return self._replace(low=low, high=high)
 
 
 def prices_of(price: Price, roofline: Numeric, *, extra_s: float = 0.0) -> Prices:
@@ -141,6 +148,27 @@ class Context:
         if words not in self.notes:
             self.notes.append(words)
 
+    def read_format(self, word: str, device: Device) -> ElementFormat:
+        """Element format of a word of a file; what it takes for granted is noted.
+
+        Raises:
+            MeasuredFileError: the word tells no format.
+        """
+        return self._noted(read_format(word, device))
+
+    def read_stored_format(self, word: str) -> ElementFormat:
+        """The same of what only lies in memory.
+
+        Raises:
+            MeasuredFileError: the word tells no format.
+        """
+        return self._noted(read_stored_format(word))
+
+    def _noted(self, found: ElementFormat) -> ElementFormat:
+        if found.assumption:
+            self.note(f"assumed, with wider intervals: {found.assumption}")
+        return found
+
     def leave_out(self, columns: Columns, wrong: NDArray[np.bool_], reason: str) -> Columns:
         """Count rows that make no sense under a reason, and return the others."""
         if not wrong.any():
@@ -158,6 +186,8 @@ class Context:
             if not self.devices:
                 self.skipped[f"no device file for {name!r}"] += num_rows
             return None
+        if name not in self.own and not is_exact_name(name):
+            self.note(f"{name!r} is taken as {device.name}")
         return device if not self.devices or device.name in self.devices else None
 
     def price_groups(

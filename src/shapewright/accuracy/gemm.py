@@ -9,7 +9,6 @@ import numpy as np
 
 from shapewright.accuracy.context import Alternatives, Chunk, prices_of, split_chunks
 from shapewright.accuracy.read import Format
-from shapewright.dtypes import get_dtype
 from shapewright.operations import Gemm
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.roofline import roofline_s
@@ -64,8 +63,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
-        operation = Gemm(name="gemm", dtype=get_dtype(words[1]).name, layout="NT", **dims)  # type: ignore[arg-type]
-        return price_gemms(operation, device, context, library=words[2])
+        form = context.read_format(words[1], device)
+        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, layout="NT", **dims)  # type: ignore[arg-type]
+        return form.widen(price_gemms(operation, device, context, library=words[2]))
 
     for rows, device, words, prices in context.price_groups(columns, ("device", "dtype", "library"), price_group):
         names = (device.name, words[1], words[2])

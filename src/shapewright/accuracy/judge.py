@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import numpy as np
 
 from shapewright.accuracy import stores as stores_module
 from shapewright.accuracy.context import Context
-from shapewright.accuracy.read import read_columns
+from shapewright.accuracy.read import count_repeated, read_columns
 from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau, ranking_regrets
 from shapewright.accuracy.tables import TABLES
 from shapewright.errors import MeasuredFileError, close_names
@@ -31,6 +31,8 @@ _SEEN_NOTE = (
     "every row counts, those that a calibration record was fitted on among them; errors on rows that no fit saw stand "
     "in the provenance of the records, and --uncalibrated leaves a device's own record aside"
 )
+# What a table's file may be.
+_SUFFIXES = (".parquet", ".csv")
 # Stands for words that are not told apart.
 ALL = "all"
 
@@ -41,6 +43,7 @@ class Accuracy:
 
     Attributes:
         table: Table, or quantity of a table.
+        file: Name of the file that holds it.
         device: Canonical name of the device, or ``all``.
         dtype: Element format, or ``all``.
         library: Library and version, or ``all``.
@@ -74,6 +77,7 @@ class Accuracy:
     kendall_tau: float | None
     coverage_90: float
     roofline_mape: float
+    file: str = ""
     regret_groups: int = 0
     regret_median: float | None = None
     regret_p90: float | None = None
@@ -137,7 +141,7 @@ def judge_folder(
     unreadable: dict[str, str] = {}
     notes: list[str] = []
 
-    def judge(name: str, read: Callable[[Context], tuple[int, Iterable[Chunk]]]) -> None:
+    def judge(name: str, file_name: str, read: Callable[[Context], tuple[int, Iterable[Chunk]]]) -> None:
         context = Context(
             uncalibrated=uncalibrated, physics_only=physics_only, devices=chosen, advance=on_rows, own=own
         )
@@ -147,15 +151,17 @@ def judge_folder(
             unreadable[name] = str(error)
             return
         on_table(name, num_rows)
-        rows.extend(summarise(chunks, by))
+        rows.extend(replace(row, file=file_name) for row in summarise(chunks, by))
         notes.extend(words for words in context.notes if words not in notes)
         if context.skipped:
             skipped[name] = dict(context.skipped.most_common())
 
     for name, path in found.items():
-        judge(name, partial(_read_table, TABLES[name], path))
+        others = [path.with_suffix(suffix) for suffix in _SUFFIXES if suffix != path.suffix]
+        notes.extend(f"{other.name} is left aside: {path.name} holds the table" for other in others if other.is_file())
+        judge(name, path.name, partial(_read_table, TABLES[name], path))
     for path in stores:
-        judge(path.name, partial(_read_store, path))
+        judge(path.name, path.name, partial(_read_store, path))
     if not rows:
         raise MeasuredFileError(f"nothing to judge in {folder}: {_why_nothing(skipped, unreadable, chosen)}")
     if not uncalibrated:
@@ -166,6 +172,9 @@ def judge_folder(
 def _read_table(table: Table, path: Path, context: Context) -> tuple[int, Iterable[Chunk]]:
     """Rows of a table, and their prices."""
     columns = read_columns(path, table.columns, context.skipped)
+    repeated = count_repeated(columns)
+    if repeated:
+        context.note(f"{path.name}: {repeated:,} rows repeat another row in every column that is read, and count again")
     return columns.num_rows, table.price(columns, context)
 
 
@@ -261,9 +270,9 @@ def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], 
     if not folder.is_dir():
         raise MeasuredFileError(f"{folder} is not a folder; give one with measured files such as gemm.parquet")
     found = {
-        name: folder / table.file_name
+        name: path
         for name, table in TABLES.items()
-        if (folder / table.file_name).is_file() and (not wanted or name in wanted)
+        if (path := _find_table(folder, table.file_name)) is not None and (not wanted or name in wanted)
     }
     stores = stores_module.find_stores(folder) if not wanted or stores_module.TABLE in wanted else []
     missing = [TABLES[name].file_name for name in wanted if name in TABLES and name not in found]
@@ -275,6 +284,15 @@ def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], 
         names = ", ".join(table.file_name for table in TABLES.values())
         raise MeasuredFileError(f"{folder} has no measured file; known are {names}, and stores of 'shapewright bench'")
     return found, stores
+
+
+def _find_table(folder: Path, file_name: str) -> Path | None:
+    """A table's file, as parquet or as csv whatever its name says; what cannot be read is found too, and named."""
+    named = folder / file_name
+    choices = (named, *(named.with_suffix(suffix) for suffix in _SUFFIXES if suffix != named.suffix))
+    there = [path for path in choices if path.is_file()]
+    broken = [path for path in choices if path.exists() or path.is_symlink()]
+    return next(iter(there or broken), None)
 
 
 def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> None:

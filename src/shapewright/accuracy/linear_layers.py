@@ -17,7 +17,6 @@ from shapewright.accuracy.columns import Labels, group_rows
 from shapewright.accuracy.context import Chunk, split_chunks
 from shapewright.accuracy.gemm import price_gemms
 from shapewright.accuracy.read import Format
-from shapewright.dtypes import get_dtype
 from shapewright.operations import Gemm
 
 if TYPE_CHECKING:
@@ -39,8 +38,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
-        operation = Gemm(name="gemm", dtype=get_dtype(words[1]).name, layout="NT", **dims)  # type: ignore[arg-type]
-        return price_gemms(operation, device, context, older_software=True)
+        form = context.read_format(words[1], device)
+        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, layout="NT", **dims)  # type: ignore[arg-type]
+        return form.widen(price_gemms(operation, device, context, older_software=True))
 
     chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
     by = ("device", "dtype", "library")

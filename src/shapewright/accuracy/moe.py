@@ -9,17 +9,18 @@ rows of all tokens in their buffers, where the products clear what they do not c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.accuracy.context import Chunk, Prices, split_chunks
 from shapewright.accuracy.read import Format
-from shapewright.accuracy.routing import busiest_load
-from shapewright.dtypes import get_dtype
+from shapewright.accuracy.routing import busiest_loads
 from shapewright.operations import GroupedGemm, Pointwise
 from shapewright.perf.experts import price_grouped_gemm, read_idle_row_share, split_evenly
+from shapewright.perf.libraries import split_version
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.roofline import roofline_s
 
@@ -38,6 +39,8 @@ FORMAT = Format(
     labels=("device", "library", "kernel", "dtype", "distribution"),
     positive=("latency_s",),
 )
+# Tenfold what any model has; what spreads rows over experts holds each of them.
+_MOST_EXPERTS = 8192
 # Rows between the products stay in 16 bits, whatever the products' format. [byte]
 _ACTIVATION_BYTES = 2.0
 
@@ -72,51 +75,79 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         library = f"{words[2]}/{words[3]}"
-        distributions = np.array(rows.labels["distribution"].words)[rows.labels["distribution"].codes]
-        dtype = get_dtype(words[1]).name
-        block = block_of({name: rows.numbers[name] for name in _SIZES}, distributions, dtype, words[2])
-        return _price_block(block, device, dtype, library, context)
+        form = context.read_format(words[1], device)
+        sizes = {name: rows.numbers[name] for name in _SIZES}
+        block = block_of(sizes, words[4], form.dtype, words[2], weight_dtype=form.weight_dtype)
+        return form.widen(_price_block(block, device, form.dtype, library, context))
 
     topk, experts, shared = (columns.numbers[name] for name in ("topk", "num_experts", "moe_ep_size"))
     wrong = (topk > experts) | (shared > experts)
     columns = context.leave_out(columns, wrong, "topk or moe_ep_size is above num_experts")
-    by = ("device", "dtype", "library", "kernel")
+    many = columns.numbers["num_experts"] > _MOST_EXPERTS
+    columns = context.leave_out(columns, many, f"num_experts is above {_MOST_EXPERTS:,}")
+    by = ("device", "dtype", "library", "kernel", "distribution")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])
         yield from split_chunks("moe", names, rows.labels["distribution"], rows.numbers["latency_s"], prices)
 
 
-def block_of(sizes: dict[str, Array], distributions: NDArray[np.str_], dtype: str, library: str) -> Block:
+def block_of(
+    sizes: dict[str, Array],
+    distributions: str | NDArray[np.str_],
+    dtype: str,
+    library: str,
+    *,
+    weight_dtype: str | None = None,
+) -> Block:
     """Lower measured blocks as a step lowers an expert layer.
 
     Args:
         sizes: Columns of ``_SIZES``. [rows]
-        distributions: How tokens spread over experts. [rows]
+        distributions: How tokens spread over experts: of all rows, or of each. [rows]
         dtype: Element format of the products.
         library: Library and version that was measured.
+        weight_dtype: Element format of the weights in memory, where it is another.
 
     Raises:
         MeasuredFileError: a distribution is unknown.
     """
     tokens, h, inter, topk, experts, tensor, expert = (sizes[name] for name in _SIZES)
-    keys = zip(tokens, topk, experts, expert, distributions, strict=True)
-    packs = library == _PACKING_LIBRARY
-    loads = np.array([busiest_load(*(int(n) for n in key[:4]), str(key[4]), packs_rest=packs) for key in keys])
-    rows, active, reached = loads.reshape(-1, 3).T
+    packs = _is_as_old(library, _PACKING_LIBRARY)
+    loads = np.empty((3, len(tokens)))
+    words = np.broadcast_to(distributions, tokens.shape)
+    for word in np.unique(words):
+        here = words == word
+        groups = [column[here] for column in (tokens, topk, experts, expert)]
+        loads[:, here] = busiest_loads(groups, str(word), packs_rest=packs)
+    rows, active, reached = loads
     every = np.maximum(tokens * topk, rows)
     takes_whole_tokens = library.startswith(_WHOLE_TOKENS_FAMILY) & _is_any(topk, experts, (_WHOLE_TOKENS_EXPERTS,))
-    takes_whole_tokens |= library == _WHOLE_TOKENS_LIBRARY
+    takes_whole_tokens |= _is_as_old(library, _WHOLE_TOKENS_LIBRARY)
     rows, every = (np.where(takes_whole_tokens, np.maximum(reached * topk, rows), each) for each in (rows, every))
     f = np.ceil(inter / tensor)
-    is_plain = _is_any(topk, experts, _PLAIN_EXPERTS) & (library not in _GATED_LIBRARIES)
+    is_plain = _is_any(topk, experts, _PLAIN_EXPERTS) & (not any(_is_as_old(library, old) for old in _GATED_LIBRARIES))
     num_inputs = np.where(is_plain, 1.0, 2.0)
-    products = (
-        GroupedGemm(name="gate_up", dtype=dtype, m=rows, n=num_inputs * f, k=h, groups=active),  # type: ignore[arg-type]
-        GroupedGemm(name="down", dtype=dtype, m=rows, n=h, k=f, groups=active),  # type: ignore[arg-type]
+    product: Callable[..., GroupedGemm] = partial(
+        GroupedGemm,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        m=rows,  # type: ignore[arg-type]
+        groups=active,  # type: ignore[arg-type]
     )
+    products = (product(name="gate_up", n=num_inputs * f, k=h), product(name="down", n=h, k=f))
     # Cleared by one kernel and read by the next: outputs of both products; the activation's own output is written.
     idle_elements = (every - rows) * (2.0 * num_inputs * f + f + 2.0 * h)
     return Block(products, _pointwise(rows, rows / topk, h, f, num_inputs), idle_elements * _ACTIVATION_BYTES)
+
+
+def _is_as_old(library: str, other: str) -> bool:
+    """Whether a library is another's version or an older one.
+
+    >>> _is_as_old("vllm 0.13.1", "vllm 0.14.0"), _is_as_old("vllm 0.24.0", "vllm 0.14.0")
+    (True, False)
+    """
+    (name, version), (other_name, other_version) = split_version(library), split_version(other)
+    return name == other_name and bool(version) and version <= other_version
 
 
 def _is_any(topk: Array, experts: Array, pairs: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:

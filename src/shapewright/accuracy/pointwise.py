@@ -46,7 +46,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         model, gated = words[4], bool(np.all(rows.numbers["gated"]))
-        operation = operation_of(rows, words[3], get_dtype(words[1]).num_bytes)
+        operation = operation_of(rows, words[3], get_dtype(context.read_stored_format(words[1]).dtype).num_bytes)
         if words[3] == "input_layernorm" and not gated:
             operation = replace(operation, operation="layernorm")
         elif words[3] == "add" and adds_two_branches(model):

@@ -13,6 +13,7 @@ Source: the procedure that ai-dynamo/aiconfigurator's collector describes for ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,7 +27,14 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 POWER_LAW = "power_law"
+# Words for rows that are spread evenly.
+BALANCED = ("balanced", "uniform")
+# Beyond it one expert has everything, and powers of its weights overflow.
+_LARGEST_EXPONENT = 20.0
 _NUM_SHUFFLES = 16
+# More distinct groups than that take longer than a table of them is worth; tokens are then rounded to steps of 1/16 in
+# their logarithm, but for few of them.
+_MOST_EXACT, _STEPS_PER_E, _EXACT_TOKENS = 6_000, 16.0, 64.0
 
 
 class Load(NamedTuple):
@@ -43,6 +51,39 @@ class Load(NamedTuple):
     tokens: float
 
 
+def busiest_loads(groups: Sequence[Array], distribution: str, *, packs_rest: bool = False) -> Array:
+    """Loads of many expert groups, as rows of ``Load``; shape [3, groups].
+
+    Each distinct group is worked out once. Where there are more than _MOST_EXACT of them, token counts are rounded by
+    up to 3 %, and rows and tokens of the result scaled back.
+
+    Args:
+        groups: Tokens, experts of a token, experts, and devices that share them, of each group. [groups]
+        distribution: As of busiest_load.
+        packs_rest: Likewise.
+
+    Raises:
+        MeasuredFileError: the distribution is unknown.
+    """
+    distinct, places = np.unique(np.stack(groups, axis=1), axis=0, return_inverse=True)
+    scale = np.ones(len(distinct))
+    if len(distinct) > _MOST_EXACT:
+        tokens = distinct[:, 0].copy()
+        rounded = np.round(np.exp(np.round(np.log(tokens) * _STEPS_PER_E) / _STEPS_PER_E))
+        distinct[:, 0] = np.where(tokens > _EXACT_TOKENS, rounded, tokens)
+        scale = tokens / distinct[:, 0]
+    loads = np.array(
+        [
+            busiest_load(int(tokens), int(topk), int(experts), int(devices), distribution, packs_rest=packs_rest)
+            for tokens, topk, experts, devices in distinct.tolist()
+        ]
+    )
+    loads = loads.reshape(-1, 3)
+    loads[:, [0, 2]] *= scale[:, None]
+    found: Array = loads[places.reshape(-1)].T
+    return found
+
+
 @cache
 def busiest_load(
     num_tokens: int, topk: int, num_experts: int, num_devices: int, distribution: str, *, packs_rest: bool = False
@@ -54,7 +95,7 @@ def busiest_load(
         topk: Experts of a token.
         num_experts: Experts of the whole group.
         num_devices: Devices that share them.
-        distribution: ``balanced``, or ``power_law_`` and the exponent.
+        distribution: ``balanced`` or ``uniform``, or ``power_law_`` and the exponent.
         packs_rest: What rounding leaves over goes to the timed device's experts, and not to all that have fewest.
 
     Raises:
@@ -62,7 +103,7 @@ def busiest_load(
     """
     rows = num_tokens * topk
     local = max(num_experts // num_devices, 1)
-    if distribution == "balanced":
+    if distribution in BALANCED:
         share = max(rows / num_devices, 1.0)
         # Neighbouring experts go to different tokens, so a token meets a device once before it meets it twice.
         return Load(share, min(float(local), share), min(float(num_tokens), share))
@@ -91,16 +132,17 @@ def _read_exponent(distribution: str) -> float:
     """Exponent of ``power_law_<alpha>``.
 
     Raises:
-        MeasuredFileError: the word is another, or alpha is 1, which this inversion divides by zero for.
+        MeasuredFileError: the word is another.
     """
     prefix, _, word = distribution.rpartition("_")
     try:
         alpha = float(word)
     except ValueError:
-        alpha = 1.0
-    if prefix != POWER_LAW or not 0.0 < abs(alpha - 1.0) < np.inf:
+        alpha = np.inf
+    if prefix != POWER_LAW or not abs(alpha) <= _LARGEST_EXPONENT:
         raise MeasuredFileError(
-            f"unknown distribution {distribution!r}; known are balanced and power_law_<alpha>, alpha other than 1"
+            f"unknown distribution {distribution!r}; known are {', '.join(BALANCED)} and power_law_<alpha>, "
+            f"alpha up to {_LARGEST_EXPONENT:g}"
         )
     return alpha
 
@@ -108,8 +150,11 @@ def _read_exponent(distribution: str) -> float:
 def _spread(rows: int, most: int, num_experts: int, alpha: float, ends: tuple[float, float]) -> tuple[Array, int]:
     """Whole rows of each expert, largest last, and how many of ``rows`` rounding leaves over; shape [experts]."""
     middles = (np.arange(num_experts) + 0.5) / num_experts
-    low, high = (end ** (1.0 - alpha) for end in ends)
-    weights = (low + (high - low) * middles) ** (1.0 / (1.0 - alpha))
+    if alpha == 1.0:  # the limit of what follows
+        weights = ends[0] * (ends[1] / ends[0]) ** middles
+    else:
+        low, high = (end ** (1.0 - alpha) for end in ends)
+        weights = (low + (high - low) * middles) ** (1.0 / (1.0 - alpha))
     # Experts at the limit leave the rest to the others; each pass finds more of them, from the largest down.
     num_full = 0
     while num_full < num_experts:

@@ -19,6 +19,7 @@ from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
 from shapewright.perf.attention_prefill import estimate_prefill
 from shapewright.perf.attention_sections import ASSUMED_WIDENING, Section, choose_kernels, choose_section, read_kernel
 from shapewright.perf.intervals import interval_factors
+from shapewright.perf.lending import clock_hz_of, fixed_cost_scale, scale_fixed_costs
 from shapewright.perf.price import Price
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.operations import Attention
+    from shapewright.perf.attention_prefill import PrefillParameters
     from shapewright.perf.calibration import CalibrationRecord
 
     Array = NDArray[np.float64]
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 # Makers whose chips run tiles on multiprocessors with an exponential unit each; others get their roofline.
 _TILE_VENDORS = ("NVIDIA", "AMD")
+# Exponentials of a multiprocessor and clock in units of the generation before, whose record is borrowed: Blackwell
+# Ultra doubled them (NVIDIA, "Inside NVIDIA Blackwell Ultra": 10.7 against 5 tera-exponentials a second; recalled).
+_EXPONENTIAL_GROWTH = {("blackwell-ultra", "blackwell"): 2.0}
 # Clock where the sheet gives none: only overheads of some microseconds depend on it. [Hz]
 _ASSUMED_CLOCK_HZ = 1.6e9
 
@@ -59,8 +64,8 @@ def price_attention(
         record: A record of kind ``attention``.
         hot_cache: Keys and values that decode reads may lie in the last-level cache from a previous run, as in a
             benchmark; then memory bandwidth is no bound. In a model the other layers have driven them out.
-        library: Library and version that runs, as the record names it; empty, or unknown to the record, for the
-            kernels that price models.
+        library: Library and version that runs; of another version than the record knows, its nearest one stands for
+            it. Empty for the kernels that price models.
         kernel: Kernel that runs, as libraries spell it, where a library has several for one head width.
 
     Returns:
@@ -84,20 +89,20 @@ def price_attention(
         return _bound(operation, floor_s, device, dtype)
 
     kv_dtype = operation.kv_cache_dtype or operation.dtype
-    section = choose_section(dtype, get_dtype(kv_dtype).bits, record, library)
+    section = choose_section(dtype, get_dtype(kv_dtype).bits, record, library, kernel)
     shape = _shape_of(operation, kv_dtype)
     rates = AttentionRates(
         flops_per_s=device.peak_flops_per_s(dtype),
         bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         num_sms=float(device.num_sms),
-        clock_hz=device.boost_clock_hz or _ASSUMED_CLOCK_HZ,
+        clock_hz=clock_hz_of(device) or _ASSUMED_CLOCK_HZ,
         l2_bytes=device.l2_bytes or 0.0,
     )
     kernel_names = choose_kernels(shape, section, kernel)
     columns: dict[str, Array] = {}
     for name in np.unique(kernel_names):
         here = kernel_names == name
-        fresh = _estimate(operation, shape, rates, (section, str(name)), hot_cache=hot_cache)
+        fresh = _estimate(operation, shape, device, rates, (section, str(name)), hot_cache=hot_cache)
         columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns["total_s"], floor_s)
     widening = ASSUMED_WIDENING if operation.is_backward else 1.0
@@ -114,19 +119,17 @@ def price_attention(
 
 
 def _estimate(
-    operation: Attention, shape: AttentionShape, rates: AttentionRates, kernel: tuple[Section, str], *, hot_cache: bool
+    operation: Attention,
+    shape: AttentionShape,
+    device: Device,
+    rates: AttentionRates,
+    kernel: tuple[Section, str],
+    *,
+    hot_cache: bool,
 ) -> dict[str, Array]:
     """Times and interval factors of one kernel of a section; each formula runs only where some call needs it."""
     section, name = kernel
-    prefill, decode = read_kernel(section, name)
-    if section.record.transfer == "generic":
-        growth = _draw_growth(rates, section.record)
-        prefill = replace(prefill, l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth)
-        decode = replace(
-            decode,
-            l2_bytes_per_sm_clock=decode.l2_bytes_per_sm_clock * growth,
-            sm_bytes_per_clock=decode.sm_bytes_per_clock * growth,
-        )
+    prefill, decode = _carry_kernel(*read_kernel(section, name), device, rates, section.record)
     is_decode = _runs_decode_kernel(operation, shape, decode)
     copies = operation.writes_cache
     columns: dict[str, Array] = {}
@@ -158,6 +161,31 @@ def _estimate(
     return columns
 
 
+def _carry_kernel(
+    prefill: PrefillParameters,
+    decode: DecodeParameters,
+    device: Device,
+    rates: AttentionRates,
+    record: CalibrationRecord,
+) -> tuple[PrefillParameters, DecodeParameters]:
+    """Constants of a lender's kernel as the device would have them; its own as they are."""
+    if record.transfer == "exact":
+        return prefill, decode
+    scale = fixed_cost_scale(device, record)
+    prefill, decode = scale_fixed_costs(prefill, scale), scale_fixed_costs(decode, scale)
+    faster = _EXPONENTIAL_GROWTH.get((device.architecture, record.architecture), 1.0)
+    prefill = replace(prefill, exponentials_per_sm_per_clock=prefill.exponentials_per_sm_per_clock * faster)
+    if record.transfer == "generic":
+        growth = _draw_growth(rates, record)
+        prefill = replace(prefill, l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth)
+        decode = replace(
+            decode,
+            l2_bytes_per_sm_clock=decode.l2_bytes_per_sm_clock * growth,
+            sm_bytes_per_clock=decode.sm_bytes_per_clock * growth,
+        )
+    return prefill, decode
+
+
 def _draw_growth(rates: AttentionRates, record: CalibrationRecord) -> float:
     """Factor on what one SM draws per clock, for a record of another family.
 
@@ -165,7 +193,7 @@ def _draw_growth(rates: AttentionRates, record: CalibrationRecord) -> float:
     less (L40S) keeps what the measured one could.
     """
     measured = load_device(record.device)
-    measured_sms_hz = (measured.num_sms or 1) * (measured.boost_clock_hz or _ASSUMED_CLOCK_HZ)
+    measured_sms_hz = (measured.num_sms or 1) * (clock_hz_of(measured) or _ASSUMED_CLOCK_HZ)
     share = rates.bandwidth_bytes_per_s / (rates.num_sms * rates.clock_hz)
     return max(1.0, share * measured_sms_hz / measured.memory_bandwidth_bytes_per_s)
 

@@ -18,6 +18,7 @@ from shapewright.perf.attention_decode import DecodeParameters
 from shapewright.perf.attention_kernels import pad_head, read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
 from shapewright.perf.intervals import choose_interval
+from shapewright.perf.libraries import nearest_library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,18 +87,33 @@ def kernel_family(kernel: str) -> str:
     return next((family for word, family in _FAMILIES if word in kernel), "flash")
 
 
-def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library: str) -> Section:
+def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library: str, kernel: str = "") -> Section:
     """Section for an element format of the products and of the cache.
 
-    A library that the record does not know, or that has no such section, is priced by the default one.
+    A library is priced by its own section or, of another version, by its nearest one. Without either, or where that has
+    no kernel of the family that runs, a section of the same formats that has one stands for it: a kernel resembles
+    itself in another library more than other kernels in its own. Else the default one.
 
     Raises:
         CalibrationError: the record has no section that could serve.
     """
     wanted = "fp8" if dtype == "fp8" else "16bit" if kv_bits >= 16 else "16bit_kv8"
     is_measured = dtype not in ("fp32", "tf32") and kv_bits >= 8
-    if wanted in record.parameters.get("libraries", {}).get(library, {}):
-        return Section(record, library, wanted, wanted, is_measured)
+    libraries = record.parameters.get("libraries", {})
+    nearest = nearest_library(library, libraries)
+    choices = []
+    if wanted in libraries.get(nearest, {}):
+        choices.append(Section(record, nearest, wanted, wanted, is_measured, nearest == library))
+    if wanted in record.parameters["sections"]:
+        measured = _libraries_of(record, wanted)
+        is_known = not library or not measured or library in measured
+        choices.append(Section(record, "", wanted, wanted, is_measured, is_known))
+    usual = choices[:1]
+    if library and kernel:
+        others = (name for name in libraries if name != nearest and wanted in libraries[name])
+        choices += [Section(record, name, wanted, wanted, is_measured, False) for name in others]
+    for section in (*(each for each in choices if not kernel or _has_family(each, kernel)), *usual):
+        return section
     for name in (wanted, "16bit_kv8", "16bit"):
         if name in record.parameters["sections"]:
             measured = _libraries_of(record, name)
@@ -117,6 +133,11 @@ def _libraries_of(record: CalibrationRecord, section: str) -> set[str]:
         if path.startswith(f"{section}/")
         for library in report.get("libraries", ())
     }
+
+
+def _has_family(section: Section, kernel: str) -> bool:
+    family = kernel_family(kernel)
+    return any(name.startswith(f"{family}_") for name in section.content["kernels"])
 
 
 def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> NDArray[np.str_]:

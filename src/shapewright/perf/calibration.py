@@ -8,11 +8,12 @@ sibling; then the record says so, and the interval widens.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
 
 # Whose record an architecture borrows when it has none, nearest first. The order is judgement: same vendor and the
-# nearest generation of matrix unit. Everything ends at ampere, the best measured family.
+# nearest generation of matrix unit. Everything ends at ampere, the best measured family. Within a family the record of
+# the nearest bandwidth and rate counts.
 ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
     "volta": ("turing", "ampere"),
     "turing": ("volta", "ampere"),
@@ -38,6 +40,9 @@ ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
     "cdna4": ("cdna3", "cdna2", "ampere"),
 }
 GENERIC_KIN = ("ampere",)
+# Generations whose SMs run the same kernels: Blackwell Ultra is Blackwell with more rate in 4 bits, more memory and
+# less int8; its compute capability 10.3 is of the family 10.0.
+SAME_KERNELS: Mapping[str, tuple[str, ...]] = {"blackwell-ultra": ("blackwell",), "blackwell": ("blackwell-ultra",)}
 
 UNCALIBRATED = "uncalibrated"
 """How the label of a price begins that no measurement of its device stands behind."""
@@ -120,7 +125,7 @@ def load_record(
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if physics_only and own.residual else own
-    record = _choose_record(kind, device.name, device.architecture, uncalibrated, physics_only)
+    record = _choose_record(kind, _Sheet.of(device), uncalibrated, physics_only)
     if record.transfer == "architecture" and not _are_siblings(device, load_device(record.device)):
         return replace(record, is_distant=True)
     return record
@@ -135,30 +140,71 @@ def _are_siblings(one: Device, other: Device) -> bool:
     return all(not a or not b or max(a / b, b / a) <= SIBLING_FACTOR for a, b in pairs)
 
 
+class _Sheet(NamedTuple):
+    """What decides whose record a device borrows."""
+
+    name: str
+    architecture: str
+    compute_capability: str
+    bandwidth_bytes_per_s: float
+    flops_per_s: float
+    has_link: bool
+
+    @classmethod
+    def of(cls, device: Device) -> _Sheet:
+        return cls(
+            name=device.name,
+            architecture=device.architecture,
+            compute_capability=device.compute_capability,
+            bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+            flops_per_s=max(device.dense_flops_per_s.values(), default=1.0),
+            has_link=device.intra_node_bandwidth_bytes_per_s is not None,
+        )
+
+    def is_same_sm(self, other: _Sheet) -> bool:
+        """Whether two chips have the same multiprocessors: A10 and A100 are both Ampere and do not."""
+        versions = {self.compute_capability, other.compute_capability} - {""}
+        return self.architecture != other.architecture or len(versions) < 2
+
+    def distance(self, other: _Sheet) -> float:
+        """How far two chips lie apart: the sum of |ln| of the ratios of their bandwidths and rates."""
+        pairs = ((self.bandwidth_bytes_per_s, other.bandwidth_bytes_per_s), (self.flops_per_s, other.flops_per_s))
+        return sum(abs(math.log(here / there)) for here, there in pairs)
+
+
 @cache
-def _choose_record(
-    kind: str, name: str, architecture: str, uncalibrated: bool, physics_only: bool
-) -> CalibrationRecord:
+def _choose_record(kind: str, sheet: _Sheet, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
     if physics_only:
-        record = _choose_record(kind, name, architecture, uncalibrated, False)
+        record = _choose_record(kind, sheet, uncalibrated, False)
         return replace(record, residual=None) if record.residual else record
     records = list_records(kind)
     if not uncalibrated:
         for record in records:
-            if name in record.devices:
+            if sheet.name in record.devices:
                 return record
-    strangers = [record for record in records if name not in record.devices]
-    for record in strangers:
-        if record.architecture == architecture:
-            return replace(record, transfer="architecture", borrower=name)
-    for kin in ARCHITECTURE_KIN.get(architecture, GENERIC_KIN) + GENERIC_KIN:
+    strangers = [record for record in records if sheet.name not in record.devices]
+    if not strangers:
+        if not records:
+            raise CalibrationError(
+                f"no {kind} calibration record to price {sheet.name} with; run scripts/calibrate_{kind}.py"
+            )
+        # With one record in all there is nobody else to ask: it counts as another family's.
+        return replace(records[0], transfer="generic", borrower=sheet.name)
+    lenders = {record.id: _Sheet.of(load_device(record.device)) for record in strangers}
+    if kind == "collectives" and any(lender.has_link == sheet.has_link for lender in lenders.values()):
+        # What joins the devices decides, and not what they compute with: PCIe is no NVLink.
+        strangers = [record for record in strangers if lenders[record.id].has_link == sheet.has_link]
+    alike = (sheet.architecture, *SAME_KERNELS.get(sheet.architecture, ()))
+    siblings = [record for record in strangers if record.architecture in alike]
+    if siblings:
+        nearest = min(siblings, key=lambda record: sheet.distance(lenders[record.id]))
+        is_close = sheet.is_same_sm(lenders[nearest.id])
+        return replace(nearest, transfer="architecture" if is_close else "generic", borrower=sheet.name)
+    for kin in ARCHITECTURE_KIN.get(sheet.architecture, GENERIC_KIN) + GENERIC_KIN:
         for record in strangers:
             if record.architecture == kin:
-                return replace(record, transfer="generic", borrower=name)
-    if strangers or records:
-        # With one record in all there is nobody else to ask: it counts as another family's.
-        return replace((strangers or records)[0], transfer="generic", borrower=name)
-    raise CalibrationError(f"no {kind} calibration record to price {name} with; run scripts/calibrate_{kind}.py")
+                return replace(record, transfer="generic", borrower=sheet.name)
+    return replace(strangers[0], transfer="generic", borrower=sheet.name)
 
 
 @cache

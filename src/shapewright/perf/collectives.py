@@ -116,12 +116,12 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
     zero = np.zeros_like(message_bytes)
     start_s, transfer_s, floor_s = zero, zero, zero
     if (local > 1.0).any():
-        link_bytes_per_s = _link_bandwidth(device)
+        link_bytes_per_s = _link_bandwidth(device, local)
         ring_bytes = rounds * message_bytes * (local - 1.0) / local
         sent_bytes = np.where(exchanges, message_bytes * (local - 1.0) / ranks, ring_bytes)
         sent_bytes = np.where(sends, message_bytes, sent_bytes)
-        start_s, transfer_s = _inside_node(calls, sent_bytes, link_bytes_per_s, record)
         floor_s = sent_bytes / link_bytes_per_s
+        start_s, transfer_s = _inside_node(calls, floor_s, record)
     if crosses.any():
         network_bytes_per_s = _network_bandwidth(device)
         between = record.parameters["between_nodes"]
@@ -153,19 +153,21 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
     }
 
 
-def _inside_node(
-    calls: _Calls, sent_bytes: Array, link_bytes_per_s: float, record: CalibrationRecord
-) -> tuple[Array, Array]:
-    """Start and transfer time inside a node, 0 where a rank has none of the others beside it. [s]"""
+def _inside_node(calls: _Calls, link_s: Array, record: CalibrationRecord) -> tuple[Array, Array]:
+    """Start and transfer time inside a node, 0 where a rank has none of the others beside it. [s]
+
+    Args:
+        calls: The calls.
+        link_s: What their links would take at all of their bandwidth. [s]
+        record: The record.
+    """
     doublings = np.where(calls.of("send_recv"), 1.0, np.log2(calls.local))
-    start_s, transfer_s = np.zeros_like(sent_bytes), np.zeros_like(sent_bytes)
+    start_s, transfer_s = np.zeros_like(link_s), np.zeros_like(link_s)
     inside = calls.local > 1.0
     for name in dict.fromkeys(calls.op_names):
         here = inside & calls.of(name)
         if here.any():
-            start_s[here], transfer_s[here] = _best_protocol(
-                _protocols(name, record), sent_bytes[here] / link_bytes_per_s, doublings[here]
-            )
+            start_s[here], transfer_s[here] = _best_protocol(_protocols(name, record), link_s[here], doublings[here])
     return start_s, transfer_s
 
 
@@ -237,15 +239,17 @@ def _protocols(op_name: str, record: CalibrationRecord) -> _Protocols:
     return _PROTOCOLS[key]
 
 
-def _link_bandwidth(device: Device) -> float:
-    """Bandwidth between devices of a node, over the host link where there is no other. [byte/s]"""
+def _link_bandwidth(device: Device, local: Array) -> Array:
+    """Bandwidth between the ranks of a node, over the host link where there is no other, or it joins fewer. [byte/s]"""
     bandwidth = device.intra_node_bandwidth_bytes_per_s or device.pcie_bandwidth_bytes_per_s
     if not bandwidth:
         raise UnknownRateError(
             f"{device.name} has neither intra_node_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, which ranks "
             f"of one node need; give one in a device file of your own, or use one device per node"
         )
-    return bandwidth
+    # A bridge joins a pair of cards; a ring of more goes through its slowest link.
+    beyond = min(device.pcie_bandwidth_bytes_per_s or bandwidth, bandwidth)
+    return np.where(local > (device.link_group_size or np.inf), beyond, bandwidth)
 
 
 def _network_bandwidth(device: Device) -> float:

@@ -24,6 +24,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
+from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.gemm import estimate_gemm_s, price_gemm, price_gemms
 from shapewright.perf.gemm_job import DTYPE_KIN
 
@@ -49,8 +50,8 @@ def price_grouped_gemm(
         device: The device.
         record: A record of kind ``moe``.
         hot_cache: Weights may lie in the last-level cache from a previous run, as in a benchmark.
-        library: Library, version and kernel that are meant, such as ``vllm 0.24.0/triton``, if the record knows them;
-            otherwise the record's default.
+        library: Library, version and kernel that are meant, such as ``vllm 0.24.0/triton``; of those that the record
+            does not know, a kernel of the same family stands for them (perf.expert_kernels), else the record's default.
 
     Returns:
         The price; floats for int dims, arrays for array dims.
@@ -117,11 +118,13 @@ def read_idle_row_share(record: CalibrationRecord, dtype: str, library: str = ""
     Raises:
         CalibrationError: the record has no section for the dtype nor for its kin.
     """
-    own = record.parameters["libraries"].get(library, {})
-    default = record.parameters["dtypes"]
-    for name in (dtype, *DTYPE_KIN[dtype]):
-        if name in own or name in default:
-            return float(own.get(name, default.get(name))["idle_row_share"])
+    record = leave_poor_matches(record)
+    libraries, default = record.parameters["libraries"], record.parameters["dtypes"]
+    formats = (dtype, *DTYPE_KIN[dtype])
+    for own in (libraries.get(choose_expert_kernel(record, formats, library), {}), default):
+        for name in formats:
+            if name in own:
+                return float(own[name]["idle_row_share"])
     raise CalibrationError(
         f"record {record.id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
         f"it has {', '.join(default)}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
 from shapewright.perf.intervals import Interval, choose_interval, find_group
 from shapewright.perf.kernels import (
@@ -18,6 +19,8 @@ from shapewright.perf.kernels import (
     read_batched_parameters,
     read_parameters,
 )
+from shapewright.perf.lending import fixed_cost_scale, scale_fixed_costs
+from shapewright.perf.libraries import nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
 
 if TYPE_CHECKING:
@@ -79,15 +82,21 @@ _SECTIONS: dict[tuple[str | bool, ...], Section] = {}
 def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     """Find the section of a dtype or of its nearest kin; unfolded once per record and use.
 
-    A library that the record does not know is priced as the middle of all.
+    A library of another version is priced as its nearest one, a library that the record does not know as the middle of
+    all.
     """
     use = (record.residual is None, record.borrower, record.is_distant, record.older_software)
-    key = (record.id, library, dtype, *use)
+    libraries, formats = record.parameters["libraries"], (dtype, *DTYPE_KIN[dtype])
+    is_expert = record.kind == "moe"
+    nearest = choose_expert_kernel(record, formats, library) if is_expert else nearest_library(library, libraries)
+    knows_library = not library or nearest == library
+    key = (record.id, nearest, knows_library, dtype, *use)
     if key not in _SECTIONS:
-        own = record.parameters["libraries"].get(library, {})
-        for name in (dtype, *DTYPE_KIN[dtype]):
-            if name in own or name in record.parameters["dtypes"]:
-                _SECTIONS[key] = _read_section(record, dtype, name, library, name in own)
+        # A library's own kernels in another format first: they are nearer than other kernels in the same format.
+        for chosen, own in ((nearest, libraries.get(nearest, {})), ("", record.parameters["dtypes"])):
+            name = next((name for name in formats if name in own), "")
+            if name:
+                _SECTIONS[key] = _read_section(record, dtype, name, chosen, knows_library)
                 break
         else:
             raise CalibrationError(
@@ -97,25 +106,25 @@ def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     return _SECTIONS[key]
 
 
-def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: str, is_own: bool) -> Section:
+def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: str, knows_library: bool) -> Section:
     """Unfold a section that the record has.
 
     Args:
         record: The record.
         wanted: Format to price.
         dtype: Format of the section.
-        library: Library that runs; empty if none was named.
-        is_own: Whether the record has a section of that library; otherwise that of all libraries together counts.
+        library: Library of the section; empty for that of all libraries together.
+        knows_library: Whether that is the library that runs, or none was named.
     """
     # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
     residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
-    name = section_name(dtype, library if is_own else "")
+    name = section_name(dtype, library)
 
     def part(whole: Mapping[str, Any]) -> Any:
-        return (whole["libraries"][library] if is_own else whole["dtypes"])[dtype]
+        return (whole["libraries"][library] if library else whole["dtypes"])[dtype]
 
     def interval_of(own: Mapping[str, Any], section: str) -> Interval:
-        found = choose_interval(record, own, section, (wanted, dtype), knows_library=is_own or not library)
+        found = choose_interval(record, own, section, (wanted, dtype), knows_library=knows_library)
         is_measured = _same_kernels(wanted, dtype) or found.format == wanted
         return found if is_measured else found._replace(widening=found.widening * _DTYPE_WIDENING)
 
@@ -191,6 +200,8 @@ def make_gemm_job(
     stored_share = stored_weight_bytes(weight_dtype) / width.num_bytes if weight_dtype else 1.0
     if device.roofline_only or device.num_sms is None:
         return GemmJob(device, dtype, width.bits, stored_share, False, None)
+    if record.kind == "moe":
+        record = leave_poor_matches(record)
     section = _section(record, dtype, library)
     same = _same_kernels(section.dtype, dtype)
     if record.transfer != "exact" or not same:
@@ -202,10 +213,14 @@ def make_gemm_job(
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
     if record.transfer != "exact":
         rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
+        if record.kind == "moe":
+            section = section._replace(
+                parameters=scale_fixed_costs(section.parameters, fixed_cost_scale(device, record))
+            )
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
-        batched = section.batched and _with_hot_cache(section.batched)
-        section = section._replace(parameters=_with_hot_cache(section.parameters), batched=batched)
+        batched = section.batched and _with_hot_cache(section.batched, rates.feed_scale)
+        section = section._replace(parameters=_with_hot_cache(section.parameters, rates.feed_scale), batched=batched)
     widening = 1.0
     label = record.label if same else f"{record.label}, fractions of {section.dtype}"
     if weight_dtype:
@@ -225,8 +240,13 @@ def make_gemm_job(
     )
 
 
-def _with_hot_cache(parameters: GemmParameters) -> GemmParameters:
-    """Parameters that say what a hot cache is worth, if only by assumption."""
-    if parameters.hot_cache_share:
+def _with_hot_cache(parameters: GemmParameters, feed_scale: float) -> GemmParameters:
+    """Parameters that say what a hot cache is worth, if only by assumption.
+
+    A lender's cache gives each SM what it gives per clock, however slow the memory behind it: feed_scale says so.
+    """
+    if parameters.hot_cache_share and feed_scale == 1.0:
         return parameters
+    if parameters.hot_cache_share:
+        return replace(parameters, hot_cache_speedup=parameters.hot_cache_speedup * feed_scale)
     return replace(parameters, hot_cache_speedup=_ASSUMED_HOT_CACHE_SPEEDUP, hot_cache_share=_ASSUMED_HOT_CACHE_SHARE)

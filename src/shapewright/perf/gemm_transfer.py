@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.dtypes import get_dtype
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import list_records
+from shapewright.perf.lending import clock_hz_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +42,7 @@ SWITCHING_ENERGY = {
     "hopper": 0.7,
     "ada": 0.7,
     "blackwell": 0.7,
+    "blackwell-ultra": 0.7,
     "blackwell-consumer": 0.7,
     "cdna3": 0.7,
     "cdna4": 0.48,
@@ -93,9 +95,10 @@ def _watts_per_cycle(chip: Device) -> float | None:
     """Board power over what its multipliers would use at full clock, up to a constant."""
     energy = SWITCHING_ENERGY.get(chip.architecture)
     rate = chip.dense_flops_per_s.get("fp16")
-    if not (chip.tdp_watts and chip.boost_clock_hz and energy and rate):
+    clock_hz = clock_hz_of(chip)
+    if not (chip.tdp_watts and clock_hz and energy and rate):
         return None
-    return chip.tdp_watts / (rate * chip.boost_clock_hz**2 * energy)
+    return chip.tdp_watts / (rate * clock_hz**2 * energy)
 
 
 def borrowed_feed_scale(device: Device, lender: Device) -> float:
@@ -110,11 +113,12 @@ def borrowed_feed_scale(device: Device, lender: Device) -> float:
 
 def _clock_ratio(one: Device, other: Device) -> float:
     """Clock of one over that of the other, 1 where a sheet is silent or one is no GPU."""
-    if one.boost_clock_hz is None or other.boost_clock_hz is None:
+    clocks = clock_hz_of(one), clock_hz_of(other)
+    if clocks[0] is None or clocks[1] is None:
         return 1.0
     if not {one.architecture, other.architecture} <= set(SWITCHING_ENERGY):
         return 1.0
-    return one.boost_clock_hz / other.boost_clock_hz
+    return clocks[0] / clocks[1]
 
 
 def _scale_start(parameters: GemmParameters, raw: Mapping[str, Any], device: Device, lender: Device) -> GemmParameters:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # roofline is its mean error,
 # Regret is how much slower than the measured best of its size the shape is that predictions choose: median, and p90.
 _WORDS = (("table", 0, True), ("device", 0, True), ("dtype", 0, True), ("library", 2, True))
-_EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True)}
+_EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True), "file": ("file", 0, True)}
 _FIGURES = (
     ("rows", 0, False),
     ("mean error", 0, False),
@@ -40,8 +40,8 @@ _MOST_REASONS = 20
 
 def accuracy_to_json(judgement: Judgement, *, regret: bool = False) -> list[dict[str, Any]]:
     """One object for each row of the table; part and decade stand there only where they are told apart."""
-    extra = _extra_words(judgement)
-    keys = (*_KEYS, *extra, *_FIGURE_KEYS, *(_REGRET_KEYS if regret else ()))
+    extra = tuple(key for key in _extra_words(judgement) if key != "file")
+    keys = (*_KEYS, *extra, *_FIGURE_KEYS, "file", *(_REGRET_KEYS if regret else ()))
     return [{_JSON_KEYS.get(key, key): facts[key] for key in keys} for facts in map(asdict, judgement.rows)]
 
 
@@ -70,8 +70,10 @@ def remark_lines(judgement: Judgement) -> list[str]:
 
 
 def _extra_words(judgement: Judgement) -> tuple[str, ...]:
-    """Part and decade, where any row has one."""
-    return tuple(key for key in _EXTRA_WORDS if any(getattr(row, key) != "all" for row in judgement.rows))
+    """Part and decade, where any row has one, and the file, where one table comes from several."""
+    told_apart = [key for key in ("part", "decade") if any(getattr(row, key) != "all" for row in judgement.rows)]
+    files = {(row.table, row.file) for row in judgement.rows}
+    return (*told_apart, *(["file"] if len(files) > len({table for table, _ in files}) else []))
 
 
 def _cells(row: Accuracy, extra: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,101 @@
+"""Which measured kernels price an expert layer: those of its own family first, then of its format, then of its library.
+
+A record of kind ``moe`` has sections by library, version and kernel, such as ``vllm 0.24.0/..._triton_tritonexperts``,
+and in each the formats it was measured in. Kernels of one family resemble each other over formats and libraries more
+than another family does in the same format: TensorRT-LLM's 8-bit blocks on B200 are 10 % off with its own 16-bit
+fractions and 8-bit rates, and 120 % with triton's (docs/decisions/0013-strangers.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shapewright.perf.libraries import nearest_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shapewright.perf.calibration import CalibrationRecord
+
+# What a kernel's name contains, and its family; the first that fits. sglang and vllm run triton unless they say more.
+_FAMILIES = (
+    ("trtllm", "trtllm"),
+    ("deepgemm", "deepgemm"),
+    ("deep_gemm", "deepgemm"),
+    ("marlin", "marlin"),
+    ("cutedsl", "cutedsl"),
+    ("cutlass", "cutlass"),
+    ("triton", "triton"),
+    ("fused_moe", "triton"),
+)
+# A kernel that reaches a smaller part of its record's usual share of bandwidth is a poor match of one library and one
+# device (CUTLASS on Hopper: a fifth), and tells nothing of another family of devices.
+_LEAST_SHARE_TO_LEND = 0.5
+# Formats whose default section says what share of bandwidth is usual.
+_USUAL_FORMATS = ("bf16", "fp16")
+
+
+def expert_kernel_family(kernel: str) -> str:
+    """Family of a kernel's name as libraries spell it; empty if it tells none.
+
+    >>> expert_kernel_family("vllm_modeloptfp8moe_flashinfer_cutlass_flashinferexperts"), expert_kernel_family("x")
+    ('cutlass', '')
+    """
+    folded = kernel.casefold()
+    return next((family for word, family in _FAMILIES if word in folded), "")
+
+
+def choose_expert_kernel(record: CalibrationRecord, formats: Sequence[str], library: str) -> str:
+    """Section of a record that prices a kernel in a format; empty for the record's default of that format.
+
+    Args:
+        record: A record of kind ``moe``.
+        formats: Element format of the products, and those whose fractions it could borrow, nearest first.
+        library: Library, version and kernel, such as ``vllm 0.24.0/triton``; empty if unknown.
+    """
+    sections: Mapping[str, Mapping[str, Any]] = record.parameters["libraries"]
+    if not library or formats[0] in sections.get(library, {}):
+        return library
+    name, _, kernel = library.partition("/")
+    family = expert_kernel_family(kernel)
+    alike = [
+        (formats.index(each), key)
+        for key, own in sections.items()
+        for each in own
+        if each in formats and family and expert_kernel_family(key.partition("/")[2]) == family
+    ]
+    nearest_format = min((rank for rank, _ in alike), default=0)
+    keys = {key.partition("/")[0]: key for rank, key in reversed(alike) if rank == nearest_format}
+    if not keys:
+        return ""
+    return keys.get(nearest_library(name, keys), next(reversed(keys.values())))
+
+
+def leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
+    """A record without the kernels that tell nothing of the device, where it is borrowed from another family.
+
+    CUTLASS's experts reach a fifth of the memory's bandwidth on Hopper. TensorRT-LLM's on B200 in the same format were
+    priced at 3.7 times their time by them, and at 1.4 times by Hopper's 16-bit fractions.
+    """
+    return _leave_poor_matches(record) if record.transfer == "generic" else record
+
+
+_LENT: dict[str, CalibrationRecord] = {}
+
+
+def _leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
+    """Unfolded once per record."""
+    if record.id not in _LENT:
+        default, libraries = record.parameters["dtypes"], record.parameters["libraries"]
+        usual = next((default[each] for each in _USUAL_FORMATS if each in default), next(iter(default.values())))
+        least = _LEAST_SHARE_TO_LEND * usual["bandwidth_fraction"]
+
+        def lend(sections: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: own for name, own in sections.items() if own["bandwidth_fraction"] >= least}
+
+        kept = {"dtypes": lend(default), "libraries": {key: lend(own) for key, own in libraries.items()}}
+        dropped = {expert_kernel_family(key) for key, own in libraries.items() if own and not kept["libraries"][key]}
+        words = f" without {', '.join(sorted(dropped))}" if dropped else ""
+        _LENT[record.id] = replace(record, id=record.id + words, parameters={**record.parameters, **kept})
+    return _LENT[record.id]

@@ -1,0 +1,67 @@
+"""How a record's numbers carry over to a device that borrows it: by the data sheets of the two.
+
+Fractions of peak and of bandwidth carry over as they are, and so do cycles. What a record holds in seconds (starting a
+kernel, combining the parts of a split) was spent in clock cycles, of which a faster clock makes fewer seconds: starting
+FlashAttention 2 takes 11,300 cycles on A100 and 9,700 on L40S, and 8.0 against 3.8 microseconds
+(docs/decisions/0013-strangers.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shapewright.hardware import load_device
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
+
+_Parameters = TypeVar("_Parameters")
+# Makers whose chips run kernels on multiprocessors at one clock.
+_GPU_VENDORS = ("NVIDIA", "AMD")
+
+
+def clock_hz_of(device: Device) -> float | None:
+    """Clock of a device: its sheet's, else the one that its units need for the rate of the sheet. [Hz]"""
+    rate = device.dense_flops_per_s.get("fp16")
+    if device.boost_clock_hz or not (rate and device.num_sms and device.tensor_fma_per_sm_per_clock):
+        return device.boost_clock_hz
+    return rate / (2.0 * device.num_sms * device.tensor_fma_per_sm_per_clock)
+
+
+def fixed_cost_scale(device: Device, record: CalibrationRecord) -> float:
+    """Factor on costs in seconds: the lender's clock over the device's; 1 for an own record or an unknown clock."""
+    if record.transfer == "exact":
+        return 1.0
+    clocks = [clock_hz_of(chip) for chip in (device, load_device(record.device)) if chip.vendor in _GPU_VENDORS]
+    if len(clocks) < 2 or clocks[0] is None or clocks[1] is None:
+        return 1.0
+    return clocks[1] / clocks[0]
+
+
+def sm_rate_scale(device: Device, record: CalibrationRecord) -> float:
+    """Factor on what all multiprocessors together do in a second, number and clock: the device's over the lender's.
+
+    1 for an own record, and for bandwidth's share where a sheet is silent: then all carries over as bandwidth does.
+    """
+    if record.transfer == "exact":
+        return 1.0
+    lender = load_device(record.device)
+    scale = fixed_cost_scale(device, record)
+    is_known = device.vendor in _GPU_VENDORS and device.num_sms and lender.num_sms and clock_hz_of(device)
+    if not is_known or not device.num_sms or not lender.num_sms:
+        return device.memory_bandwidth_bytes_per_s / lender.memory_bandwidth_bytes_per_s
+    return device.num_sms / lender.num_sms / scale
+
+
+def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:
+    """Parameters with every field in seconds times a factor."""
+    if scale == 1.0:
+        return parameters
+    changed: dict[str, Any] = {
+        spec.name: getattr(parameters, spec.name) * scale
+        for spec in fields(parameters)  # type: ignore[arg-type]
+        if spec.name.endswith("_s")
+    }
+    return replace(parameters, **changed)  # type: ignore[type-var]

@@ -1,0 +1,237 @@
+"""What a device that nobody measured borrows, and what a library that nobody measured is priced as."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapewright.hardware import Device, list_devices, load_device
+from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.perf.attention import price_attention
+from shapewright.perf.calibration import load_record
+from shapewright.perf.collectives import price_collective
+from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
+from shapewright.perf.experts import price_grouped_gemm
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.lending import clock_hz_of, fixed_cost_scale
+from shapewright.perf.libraries import nearest_library
+from shapewright.perf.pointwise import price_pointwise
+
+B200, H100, L40S = (load_device(name) for name in ("b200-sxm-180gb", "h100-sxm-80gb", "l40s"))
+PRODUCTS = Gemm(name="x", m=np.array([1, 64, 4096]), n=np.array([4096] * 3), k=np.array([4096] * 3))
+CALL = Attention(
+    name="x", batch_size=4, query_len=2048, kv_len=2048, num_heads=32, num_kv_heads=8, head_dim=128, v_head_dim=128
+)
+EXPERTS = GroupedGemm(name="x", m=256, n=3072, k=4096, groups=64)
+
+
+@pytest.mark.parametrize(
+    ("library", "known", "expected"),
+    [
+        ("vllm 0.24.0", ["vllm 0.14.0", "vllm 0.24.0"], "vllm 0.24.0"),
+        ("vllm 0.19", ["vllm 0.14.0", "vllm 0.24.0"], "vllm 0.14.0"),
+        ("vllm 0.30.0", ["vllm 0.14.0", "vllm 0.24.0"], "vllm 0.24.0"),
+        ("vllm 0.9", ["vllm 0.14.0", "vllm 0.24.0"], "vllm 0.14.0"),
+        ("VLLM", ["vllm 0.14.0", "vllm 0.24.0", "sglang 1"], "vllm 0.24.0"),
+        ("trtllm 1.2.0", ["vllm 0.24.0"], ""),
+        ("vllm-omni 1", ["vllm 0.24.0"], ""),
+        ("", ["vllm 0.24.0"], ""),
+    ],
+)
+def test_nearest_library(library: str, known: list[str], expected: str) -> None:
+    """The same library in its nearest version that is not newer stands for one; another library never does."""
+    assert nearest_library(library, known) == expected
+
+
+def test_another_version_is_priced_as_its_library() -> None:
+    """Products and attention of sglang 0.6 are those of the sglang that was measured, and not those of vllm."""
+    gemm, attention = load_record("gemm", H100), load_record("attention", H100)
+    times = [price_gemm(PRODUCTS, H100, gemm, library=name).time_s for name in ("sglang 0.6.0", "sglang 0.5.14", "")]
+    calls = [
+        price_attention(CALL, H100, attention, library=name, kernel="fa3").time_s
+        for name in ("sglang 0.6.0", "sglang 0.5.14", "")
+    ]
+
+    assert (times[0] == times[1]).all()
+    assert (times[0] != times[2]).any()
+    assert calls[0] == calls[1] != calls[2]
+
+
+def test_a_kernel_is_found_in_another_library() -> None:
+    """Triton attention of an unknown library is that of sglang, since vllm's section for H100 has none."""
+    record = load_record("attention", H100)
+    wide = replace(CALL, head_dim=256, v_head_dim=256)
+    stranger, sglang, usual = (
+        price_attention(wide, H100, record, library=library, kernel=kernel).time_s
+        for library, kernel in (("trtllm 1.2.0", "triton"), ("sglang 0.5.14", "triton"), ("trtllm 1.2.0", ""))
+    )
+
+    assert stranger == sglang != usual
+
+
+@pytest.mark.parametrize(
+    ("kernel", "family"),
+    [
+        ("sglang_fused_moe_triton", "triton"),
+        ("vllm_fused_moe", "triton"),
+        ("vllm_x_flashinfer_trtllm_trtllmbf16experts", "trtllm"),
+        ("sglang_flashinfer_cutlass_moe", "cutlass"),
+        ("moe_torch_flow", ""),
+    ],
+)
+def test_families_of_expert_kernels(kernel: str, family: str) -> None:
+    """A kernel's name tells its family, or nothing."""
+    assert expert_kernel_family(kernel) == family
+
+
+def test_family_comes_before_format_and_library() -> None:
+    """8-bit triton on H100 takes triton's 16-bit section, an unknown kernel the default; a known one is itself."""
+    record = load_record("moe", H100)
+    own = "vllm 0.24.0/vllm_unquantizedfusedmoe_triton_tritonexperts"
+
+    assert choose_expert_kernel(record, ("bf16", "bf16"), own) == own
+    assert choose_expert_kernel(record, ("fp8", "bf16"), "sglang 0.6/sglang_fused_moe_triton") == (
+        "sglang 0.5.14/sglang_fused_moe_triton"
+    )
+    assert choose_expert_kernel(record, ("fp8", "bf16"), "trtllm 1.2/moe_triton") == own
+    assert choose_expert_kernel(record, ("fp8", "bf16"), "trtllm 1.2/moe_torch_flow") == ""
+
+
+def test_poor_matches_are_not_lent() -> None:
+    """Hopper's CUTLASS experts stay with Hopper: B200 without its record takes 16-bit fractions in 8 bits."""
+    lent = load_record("moe", B200, uncalibrated=True)
+    kept = leave_poor_matches(lent)
+    own = price_grouped_gemm(replace(EXPERTS, dtype="fp8"), B200, load_record("moe", B200))
+    borrowed = price_grouped_gemm(replace(EXPERTS, dtype="fp8"), B200, lent)
+
+    assert lent.architecture == "hopper"
+    assert "fp8" in lent.parameters["dtypes"]
+    assert "fp8" not in kept.parameters["dtypes"]
+    assert "without cutlass" in borrowed.calibration
+    assert borrowed.time_s < 2.0 * own.time_s
+    assert leave_poor_matches(load_record("moe", H100)) is load_record("moe", H100)
+
+
+def test_fixed_costs_are_cycles() -> None:
+    """A lender's start takes the lender's cycles at the device's clock; a device's own stays as it is."""
+    borrowed = load_record("attention", L40S, uncalibrated=True)
+    lender = load_device(borrowed.device)
+    short = replace(CALL, query_len=1, kv_len=16)
+
+    assert fixed_cost_scale(L40S, borrowed) == pytest.approx(1.41 / 2.52)
+    assert fixed_cost_scale(L40S, load_record("attention", L40S)) == 1.0
+    assert price_attention(short, L40S, borrowed).start_s < price_attention(short, lender, borrowed).start_s
+
+
+def test_a_silent_sheet_has_the_clock_of_its_rate() -> None:
+    """B300's sheet gives no clock: 2250 TFLOP/s / (148 SMs x 2 x 4096 FLOP) = 1.86 GHz; one that gives it keeps it."""
+    assert clock_hz_of(load_device("b300-sxm-288gb")) == pytest.approx(1.856e9, rel=1e-3)
+    assert clock_hz_of(B200) == B200.boost_clock_hz
+    assert clock_hz_of(load_device("h200-nvl-141gb")) is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "lender", "transfer"),
+    [
+        ("b300-sxm-288gb", "attention", "b200-sxm-180gb", "architecture"),
+        ("gb300", "moe", "b200-sxm-180gb", "architecture"),
+        ("gh200-141gb", "gemm", "h200-sxm-141gb", "architecture"),
+        ("h100-pcie-80gb", "attention", "h100-sxm-80gb", "architecture"),
+        ("a40", "attention", "a100-sxm-80gb", "generic"),
+        ("a30", "attention", "a100-sxm-80gb", "architecture"),
+        ("rtx-pro-6000", "attention", "l40s", "generic"),
+        ("a10", "collectives", "l40s", "generic"),
+        ("rtx-4090", "collectives", "l40s", "architecture"),
+        ("mi300x", "collectives", "a100-sxm-80gb", "generic"),
+        ("l40s", "collectives", "l40s", "exact"),
+    ],
+)
+def test_lenders(device: str, kind: str, lender: str, transfer: str) -> None:
+    """Siblings with the same SM come first, the nearest of them; what joins devices decides for collectives."""
+    record = load_record(kind, load_device(device))
+
+    assert (record.device, record.transfer) == (lender, transfer)
+
+
+def test_a_bridge_joins_a_pair() -> None:
+    """Four bridged cards talk over PCIe: a quarter of the pair's bandwidth, and never faster than the pair."""
+    card = load_device("h100-nvl-94gb")
+    record = load_record("collectives", card)
+    pair, four = (
+        price_collective(
+            Collective(name="x", op_name="all_gather", axis="tensor", message_bytes=1e9, num_ranks=n, ranks_per_node=n),
+            card,
+            record,
+        )
+        for n in (2, 4)
+    )
+
+    assert four.roofline_s / pair.roofline_s == pytest.approx((3 / 4) / (1 / 2) * 300 / 64)
+
+
+def test_norms_of_slow_memory_reach_more_of_it() -> None:
+    """A norm waits for its SM: on L40S, with a fifth of A100's bandwidth per SM, it comes nearer to memory."""
+    norm = Pointwise(name="x", operation="norm", read_bytes=1e9, written_bytes=1e9)
+    shares = {
+        device.name: price.roofline_s / price.time_s
+        for device in (load_device("a100-sxm-80gb"), L40S, B200)
+        for price in [price_pointwise(norm, device, load_record("pointwise", device))]
+    }
+
+    assert shares["l40s"] > 1.5 * shares["a100-sxm-80gb"]
+    assert shares["b200-sxm-180gb"] == pytest.approx(shares["a100-sxm-80gb"], rel=0.01)
+
+
+def in_order(device: Device) -> list[float]:
+    """Times of one piece of work of each kind on a device."""
+    norm = Pointwise(name="x", operation="norm", read_bytes=1e8, written_bytes=1e8)
+    return [
+        *price_gemm(PRODUCTS, device, load_record("gemm", device)).time_s.tolist(),  # type: ignore[union-attr]
+        price_attention(CALL, device, load_record("attention", device)).time_s,
+        price_attention(replace(CALL, query_len=1), device, load_record("attention", device)).time_s,
+        price_grouped_gemm(EXPERTS, device, load_record("moe", device)).time_s,
+        price_pointwise(norm, device, load_record("pointwise", device)).time_s,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow"),
+    [
+        ("gb200", "b200-sxm-180gb"),
+        ("gb300", "b300-sxm-288gb"),
+        ("gb300", "gb200"),
+        ("h100-sxm-80gb", "h100-pcie-80gb"),
+        ("h800-sxm-80gb", "h100-pcie-80gb"),
+        ("h200-sxm-141gb", "h20-96gb"),
+        ("a100-sxm-80gb", "a30"),
+        ("l40s", "l4"),
+        ("rtx-pro-6000", "rtx-5090"),
+        ("mi325x", "mi300x"),
+    ],
+)
+def test_a_better_sheet_is_no_slower(fast: str, slow: str) -> None:
+    """A device that is at least as good in every number of its sheet takes at most 3 % longer for anything."""
+    times = zip(in_order(load_device(fast)), in_order(load_device(slow)), strict=True)
+
+    assert all(better <= 1.03 * worse for better, worse in times)
+
+
+@pytest.mark.parametrize("name", list_devices())
+def test_every_device_has_sane_prices(name: str) -> None:
+    """On each device and format: finite, inside its interval, no faster than the roofline, and not absurdly slower."""
+    device = load_device(name)
+    random = np.random.default_rng(0)
+    m, n, k = (np.round(2.0 ** random.uniform(low, 15, 60) / 8) * 8 + 8 for low in (0, 5, 5))
+    record = load_record("gemm", device)
+    for dtype in device.dense_flops_per_s:
+        price = price_gemm(Gemm(name="x", dtype=dtype, m=m, n=n, k=k), device, record)  # type: ignore[arg-type]
+        large = price_gemm(Gemm(name="x", dtype=dtype, m=8192, n=8192, k=8192), device, record)
+        time_s = np.asarray(price.time_s)
+
+        assert np.isfinite(time_s).all()
+        assert (price.roofline_s <= time_s * (1 + 1e-9)).all()
+        assert (price.low_s <= time_s * (1 + 1e-9)).all()
+        assert (time_s <= np.asarray(price.high_s) * (1 + 1e-9)).all()
+        assert 0.2 <= large.roofline_s / large.time_s <= 1.0, dtype
