@@ -92,7 +92,7 @@ def measure(device: str, *, model: str, gpus: int) -> dict[str, Any]:
     times = []
     for row in range(min(20, len(findings.best["step_s"]))):
         choice = findings.choice(findings.best, row)
-        own = replace(question.workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
+        own = replace(question.workload, **choice.chosen_workload)
         start_s = time.perf_counter()
         predict(question.config, device=question.device, workload=own, layout=choice.layout)
         times.append(time.perf_counter() - start_s)

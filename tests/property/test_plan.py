@@ -18,7 +18,7 @@ from shapewright.hardware import Device, load_device
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.memory import estimate_memory, find_recipe
 from shapewright.perf.software import load_software, software_names
-from shapewright.plan import PlanRequest, break_down, engine
+from shapewright.plan import PlanRequest, break_down, engine, offload_choices
 from shapewright.plan.engine import Findings, explore
 from shapewright.predict import predict
 from shapewright.question import ask
@@ -38,13 +38,16 @@ def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequ
         "seq_len": draw(st.sampled_from((2048, 8192))),
         "global_batch_size": draw(st.sampled_from((16, 24, 64))),
         "attention": draw(st.sampled_from(("flash", "unfused"))),
-        "offload_activations": draw(st.booleans()),
-        **draw(st.sampled_from(({}, {"offload_optimizer": True}, {"optimizer": "muon"}))),
+        "optimizer": draw(st.sampled_from(("adamw", "muon"))),
     }
-    question = ask(draw(st.sampled_from(MODELS)), device, workload=workload)
+    name = draw(st.sampled_from(MODELS))
+    longer = {"max_position_embeddings": 8192} if name.startswith("gpt3") else None
+    question = ask(name, device, workload=workload, overrides=longer)
     objective = draw(st.sampled_from(("time", "cost", "memory")))
     num_devices = draw(st.sampled_from((1, 4, 16, 24, 64)))
-    return question.config, device, question.workload, PlanRequest(num_devices=num_devices, objective=objective)
+    kept = draw(st.sampled_from(({}, offload_choices({}, question.workload), {"offload_activations": (True,)})))
+    request = PlanRequest(num_devices=num_devices, objective=objective, kept=kept)
+    return question.config, device, question.workload, request
 
 
 @settings(max_examples=15, deadline=None)
@@ -62,7 +65,7 @@ def test_arrays_equal_predictions_one_by_one(
     assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
     for row in random.sample(range(num_plans), min(num_plans, 12)):
         choice = findings.choice(findings.best, row)
-        own = replace(workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
+        own = replace(workload, **choice.chosen_workload)
         prediction = predict(config, device=device, workload=own, layout=choice.layout, software=software)
         assert choice.layout.num_devices == choice.num_devices
         assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import tomllib
 from dataclasses import fields, replace
 from typing import Any
@@ -209,6 +210,61 @@ def test_torchtitan_takes_the_model_that_can_say_it() -> None:
     assert job["training"]["local_batch_size"] == 4
     assert job["parallelism"]["pipeline_parallel_microbatch_size"] == 2
     assert job["parallelism"]["data_parallel_shard_degree"] == 4
+
+
+def torchtitan_chunks(num_layers: int, parallelism: dict[str, Any]) -> int:
+    """Chunks over all stages as torchtitan counts them (distributed/pipeline_parallel.py, pipeline_llm)."""
+    weight = (
+        parallelism["pipeline_parallel_first_stage_less_layers"]
+        + parallelism["pipeline_parallel_last_stage_less_layers"]
+    )
+    return math.ceil((num_layers + weight) / parallelism["pipeline_parallel_layers_per_stage"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "stages", "chunks", "schedule"),
+    [
+        ("llama-3-70b", 4, 5, "Interleaved1F1B"),
+        ("llama-3.1-405b", 16, 2, "Interleaved1F1B"),
+        ("llama-3-70b", 8, 1, "1F1B"),
+    ],
+)
+def test_torchtitan_cuts_as_many_chunks(preset: str, stages: int, chunks: int, schedule: str) -> None:
+    """Its own rule finds as many chunks on each stage, also of 126 layers on 16 stages, whose ends have fewer."""
+    layout = ParallelLayout(pipeline_parallel=stages, virtual_pipeline=chunks)
+    config = read_model(preset).config
+    job = tomllib.loads(write_format("torchtitan-toml", config, workload=Workload(), layout=layout))["parallelism"]
+
+    assert job["pipeline_parallel_schedule"] == schedule
+    assert torchtitan_chunks(config.num_layers, job) == stages * chunks
+
+
+def test_torchtitan_names_the_kind_of_selective_recomputation() -> None:
+    """Recomputing by operation is what is priced, and has a name of its own beside every so many layers."""
+    text = write_format("torchtitan-toml", read_model("llama-3-8b").config, workload=Workload(recompute="selective"))
+
+    assert tomllib.loads(text)["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
+
+
+def test_optimizer_states_on_the_host() -> None:
+    """Megatron-LM and DeepSpeed are told; others move weights and gradients with them, or nothing, and refuse."""
+    config = read_model("llama-3-8b").config
+    asked: dict[str, Any] = {
+        "workload": Workload(offload_optimizer=True),
+        "layout": ParallelLayout(data_parallel=8, zero_stage=1),
+    }
+    megatron = read_arguments(write_format("megatron-args", config, **asked))
+    deepspeed = json.loads(write_format("deepspeed-json", config, **asked))
+
+    assert megatron["optimizer_cpu_offload"] is True
+    assert megatron["optimizer_offload_fraction"] == "1.0"
+    assert megatron["use_precision_aware_optimizer"] is True
+    assert deepspeed["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
+    for name in ("torchtitan-toml", "accelerate-yaml"):
+        with pytest.raises(WorkloadError, match="offload_optimizer"):
+            write_format(name, config, **asked)
+    with pytest.raises(WorkloadError, match="offload_activations"):
+        write_format("megatron-args", config, workload=Workload(offload_activations=True))
 
 
 def test_nanogpt_takes_gpt2_with_a_padded_vocabulary() -> None:

@@ -18,6 +18,7 @@ from shapewright.plan import PlanResult, break_down
 from shapewright.plan.breakdown import Breakdown, explain_loss
 
 H100 = "h100-sxm-80gb"
+OFFLOADED = {"offload_optimizer": True}
 SMALL = {"device": H100, "num_devices": 16, "global_batch_size": 64}
 
 
@@ -90,6 +91,41 @@ def test_optimizer_counts_for_memory() -> None:
     keep = {"layout": {"tensor_parallel": 8, "pipeline_parallel": 1, "zero_stage": 0}, "top": 1}
     usual, narrow = small_plan(**keep), small_plan(**keep, optimizer="adamw-8bit")
     assert narrow.plans[0].total_bytes < usual.plans[0].total_bytes - 4 * 8e9 / 8
+
+
+def test_the_host_is_tried_where_it_is_asked_for() -> None:
+    """Plans with the host's memory are among those without it; more of them fit, and the best is no slower."""
+    keep = {"keep": {"tensor_parallel": (1,)}, "num_devices": 8}
+    without, tried = small_plan(**keep), small_plan(**keep, try_offload=True)
+
+    assert tried.tally.num_plans == 4 * without.tally.num_plans
+    assert tried.tally.num_fitting > 2 * without.tally.num_fitting
+    assert not any(plan.workload.offload_optimizer for plan in without.plans)
+    assert tried.plans[0].prediction.step_time_s <= without.plans[0].prediction.step_time_s
+    smallest = small_plan(**keep, try_offload=True, objective="memory").plans[0]
+    assert smallest.workload.offload_optimizer
+    assert any("in the host's memory" in note for note in small_plan(**keep, workload=OFFLOADED).notes)
+
+
+def test_a_job_that_needs_the_host_is_told_so() -> None:
+    """Where nothing fits the devices, a plan that fits with the host's memory is named beside more devices."""
+    with pytest.raises(LayoutError, match=r"with --try-offload it fits \(.*optimizer on host.*fewest that fit are"):
+        shapewright.plan("llama-3-70b", device=H100, num_devices=8, global_batch_size=64)
+
+
+def test_muon_counts_in_the_order_of_plans() -> None:
+    """Replicas share Muon's products from ZeRO stage 1 on: the best plan of stage 0 is slower by what it does alone."""
+    keep = {"layout": {"tensor_parallel": 8, "pipeline_parallel": 1}, "top": 1}
+    steps = {
+        (name, stage): small_plan(keep={"zero_stage": (stage,)}, optimizer=name, layout=keep["layout"], top=1)
+        .plans[0]
+        .prediction.step_time_s
+        for name in ("adamw", "muon")
+        for stage in (0, 1)
+    }
+
+    assert steps["muon", 0] - steps["adamw", 0] > 1.5 * (steps["muon", 1] - steps["adamw", 1])
+    assert small_plan(optimizer="muon").plans[0].layout.zero_stage > 0
 
 
 def test_stragglers_and_prices_scale_what_is_expected() -> None:

@@ -30,6 +30,7 @@ def plan(
     optimizer: str = "adamw",
     usd_per_hour: float | None = None,
     straggler_factor: float = 1.0,
+    try_offload: bool = False,
     workload: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
@@ -46,12 +47,14 @@ def plan(
         global_batch_size: Sequences of one optimiser step; may stand in ``workload`` instead.
         objective: A key of ``shapewright.plan.OBJECTIVES``: time, cost or memory.
         top: How many plans to list.
-        keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size and recompute.
+        keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size,
+            recompute, offload_activations and offload_optimizer.
         headroom_fraction: Share of a device's memory that a plan must leave free.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``; counts for memory alone.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
         usd_per_hour: Price of one device. [USD/h]
         straggler_factor: Expected step over the predicted one.
-        workload: Some fields of Workload; micro_batch_size and recompute keep those values.
+        try_offload: Try keeping activations and optimiser states in the host's memory too.
+        workload: Some fields of Workload; those that a plan chooses keep their values.
         layout: Some fields of ParallelLayout; each keeps its value.
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
@@ -61,19 +64,20 @@ def plan(
     Raises:
         ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
     """
-    from shapewright.plan import PlanRequest, keep_given, plan_job
+    from shapewright.plan import PlanRequest, keep_given, offload_choices, plan_job
 
     fields = {**(workload or {}), **({} if global_batch_size is None else {"global_batch_size": global_batch_size})}
+    kept = keep_given(keep or {}, fields, layout or {})
+    question = ask(config, device, overrides=overrides, workload={"optimizer": optimizer, **fields})
     request = PlanRequest(
         num_devices=num_devices,
         objective=objective,
-        kept=keep_given(keep or {}, fields, layout or {}),
+        kept=offload_choices(kept, question.workload) if try_offload else kept,
         top=top,
         usd_per_hour=usd_per_hour,
         straggler_factor=straggler_factor,
         headroom_fraction=headroom_fraction,
     )
-    question = ask(config, device, overrides=overrides, workload=fields)
     return plan_job(
         question.config,
         device=question.device,

@@ -50,9 +50,10 @@ Examples:
     "--keep",
     multiple=True,
     metavar="FIELD=V,V",
-    help="values that a field may take: tp, pp, dp, cp, ep, sp, vpp, zero, schedule, micro_batch, recompute; may be "
-    "given again. A flag such as --tp 8 keeps one value",
+    help="values that a field may take: tp, pp, dp, cp, ep, sp, vpp, zero, schedule, micro_batch, recompute, "
+    "offload_activations, offload_optimizer; may be given again. A flag such as --tp 8 keeps one value",
 )
+@click.option("--try-offload", is_flag=True, help="try the host's memory too, for activations and for optimiser states")
 @click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
 @click.option(
     "--optimizer", default="adamw", show_default=True, metavar="NAME", help="what is kept and moved of each parameter"
@@ -88,6 +89,7 @@ def command(
     objective: str,
     top: int,
     keep: tuple[str, ...],
+    try_offload: bool,
     headroom: float,
     optimizer: str,
     usd_per_hour: float | None,
@@ -103,8 +105,9 @@ def command(
     """Plan how to spread the training of CONFIG over devices.
 
     Tensor, pipeline (GPipe, 1F1B, interleaved, zero-bubble), data, context and expert parallelism, ZeRO stage, sequence
-    parallelism, micro-batch and recomputation are searched together under memory and divisibility. Every plan has the
-    time and the memory that 'shapewright predict' and 'shapewright memory' give it.
+    parallelism, micro-batch, recomputation and, with --try-offload, the host's memory are searched together under
+    memory and divisibility. Every plan has the time and the memory that 'shapewright predict' and 'shapewright memory'
+    give it.
 
     Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
     """
@@ -124,6 +127,7 @@ def command(
         optimizer=optimizer,
         usd_per_hour=usd_per_hour,
         straggler_factor=straggler_factor,
+        try_offload=try_offload,
         workload=groups["workload"],
         layout=groups["layout"],
         overrides=groups["model"],
@@ -174,7 +178,7 @@ def _read_keep(entries: tuple[str, ...], form: Form | None) -> dict[str, tuple[A
         if field_name in kept:
             raise ConfigError(f"--keep names {field_name} twice; give all its values in one, such as {name}=1,2")
         kept[field_name] = allowed
-    for field_name, expressible in (form.runs if form is not None else {}).items():
+    for field_name, expressible in (form.choices if form is not None else {}).items():
         both = tuple(value for value in kept.get(field_name, expressible) if value in expressible)
         if not both:
             words = ", ".join(map(str, expressible))

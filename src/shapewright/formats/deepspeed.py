@@ -3,8 +3,8 @@
 It says nothing of the model, which is the script's. Recomputation is the model's as well: with
 ``activation_checkpointing`` in the file, the script must checkpoint its layers.
 
-Source: DeepSpeed configuration JSON (www.deepspeed.ai/docs/config-json), sections on batch size, ZeRO and activation
-checkpointing.
+Source: DeepSpeed configuration JSON (www.deepspeed.ai/docs/config-json), sections on batch size, ZeRO with
+offload_optimizer, and activation checkpointing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from shapewright.formats.form import Form, cannot_spread, refuse_other_runs, replicas_of
+from shapewright.formats.form import Form, cannot_run, cannot_spread, refuse_other_runs, replicas_of
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -29,7 +29,7 @@ _PRECISIONS: dict[str, dict[str, Any]] = {
 def write_json(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
     """Write the config; optimiser and schedule are the reader's to add."""
     values: dict[str, Any] = {} if workload is None else _batch(config, workload, layout)
-    values |= {} if layout is None else _spread(layout)
+    values |= {} if layout is None else _spread(layout, offloads=workload is not None and workload.offload_optimizer)
     return json.dumps(values, indent=2) + "\n"
 
 
@@ -52,13 +52,15 @@ def _batch(config: TransformerConfig, workload: Workload, layout: ParallelLayout
     return values
 
 
-def _spread(layout: ParallelLayout) -> dict[str, Any]:
+def _spread(layout: ParallelLayout, *, offloads: bool) -> dict[str, Any]:
     for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         if getattr(layout, name) > 1:
             raise cannot_spread(
                 FORM.name, f"{name}={getattr(layout, name)}", "the file knows replicas; other axes are the model's code"
             )
     if layout.zero_stage == 0:
+        if offloads:
+            raise cannot_run(FORM.name, "offload_optimizer without ZeRO", "its offload is that of stages 1 to 3")
         return {"zero_optimization": {"stage": 0}}
     return {
         "zero_optimization": {
@@ -67,6 +69,7 @@ def _spread(layout: ParallelLayout) -> dict[str, Any]:
             "overlap_comm": True,
             "contiguous_gradients": True,
             "reduce_scatter": True,
+            **({"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads else {}),
         }
     }
 
@@ -85,4 +88,5 @@ FORM = Form(
         "expert_parallel": (1,),
         "recompute": ("none", "full"),
     },
+    offloads=frozenset(("offload_optimizer",)),
 )

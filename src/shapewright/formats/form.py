@@ -44,6 +44,7 @@ PLAIN_DECODER: dict[str, tuple[object, ...]] = {
 }
 """What a plain decoder has of the fields that few models use."""
 
+_OFFLOADS = ("offload_activations", "offload_optimizer")
 _OF_EXPERTS = (
     "num_experts_per_token",
     "moe_intermediate_size",
@@ -69,6 +70,7 @@ class Form:
         suffix: End of the file's name.
         runs: Values of fields of Workload and ParallelLayout that it can be told, for a plan to keep to; any value of
             those that are missing.
+        offloads: Fields of Workload that keep something in the host's memory and that it can be told.
     """
 
     name: str
@@ -78,6 +80,12 @@ class Form:
     write: Callable[[TransformerConfig, Workload | None, ParallelLayout | None], str]
     suffix: str
     runs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    offloads: frozenset[str] = frozenset()
+
+    @property
+    def choices(self) -> dict[str, tuple[object, ...]]:
+        """``runs`` with what it cannot be told of the host's memory."""
+        return {**{name: (False,) for name in _OFFLOADS if name not in self.offloads}, **self.runs}
 
 
 def refuse_other_schedules(form: Form, layout: ParallelLayout) -> None:
@@ -90,6 +98,17 @@ def refuse_other_schedules(form: Form, layout: ParallelLayout) -> None:
     if layout.pipeline_schedule not in allowed:
         words = " and ".join(str(each) for each in allowed)
         raise cannot_spread(form.name, f"pipeline_schedule={layout.pipeline_schedule!r}", f"{form.project} has {words}")
+
+
+def refuse_offload(form: Form, workload: Workload) -> None:
+    """Refuse what a framework cannot be told to keep in the host's memory.
+
+    Raises:
+        WorkloadError: something of it is asked for.
+    """
+    for name in _OFFLOADS:
+        if getattr(workload, name) and name not in form.offloads:
+            raise cannot_run(form.name, name, f"{form.project} moves more than that, or nothing")
 
 
 def refuse_inexpressible(form: Form, config: TransformerConfig) -> None:

@@ -48,6 +48,8 @@ def write_arguments(config: TransformerConfig, workload: Workload | None, layout
     lines = [*_shape(config), *_attention(config), *_mlp(config), *_head(config, layout)]
     lines += [] if layout is None else _spread(config, layout)
     lines += [] if workload is None else _batch(workload, layout)
+    if workload is not None and workload.offload_optimizer:
+        lines += _offload(layout)
     return "\n".join(lines) + "\n"
 
 
@@ -196,6 +198,13 @@ def _batch(workload: Workload, layout: ParallelLayout | None) -> Iterator[str]:
     yield from _RECOMPUTE[workload.recompute]
 
 
+def _offload(layout: ParallelLayout | None) -> list[str]:
+    """Optimiser states in the host's memory; the code path is that of the precision-aware distributed optimizer."""
+    if layout is None or layout.zero_stage != 1:
+        raise cannot_run(FORM.name, "offload_optimizer without ZeRO stage 1", "it offloads its distributed optimizer")
+    return ["--optimizer-cpu-offload", "--optimizer-offload-fraction 1.0", "--use-precision-aware-optimizer"]
+
+
 def _chunks_of(num_layers: int, layout: ParallelLayout) -> str:
     """Layers of every chunk in order: E the embedding, t a layer, L the loss; the ends have fewer, as they are priced.
 
@@ -245,4 +254,5 @@ FORM = Form(
     write=write_arguments,
     suffix=".args",
     runs={"zero_stage": (0, 1), "pipeline_schedule": ("1f1b",)},
+    offloads=frozenset(("offload_optimizer",)),
 )

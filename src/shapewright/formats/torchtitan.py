@@ -3,11 +3,13 @@
 The job config of torchtitan names a flavor of a model; the sizes of a flavor stand in Python, in the table that the
 model's package registers. Both are written: the TOML, and above it, as a comment, the line to add to the table.
 
-Source: torchtitan/models/llama3 and qwen3 (model/args.py, train_configs) of pytorch/torchtitan 0.2, the last with TOML.
+Source: torchtitan/models/llama3 and qwen3 (model/args.py, train_configs), config/job_config.py and
+distributed/pipeline_parallel.py of pytorch/torchtitan 0.2, the last with TOML.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shapewright.formats.form import (
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _FLAVOR = "shapewright"
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+# The 1F1B schedule over several chunks of layers on each stage.
+_INTERLEAVED = "Interleaved1F1B"
 
 
 def write_toml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
@@ -46,7 +50,7 @@ def write_toml(config: TransformerConfig, workload: Workload | None, layout: Par
     if workload is not None:
         lines += _training(workload, layout)
     if layout is not None:
-        lines += _parallelism(layout, workload)
+        lines += _parallelism(config, layout, workload)
     return "\n".join(lines) + "\n"
 
 
@@ -93,13 +97,14 @@ def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
         if workload.global_batch_size is not None:
             lines.append(f"global_batch_size = {workload.global_batch_size}")
     lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
+    if workload.recompute == "selective":
+        # By operation, which is what is priced; a number would checkpoint every so many layers.
+        lines.append('selective_ac_option = "op"')
     return lines
 
 
-def _parallelism(layout: ParallelLayout, workload: Workload | None) -> list[str]:
+def _parallelism(config: TransformerConfig, layout: ParallelLayout, workload: Workload | None) -> list[str]:
     refuse_other_schedules(FORM, layout)
-    if layout.virtual_pipeline > 1:
-        raise cannot_spread(FORM.name, f"virtual_pipeline={layout.virtual_pipeline}", "its schedules count otherwise")
     sharded = layout.zero_stage in (2, 3)
     replicas = replicas_of(layout)
     if layout.zero_stage == 1:
@@ -114,18 +119,28 @@ def _parallelism(layout: ParallelLayout, workload: Workload | None) -> list[str]
         *([f'fsdp_reshard_after_forward = "{"always" if layout.zero_stage == 3 else "never"}"'] if sharded else []),
         f"tensor_parallel_degree = {layout.tensor_parallel}",
         f"pipeline_parallel_degree = {layout.pipeline_parallel}",
-        *(
-            [f'pipeline_parallel_schedule = "{_SCHEDULES[layout.pipeline_schedule]}"']
-            if layout.pipeline_parallel > 1
-            else []
-        ),
-        *(
-            [f"pipeline_parallel_microbatch_size = {workload.micro_batch_size}"]
-            if workload is not None and layout.pipeline_parallel > 1
-            else []
-        ),
+        *(_pipeline(config, layout, workload) if layout.pipeline_parallel > 1 else ()),
         f"context_parallel_degree = {layout.context_parallel}",
     ]
+
+
+def _pipeline(config: TransformerConfig, layout: ParallelLayout, workload: Workload | None) -> Iterator[str]:
+    """Schedule and chunks: its stages are chunks, and it counts embedding and output as layers unless told."""
+    chunks = layout.virtual_pipeline
+    yield f'pipeline_parallel_schedule = "{_INTERLEAVED if chunks > 1 else _SCHEDULES[layout.pipeline_schedule]}"'
+    per_chunk = -(-config.num_layers // layout.pipeline_parallel) // chunks
+    spare = layout.pipeline_parallel * chunks * per_chunk - config.num_layers
+    if spare > 2 * (per_chunk - 1):
+        raise cannot_spread(
+            FORM.name,
+            f"{config.num_layers} layers on {layout.pipeline_parallel} stages of {chunks}",
+            "only its first and its last chunk may have fewer layers, and no chunk none",
+        )
+    yield f"pipeline_parallel_layers_per_stage = {per_chunk}"
+    yield f"pipeline_parallel_first_stage_less_layers = {spare // 2}"
+    yield f"pipeline_parallel_last_stage_less_layers = {spare - spare // 2}"
+    if workload is not None:
+        yield f"pipeline_parallel_microbatch_size = {workload.micro_batch_size}"
 
 
 FORM = Form(
@@ -154,7 +169,6 @@ FORM = Form(
     suffix=".toml",
     runs={
         "expert_parallel": (1,),
-        "virtual_pipeline": (1,),
         "zero_stage": (0, 2, 3),
         "pipeline_schedule": tuple(_SCHEDULES),
         "sequence_parallel": (True,),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.errors import ConfigError, close_names
 from shapewright.formats import accelerate, deepspeed, megatron, nanogpt, neox, torchtitan
-from shapewright.formats.form import refuse_inexpressible
+from shapewright.formats.form import refuse_inexpressible, refuse_offload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,10 +46,11 @@ def write_format(
         WorkloadError: it cannot express the workload.
         LayoutError: it cannot express the layout.
     """
-    if name in RUN_FORMATS:
-        return RUN_FORMATS[name].write(config, workload, layout)
-    form = check_format(name)
-    refuse_inexpressible(form, config)
+    form = RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name)
+    if workload is not None:
+        refuse_offload(form, workload)
+    if name not in RUN_FORMATS:
+        refuse_inexpressible(form, config)
     return form.write(config, workload, layout)
 
 

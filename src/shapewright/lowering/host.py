@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> list[Operation]:
-    """Copies of one stack's saved tensors to the host and back; none unless the workload offloads them.
+    """Copies of one stack's saved tensors to the host and back.
 
     Args:
         shard: Sizes of this device.
@@ -30,8 +30,6 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
         mode: Recomputation, which decides what a layer keeps.
     """
     workload, config = shard.workload, shard.config
-    if not workload.offload_activations:
-        return []
     operations: list[Operation] = []
     for has_experts, num_layers in ((True, counts.num_expert), (False, counts.num_dense)):
         if not num_layers:

@@ -63,7 +63,8 @@ def lower(
     passes = lower_passes(parts, config, workload, layout)
     if not workload.is_training:
         return tuple(passes)
-    others = parts.host_copies(workload.recompute) + parts.communication(layout.zero_stage)
+    copies = parts.host_copies(workload.recompute) if workload.offload_activations else []
+    others = copies + parts.communication(layout.zero_stage)
     return tuple(passes + others + parts.step(layout.zero_stage))
 
 
@@ -168,7 +169,7 @@ class StepParts:
         return [operation.changed(pass_name="recompute") for operation in self.repeated(mode)]
 
     def host_copies(self, mode: str) -> list[Operation]:
-        """What the layers save under a mode of recomputation, to the host and back; none unless that is asked for."""
+        """What the layers save under a mode of recomputation, to the host and back."""
         return [
             operation for stack in self.stacks for operation in lower_activation_copies(stack.shard, stack.counts, mode)
         ]

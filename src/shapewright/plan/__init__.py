@@ -9,10 +9,12 @@ from shapewright.plan.plan import Plan as Plan
 from shapewright.plan.plan import PlanResult as PlanResult
 from shapewright.plan.plan import plan_job as plan_job
 from shapewright.plan.request import OBJECTIVES as OBJECTIVES
+from shapewright.plan.request import OFFLOADS as OFFLOADS
 from shapewright.plan.request import SEARCHED as SEARCHED
 from shapewright.plan.request import SHORT_NAMES as SHORT_NAMES
 from shapewright.plan.request import PlanRequest as PlanRequest
 from shapewright.plan.request import keep_given as keep_given
+from shapewright.plan.request import offload_choices as offload_choices
 from shapewright.plan.request import read_kept as read_kept
 from shapewright.plan.words import describe_choice as describe_choice
 from shapewright.plan.words import describe_layout as describe_layout

@@ -14,7 +14,8 @@ from shapewright.layout import ParallelLayout
 from shapewright.lowering import validate_layout
 from shapewright.perf.software import TUNED_SOFTWARE, Software
 from shapewright.plan.memory import MemoryOfFrames, layout_of
-from shapewright.plan.space import MODES, ZERO_STAGES, Frame, Order, device_counts, frames, orders
+from shapewright.plan.request import OFFLOADS, PlanRequest
+from shapewright.plan.space import Frame, Mode, Order, Sharding, device_counts, frames, modes, orders, shardings
 from shapewright.plan.times import TimesOfFrames
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
     from shapewright.memory import TrainingRecipe
-    from shapewright.plan.request import PlanRequest
     from shapewright.workload import Workload
 
     Progress = Callable[[int, int], None]
@@ -41,14 +41,23 @@ class Choice(NamedTuple):
 
     frame: Frame
     order: Order
-    recompute: str
-    zero_stage: int
+    mode: Mode
+    sharding: Sharding
     num_devices: int
 
     @property
     def layout(self) -> ParallelLayout:
         """How it is spread."""
-        return replace(layout_of(self.frame), zero_stage=self.zero_stage, **self.order._asdict())
+        return replace(layout_of(self.frame), zero_stage=self.sharding.zero_stage, **self.order._asdict())
+
+    @property
+    def chosen_workload(self) -> dict[str, Any]:
+        """Fields of the workload that the plan chooses."""
+        return {
+            "micro_batch_size": self.frame.micro_batch_size,
+            **self.mode._asdict(),
+            "offload_optimizer": self.sharding.offload_optimizer,
+        }
 
 
 @dataclass
@@ -56,7 +65,8 @@ class Tally:
     """How many plans went where.
 
     Attributes:
-        num_plans: Plans of the space: splits of the devices with micro-batch, recomputation, ZeRO stage and schedule.
+        num_plans: Plans of the space: splits of the devices with micro-batch, recomputation, ZeRO stage, schedule and
+            what the host keeps.
         num_fitting: Those whose fullest device has room; their steps were predicted.
         refused: Splits that do not divide the model, by reason.
     """
@@ -71,11 +81,12 @@ class Findings:
     """The best plans so far, best first.
 
     Attributes:
+        request: What was asked for.
         tally: What became of the space.
         is_complete: Whether all of it was looked at.
     """
 
-    objective: str
+    request: PlanRequest
     tally: Tally = field(default_factory=Tally)
     is_complete: bool = True
     frames: list[Frame] = field(default_factory=list)
@@ -89,8 +100,8 @@ class Findings:
         return Choice(
             self.frames[int(table["frame"][row])],
             self.orders[int(table["order"][row])],
-            MODES[int(table["mode"][row])],
-            int(ZERO_STAGES[int(table["zero"][row])]),
+            modes(self.request)[int(table["mode"][row])],
+            shardings(self.request)[int(table["sharding"][row])],
             int(table["devices"][row]),
         )
 
@@ -99,7 +110,7 @@ class Findings:
         self.tally.num_fitting += len(table["step_s"])
         if len(table["step_s"]):
             joined = _join(self.best, table)
-            self.best = _rows(joined, best_first(joined, self.objective)[:_KEPT])
+            self.best = _rows(joined, best_first(joined, self.request.objective)[:_KEPT])
             self.front = pareto(_join(self.front, table))
 
 
@@ -135,9 +146,12 @@ def explore(
         UnknownRateError: the device's sheet lacks a number that is needed.
         WorkloadError: the device has no kernel for this attention.
     """
-    findings = Findings(request.objective)
-    times = TimesOfFrames(config, device, workload, uncalibrated=uncalibrated, software=software)
-    explorer = _Explorer(config, device, workload, request, MemoryOfFrames(config, workload, recipe), times, findings)
+    offloaded = {name: (True,) for name in OFFLOADS if getattr(workload, name)}
+    request = replace(request, kept={**offloaded, **request.kept})
+    findings = Findings(request)
+    times = TimesOfFrames(config, device, workload, request, uncalibrated=uncalibrated, software=software)
+    memory = MemoryOfFrames(config, workload, recipe, request)
+    explorer = _Explorer(config, device, workload, request, memory, times, findings)
     try:
         chunks = list(explorer.chunks())
         total = sum(len(chunk) for chunk, _ in chunks)
@@ -169,8 +183,7 @@ class _Explorer:
         self._findings = findings
         self._memory, self._times = memory, times
         self._limit_bytes = device.memory_bytes * (1.0 - request.headroom_fraction)
-        self._modes = np.array([request.allows("recompute", mode) for mode in MODES])
-        self._zeros = np.array([request.allows("zero_stage", stage) for stage in ZERO_STAGES])
+        self._modes, self._shardings = modes(request), shardings(request)
 
     def chunks(self) -> Iterator[tuple[list[Frame], int]]:
         """Splits of one pipeline degree at a time, those that the lowering refuses left out."""
@@ -229,7 +242,7 @@ class _Explorer:
         )
 
     def _valid(self, chunk: list[Frame], order: Order) -> NDArray[np.bool_]:
-        """Plans that there are. [frames, modes, ZeRO stages]
+        """Plans that there are. [frames, modes, shardings]
 
         Interleaving needs the micro-batches in groups of as many as there are stages (Megatron-LM refuses others), and
         sharding over replicas more than one of them, unless it is asked for.
@@ -240,16 +253,17 @@ class _Explorer:
         if order.virtual_pipeline > 1 and "virtual_pipeline" not in self._request.kept:
             whole = passes % chunk[0].pipeline_parallel == 0
         has_choice = np.full(len(chunk), "zero_stage" in self._request.kept)
-        stages = self._zeros & ((np.array(ZERO_STAGES) == 0) | (has_choice | (replicas > 1))[:, None])
-        valid: NDArray[np.bool_] = whole[:, None, None] & self._modes[None, :, None] & stages[:, None, :]
+        unsharded = np.array([sharding.zero_stage == 0 for sharding in self._shardings])
+        stages = whole[:, None] & (unsharded | (has_choice | (replicas > 1))[:, None])
+        valid: NDArray[np.bool_] = np.repeat(stages[:, None, :], len(self._modes), axis=1)
         return valid
 
     def _note_smallest(self, chunk: list[Frame], order: Order, totals: NDArray[np.float64], num_devices: int) -> None:
         position = int(np.argmin(totals))
         least = float(totals.reshape(-1)[position])
         if np.isfinite(least) and (self._findings.smallest is None or least < self._findings.smallest[0]):
-            row, mode, zero = (int(index) for index in np.unravel_index(position, totals.shape))
-            choice = Choice(chunk[row], order, MODES[mode], ZERO_STAGES[zero], num_devices)
+            row, mode, sharding = (int(index) for index in np.unravel_index(position, totals.shape))
+            choice = Choice(chunk[row], order, self._modes[mode], self._shardings[sharding], num_devices)
             self._findings.smallest = (least, choice)
 
     def _price(
@@ -267,7 +281,7 @@ class _Explorer:
         findings.frames += chunk
         tables = []
         for order, room in fits.items():
-            rows, modes, zeros = np.nonzero(room)
+            rows, columns, sharded = np.nonzero(room)
             if not len(rows):
                 continue
             layout = ParallelLayout(pipeline_parallel=chunk[0].pipeline_parallel, **order._asdict())
@@ -277,8 +291,8 @@ class _Explorer:
                     "step_s": sums.step_s(passes, layout)[room],
                     "bytes": totals[order][room],
                     "frame": rows + first_frame,
-                    "mode": modes,
-                    "zero": zeros,
+                    "mode": columns,
+                    "sharding": sharded,
                     "order": np.full(len(rows), len(findings.orders) - 1),
                     "devices": np.full(len(rows), num_devices),
                 }
@@ -296,7 +310,7 @@ def best_first(table: Table, objective: str) -> NDArray[np.int64]:
         "memory": (needed, step_s),
     }[objective]
     # Sums of the same terms in another order differ in the last bits; that is no difference.
-    return np.lexsort((table["order"], table["zero"], second, np.round(np.log(goal), 9)))
+    return np.lexsort((table["order"], table["sharding"], table["mode"], second, np.round(np.log(goal), 9)))
 
 
 def pareto(table: Table) -> Table:

@@ -23,14 +23,15 @@ from shapewright.memory import (
     estimate_training_terms,
     stages_to_compare,
 )
-from shapewright.plan.space import MODES, ZERO_STAGES
+from shapewright.plan.space import modes, shardings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.config import TransformerConfig
     from shapewright.memory import TrainingRecipe
-    from shapewright.plan.space import Frame, Order
+    from shapewright.plan.request import PlanRequest
+    from shapewright.plan.space import Frame, Mode, Order
     from shapewright.workload import Workload
 
     Array = NDArray[np.float64]
@@ -42,7 +43,7 @@ class FrameMemory:
 
     Attributes:
         stages: Stages that may need most.
-        states: Weights, gradients, optimiser states and gathered layers. [frames, stages, ZeRO stages]
+        states: Weights, gradients, optimiser states and gathered layers. [frames, stages, shardings]
         kept: Activations of a micro-batch in flight. [frames, stages, modes]
         host: Those of them that the host keeps. [frames, stages, modes]
         moving: The most of them that the device holds besides. [frames, stages, modes]
@@ -63,7 +64,7 @@ class FrameMemory:
     workload: Workload
 
     def total_bytes(self, order: Order) -> Array:
-        """Bytes of the fullest stage under one order of passes. [frames, modes, ZeRO stages]"""
+        """Bytes of the fullest stage under one order of passes. [frames, modes, shardings]"""
         in_flight = self._in_flight(order)[:, :, None]
         on_device = self.kept * in_flight + np.minimum(self.moving, self.host * in_flight)
         by_mode = on_device + self.momentary + self.once[:, :, None]
@@ -95,22 +96,26 @@ class MemoryOfFrames:
         config: The model.
         workload: What is run; its micro-batch and recomputation are chosen by plans.
         recipe: Bytes a parameter; None for the usual ones.
+        request: What is kept.
     """
 
-    def __init__(self, config: TransformerConfig, workload: Workload, recipe: TrainingRecipe | None) -> None:
+    def __init__(
+        self, config: TransformerConfig, workload: Workload, recipe: TrainingRecipe | None, request: PlanRequest
+    ) -> None:
         self._config, self._workload, self._recipe = config, workload, recipe
+        self._modes, self._shardings = modes(request), shardings(request)
         self._counts = count_parameters(config)
         self._stages: dict[tuple[int, int], Stage] = {}
         self._states: dict[tuple[Any, ...], list[float]] = {}
         self._terms: dict[tuple[Any, ...], list[TrainingTerms]] = {}
         self._layers: dict[tuple[Any, ...], LayerBytes] = {}
-        self._workloads: dict[tuple[int, str], Workload] = {}
+        self._workloads: dict[tuple[int, Mode], Workload] = {}
 
     def estimate(self, frames: Sequence[Frame]) -> FrameMemory:
         """Estimate frames of one pipeline degree."""
         stages = tuple(stages_to_compare(self._config, layout_of(frames[0])))
-        states = np.empty((len(frames), len(stages), len(ZERO_STAGES)))
-        kept, host, moving, momentary = (np.empty((len(frames), len(stages), len(MODES))) for _ in range(4))
+        states = np.empty((len(frames), len(stages), len(self._shardings)))
+        kept, host, moving, momentary = (np.empty((len(frames), len(stages), len(self._modes))) for _ in range(4))
         once = np.empty((len(frames), len(stages)))
         for row, frame in enumerate(frames):
             for column, index in enumerate(stages):
@@ -123,11 +128,12 @@ class MemoryOfFrames:
                 once[row, column] = terms[0].end_bytes + terms[0].logits_bytes + CUDA_CONTEXT_BYTES
         return FrameMemory(stages, states, kept, host, moving, once, momentary, frames, self._workload)
 
-    def workload_of(self, frame: Frame, mode: str) -> Workload:
+    def _workload_of(self, frame: Frame, mode: Mode) -> Workload:
         """The workload of a plan."""
         key = (frame.micro_batch_size, mode)
         if key not in self._workloads:
-            self._workloads[key] = replace(self._workload, micro_batch_size=frame.micro_batch_size, recompute=mode)
+            size = frame.micro_batch_size
+            self._workloads[key] = replace(self._workload, micro_batch_size=size, **mode._asdict())
         return self._workloads[key]
 
     def _stage(self, frame: Frame, index: int) -> Stage:
@@ -140,15 +146,20 @@ class MemoryOfFrames:
         return stage
 
     def _states_of(self, frame: Frame, index: int) -> list[float]:
-        """States by ZeRO stage; micro-batch and sequence parallelism have no part in them. [byte]"""
+        """States by sharding; micro-batch and sequence parallelism have no part in them. [byte]"""
         replicas = frame.data_parallel * frame.context_parallel
         key = (index, frame.pipeline_parallel, frame.tensor_parallel, frame.expert_parallel, replicas)
         if key not in self._states:
             stage = self._stage(frame, index)
             parameters = count_stage_parameters(stage, self._counts)
-            layouts = [replace(stage.layout, zero_stage=zero) for zero in ZERO_STAGES]
             self._states[key] = [
-                estimate_states(parameters, self._workload, layout, self._recipe).total_bytes for layout in layouts
+                estimate_states(
+                    parameters,
+                    replace(self._workload, offload_optimizer=sharding.offload_optimizer),
+                    replace(stage.layout, zero_stage=sharding.zero_stage),
+                    self._recipe,
+                ).total_bytes
+                for sharding in self._shardings
             ]
         return self._states[key]
 
@@ -158,7 +169,8 @@ class MemoryOfFrames:
         if key not in self._terms:
             stage = self._stage(frame, index)
             self._terms[key] = [
-                estimate_training_terms(stage, self.workload_of(frame, mode), self._layer_bytes) for mode in MODES
+                estimate_training_terms(stage, self._workload_of(frame, mode), self._layer_bytes)
+                for mode in self._modes
             ]
         return self._terms[key]
 
@@ -178,6 +190,7 @@ class MemoryOfFrames:
             layout.sequence_parallel,
             workload.micro_batch_size,
             workload.recompute,
+            workload.offload_activations,
             has_experts,
             has_cross_attention,
         )

@@ -15,6 +15,7 @@ from shapewright.plan.refusal import refuse_nothing
 from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
 from shapewright.shown import ShownInNotebook
+from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -193,7 +194,7 @@ def _make_plans(
     """Predict the best plans one by one, as ``predict`` does."""
     plans: list[Plan] = []
     for choice, total_bytes in _listed(findings, request.top):
-        own = replace(workload, micro_batch_size=choice.frame.micro_batch_size, recompute=choice.recompute)
+        own = replace(workload, **choice.chosen_workload)
         prediction = predict(
             config, device=device, workload=own, layout=choice.layout, uncalibrated=uncalibrated, software=software
         )
@@ -250,6 +251,13 @@ def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device) -> 
         yield (
             f"rank 1 is tight: allocator and buffers may take {band} on top, and {device.name} does not have them; "
             f"{other}"
+        )
+    kept_bytes = plans[0].prediction.memory.host_bytes
+    if kept_bytes:
+        sharing = min(plans[0].layout.num_devices, device.node_size)
+        yield (
+            f"rank 1 keeps {format_bytes(kept_bytes)} of each device in the host's memory, "
+            f"{format_bytes(kept_bytes * sharing)} for {sharing} of them: no device file says how much a host has"
         )
     if request.objective == "cost":
         yield "cost: fewer devices, in halves, are looked at too; device time of a token counts, not the step"

@@ -9,7 +9,7 @@ from shapewright.errors import LayoutError
 from shapewright.hardware.nodes import fills_units
 from shapewright.memory import find_recipe
 from shapewright.plan.engine import Findings, explore
-from shapewright.plan.request import LARGEST_JOB, PlanRequest
+from shapewright.plan.request import LARGEST_JOB, PlanRequest, offload_choices
 from shapewright.plan.space import divisors
 from shapewright.plan.words import describe_choice
 from shapewright.units import format_bytes
@@ -17,6 +17,7 @@ from shapewright.units import format_bytes
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
+    from shapewright.memory import TrainingRecipe
     from shapewright.workload import Workload
 
 _MOST_DOUBLINGS = 12
@@ -44,15 +45,36 @@ def refuse_nothing(
     raise LayoutError(
         f"no plan fits {request.num_devices} {device.name}: the smallest needs {format_bytes(needed)} of "
         f"{format_bytes(capacity)} ({describe_choice(choice)}); "
+        f"{_suggest_offload(config, device, workload, request, optimizer)}"
         f"{_suggest_devices(config, device, workload, request, optimizer)}"
     )
+
+
+def _suggest_offload(
+    config: TransformerConfig, device: Device, workload: Workload, request: PlanRequest, optimizer: str
+) -> str:
+    """A plan that fits these devices with the host's memory, where there is one and it was not looked at."""
+    tried = offload_choices(request.kept, workload)
+    if tried == dict(request.kept) or not device.pcie_bandwidth_bytes_per_s:
+        return ""
+    larger = replace(request, kept=tried, objective="memory")
+    smallest = explore(
+        config, device, workload, larger, recipe=_recipe_of(workload, optimizer), memory_only=True
+    ).smallest
+    if smallest is None or smallest[0] > device.memory_bytes * (1.0 - request.headroom_fraction):
+        return ""
+    return f"with --try-offload it fits ({describe_choice(smallest[1])}, {format_bytes(smallest[0])}); "
+
+
+def _recipe_of(workload: Workload, optimizer: str) -> TrainingRecipe | None:
+    return None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
 
 
 def _suggest_devices(
     config: TransformerConfig, device: Device, workload: Workload, request: PlanRequest, optimizer: str
 ) -> str:
     """The fewest devices, in doublings, on which a plan fits."""
-    recipe = None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
+    recipe = _recipe_of(workload, optimizer)
     most = request.num_devices
     for doubling in range(1, _MOST_DOUBLINGS + 1):
         count = request.num_devices << doubling

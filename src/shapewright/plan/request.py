@@ -11,6 +11,7 @@ from shapewright.errors import LayoutError, WorkloadError, close_names
 from shapewright.fields import noted_fields
 from shapewright.hardware.nodes import check_units
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
+from shapewright.optimizers import OPTIMIZERS
 from shapewright.workload import RECOMPUTE_MODES, Workload
 
 if TYPE_CHECKING:
@@ -33,11 +34,15 @@ SHORT_NAMES = {
     "schedule": "pipeline_schedule",
     "micro_batch": "micro_batch_size",
 }
-SEARCHED = (*(spec.name for spec, _ in noted_fields(ParallelLayout)), "micro_batch_size", "recompute")
+OFFLOADS = ("offload_activations", "offload_optimizer")
+"""Fields of the workload that a plan chooses where both values are kept; false otherwise."""
+_OF_WORKLOAD = ("micro_batch_size", "recompute", *OFFLOADS)
+SEARCHED = (*(spec.name for spec, _ in noted_fields(ParallelLayout)), *_OF_WORKLOAD)
 """Fields that a plan chooses."""
 
 LARGEST_JOB = 2**20
 _WORDS: Mapping[str, tuple[str, ...]] = {"pipeline_schedule": PIPELINE_SCHEDULES, "recompute": RECOMPUTE_MODES}
+_TRUE_OR_FALSE = ("sequence_parallel", *OFFLOADS)
 _TRUTHS = {"true": True, "false": False, "on": True, "off": False, "1": True, "0": False}
 
 
@@ -105,7 +110,7 @@ def read_kept(name: str, values: str) -> tuple[str, tuple[Any, ...]]:
     """
     field_name = SHORT_NAMES.get(name, name.replace("-", "_"))
     if field_name not in SEARCHED:
-        known = (*SHORT_NAMES, "recompute")
+        known = (*SHORT_NAMES, "recompute", *OFFLOADS)
         hint = close_names(name, known)
         raise LayoutError(
             f"--keep {name}: a plan does not choose it; {hint + ' ' if hint else ''}it chooses {', '.join(known)}"
@@ -119,9 +124,9 @@ def _read_value(field_name: str, text: str) -> Any:
             allowed = ", ".join(_WORDS[field_name])
             raise LayoutError(f"--keep {field_name}={text!r} is not known; choose among {allowed}")
         return text
-    if field_name == "sequence_parallel":
+    if field_name in _TRUE_OR_FALSE:
         if text.lower() not in _TRUTHS:
-            raise LayoutError(f"--keep sequence_parallel={text!r} is neither true nor false; give one of them")
+            raise LayoutError(f"--keep {field_name}={text!r} is neither true nor false; give one of them or both")
         return _TRUTHS[text.lower()]
     if not text.isascii() or not text.isdigit():
         raise LayoutError(f"--keep {field_name}={text!r} is no whole number; give one or more, such as 4,8")
@@ -136,7 +141,7 @@ def keep_given(
     Raises:
         LayoutError: one field twice under values that exclude each other, or a value out of its range.
     """
-    single = {**layout, **{name: workload[name] for name in ("micro_batch_size", "recompute") if name in workload}}
+    single = {**layout, **{name: workload[name] for name in _OF_WORKLOAD if name in workload}}
     kept = {name: tuple(values) for name, values in keep.items()}
     for name, value in single.items():
         if value is None:
@@ -147,7 +152,7 @@ def keep_given(
         kept[name] = (value,)
     smallest, largest = {"zero_stage": 0}, {"zero_stage": 3}
     for name, values in kept.items():
-        if name in _WORDS or name == "sequence_parallel":
+        if name in _WORDS or name in _TRUE_OR_FALSE:
             continue
         for value in values:
             if not isinstance(value, int) or not smallest.get(name, 1) <= value <= largest.get(name, LARGEST_JOB):
@@ -156,6 +161,15 @@ def keep_given(
                     f"{largest.get(name, LARGEST_JOB)}"
                 )
     return kept
+
+
+def offload_choices(kept: Mapping[str, tuple[Any, ...]], workload: Workload) -> dict[str, tuple[Any, ...]]:
+    """What is kept, with and without the host's memory where neither was asked for.
+
+    Optimisers that multiply whole matrices have no price on a host.
+    """
+    names = OFFLOADS if not OPTIMIZERS[workload.optimizer].newton_schulz_steps else OFFLOADS[:1]
+    return {**dict.fromkeys(names, (False, True)), **kept}
 
 
 def check_job(device: Device, workload: Workload, request: PlanRequest) -> None:

@@ -1,7 +1,8 @@
 """The space of plans: which splits of the devices, micro-batches and schedules there are.
 
 A *frame* is what decides the operations of a pass: tensor, pipeline, data, context and expert degrees, sequence
-parallelism and micro-batch. Recomputation, ZeRO stage and schedule come on top and change no other part.
+parallelism and micro-batch. Recomputation, ZeRO stage, schedule and what the host keeps come on top and change no other
+part.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.plan.request import PlanRequest
 
-MODES = RECOMPUTE_MODES
-ZERO_STAGES = (0, 1, 2, 3)
-
+_ZERO_STAGES = (0, 1, 2, 3)
 # Limits of what is tried unless a value is asked for. Rings over more devices, or of shorter pieces, cost more than
 # they hide; larger micro-batches gain nothing once products fill the device.
 MOST_CONTEXT_PARALLEL = 64
@@ -40,11 +39,45 @@ class Frame(NamedTuple):
     num_microbatches: int
 
 
+class Mode(NamedTuple):
+    """What layers do with what they save for the backward pass."""
+
+    recompute: str
+    offload_activations: bool
+
+
+class Sharding(NamedTuple):
+    """Who keeps weights, gradients and optimiser states."""
+
+    zero_stage: int
+    offload_optimizer: bool
+
+
 class Order(NamedTuple):
     """Order of a pipeline's passes."""
 
     virtual_pipeline: int
     pipeline_schedule: str
+
+
+def modes(request: PlanRequest) -> tuple[Mode, ...]:
+    """Ways to keep activations; without the host unless it is asked for."""
+    return tuple(
+        Mode(word, offloads)
+        for offloads in sorted(set(request.kept.get("offload_activations", (False,))))
+        for word in RECOMPUTE_MODES
+        if request.allows("recompute", word)
+    )
+
+
+def shardings(request: PlanRequest) -> tuple[Sharding, ...]:
+    """Ways to keep states; without the host unless it is asked for."""
+    return tuple(
+        Sharding(stage, offloads)
+        for offloads in sorted(set(request.kept.get("offload_optimizer", (False,))))
+        for stage in _ZERO_STAGES
+        if request.allows("zero_stage", stage)
+    )
 
 
 def divisors(value: int) -> list[int]:

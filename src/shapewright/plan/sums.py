@@ -23,7 +23,6 @@ from shapewright.adding_up import (
 )
 from shapewright.lowering import is_weight_gradient
 from shapewright.operations import Collective
-from shapewright.plan.space import ZERO_STAGES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 _STAGES = ("every", "first", "last")
-# Pools that recomputation, ZeRO stage and schedule change; the last one is settled before.
+# Pools that recomputation, sharding and schedule change; the last one is settled before.
 _SIDES = tuple(pool for pool in POOLS if pool != BESIDE_PRODUCTS)
 # Columns: times of the stages and of what runs once, computation that hides communication, communication that can be
 # hidden, and gradients of weights.
@@ -55,8 +54,8 @@ class FrameSums:
 
     Attributes:
         base: Forward and backward pass without sends. [frames, columns]
-        recompute: What is computed again. [frames, modes, columns]
-        sharding: Gradient communication and optimiser step. [frames, ZeRO stages, columns]
+        recompute: What is computed again, and copied to the host and back. [frames, modes, columns]
+        sharding: Gradient communication and optimiser step. [frames, shardings, columns]
         send: Sends between stages without chunks. [frames, columns]
         send_chunk: The same per chunk of an interleaved schedule. [frames, columns]
         software: What communication can hide behind.
@@ -74,7 +73,7 @@ class FrameSums:
     num_spare: int
 
     def step_s(self, num_microbatches: NDArray[np.int64], layout: ParallelLayout) -> Array:
-        """Step times of the frames under one order of passes. [frames, modes, ZeRO stages]
+        """Step times of the frames under one order of passes. [frames, modes, shardings]
 
         Args:
             num_microbatches: Passes of a step. [frames]
@@ -118,20 +117,19 @@ def settle_products(base: Array, software: Software) -> Array:
     return base
 
 
-def zero_sharding(num_frames: int) -> Array:
-    """Room for the times of gradient communication and optimiser step. [frames, ZeRO stages, columns]"""
-    return np.zeros((num_frames, len(ZERO_STAGES), len(COLUMNS)))
+def no_times(num_frames: int, num_shardings: int) -> Array:
+    """Room for the times of gradient communication and optimiser step. [frames, shardings, columns]"""
+    return np.zeros((num_frames, num_shardings, len(COLUMNS)))
 
 
-def add_to_step(sharding: Array, alone_s: float, shared_s: float) -> None:
+def add_to_step(sharding: Array, times_s: Array) -> None:
     """Add what runs once a step to a frame, in place.
 
     Args:
-        sharding: Times of the frame. [ZeRO stages, columns]
-        alone_s: Its time where every replica does it all, ZeRO stage 0. [s]
-        shared_s: Its time where replicas share it. [s]
+        sharding: Times of the frame. [shardings, columns]
+        times_s: What to add. [shardings, s]
     """
-    sharding[:, _INDEX["step"]] += np.where(np.array(ZERO_STAGES) > 0, shared_s, alone_s)
+    sharding[:, _INDEX["step"]] += times_s
 
 
 def add_rows(columns: Sequence[tuple[int, ...]], times_s: Array, rows: NDArray[np.int64], num_rows: int) -> Array:

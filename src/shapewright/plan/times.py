@@ -21,15 +21,15 @@ from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.pricing import price_key, price_operations
 from shapewright.plan.layers import kinds_of
 from shapewright.plan.matrices import learn_matrices
-from shapewright.plan.space import MODES, ZERO_STAGES
+from shapewright.plan.space import modes, shardings
 from shapewright.plan.sums import (
     COLUMNS,
     FrameSums,
     add_rows,
     add_to_step,
     columns_of,
+    no_times,
     settle_products,
-    zero_sharding,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shapewright.operations.base import Numeric
     from shapewright.perf.software import Software
     from shapewright.plan.matrices import MatrixSteps
+    from shapewright.plan.request import PlanRequest
     from shapewright.plan.space import Frame
     from shapewright.workload import Workload
 
@@ -65,7 +66,7 @@ class _Pass:
     Attributes:
         ends: Embedding and head. [columns]
         layers: A layer of each kind. [kinds, columns]
-        recompute: A layer of each kind computed again. [kinds, modes, columns]
+        recompute: A layer of each kind computed again, and copied to the host. [kinds, modes, columns]
         dense: Weights of a layer of each kind, routed experts left out. [kinds]
         routed: Weights of routed experts. [kinds]
         residual_tokens: Tokens that a stage hands on.
@@ -122,16 +123,26 @@ class TimesOfFrames:
         config: The model.
         device: What it runs on.
         workload: What is run; its micro-batch and recomputation are chosen by plans.
+        request: What is kept.
         uncalibrated: Price as if nobody had measured the device.
         software: What the training software makes of the kernels.
     """
 
     def __init__(
-        self, config: TransformerConfig, device: Device, workload: Workload, *, uncalibrated: bool, software: Software
+        self,
+        config: TransformerConfig,
+        device: Device,
+        workload: Workload,
+        request: PlanRequest,
+        *,
+        uncalibrated: bool,
+        software: Software,
     ) -> None:
         self._config, self._device, self._workload, self._uncalibrated = config, device, workload, uncalibrated
         self._software = software
+        self._modes, self._shardings = modes(request), shardings(request)
         self._kinds = kinds_of(config)
+        self._zero_stages = np.array([sharding.zero_stage for sharding in self._shardings])
         self._turns_matrices = OPTIMIZERS[workload.optimizer].newton_schulz_steps > 0
         self._passes: dict[Family, _Pass] = {}
         self._shard: Any = None
@@ -162,7 +173,7 @@ class TimesOfFrames:
             if one.matrices is not None:
                 replicas = frame.data_parallel * frame.context_parallel
                 alone_s, shared_s = one.matrices.total_s(factors, replicas, frame.expert_parallel)
-                add_to_step(sharding[row], alone_s, shared_s)
+                add_to_step(sharding[row], np.where(self._zero_stages > 0, shared_s, alone_s))
         base = settle_products(repeats[:, None] * (ends + layers), self._software)
         return FrameSums(
             base=base,
@@ -189,7 +200,7 @@ class TimesOfFrames:
         again: list[tuple[int, int]] = []
         lowered: list[list[StepParts]] = []
         num_kinds = len(self._kinds.counts)
-        per_group = 1 + num_kinds * (1 + len(MODES))
+        per_group = 1 + num_kinds * (1 + len(self._modes))
         most_sizes = max(map(len, groups.values()), default=0)
         for index, (family, members) in enumerate(groups.items()):
             sizes = [member.micro_batch_size for member in members]
@@ -197,18 +208,18 @@ class TimesOfFrames:
             sizes += sizes[-1:] * (most_sizes - len(sizes))
             lowered.append([self._lower(family, kind, np.array(sizes)) for kind in range(num_kinds)])
             for kind, parts in enumerate(lowered[-1]):
-                row = index * per_group + 1 + kind * (1 + len(MODES))
+                row = index * per_group + 1 + kind * (1 + len(self._modes))
                 body = parts.body + parts.backward_of_layers()
                 positions = {id(operation): len(operations) + place for place, operation in enumerate(parts.body)}
                 operations += body
                 # The ends of the model are the same whatever lies between.
                 ends = index * per_group if kind == 0 else -1
                 rows += [row if operation.stage == "every" else ends for operation in body]
-                for mode, word in enumerate(MODES):
-                    copies = parts.host_copies(word)
+                for column, mode in enumerate(self._modes, start=row + 1):
+                    copies = parts.host_copies(mode.recompute) if mode.offload_activations else []
                     operations += copies
-                    rows += [row + 1 + mode] * len(copies)
-                    again += [(positions[id(operation)], row + 1 + mode) for operation in parts.repeated(word)]
+                    rows += [column] * len(copies)
+                    again += [(positions[id(operation)], column) for operation in parts.repeated(mode.recompute)]
                 if kind == 0:
                     outer = parts.inputs + parts.head + parts.backward_of_head()
                     operations += outer
@@ -233,7 +244,7 @@ class TimesOfFrames:
             tokens = np.broadcast_to(shard.num_residual_tokens, most_sizes).tolist()
             for place, family in enumerate(members):
                 own = table[place, index * per_group : (index + 1) * per_group]
-                kinds = own[1:].reshape(num_kinds, 1 + len(MODES), len(COLUMNS))
+                kinds = own[1:].reshape(num_kinds, 1 + len(self._modes), len(COLUMNS))
                 self._passes[family] = _Pass(
                     ends=own[0], layers=kinds[:, 0], recompute=kinds[:, 1:], residual_tokens=tokens[place], **common
                 )
@@ -297,15 +308,16 @@ class TimesOfFrames:
         return total
 
     def _sharding(self, shards: Any, dense: NDArray[np.int64], routed: NDArray[np.int64], num_layers: int) -> Array:
-        """Gradient communication and optimiser step. [frames, ZeRO stages, columns]"""
+        """Gradient communication and optimiser step. [frames, shardings, columns]"""
         groups = make_groups(shards, dense, routed, num_layers, has_experts=bool(routed.any()))
-        total = zero_sharding(len(shards.num_passes))
+        total = no_times(len(shards.num_passes), len(self._shardings))
         tied = lower_tied_gradients(shards)
         known: dict[tuple[str, bool], Array] = {}
-        for stage in ZERO_STAGES:
-            step = tied + lower_optimizer(shards, groups, stage)
-            for operation in lower_gradient_communication(shards, groups, stage) + step:
-                self._add(total[:, stage], operation, known, is_sharded=stage > 0)
+        for column, (stage, offloads) in enumerate(self._shardings):
+            own = replace(shards, workload=replace(self._workload, offload_optimizer=offloads))
+            step = tied + lower_optimizer(own, groups, stage)
+            for operation in lower_gradient_communication(own, groups, stage) + step:
+                self._add(total[:, column], operation, known, is_sharded=stage > 0)
         return total
 
     def _add(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
@@ -11,11 +12,16 @@ if TYPE_CHECKING:
 
 def describe_choice(choice: Choice) -> str:
     """A plan in one phrase: ``tp 8, pp 4, dp 16, zero 1, micro-batch 2, full recompute``."""
-    return describe_layout(choice.layout, choice.frame.micro_batch_size, choice.recompute)
+    return describe_layout(choice.layout, choice.chosen_workload)
 
 
-def describe_layout(layout: ParallelLayout, micro_batch_size: int, recompute: str) -> str:
-    """Degrees above 1, sharding, schedule, micro-batch and recomputation in one phrase."""
+def describe_layout(layout: ParallelLayout, workload: Mapping[str, Any]) -> str:
+    """Degrees above 1, sharding, schedule, micro-batch, recomputation and what the host keeps in one phrase.
+
+    Args:
+        layout: How the model is spread.
+        workload: Fields of the workload that a plan chooses.
+    """
     degrees = {
         "tp": layout.tensor_parallel,
         "pp": layout.pipeline_parallel,
@@ -28,6 +34,8 @@ def describe_layout(layout: ParallelLayout, micro_batch_size: int, recompute: st
     parts += [f"zero {layout.zero_stage}"] * (layout.zero_stage > 0)
     parts += ["no sp"] * (layout.tensor_parallel > 1 and not layout.sequence_parallel)
     parts += [layout.pipeline_schedule] * (layout.pipeline_schedule != "1f1b")
-    parts.append(f"micro-batch {micro_batch_size}")
-    parts += [f"{recompute} recompute"] * (recompute != "none")
+    parts.append(f"micro-batch {workload['micro_batch_size']}")
+    parts += [f"{workload['recompute']} recompute"] * (workload["recompute"] != "none")
+    parts += ["activations on host"] * workload["offload_activations"]
+    parts += ["optimizer on host"] * workload["offload_optimizer"]
     return ", ".join(parts)

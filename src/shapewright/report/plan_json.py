@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shapewright.plan import describe_choice
+from shapewright.plan import SEARCHED, describe_choice
 from shapewright.report.prediction_json import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -24,11 +24,7 @@ def plan_to_json(result: PlanResult) -> dict[str, Any]:
             "memory_bytes": result.device.memory_bytes,
             "node_size": result.device.node_size,
         },
-        "workload": {
-            name: value
-            for name, value in asdict(result.workload).items()
-            if name not in ("micro_batch_size", "recompute")
-        },
+        "workload": {name: value for name, value in asdict(result.workload).items() if name not in SEARCHED},
         "request": {
             "num_devices": request.num_devices,
             "objective": request.objective,
@@ -59,6 +55,8 @@ def one_plan_to_json(plan: Plan) -> dict[str, Any]:
         "layout": {**asdict(plan.layout), "num_devices": plan.layout.num_devices},
         "micro_batch_size": plan.workload.micro_batch_size,
         "recompute": plan.workload.recompute,
+        "offload_activations": plan.workload.offload_activations,
+        "offload_optimizer": plan.workload.offload_optimizer,
         "step_time_s": prediction.step_time_s,
         "step_time_low_s": prediction.step_time_low_s,
         "step_time_high_s": prediction.step_time_high_s,
@@ -82,8 +80,7 @@ def _point_to_json(point: FrontPoint) -> dict[str, Any]:
     return {
         "plan": describe_choice(point.choice),
         "layout": {**asdict(point.choice.layout), "num_devices": point.choice.num_devices},
-        "micro_batch_size": point.choice.frame.micro_batch_size,
-        "recompute": point.choice.recompute,
+        **point.choice.chosen_workload,
         "step_time_s": point.step_s,
         "total_bytes": point.total_bytes,
     }

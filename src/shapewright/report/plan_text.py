@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.plan import BUBBLE, OBJECTIVES, describe_choice, describe_layout
@@ -111,7 +112,7 @@ def _row(plan: Plan) -> list[str]:
 
 def describe_plan(plan: Plan) -> str:
     """A plan in one phrase."""
-    return describe_layout(plan.layout, plan.workload.micro_batch_size, plan.workload.recompute)
+    return describe_layout(plan.layout, asdict(plan.workload))
 
 
 def _loss_words(plan: Plan) -> str:
