@@ -70,6 +70,8 @@ def require_supported(config: TransformerConfig, workload: Workload) -> None:
         f"num_norms_per_layer={config.num_norms_per_layer}": config.num_norms_per_layer
         not in ((1, 2) if config.parallel_attention_mlp else (2, 4)),
         f"recompute={workload.recompute}": workload.recompute != "none",
+        "offload_activations": workload.offload_activations,
+        "offload_optimizer": workload.offload_optimizer,
         f"dtype={workload.dtype}": workload.dtype not in ("fp32", "tf32", "fp16", "bf16"),
         f"kv_cache_dtype={workload.kv_cache_dtype}": workload.kv_cache_dtype not in (None, workload.dtype),
         "context_len in prefill": workload.phase == "prefill" and workload.context_len > 0,
