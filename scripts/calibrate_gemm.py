@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from gemm_paper_fit import fit_paper_device
+from gemm_paper_fit import NARROW_CASES, fit_paper_device, narrow_cases, narrow_rows
 from gemm_rows import PAPER, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
 
@@ -61,27 +61,36 @@ ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada"
 # (stas00/ml-engineering, training/performance). 398 is half of what this chip reaches in its SXM form, so that the pair
 # may be that of a card short of power, which hides part of the loss: it is averaged with the borrowed factor.
 HOPPER_PAIR = 273.0 / 398.0
+# Factors on the times of the paper's sweeps and of its batches, which are the slowest of many iterations.
+SCALES = ("scale", "scale_slowest")
+
+
+def split_odd_sizes(folder: Path, gpu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Sweeps and batches of the paper, seen and unseen; column ``scale`` names the factor of each row's table."""
+    tables = (paper_rows(gpu)(folder), layer_rows(gpu, ("score", "aov"))(folder))
+    return split_by_shape(pd.concat(table.assign(scale=name) for name, table in zip(SCALES, tables, strict=True)))
 
 
 def fit_alignment_table(
     folder: Path, gpu: str, device: Device, section: dict[str, Any]
-) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Alignment factors from the paper's odd sizes, the kernels of `section` held fixed.
+) -> tuple[dict[str, dict[str, float]], dict[str, Any], dict[str, Any]]:
+    """Alignment factors and slow cases of batches from the paper's odd sizes, the kernels of `section` held fixed.
 
     Single products come from paper_gemm.csv, batches from the attention products of paper_layers.csv. Free besides the
     factors: the collector's fixed cost per call, and a factor on all times of each table (an older library; the slowest
     iteration instead of the mean).
     """
-    tables = {"scale": paper_rows(gpu)(folder), "scale_slowest": layer_rows(gpu, ("score", "aov"))(folder)}
-    rows = pd.concat(table.assign(scale=name) for name, table in tables.items())
-    train, held = split_by_shape(rows)
+    train, held = split_odd_sizes(folder, gpu)
+    narrow = NARROW_CASES[device.architecture]
+    narrow_train = train[narrow_rows(train, narrow)]
+    train = train[~narrow_rows(train, narrow)]
     layers = train[train.scale == "scale_slowest"]
     train = pd.concat([train[train.scale == "scale"], layers.sample(min(len(layers), FIT_ROWS // 4), random_state=0)])
     rates = device_rates(device, "fp16", hot=False)
     entries: Entries = (
         *alignment_entries(NVIDIA_ALIGNMENT_STARTS, ROLES),
         ("overhead_s", 1e-5, "log"),
-        *((name, 1.0, "log") for name in tables),
+        *((name, 1.0, "log") for name in SCALES),
     )
     start = transform(entries)
 
@@ -97,6 +106,9 @@ def fit_alignment_table(
 
     x = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3).x
     v = untransform(x, entries)
+    times = np.maximum(narrow_train.latency_s - v["overhead_s"], 1e-6) / narrow_train.scale.map(v)
+    slow_cases = narrow_cases(narrow_train.assign(latency_s=times), narrow, section, rates)
+    section = {**section, "batched": {"slow_cases": slow_cases}}
     single, batches = held[held.scale == "scale"], held[held.scale == "scale_slowest"]
     report = {
         "source": "paper_gemm.csv, paper_layers.csv",
@@ -109,7 +121,7 @@ def fit_alignment_table(
     }
     # No single product with an odd free dimension was measured: what oddness costs a batch, it is taken to cost it.
     v["free:2"] = v["free:4"] * v["free_batched:2"] / v["free_batched:4"]
-    return factor_table(v), report
+    return factor_table(v), slow_cases, report
 
 
 def refit_alignment(folder: Path) -> None:
@@ -117,10 +129,10 @@ def refit_alignment(folder: Path) -> None:
     for name, gpu in ALIGNMENT_SOURCES.items():
         record = _read_record(name)
         section = record["parameters"]["dtypes"]["bf16"]
-        table, report = fit_alignment_table(folder, gpu, load_device(name), section)
+        table, slow_cases, report = fit_alignment_table(folder, gpu, load_device(name), section)
         record["provenance"]["sections"]["bf16"]["alignment"] = report
         print(name, json.dumps(report), flush=True)
-        _write_record(name, _with_table(record, table))
+        _write_record(name, _with_table(record, table, slow_cases))
     for path in sorted(RECORDS.glob("*.json")):
         record = _read_record(path.stem)
         lender = ALIGNMENT_FROM.get(record["architecture"])
@@ -137,11 +149,15 @@ def borrowed_table(lender: str, architecture: str) -> dict[str, dict[str, float]
     return table
 
 
-def _with_table(record: dict[str, Any], table: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Put one alignment table into every section of a record."""
+def _with_table(
+    record: dict[str, Any], table: dict[str, dict[str, float]], slow_cases: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Put one alignment table, and slow cases of batches, into every section of a record."""
     for sections in (record["parameters"]["dtypes"], *record["parameters"]["libraries"].values()):
         for section in sections.values():
             section["alignment_factor"] = table
+            if slow_cases:
+                section["batched"] = {"slow_cases": slow_cases}
     return record
 
 
@@ -234,15 +250,17 @@ def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
         "rows_fitted": min(len(train), FIT_ROWS),
         "held_out": judge(predicted, held.latency_s.to_numpy()),
     }
+    own_batches: dict[str, Any] = {}
     if own_alignment:
-        factors, report["alignment"] = fit_alignment_table(folder, own_alignment, device, section)
-        section["alignment_factor"] = factors
+        factors, slow_cases, report["alignment"] = fit_alignment_table(folder, own_alignment, device, section)
+        own_batches = {"batched": {"slow_cases": slow_cases}}
+        section |= {"alignment_factor": factors, **own_batches}
     else:
         report["alignment"] = {"borrowed_from": borrowed}
     libraries = {}
     for library in sorted(set(train.library)):
         seen, unseen = train[train.library == library], held[held.library == library]
-        own = form.section(fit(seen, form, rates, source.layout, factors, start=x), factors)
+        own = form.section(fit(seen, form, rates, source.layout, factors, start=x), factors) | own_batches
         guess, measured = predict_rows(unseen, own, rates, source.layout), unseen.latency_s.to_numpy()
         libraries[library] = (own, interval(guess, measured))
         report.setdefault("libraries", {})[library] = judge(guess, measured)

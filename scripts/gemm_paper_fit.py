@@ -7,6 +7,8 @@ rows neither sees, have their rate read off.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,6 @@ from gemm_rows import LAYER_ROWS, Source
 from shapewright.fit.gemm import (
     ALIGNMENT_STARTS,
     TILES,
-    Array,
     Entries,
     Form,
     alignment_entries,
@@ -24,9 +25,9 @@ from shapewright.fit.gemm import (
     factor_table,
     fit,
 )
-from shapewright.perf.alignment import contiguous_letters
-from shapewright.perf.kernels import ROLES
-from shapewright.perf.slow_cases import SlowCases, narrow_floor_s, small_floor_s
+from shapewright.perf.alignment import alignment_bytes
+from shapewright.perf.kernels import ROLES, DeviceRates
+from shapewright.perf.slow_cases import NarrowCase
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -34,12 +35,19 @@ if TYPE_CHECKING:
 # Every call of the paper's collector waits for the host. Nothing tells that wait from the start of a kernel: both are
 # set. A kernel starts as on A100, and the wait is this share of the shortest call, which multiplies a few kilobytes.
 START_S, OVERHEAD_SHARE = 3.3e-6, 0.6
-# Where slow kernels begin. V100: odd head widths below a tile's 128 run at 4 TFLOP/s, from there on (from 176 on in one
-# of two logs) at 25. MI250X: up to 256 x 256, and up to 2^20 outputs of a batch, at 3.6 TFLOP/s however long k is.
-SLOW_EDGES: dict[str, dict[str, float]] = {
-    "volta": {"narrow_edge": 128.0},
-    "cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20},
+# Where kernels for narrow head widths end, and what they pad to. V100: odd widths below a tile's 128 (in one of two
+# logs below 176). A100: odd contractions up to 143, those of 4 and 8 bytes up to 72.
+NARROW_CASES: dict[str, tuple[NarrowCase, ...]] = {
+    "volta": tuple(
+        NarrowCase(role=role, alignments_bytes=(2,), edge=128.0, step=1.0, fraction=1.0) for role in ROLES[:2]
+    ),
+    "ampere": (
+        NarrowCase(role="contracted", alignments_bytes=(2,), edge=144.0, step=32.0, fraction=1.0),
+        NarrowCase(role="contracted", alignments_bytes=(4, 8), edge=73.0, step=32.0, fraction=1.0),
+    ),
 }
+# MI250X: up to 256 x 256, and up to 2^20 outputs of a batch, run at 3.6 TFLOP/s however long k is.
+SMALL_EDGES = {"cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20}}
 # Free numbers of slow cases, by architecture: name, start and transform.
 SLOW_ENTRIES: dict[str, Entries] = {
     "volta": (("long_k", 1e5, "log"),),
@@ -51,10 +59,9 @@ SLOW_ENTRIES: dict[str, Entries] = {
 def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> tuple[dict[str, Any], float, int]:
     """A section with its batches and slow cases, the collector's cost per call [s], and the number of rows fitted."""
     rates = device_rates(device, source.dtype, hot=False)
-    peak_flops_per_s = device.peak_flops_per_s(source.dtype)
-    edges = SLOW_EDGES[device.architecture]
-    slow = slow_rows(train, edges)
-    usual = thin_layers(train[~slow])
+    narrow, small = NARROW_CASES.get(device.architecture, ()), SMALL_EDGES.get(device.architecture, {})
+    is_small, is_narrow = small_rows(train, small), narrow_rows(train, narrow)
+    usual = thin_layers(train[~is_small & ~is_narrow])
     starts, tiles = ALIGNMENT_STARTS[device.architecture], TILES[device.architecture]
 
     form = Form(
@@ -65,10 +72,9 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> tup
         slow_cases=SLOW_ENTRIES[device.architecture],
     )
     overhead_s = OVERHEAD_SHARE * float(usual.latency_s.min())
-    usual = usual.assign(latency_s=np.maximum(usual.latency_s - overhead_s, 1e-6))
+    usual, train = (rows.assign(latency_s=np.maximum(rows.latency_s - overhead_s, 1e-6)) for rows in (usual, train))
     section = form.section(fit(usual[usual.batch == 1], form, rates, source.layout, None), None)
 
-    batches = usual[usual.batch > 1]
     form = Form(
         tiles,
         hot=False,
@@ -76,47 +82,71 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> tup
         known={name: section[name] for name in ("start_s", "split_start_s")},
         splits=(1,),
     )
-    x = fit(batches, form, rates, source.layout, None)
+    x = fit(usual[usual.batch > 1], form, rates, source.layout, None)
     batched, table = form.section(x, None), factor_table(form.values(x))
+    del batched["alignment_factor"]
 
-    cases = {**edges, **slow_fractions(train[slow], overhead_s, peak_flops_per_s, edges)}
     factors = section["alignment_factor"]
     for role in ROLES[2:]:
         factors[role] = table[role]
         # No single product with odd n or k was measured: what oddness costs a batch, it is taken to cost.
         for width in ("1", "2"):
             factors[role.removesuffix("_batched")][width] = table[role][width]
-    section["slow_cases"] = {**section.get("slow_cases", {}), **cases}
-    section["batched"] = {
-        name: value for name, value in batched.items() if name != "alignment_factor" and value != section.get(name)
-    } | {"slow_cases": cases}
+    section["slow_cases"] |= small_cases(train[is_small], small, rates)
+    cases = {name: value for name, value in section["slow_cases"].items() if name in small or name == "small_fraction"}
+    cases |= narrow_cases(train[is_narrow], narrow, {**section, **batched}, rates)
+    section["batched"] = {name: value for name, value in batched.items() if value != section[name]}
+    section["batched"]["slow_cases"] = cases
     return section, overhead_s, len(usual)
 
 
-def slow_rows(rows: pd.DataFrame, edges: dict[str, float]) -> Array:
-    """Whether each row belongs to a slow kernel. [rows]"""
-    m, n, k, batch = (rows[name].to_numpy(float) for name in ("m", "n", "k", "batch"))
-    cases = SlowCases(**edges, **({"small_fraction": 1.0} if "small_edge" in edges else {}))
-    letters = contiguous_letters("NN")
-    found: Array = narrow_floor_s(m, n, k, batch, letters, 1.0, cases) + small_floor_s(m, n, k, batch, 1.0, cases) > 0
-    return found
+def narrow_rows(rows: pd.DataFrame, cases: Sequence[NarrowCase]) -> Any:
+    """Whether each row is a batch that runs on a kernel for narrow dimensions. [rows]"""
+    found = np.zeros(len(rows), dtype=bool)
+    for case in cases:
+        found |= _is_case(rows, case)
+    return found & (rows.batch.to_numpy() > 1)
 
 
-def slow_fractions(
-    rows: pd.DataFrame, overhead_s: float, peak_flops_per_s: float, edges: dict[str, float]
-) -> dict[str, float]:
-    """Median share of the peak that rows of slow kernels reach, by case."""
+def narrow_cases(
+    rows: pd.DataFrame, cases: Sequence[NarrowCase], section: dict[str, Any], rates: DeviceRates
+) -> dict[str, Any]:
+    """The share of the peak that each kernel for narrow dimensions reaches: the median of its rows."""
+    m, n, k, batch, measured_s = (rows[name].to_numpy(float) for name in ("m", "n", "k", "batch", "latency_s"))
+    num_bytes = batch * (m * k + k * n + section["write_ratio"] * m * n) * rates.element_bytes
+    traffic_s = num_bytes / (section["bandwidth_fraction"] * rates.bandwidth_bytes_per_s)
+    alone_s = np.maximum(measured_s - section["start_s"] - traffic_s, 1e-6)
+    share = 2.0 * batch * m * n * k / (alone_s * rates.flops_per_s_per_sm * rates.num_sms)
+    found = []
+    for case in cases:
+        chosen = _is_case(rows, case)
+        dim = (k if case.role == "contracted" else n)[chosen]
+        fraction = float(np.median(share[chosen] * np.ceil(dim / case.step) * case.step / dim))
+        found.append({**asdict(case), "alignments_bytes": list(case.alignments_bytes), "fraction": fraction})
+    return {"narrow": found} if found else {}
+
+
+def _is_case(rows: pd.DataFrame, case: NarrowCase) -> Any:
+    dim = rows["k" if case.role == "contracted" else "n"].to_numpy(float)
+    return (dim < case.edge) & np.isin(alignment_bytes(dim, 16), case.alignments_bytes)
+
+
+def small_rows(rows: pd.DataFrame, edges: dict[str, float]) -> Any:
+    """Whether each row is a small product that a slow kernel runs. [rows]"""
+    if not edges:
+        return np.zeros(len(rows), dtype=bool)
+    outputs = rows.batch * rows.m * rows.n
+    return ((np.maximum(rows.m, rows.n) <= edges["small_edge"]) & (outputs <= edges["small_outputs"])).to_numpy()
+
+
+def small_cases(rows: pd.DataFrame, edges: dict[str, float], rates: DeviceRates) -> dict[str, float]:
+    """The share of the peak that small products reach: the median of those that are more than their start."""
+    if not edges:
+        return {}
+    rows = rows[rows.latency_s > 10.0 * START_S]
     flops = 2.0 * rows.batch * rows.m * rows.n * rows.k
-    share = flops / ((rows.latency_s - overhead_s).clip(lower=1e-6) * peak_flops_per_s)
-    if "small_edge" in edges:
-        # The smallest are their start alone.
-        return {"small_fraction": float(share[rows.latency_s > 3.0 * overhead_s].median())}
-    edge = edges["narrow_edge"]
-    is_contracted = (rows.k % 2 == 1) & (rows.k < edge)
-    return {
-        "narrow_contracted_fraction": float(share[is_contracted].median()),
-        "narrow_free_fraction": float(share[~is_contracted].median()),
-    }
+    share = flops / ((rows.latency_s - START_S) * rates.flops_per_s_per_sm * rates.num_sms)
+    return {**edges, "small_fraction": float(share.median())}
 
 
 def thin_layers(rows: pd.DataFrame) -> pd.DataFrame:

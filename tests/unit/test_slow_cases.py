@@ -17,7 +17,14 @@ from shapewright.operations import Gemm
 from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.calibration import CalibrationRecord, parse_record
 from shapewright.perf.gemm import price_gemm
-from shapewright.perf.slow_cases import SlowCases, narrow_floor_s, rate_share, read_slow_cases, small_floor_s
+from shapewright.perf.slow_cases import (
+    NarrowCase,
+    SlowCases,
+    narrow_floor_s,
+    rate_share,
+    read_slow_cases,
+    small_floor_s,
+)
 
 A100 = Path(shapewright.__file__).parent / "perf/data/gemm/a100-sxm-80gb.json"
 
@@ -56,23 +63,40 @@ def test_far_pages_cost_half_of_their_loss_at_the_reach() -> None:
     assert share == pytest.approx([1.0, 0.8, 0.6], abs=1e-3)
 
 
-def test_narrow_odd_sizes_run_at_the_share_of_their_role() -> None:
-    """128 x 128 x 63 has 2,064,384 flops: at a tenth of 1e12 flop/s 20.6 us; even and wide ones are free."""
-    cases = SlowCases(narrow_edge=128, narrow_contracted_fraction=0.1, narrow_free_fraction=0.2)
-    k = ones(63, 64, 127, 129)
-
-    letters = contiguous_letters("NT")
-    floor_s = narrow_floor_s(ones(*[128] * 4), ones(*[128] * 4), k, ones(1, 1, 2, 1), letters, 1e12, cases)
-
-    assert floor_s == pytest.approx([2.064384e-5, 0.0, 2 * 127 * 128 * 128 * 2 / 1e11, 0.0])
+def narrow(role: str, step: float = 1.0, fraction: float = 0.1, alignments_bytes: tuple[int, ...] = (2,)) -> SlowCases:
+    """A kernel for dimensions below 128, and no other slow case."""
+    case = NarrowCase(role=role, alignments_bytes=alignments_bytes, edge=128.0, step=step, fraction=fraction)
+    return SlowCases(narrow=(case,))
 
 
-def test_a_contracted_dimension_that_is_not_contiguous_does_not_count() -> None:
-    """In layout TN the rows of A and B run along m and n: an odd k costs nothing."""
-    cases = SlowCases(narrow_edge=128, narrow_contracted_fraction=0.1)
+def test_narrow_odd_sizes_run_at_their_share_after_their_traffic() -> None:
+    """128 x 128 x 63 has 2,064,384 flops: at a tenth of 1e12 flop/s 20.6 us, and 1 us of traffic; not 64 and 129."""
+    k, shapes = ones(63, 64, 127, 129), ones(*[128] * 4)
+    letters, traffic_s = contiguous_letters("NT"), ones(*[1e-6] * 4)
 
-    letters = contiguous_letters("TN")
-    assert narrow_floor_s(ones(128), ones(128), ones(63), ones(1), letters, 1e12, cases).tolist() == [0.0]
+    floor_s = narrow_floor_s(shapes, shapes, k, ones(1, 1, 2, 1), letters, 16, traffic_s, 1e12, narrow("contracted"))
+
+    assert floor_s == pytest.approx([2.064384e-5 + 1e-6, 0.0, 2 * 127 * 128 * 128 * 2 / 1e11 + 1e-6, 0.0])
+
+
+def test_narrow_sizes_are_padded_to_whole_steps() -> None:
+    """With steps of 32 a contraction of 33 costs as much as one of 63, and one of 32 half of it; 40 has other bytes."""
+    one, none = ones(*[128] * 4), ones(*[0] * 4)
+    cases = narrow("contracted", step=32.0, alignments_bytes=(2, 64))
+
+    floor_s = narrow_floor_s(one, one, ones(33, 63, 32, 40), one, contiguous_letters("NN"), 16, none, 1e12, cases)
+
+    assert floor_s[0] == pytest.approx(floor_s[1]) == pytest.approx(2.0 * floor_s[2])
+    assert floor_s[3] == 0.0
+
+
+@pytest.mark.parametrize(("layout", "role"), [("TN", "contracted"), ("NT", "free")])
+def test_a_dimension_of_another_role_does_not_count(layout: str, role: str) -> None:
+    """In layout TN the contracted k is not contiguous, and k is no free dimension in any: an odd one costs nothing."""
+    one = ones(128)
+    letters = contiguous_letters(layout)
+
+    assert narrow_floor_s(one, one, ones(63), one, letters, 16, one, 1e12, narrow(role)).tolist() == [0.0]
 
 
 def test_small_products_are_bounded_by_edge_and_outputs() -> None:
@@ -84,25 +108,27 @@ def test_small_products_are_bounded_by_edge_and_outputs() -> None:
     assert floor_s == pytest.approx([8.192e-4, 0.0, 0.0])
 
 
-def test_unknown_case_is_named() -> None:
-    """A record with a misspelt case is refused with what is known."""
-    with pytest.raises(CalibrationError, match="knows no long_kk; it knows long_k"):
-        read_slow_cases({"long_kk": 1.0})
+@pytest.mark.parametrize("raw", [{"long_kk": 1.0}, {"narrow": [{"edge": 128.0}]}])
+def test_malformed_case_is_named(raw: dict[str, Any]) -> None:
+    """A record with a misspelt or incomplete case is refused with what is known."""
+    with pytest.raises(CalibrationError, match=r"slow_cases of a gemm record: .*; they know long_k, narrow"):
+        read_slow_cases(raw)
 
 
 def test_price_takes_the_slow_kernel() -> None:
-    """An odd head width below the edge costs what the slow kernel costs, start included, and says so in its factor."""
-    slow = record_with(slow_cases={"narrow_edge": 128, "narrow_contracted_fraction": 0.01})
-    usual = record_with()
+    """An odd head width below the edge costs what the slow kernel costs, and says so in its factor."""
+    case = {"role": "contracted", "alignments_bytes": [2], "edge": 128.0, "step": 1.0, "fraction": 0.01}
+    slow, usual = (record_with(batched={"slow_cases": {"narrow": cases}}) for cases in ([case], []))
     operation = Gemm(name="x", m=2048, n=2048, k=65, batch=64, layout="NN")
     device = load_device("a100-sxm-80gb")
 
     price, before = (price_gemm(operation, device, record) for record in (slow, usual))
 
-    # 2 * 64 * 2048 * 2048 * 65 flops over a hundredth of 312 TFLOP/s: 11.2 ms
-    assert price.time_s == pytest.approx(float(operation.flops) / 3.12e12 + float(price.start_s), rel=2e-3)
+    # 2 * 64 * 2048 * 2048 * 65 flops over a hundredth of 312 TFLOP/s are 11.2 ms; start and 0.6 GB of traffic remain
+    assert 3e-4 < price.time_s - float(operation.flops) / 3.12e12 < 6e-4
     assert price.alignment_factor < 0.3 * before.alignment_factor
     assert price_s(slow, m=2048, n=2048, k=66, batch=64) == price_s(usual, m=2048, n=2048, k=66, batch=64)
+    assert price_s(slow, m=2048, n=2048, k=65) == price_s(usual, m=2048, n=2048, k=65)
 
 
 def test_batches_have_kernels_of_their_own() -> None:

@@ -98,11 +98,16 @@ def _with_slow_rate(factor: Array, products: Products, parameters: GemmParameter
 
 
 def _slow_kernels_s(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
-    """Floors under the time: arithmetic of narrow odd sizes alone, and all slow kernels with their start. [s]"""
+    """Floors under the time: narrow sizes without their start, and all slow kernels with it. [s]"""
     m, n, k, batch, letters = products
     cases = parameters.slow_cases
     assert cases is not None
     peak_flops_per_s = rates.flops_per_s_per_sm * rates.num_sms
-    narrow_s = narrow_floor_s(m, n, k, batch, letters, peak_flops_per_s, cases)
     small_s = small_floor_s(m, n, k, batch, peak_flops_per_s, cases)
+    if not cases.narrow:
+        return np.zeros_like(small_s), small_s + parameters.start_s
+    elements = batch * (k * (m + rates.stored_b_share * n) + parameters.write_ratio * m * n)
+    traffic_s = elements * rates.element_bytes / (parameters.bandwidth_fraction * rates.bandwidth_bytes_per_s)
+    bits = round(rates.element_bytes * 8)
+    narrow_s = narrow_floor_s(m, n, k, batch, letters, bits, traffic_s, peak_flops_per_s, cases)
     return narrow_s, np.maximum(narrow_s, small_s) + parameters.start_s

@@ -5,10 +5,11 @@ section's ``slow_cases``. Legend: m, n, k in BLAS letters, one entry per shape.
 
     long      rate / (1 + k / long_k)                 SMs that share operands drift apart along a long contraction
     reach     rate * (1 - reach_loss r), r = 1 / (1 + (reach_bytes / bytes of B)^4)     pages beyond the tables' reach
-    narrow    a dimension of odd length, contiguous and below narrow_edge: no tile fits, a kernel without matrix units
-    small     m, n <= small_edge and at most small_outputs of C: a kernel made for latency, whatever the contraction
+    narrow    a contiguous dimension below an edge that is poorly aligned: start + traffic + work / (fraction * peak)
+    small     m, n <= small_edge and at most small_outputs of C: start + work / (fraction * peak), whatever k is
 
-A slow kernel runs at a share of the device's peak that does not depend on tiles: it is a floor under the time.
+A slow kernel runs at a share of the device's peak that does not depend on tiles: it is a floor under the time. A narrow
+one does not overlap its arithmetic with its traffic, and works on whole steps of the narrow dimension.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError
+from shapewright.perf.alignment import alignment_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +35,25 @@ _REACH_STEEPNESS = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class NarrowCase:
+    """A kernel for narrow and poorly aligned dimensions, as heads of odd width make them.
+
+    Attributes:
+        role: Role of the dimension, ``contracted`` or ``free``.
+        alignments_bytes: Alignments of it that this kernel takes. [byte]
+        edge: Dimensions below this are narrow. [element]
+        step: What it is padded to. [element]
+        fraction: Share of the device's peak that the kernel reaches on what is padded.
+    """
+
+    role: str
+    alignments_bytes: tuple[int, ...]
+    edge: float
+    step: float
+    fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowCases:
     """What a record knows of slow cases; the defaults are none.
 
@@ -40,9 +61,7 @@ class SlowCases:
         long_k: Contraction at which a tile takes twice as long per element as a short one, 0 for never. [element]
         reach_bytes: Size of B at which half of reach_loss is lost, 0 for never. [byte]
         reach_loss: Share of the rate that is lost beyond it.
-        narrow_edge: Odd contiguous dimensions below this leave the matrix units. [element]
-        narrow_contracted_fraction: Share of the device's peak that is left where the contracted one is such.
-        narrow_free_fraction: The same for a free one.
+        narrow: Kernels for narrow dimensions.
         small_edge: Largest m and n of a small product. [element]
         small_outputs: Largest number of its outputs, batch included. [element]
         small_fraction: Share of the device's peak that it reaches at most, 0 where small products are like others.
@@ -51,9 +70,7 @@ class SlowCases:
     long_k: float = 0.0
     reach_bytes: float = 0.0
     reach_loss: float = 0.0
-    narrow_edge: float = 0.0
-    narrow_contracted_fraction: float = 1.0
-    narrow_free_fraction: float = 1.0
+    narrow: tuple[NarrowCase, ...] = ()
     small_edge: float = 0.0
     small_outputs: float = 0.0
     small_fraction: float = 0.0
@@ -67,11 +84,16 @@ def read_slow_cases(raw: Mapping[str, Any] | None) -> SlowCases | None:
     """
     if raw is None:
         return None
-    known = {field.name for field in fields(SlowCases)}
-    unknown = sorted(set(raw) - known)
-    if unknown:
-        raise CalibrationError(f"slow_cases knows no {', '.join(unknown)}; it knows {', '.join(sorted(known))}")
-    return SlowCases(**{name: float(value) for name, value in raw.items()})
+    values = {name: float(value) for name, value in raw.items() if name != "narrow"}
+    try:
+        narrow = [
+            NarrowCase(**{**case, "alignments_bytes": tuple(case["alignments_bytes"])})
+            for case in raw.get("narrow", ())
+        ]
+        return SlowCases(narrow=tuple(narrow), **values)
+    except (KeyError, TypeError) as error:
+        known = ", ".join(sorted(field.name for field in fields(SlowCases)))
+        raise CalibrationError(f"slow_cases of a gemm record: {error}; they know {known}") from error
 
 
 def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Array | float:
@@ -93,9 +115,17 @@ def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Ar
 
 
 def narrow_floor_s(
-    m: Array, n: Array, k: Array, batch: Array, letters: Letters, flops_per_s: float, cases: SlowCases
+    m: Array,
+    n: Array,
+    k: Array,
+    batch: Array,
+    letters: Letters,
+    element_bits: int,
+    traffic_s: Array,
+    flops_per_s: float,
+    cases: SlowCases,
 ) -> Array:
-    """Time under which a product with a narrow odd dimension cannot come, 0 for all others. [s]
+    """Time under which a product with a narrow dimension cannot come, 0 for all others. [s]
 
     Args:
         m: Rows of C. [element]
@@ -103,23 +133,30 @@ def narrow_floor_s(
         k: Contraction. [element]
         batch: Independent products.
         letters: Contiguous dimensions, see perf.alignment.contiguous_letters.
+        element_bits: Width of an element. [bit]
+        traffic_s: Time of reading A and B and writing C. [s]
         flops_per_s: Peak of the device. [flop/s]
         cases: What the record knows.
     """
     floor_s = np.zeros(np.shape(m))
-    if not cases.narrow_edge:
-        return floor_s
     dims = {"m": m, "n": n, "k": k}
-    alone_s = 2.0 * batch * m * n * k / flops_per_s
-    for letter, is_contiguous in letters.items():
-        is_narrow = (dims[letter] % 2 == 1) & (dims[letter] < cases.narrow_edge) & is_contiguous
-        fraction = cases.narrow_contracted_fraction if letter == "k" else cases.narrow_free_fraction
-        floor_s = np.maximum(floor_s, np.where(is_narrow, alone_s / fraction, 0.0))
+    for case in cases.narrow:
+        for letter, is_contiguous in letters.items():
+            if (letter == "k") != (case.role == "contracted"):
+                continue
+            dim = dims[letter]
+            is_narrow = (dim < case.edge) & is_contiguous
+            if not is_narrow.any():
+                continue
+            is_narrow &= np.isin(alignment_bytes(dim, element_bits), case.alignments_bytes)
+            padded = np.ceil(dim / case.step) * case.step
+            alone_s = 2.0 * batch * m * n * k * (padded / dim) / (flops_per_s * case.fraction)
+            floor_s = np.maximum(floor_s, np.where(is_narrow, traffic_s + alone_s, 0.0))
     return floor_s
 
 
 def small_floor_s(m: Array, n: Array, k: Array, batch: Array, flops_per_s: float, cases: SlowCases) -> Array:
-    """Time under which a small product cannot come, 0 for all others. [s]; arguments as in narrow_floor_s."""
+    """Time under which a small product cannot come, 0 for all others. [s]; see narrow_floor_s."""
     if not cases.small_fraction:
         return np.zeros(np.shape(m))
     is_small = (np.maximum(m, n) <= cases.small_edge) & (batch * m * n <= cases.small_outputs)
