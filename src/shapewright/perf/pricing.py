@@ -43,8 +43,8 @@ _remembered: dict[tuple[int, bool, bool], tuple[Device, dict[tuple[Any, ...], Pr
 
 def price_key(operation: Operation) -> tuple[Any, ...]:
     """What decides the price of an operation: equal keys, equal prices. Sizes may be arrays."""
-    values = _read_key[type(operation)](operation)
-    return (type(operation), *(value.tobytes() if isinstance(value, np.ndarray) else value for value in values))
+    kind = type(operation)
+    return (kind, *[value.tobytes() if type(value) is np.ndarray else value for value in _read_key[kind](operation)])
 
 
 def price_operations(
