@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 JOBS: dict[str, dict[str, Any]] = {
     "llama-3-70b, 512 devices": {"model": "llama-3-70b", "gpus": 512},
-    "gpt3-175b, 1024 devices": {"model": "gpt3-175b", "gpus": 1024},
+    "gpt3-175b, 1024 devices": {"model": "gpt3-175b", "gpus": 1024, "seq_len": 2048},  # as many positions as it has
     "mixtral-8x7b, 512 devices": {"model": "mixtral-8x7b", "gpus": 512},
     "deepseek-v3, 2048 devices": {"model": "deepseek-v3", "gpus": 2048},
 }
@@ -73,14 +73,14 @@ def in_own_process(name: str, device: str) -> dict[str, Any]:
     return facts
 
 
-def measure(device: str, *, model: str, gpus: int) -> dict[str, Any]:
+def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[str, Any]:
     """Look at all plans of one job, twice, and predict one of them alone."""
     from shapewright.plan import PlanRequest
     from shapewright.plan.engine import explore
     from shapewright.predict import predict
     from shapewright.question import ask
 
-    workload = {"seq_len": 8192, "global_batch_size": 2048}
+    workload = {"seq_len": seq_len, "global_batch_size": 2048}
     question = ask(model, device, workload=workload)
     request = PlanRequest(num_devices=gpus)
     seconds, processor = [], []

@@ -280,8 +280,9 @@ def hide_communication(priced: list[PricedOperation], software: Software = TUNED
     Weights gathered for the forward pass hide behind it, gradients behind the backward pass.
     """
     cover_s, wanted_s = dict.fromkeys(POOLS, 0.0), dict.fromkeys(POOLS, 0.0)
-    for entry in priced:
-        for pool in pools_of(entry.operation, entry.operation.pass_name):
+    pools_of_each = [pools_of(entry.operation, entry.operation.pass_name) for entry in priced]
+    for entry, pools in zip(priced, pools_of_each, strict=True):
+        for pool in pools:
             (wanted_s if isinstance(entry.operation, Collective) else cover_s)[pool] += entry.total_time_s
     exposed = {
         pool: float(exposed_fraction(cover_s[pool], wanted, pool, software)) if wanted > 0.0 else 1.0
@@ -289,11 +290,10 @@ def hide_communication(priced: list[PricedOperation], software: Software = TUNED
     }
     shares = [
         exposed[pools[0]] if isinstance(entry.operation, Collective) and pools else 1.0
-        for entry in priced
-        for pools in [pools_of(entry.operation, entry.operation.pass_name)]
+        for entry, pools in zip(priced, pools_of_each, strict=True)
     ]
     return [
-        entry if share == entry.exposed_fraction else replace(entry, exposed_fraction=share)
+        entry if share == entry.exposed_fraction else PricedOperation(entry.operation, entry.price, share)
         for entry, share in zip(priced, shares, strict=True)
     ]
 

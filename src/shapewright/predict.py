@@ -162,6 +162,7 @@ def predict(
     peak = device.peak_flops_per_s(workload.dtype)
     per_device_s = times.step_s * layout.num_devices
     memory = estimate_memory(config, workload, layout)
+    labels = _label_calibration(priced)
     return Prediction(
         config=config,
         device=device,
@@ -182,8 +183,8 @@ def predict(
         mfu=model_flops / per_device_s / peak,
         hfu=hardware_flops / per_device_s / peak,
         software=stack.name,
-        calibration=_label_calibration(priced) | ({"software": stack.record} if stack.record else {}),
-        warnings=_warn(config, device, workload, priced, memory),
+        calibration=labels | ({"software": stack.record} if stack.record else {}),
+        warnings=_warn(config, device, workload, labels, memory),
     )
 
 
@@ -231,7 +232,7 @@ def _warn(
     config: TransformerConfig,
     device: Device,
     workload: Workload,
-    priced: list[PricedOperation],
+    labels: dict[str, str],
     memory: MemoryEstimate,
 ) -> tuple[str, ...]:
     """What the reader must know beside the numbers, one line each."""
@@ -247,7 +248,7 @@ def _warn(
             f"{workload.kv_len} positions are more than the max_position_embeddings={config.max_position_embeddings} "
             f"that the model is made for"
         )
-    for kind, label in _label_calibration(priced).items():
+    for kind, label in labels.items():
         if label.startswith("uncalibrated"):
             warnings.append(f"{kind} times on {device.name} are {label}; the interval is wider for it")
     return tuple(warnings)
