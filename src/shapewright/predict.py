@@ -11,6 +11,7 @@ from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import (
     count_step_flops,
+    describe_overlong,
     lower,
     num_microbatches,
 )
@@ -243,11 +244,7 @@ def _warn(
             f"{device.name}; lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, "
             f"--pipeline-parallel or --zero-stage"
         )
-    if workload.kv_len > config.max_position_embeddings:
-        warnings.append(
-            f"{workload.kv_len} positions are more than the max_position_embeddings={config.max_position_embeddings} "
-            f"that the model is made for"
-        )
+    warnings += describe_overlong(config, workload)
     for kind, label in labels.items():
         if label.startswith("uncalibrated"):
             warnings.append(f"{kind} times on {device.name} are {label}; the interval is wider for it")

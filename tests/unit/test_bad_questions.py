@@ -130,3 +130,13 @@ def test_a_model_that_fits_nowhere(command: str, capsys: pytest.CaptureFixture[s
     line = refuse(ask(command, {**changes, "--intermediate-size": "524288"}), capsys)
     assert "fits" in line
     assert "h100-sxm-80gb" in line
+
+
+@pytest.mark.parametrize("command", ["memory", "predict", "mfu"])
+def test_rotary_positions_go_on_with_a_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Positions that are computed have no end: longer than the model was made for is answered, and said once."""
+    with pytest.raises(SystemExit) as stop:
+        main(ask(command, {"--seq-len": "16384"}))
+    out = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0
+    assert out.count("16384 positions are more than the max_position_embeddings=8192") == 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.capacity.offload import Offload, estimate_offload
 from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_remedies
-from shapewright.lowering import longest_sequence, num_microbatches, validate_layout
+from shapewright.lowering import describe_overlong, longest_sequence, num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
 from shapewright.perf.software import TUNED
 from shapewright.shown import ShownInNotebook
@@ -149,7 +149,7 @@ def estimate_capacity(
     situation = Situation(config, device, workload, layout, uncalibrated, software)
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
     remedies, nearest = ((), None) if fits else find_remedies(situation)
-    said = [*notes, *_describe_optimizer(workload)]
+    said = [*notes, *_describe_optimizer(workload), *describe_overlong(config, workload)]
     if not fits and not remedies:
         said.append(
             f"nothing looked at makes it fit on up to {MOST_DEVICES} devices; take a shorter sequence, a smaller "

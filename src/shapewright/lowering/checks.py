@@ -59,6 +59,16 @@ def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
         )
 
 
+def describe_overlong(config: TransformerConfig, workload: Workload) -> list[str]:
+    """Say that a sequence is longer than the model was made for, where that stops nobody; empty where it is not."""
+    if workload.kv_len <= config.max_position_embeddings:
+        return []
+    return [
+        f"{workload.kv_len} positions are more than the max_position_embeddings={config.max_position_embeddings} that "
+        f"the model is made for"
+    ]
+
+
 def longest_sequence(config: TransformerConfig) -> int:
     """Tokens of the longest sequence that a model can take: all its learned positions, or what no one will exceed."""
     if config.position_embedding == "learned" and config.stack != "encoder-decoder":

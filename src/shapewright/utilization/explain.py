@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.hardware.nodes import check_units
-from shapewright.lowering import num_microbatches, validate_layout
+from shapewright.lowering import describe_overlong, num_microbatches, validate_layout
 from shapewright.lowering.conventions import CONVENTIONS, get_convention
 from shapewright.predict import predict
 from shapewright.shown import ShownInNotebook
@@ -163,7 +163,7 @@ def explain_utilization(
     chosen = next(result for result in results if result.name == convention)
     prediction: Prediction | None = None
     waterfall: tuple[WaterfallPart, ...] = ()
-    said = list(notes)
+    said = [*notes, *describe_overlong(config, workload)]
     if layout is not None:
         try:
             prediction = predict(config, device=device, workload=workload, layout=layout, uncalibrated=uncalibrated)
