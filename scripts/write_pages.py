@@ -186,6 +186,7 @@ def accuracy() -> str:
             rows.append(["training step", "all", name, f"{report['rows']:,}", *shown, provenance["date"]])
     commands_used = {fact["command"].partition(" --device")[0] for fact in accuracy_facts()}
     commands_used |= {"python scripts/calibrate_software.py --data DIR", results()["command"]}
+    commands_used |= {"python scripts/calibrate_intervals.py --data DIR"}
     learned = [record.residual for record in measured_records("gemm") if record.residual]
     commands_used |= {residual["command"].partition(" --device")[0] for residual in learned}
     parts = [
@@ -211,6 +212,35 @@ def accuracy() -> str:
             ["table", "rows", "mean", "median", "p90", "Kendall tau", "covered", "roofline", "regret p90"],
             [_table_cells(row) for row in results()["tables"]],
         ),
+        "## Intervals",
+        "How many measurements lie inside the 90 % interval, and how wide it is (mean ln(high / low)): all rows, which "
+        "a fit mostly saw; rows that none saw; and each device priced as if nobody had measured it, with intervals of "
+        "the other devices alone (least and mean of the devices). Cells are those of device, format and library with "
+        "200 rows and more, inside 85 to 95 %. Which residuals make an interval, and what stays outside: "
+        "[intervals](decisions/0012-intervals.md).",
+        markdown_table(
+            [
+                "table",
+                "covered",
+                "width",
+                "cells inside",
+                "unseen rows",
+                "covered",
+                "width",
+                "cells inside",
+                "below 20 us",
+                "above 1 ms",
+                "device left out",
+            ],
+            [_coverage_cells(facts) for facts in results()["coverage"]],
+        ),
+        "Cells outside: "
+        + "; ".join(
+            f"{facts['table']} {cell} {100.0 * share:.0f} %"
+            for facts in results()["coverage"]
+            for cell, share in facts["outside"].items()
+        )
+        + ".",
         "## Where the residuals are",
         "\n\n".join(
             f"![{path.stem.replace('_', ' ')}](figures/{path.name})"
@@ -247,6 +277,28 @@ def _table_cells(row: dict[str, Any]) -> list[str]:
     )
     tau = "" if row["kendall_tau"] is None else f"{row['kendall_tau']:.3f}"
     return [row["table"], f"{row['rows']:,}", mean, median, p90, tau, covered, roofline, regret]
+
+
+def _coverage_cells(facts: dict[str, Any]) -> list[str]:
+    """Intervals of one table."""
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{100.0 * share:.0f} %"
+
+    def inside(number: int, count: int) -> str:
+        return f"{number} of {count}" if count else ""
+
+    unseen, devices = facts["unseen"], list((facts["left_out"] or {}).values())
+    cells = [facts["table"], percent(facts["covered"]), f"{facts['width']:.2f}"]
+    cells.append(inside(facts["cells"] - len(facts["outside"]), facts["cells"]))
+    if unseen:
+        cells += [f"{unseen['rows']:,}", percent(unseen["covered"]), f"{unseen['width']:.2f}"]
+        cells += [inside(unseen["cells_inside"], unseen["cells"])]
+        cells += [percent(unseen[name]) for name in ("below 20 us", "above 1 ms")]
+    else:
+        cells += [""] * 6
+    mean = sum(devices) / len(devices) if devices else None
+    return [*cells, f"{percent(min(devices))}, {percent(mean)}" if devices else ""]
 
 
 def accuracy_facts() -> list[dict[str, Any]]:

@@ -14,7 +14,14 @@ import numpy as np
 from shapewright.accuracy import stores as stores_module
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.read import count_repeated, read_columns
-from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau, ranking_regrets
+from shapewright.accuracy.statistics import (
+    absolute_percentage_errors,
+    bias,
+    coverage,
+    kendall_tau,
+    mean_width,
+    ranking_regrets,
+)
 from shapewright.accuracy.tables import TABLES
 from shapewright.errors import MeasuredFileError, close_names
 from shapewright.hardware import load_device
@@ -56,6 +63,7 @@ class Accuracy:
         bias: Mean of ln(predicted / measured).
         kendall_tau: Rank correlation tau-b of predicted and measured; None for rows all alike.
         coverage_90: Share of measurements inside the 90 % interval.
+        interval_width: Mean of ln(high / low) of the interval: covering by width is no art.
         roofline_mape: Mean error of max(flops / peak, bytes / bandwidth).
         regret_groups: Groups of real alternatives among the rows: shapes of the same size within 3 %.
         regret_median: How much slower than the measured best of its group is the one predicted to be best; median over
@@ -76,6 +84,7 @@ class Accuracy:
     bias: float
     kendall_tau: float | None
     coverage_90: float
+    interval_width: float
     roofline_mape: float
     file: str = ""
     regret_groups: int = 0
@@ -223,6 +232,7 @@ def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) ->
         bias=bias(predicted, measured),
         kendall_tau=kendall_tau(predicted, measured),
         coverage_90=coverage(low, high, measured),
+        interval_width=mean_width(low, high),
         roofline_mape=float(np.mean(absolute_percentage_errors(roofline, measured))),
         regret_groups=len(regrets),
         regret_median=float(np.median(regrets)) if len(regrets) else None,

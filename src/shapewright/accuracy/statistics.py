@@ -35,6 +35,16 @@ def coverage(low: Array, high: Array, measured: Array) -> float:
     return float(np.mean((measured >= low) & (measured <= high)))
 
 
+def mean_width(low: Array, high: Array) -> float:
+    """Mean logarithm of the ends' ratio, over rows whose interval does not reach down to nothing.
+
+    >>> round(mean_width(np.array([1.0, 0.0]), np.array([1.1, 2.0])), 3)
+    0.095
+    """
+    above = low > 0.0
+    return float(np.mean(np.log(high[above] / low[above]))) if above.any() else 0.0
+
+
 def kendall_tau(x: Array, y: Array) -> float | None:
     """Rank correlation tau-b, exact over all pairs; None where it has no meaning (all alike, or one row).
 

@@ -30,7 +30,17 @@ _FIGURES = (
 )
 _REGRETS = (("sizes", 0, False), ("regret", 0, False), ("regret p90", 0, False))
 _KEYS = ("table", "device", "dtype", "library")
-_FIGURE_KEYS = ("rows", "mape", "median_ape", "p90_ape", "bias", "kendall_tau", "coverage_90", "roofline_mape")
+_FIGURE_KEYS = (
+    "rows",
+    "mape",
+    "median_ape",
+    "p90_ape",
+    "bias",
+    "kendall_tau",
+    "coverage_90",
+    "interval_width",
+    "roofline_mape",
+)
 _REGRET_KEYS = ("regret_groups", "regret_median", "regret_p90")
 # Where JSON says it as --by does.
 _JSON_KEYS = {"decade": "size"}

@@ -1,0 +1,88 @@
+"""How often measurements lie inside their 90 % interval, table by table: for docs/accuracy.md. Not a script itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from interval_rows import FOLDS, price_rows, unseen_rows
+
+from shapewright.accuracy import Accuracy, judge_folder
+
+# A cell of device, format and library with fewer rows says little of coverage.
+FEWEST_ROWS = 200
+INSIDE = (0.85, 0.95)
+
+
+def is_inside(share: float) -> bool:
+    """Whether a coverage is what a 90 % interval may have."""
+    return INSIDE[0] <= share <= INSIDE[1]
+
+
+def coverage_facts(data: Path, together: dict[str, Accuracy]) -> list[dict[str, Any]]:
+    """Coverage and width of each table: all rows, cells, rows that no fit saw, devices left out.
+
+    Args:
+        data: Folder with the measured tables.
+        together: Errors by table, all devices together.
+    """
+    cells = _by_table(judge_folder(data).rows)
+    far = _by_table(judge_folder(data, uncalibrated=True).rows)
+    return [
+        {
+            "table": name,
+            "covered": row.coverage_90,
+            "width": row.interval_width,
+            **_cells(cells[name]),
+            "unseen": _unseen(data, name) if name in FOLDS else None,
+            "left_out": _left_out(far.get(name, [])),
+        }
+        for name, row in together.items()
+    ]
+
+
+def _by_table(rows: Iterable[Accuracy]) -> dict[str, list[Accuracy]]:
+    found: dict[str, list[Accuracy]] = {}
+    for row in rows:
+        found.setdefault(row.table, []).append(row)
+    return found
+
+
+def _cells(rows: list[Accuracy]) -> dict[str, Any]:
+    """How many cells there are, how many inside, and which are not."""
+    large = [row for row in rows if row.rows >= FEWEST_ROWS]
+    outside = {
+        f"{row.device} {row.dtype} {row.library}": row.coverage_90 for row in large if not is_inside(row.coverage_90)
+    }
+    return {"cells": len(large), "outside": outside}
+
+
+def _unseen(data: Path, table: str) -> dict[str, Any]:
+    """Rows that no fit saw."""
+    rows = price_rows(table, unseen_rows(data, table))
+    covered = ((rows.measured >= rows.low) & (rows.measured <= rows.high)).astype(float)
+    cells = covered.groupby([rows.device, rows.dtype, rows.library]).agg(["mean", "size"])
+    cells = cells[cells["size"] >= FEWEST_ROWS]
+    sizes = {"below 20 us": rows.predicted < 2e-5, "above 1 ms": rows.predicted > 1e-3}
+    return {
+        "rows": len(rows),
+        "covered": float(covered.mean()),
+        "width": float(np.log(rows.high / rows.low).mean()),
+        "cells": len(cells),
+        "cells_inside": int(cells["mean"].map(is_inside).sum()),
+        **{name: float(covered[here].mean()) if here.sum() >= FEWEST_ROWS else None for name, here in sizes.items()},
+    }
+
+
+def _left_out(rows: list[Accuracy]) -> dict[str, float] | None:
+    """Each device priced as if nobody had measured it, with the others' intervals: by device, all its rows."""
+    devices: dict[str, list[Accuracy]] = {}
+    for row in rows:
+        devices.setdefault(row.device, []).append(row)
+    shares = {
+        name: sum(row.coverage_90 * row.rows for row in own) / sum(row.rows for row in own)
+        for name, own in devices.items()
+    }
+    return dict(sorted(shares.items(), key=lambda item: item[1])) or None
