@@ -26,6 +26,7 @@ from interval_rows import (
     attention_layouts,
     collective_cells,
     expert_layouts,
+    foreign_pointwise_rows,
     halves,
     paper_product_rows,
     price_rows,
@@ -55,7 +56,7 @@ from shapewright.perf.attention_kernels import AttentionShape
 from shapewright.perf.attention_sections import choose_kernels, choose_section
 from shapewright.perf.calibration import load_record
 
-KINDS = ("gemm", "attention", "moe", "collectives")
+KINDS = ("gemm", "attention", "moe", "collectives", "pointwise")
 ATTENTION_TABLES = ("attention_prefill", "attention_decode")
 # Rows of a table that are priced to see how far devices and libraries are apart.
 ROWS_OF_A_TABLE = 150_000
@@ -402,11 +403,19 @@ def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     return groups | transfer_groups("collectives", far.assign(format="")), report
 
 
+def pointwise_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
+    """Mask and softmax on another maker's chip: all else was measured on one device alone."""
+    rows = foreign_pointwise_rows(folder)
+    found = pool(list(parts_of(rows, ["device"]).values()), edges_s=())
+    return {f"foreign/{kind}": found for kind in ("mask", "softmax")}, {}
+
+
 MAKERS: Mapping[str, Callable[[Path], tuple[Groups, dict[str, Any]]]] = {
     "gemm": gemm_groups,
     "attention": attention_groups,
     "moe": expert_groups,
     "collectives": collective_groups,
+    "pointwise": pointwise_groups,
 }
 
 

@@ -18,12 +18,14 @@ from gemm_rows import PAPER, SOURCES, layer_rows, paper_rows
 
 from shapewright.accuracy.columns import Columns, Labels
 from shapewright.accuracy.context import Context
-from shapewright.accuracy.paper_layers import BATCHES, product_of
+from shapewright.accuracy.paper_layers import BATCHES, PaperLayer, find_floors, price_block, product_of
 from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.tables import TABLES
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, Array, fold_of, folds_of
 from shapewright.fit.split import split_by_shape
 from shapewright.hardware import find_measured_device
+from shapewright.operations import Gemm
+from shapewright.perf.calibration import load_record
 
 PRODUCTS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
 
@@ -163,6 +165,33 @@ def paper_product_rows(folder: Path) -> Iterator[pd.DataFrame]:
             chosen = _only(layers.take(unseen & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
             if chosen.num_rows:
                 yield price_rows("paper_layers", chosen).assign(is_batch=name in BATCHES)
+
+
+def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
+    """Mask, softmax and what else of an unfused attention block is no product, where another maker's chip ran it.
+
+    Measured is what products, by the chip's own record, leave of the block.
+    """
+    layers = read_table(folder, "paper_layers")
+    seconds = layers.numbers["attention_s"]
+    is_stuck = find_floors(layers.labels["log"].codes, seconds)
+    context, rows = Context(), []
+    for gpu in sorted(set(words_of(layers, "gpu"))):
+        device = find_measured_device(gpu)
+        if load_record("pointwise", device).distance != "foreign":
+            continue
+        for row in np.flatnonzero((words_of(layers, "gpu") == gpu) & (seconds > 0.0) & ~is_stuck):
+            layer = PaperLayer(*(int(layers.numbers[name][row]) for name in PaperLayer._fields))
+            block = price_block("attention", layer, device, is_flash=False, context=context)
+            parts = {
+                is_product: sum(
+                    entry.total_time_s for entry in block if isinstance(entry.operation, Gemm) == is_product
+                )
+                for is_product in (True, False)
+            }
+            rows.append((device.name, parts[False], float(seconds[row]) - parts[True]))
+    found = pd.DataFrame(rows, columns=["device", "predicted", "measured"])
+    return found[found.measured > 0.0]
 
 
 def _only(columns: Columns, name: str) -> Columns:

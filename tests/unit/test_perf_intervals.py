@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,10 @@ GROUPS: dict[str, Any] = {
     "generic/fp4": group(1.08),
     "generic/fp4/without there": None,
     "generic/fp8/without there": group(1.09),
+    "foreign": group(1.10),
 }
+NEAR = {"transfer": "architecture"}
+FAR = {"transfer": "generic"}
 
 
 @pytest.fixture
@@ -68,13 +70,14 @@ def chosen(formats: tuple[str, ...] = ("bf16",), *, knows_library: bool = True, 
         ({"knows_library": False}, 1.02),
         ({"knows_library": False, "device": "elsewhere"}, 1.03),
         ({"older_software": True}, 1.04),
-        ({"transfer": "architecture", "borrower": "anyone"}, 1.05),
-        ({"transfer": "architecture", "borrower": "there"}, 1.06),
-        ({"transfer": "architecture", "borrower": "anyone", "is_distant": True}, 1.07),
-        ({"transfer": "architecture", "borrower": "anyone", "knows_library": False}, 1.07),
-        ({"transfer": "generic", "borrower": "anyone"}, 1.07),
-        ({"transfer": "generic", "borrower": "anyone", "formats": ("fp4", "fp8")}, 1.08),
-        ({"transfer": "generic", "borrower": "there", "formats": ("fp4", "fp8")}, 1.09),
+        ({**NEAR, "borrower": "anyone"}, 1.05),
+        ({**NEAR, "borrower": "there"}, 1.06),
+        ({**NEAR, "borrower": "anyone", "farther": "generic"}, 1.07),
+        ({**NEAR, "borrower": "anyone", "knows_library": False}, 1.07),
+        ({**FAR, "borrower": "anyone"}, 1.07),
+        ({**FAR, "borrower": "anyone", "formats": ("fp4", "fp8")}, 1.08),
+        ({**FAR, "borrower": "there", "formats": ("fp4", "fp8")}, 1.09),
+        ({**FAR, "borrower": "anyone", "farther": "foreign"}, 1.10),
     ],
 )
 def test_case_finds_its_group(fields: dict[str, Any], high: float) -> None:
@@ -88,13 +91,13 @@ def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert chosen() == Interval(OWN, 1.0)
     assert chosen(knows_library=False).widening == OTHER_LIBRARY_WIDENING
-    assert chosen(transfer="generic", borrower="anyone").widening == TRANSFER_WIDENING["generic"]
+    assert chosen(**FAR, borrower="anyone").widening == TRANSFER_WIDENING["generic"]
 
 
 def test_kinds_without_a_file_have_no_groups() -> None:
-    """Pointwise operations were measured on one device: there is nothing to pool."""
-    assert read_groups("pointwise") == {}
-    assert find_group("pointwise", ("generic",)) is None
+    """A kind that no file is of has no groups, which is no error."""
+    assert read_groups("unheard of") == {}
+    assert find_group("unheard of", ("generic",)) is None
 
 
 def test_malformed_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -107,7 +110,7 @@ def test_malformed_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any)
         read_groups("broken")
 
 
-@pytest.mark.parametrize("kind", ["gemm", "attention", "moe", "collectives"])
+@pytest.mark.parametrize("kind", ["gemm", "attention", "moe", "collectives", "pointwise"])
 def test_groups_hold_their_prediction(kind: str) -> None:
     """Every shipped interval lies around 1, with one pair of ends more than edges, which rise."""
     found = {name: entry for name, entry in read_groups(kind).items() if entry is not None}
@@ -159,4 +162,4 @@ def test_sibling_of_another_size_is_far() -> None:
 
     assert (near.transfer, near.distance) == ("architecture", "architecture")
     assert (far.transfer, far.distance) == ("architecture", "generic")
-    assert replace(far, is_distant=False).interval_widening < far.interval_widening
+    assert near.interval_widening < far.interval_widening

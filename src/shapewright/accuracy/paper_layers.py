@@ -139,7 +139,7 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
     is_placeholder = is_there & (np.isnan(rate) | (rate == _PLACEHOLDER_TFLOPS))
     # Layers of such rows ran whole on one device while their FLOPs were divided.
     is_unsharded = is_there & ~is_placeholder & (columns.numbers["tensor_parallel"] > 1.0)
-    is_stuck = is_there & ~is_placeholder & ~is_unsharded & _find_floors(columns.labels["log"].codes, seconds)
+    is_stuck = is_there & ~is_placeholder & ~is_unsharded & find_floors(columns.labels["log"].codes, seconds)
     for reason, rows in (
         (f"{name}_tflops is missing or the placeholder 1.000", is_placeholder),
         (f"{name}_s of a layer with tensor_parallel > 1, which ran unsharded", is_unsharded),
@@ -168,7 +168,7 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
         )
 
 
-def _find_floors(logs: NDArray[np.int64], seconds: Array) -> NDArray[np.bool_]:
+def find_floors(logs: NDArray[np.int64], seconds: Array) -> NDArray[np.bool_]:
     """Rows at a time below which their log never goes, though their sizes differ.
 
     The MI250X logs hold the slowest iteration, and one takes 289 ms even at h = 128.

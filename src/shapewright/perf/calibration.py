@@ -49,7 +49,7 @@ UNCALIBRATED = "uncalibrated"
 
 # How much wider the logarithmic interval becomes with distance where no residuals of devices left out say it
 # (perf.intervals).
-TRANSFER_WIDENING: Mapping[str, float] = {"exact": 1.0, "architecture": 1.6, "generic": 2.5}
+TRANSFER_WIDENING: Mapping[str, float] = {"exact": 1.0, "architecture": 1.6, "generic": 2.5, "foreign": 4.0}
 
 SIBLING_FACTOR = 1.5
 """Devices of an architecture whose numbers of SMs or memory bandwidths differ by more have intervals as wide as those
@@ -73,7 +73,9 @@ class CalibrationRecord:
         residual: What the parameters' formulas leave over: ``file`` of tables, and the narrower ``interval`` of prices
             that are corrected by them. None where nothing was learned, or physics alone is asked for.
         borrower: The device that borrows it; empty where it is exact.
-        is_distant: The borrower is of the measured device's architecture, and yet another machine (see SIBLING_FACTOR).
+        farther: A key of TRANSFER_WIDENING where the priced device is farther from the measured one than ``transfer``
+            says: ``generic`` for devices of an architecture that are not alike (see SIBLING_FACTOR), ``foreign`` for
+            chips of another maker.
         older_software: It prices what ran older software than was measured, whose intervals are wider.
     """
 
@@ -88,13 +90,13 @@ class CalibrationRecord:
     transfer: str = "exact"
     residual: Mapping[str, Any] | None = None
     borrower: str = ""
-    is_distant: bool = False
+    farther: str = ""
     older_software: bool = False
 
     @property
     def distance(self) -> str:
         """How far the priced device is from the measured one: a key of TRANSFER_WIDENING."""
-        return "generic" if self.is_distant else self.transfer
+        return self.farther or self.transfer
 
     @property
     def interval_widening(self) -> float:
@@ -126,18 +128,21 @@ def load_record(
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if physics_only and own.residual else own
     record = _choose_record(kind, _Sheet.of(device), uncalibrated, physics_only)
-    if record.transfer == "architecture" and not _are_siblings(device, load_device(record.device)):
-        return replace(record, is_distant=True)
-    return record
+    if record.transfer == "exact":
+        return record
+    return replace(record, borrower=device.name, farther=_farther(device, load_device(record.device)))
 
 
-def _are_siblings(one: Device, other: Device) -> bool:
-    """Whether two devices of an architecture are about as large and as fast."""
+def _farther(borrower: Device, lender: Device) -> str:
+    """See CalibrationRecord."""
+    if borrower.vendor != lender.vendor:
+        return "foreign"
     pairs = (
-        (one.num_sms, other.num_sms),
-        (one.memory_bandwidth_bytes_per_s, other.memory_bandwidth_bytes_per_s),
+        (borrower.num_sms, lender.num_sms),
+        (borrower.memory_bandwidth_bytes_per_s, lender.memory_bandwidth_bytes_per_s),
     )
-    return all(not a or not b or max(a / b, b / a) <= SIBLING_FACTOR for a, b in pairs)
+    are_alike = all(not a or not b or max(a / b, b / a) <= SIBLING_FACTOR for a, b in pairs)
+    return "" if are_alike else "generic"
 
 
 class _Sheet(NamedTuple):
@@ -189,7 +194,7 @@ def _choose_record(kind: str, sheet: _Sheet, uncalibrated: bool, physics_only: b
                 f"no {kind} calibration record to price {sheet.name} with; run scripts/calibrate_{kind}.py"
             )
         # With one record in all there is nobody else to ask: it counts as another family's.
-        return replace(records[0], transfer="generic", borrower=sheet.name)
+        return replace(records[0], transfer="generic")
     lenders = {record.id: _Sheet.of(load_device(record.device)) for record in strangers}
     if kind == "collectives" and any(lender.has_link == sheet.has_link for lender in lenders.values()):
         # What joins the devices decides, and not what they compute with: PCIe is no NVLink.
@@ -199,12 +204,12 @@ def _choose_record(kind: str, sheet: _Sheet, uncalibrated: bool, physics_only: b
     if siblings:
         nearest = min(siblings, key=lambda record: sheet.distance(lenders[record.id]))
         is_close = sheet.is_same_sm(lenders[nearest.id])
-        return replace(nearest, transfer="architecture" if is_close else "generic", borrower=sheet.name)
+        return replace(nearest, transfer="architecture" if is_close else "generic")
     for kin in ARCHITECTURE_KIN.get(sheet.architecture, GENERIC_KIN) + GENERIC_KIN:
         for record in strangers:
             if record.architecture == kin:
-                return replace(record, transfer="generic", borrower=sheet.name)
-    return replace(strangers[0], transfer="generic", borrower=sheet.name)
+                return replace(record, transfer="generic")
+    return replace(strangers[0], transfer="generic")
 
 
 @cache

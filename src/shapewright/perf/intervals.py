@@ -9,10 +9,11 @@ section is used for something else, so ``data/intervals/<kind>.json`` has residu
     older software/FORMAT               a collection of software older than the record's
     architecture/FORMAT                 a device's rows, priced with a record of its family
     generic/FORMAT                      the same with a record of another family
+    foreign/FORMAT                      the same with a record of another maker's chip
 
-``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of the last two have a twin ``.../without DEVICE``, made of
-the other devices alone: who prices a measured device as if nobody had measured it gets that one, and where it is null
-(there are no others) the next name counts. ``scripts/calibrate_intervals.py`` writes the files
+``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of the last three have a twin ``.../without DEVICE``, made
+of the other devices alone: who prices a measured device as if nobody had measured it gets that one, and where it is
+null (there are no others) the next name counts. ``scripts/calibrate_intervals.py`` writes the files
 (docs/decisions/0012-intervals.md).
 """
 
@@ -92,8 +93,8 @@ def choose_interval(
     """
     if record.transfer != "exact":
         # A sibling's record with another library is as far as another family's: both are wrong about something.
-        place = record.distance if knows_library else "generic"
-        found = find_group(record.kind, (place,), formats, (f"/without {record.borrower}", ""))
+        near = (record.distance,) if knows_library or record.distance == "foreign" else ()
+        found = find_group(record.kind, (*near, "generic"), formats, (f"/without {record.borrower}", ""))
         return found or Interval(own, record.interval_widening)
     if record.older_software:
         return find_group(record.kind, ("older software",), formats) or Interval(own, OTHER_LIBRARY_WIDENING)

@@ -17,7 +17,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.perf.intervals import interval_factors
+from shapewright.perf.intervals import interval_factors, read_groups
 from shapewright.perf.lending import fixed_cost_scale, sm_rate_scale
 from shapewright.perf.price import Price, split_rows
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR
@@ -77,7 +77,10 @@ def price_pointwises(operations: Sequence[Pointwise], device: Device, record: Ca
 
 
 def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:
-    """Fraction and start of the plain and of the gated kernel, and widening, of each kind; shape [5, kinds]."""
+    """What prices each kind; shape [7, kinds].
+
+    Fraction and start of the plain and of the gated kernel, widening of the record's interval, and ends beside it.
+    """
     try:
         table: Mapping[str, Mapping[str, float]] = record.parameters["kinds"]
         rows = []
@@ -85,14 +88,23 @@ def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:
             plain = table.get(kind, table["other"])
             gated = table.get(f"gated_{kind}", plain)
             known = table.get(kind, {}).get("in_table", False)
+            measured = _foreign_ends(kind, record)
             widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
             numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
-            rows.append([*numbers, widening])
+            rows.append([*numbers, 0.0 if measured else widening, *(measured or (1.0, 1.0))])
         return np.array(rows).T
     except KeyError as error:
         raise CalibrationError(
             f"pointwise record {record.id} lacks {error}; run scripts/calibrate_pointwise.py"
         ) from error
+
+
+def _foreign_ends(kind: str, record: CalibrationRecord) -> tuple[float, float] | None:
+    """Ends of a kind's interval on another maker's chip, as factors, where such a chip was measured."""
+    if record.distance != "foreign":
+        return None
+    found = read_groups(record.kind).get(f"foreign/{kind}")
+    return (found["low"][0], found["high"][0]) if found else None
 
 
 def _price_arrays(
@@ -110,13 +122,14 @@ def _price_arrays(
         start_s, memory_s, time_s, label = np.zeros_like(floor_s), floor_s, floor_s, _ROOFLINE_LABEL
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
-        plain_fraction, plain_start_s, gated_fraction, gated_start_s, widening = kernels
+        plain_fraction, plain_start_s, gated_fraction, gated_start_s, widening, least, most = kernels
         has_gate = read_bytes > _GATED_READ_RATIO * written_bytes
         start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
         fraction = _carry_fraction(np.where(has_gate, gated_fraction, plain_fraction), device, record)
         memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
         time_s, label = np.maximum(start_s + memory_s, floor_s), record.label
         low, high = interval_factors(record.interval, time_s, widening)
+        low, high = low * least, high * most
     fields = {
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
