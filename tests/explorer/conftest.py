@@ -50,7 +50,9 @@ def server() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
-    from page_tools import BROWSER, QUIET_BROWSER, WAIT_MS, playwright
+    from page_tools import BROWSER, WAIT_MS, playwright
+
+    from shapewright.report.pdf import QUIET_BROWSER
 
     playwright.expect.set_options(timeout=WAIT_MS)
     with playwright.sync_playwright() as running:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 import shapewright
+from command_line import run
 from shapewright.errors import CalibrationError, WorkloadError
+from shapewright.perf.software import software_names
 from shapewright.question import ask
-from shapewright.report.gather_review import gather_review
+from shapewright.report.gather_review import explain_prediction, gather_review
 
 MODEL, DEVICE = "gpt3-125m", "a100-sxm-80gb"
 JOB: dict[str, Any] = {"workload": {"micro_batch_size": 2}, "layout": {"data_parallel": 4, "zero_stage": 3}}
@@ -25,6 +27,11 @@ STEPS: dict[str, Callable[..., float | None]] = {
         shapewright.sweep(MODEL, device=DEVICE, axes={"micro_batch_size": [2]}, **job).rows[0].prediction.step_time_s
     ),  # type: ignore[union-attr]
     "report": lambda **job: gather_review(ask(MODEL, DEVICE, **job), no_search=True).check.prediction.step_time_s,  # type: ignore[union-attr]
+    "mfu": lambda **job: (
+        shapewright.mfu(
+            MODEL, device=DEVICE, seconds=1.0, num_devices=4, global_batch_size=8, **job
+        ).prediction.step_time_s
+    ),  # type: ignore[union-attr]
     "memory": lambda **job: shapewright.fits(MODEL, device=DEVICE, **job).offload.step_time_s,  # type: ignore[union-attr]
 }
 
@@ -56,6 +63,17 @@ def test_remedies_are_priced_with_the_software() -> None:
     assert steps_s[1] > 1.02 * steps_s[0]
 
 
+@pytest.mark.parametrize("how", [{"software": name} for name in software_names()] + [{"uncalibrated": True}])
+def test_the_waterfall_of_a_prediction_leaves_nothing_over(how: dict[str, Any]) -> None:
+    """From the peak to the step as its own software and records price it, part by part."""
+    question = ask(MODEL, DEVICE, **JOB, **how)
+    found = explain_prediction(question.predict(), uncalibrated=question.uncalibrated)
+    parts_s = {part.name: part.time_s for part in found.waterfall}
+
+    assert parts_s.get("unexplained", 0.0) == pytest.approx(0.0, abs=1e-9)
+    assert sum(parts_s.values()) == pytest.approx(found.seconds, rel=1e-9)
+
+
 def test_search_lists_shapes_with_the_software_of_predict() -> None:
     """A listed shape has the step that predict gives it with the same software, on several devices as on one."""
     job = {"layout": {"data_parallel": 8, "zero_stage": 3}, "software": "megatron-deepspeed-2021"}
@@ -75,3 +93,26 @@ def test_software_is_refused_alike(verb: str) -> None:
         STEPS[verb](software="fsdp-2032")
     with pytest.raises(WorkloadError, match="software='fsdp-2024' is training software and means nothing in prefill"):
         STEPS[verb](workload={"phase": "prefill"}, software="fsdp-2024")
+
+
+SAID = {
+    "predict": [],
+    "check": [],
+    "search": ["--vary", "vocab"],
+    "memory": [],
+    "mfu": ["--seconds", "1", "--gpus", "4", "--global-batch", "8"],
+    "plan": ["--gpus", "4", "--global-batch", "8"],
+}
+
+
+@pytest.mark.parametrize("command", SAID)
+def test_the_software_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text and JSON say which software the times are of, unless it is the usual one."""
+    job = [command, MODEL, "--device", DEVICE, *SAID[command]]
+    _, text, _ = run([*job, "--software", "fsdp-2023"], capsys)
+    _, facts, _ = run([*job, "--software", "fsdp-2023", "--json"], capsys)
+    _, usual, _ = run(job, capsys)
+
+    assert "software of fsdp-2023" in text
+    assert '"software": "fsdp-2023"' in facts
+    assert "software of" not in usual

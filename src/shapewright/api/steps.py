@@ -149,6 +149,7 @@ def mfu(
     overrides: Mapping[str, object] | None = None,
     convention: str = "megatron",
     uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> Utilization:
     """Say what a measured training step means: MFU and HFU by every convention, and where the rest went.
 
@@ -163,6 +164,7 @@ def mfu(
         overrides: TransformerConfig fields to change on top of ``config``.
         convention: FLOP convention of the headline, a key of ``shapewright.lowering.conventions.CONVENTIONS``.
         uncalibrated: Price as if nobody had measured the device.
+        software: Generation of the training software that ran it; by default it is held against a tuned stack of today.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
@@ -171,7 +173,7 @@ def mfu(
     from shapewright.utilization import check_measurement, explain_utilization
 
     fields = {**(workload or {}), "global_batch_size": global_batch_size}
-    question = ask(config, device, overrides=overrides, workload=fields)
+    question = ask(config, device, overrides=overrides, workload=fields, uncalibrated=uncalibrated, software=software)
     check_measurement(question.workload, seconds, num_devices)
     job = assume_layout(
         question.config,
@@ -191,4 +193,5 @@ def mfu(
         convention=convention,
         notes=(*question.notes, *job.notes),
         uncalibrated=uncalibrated,
+        software=software,
     )

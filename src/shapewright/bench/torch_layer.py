@@ -25,6 +25,9 @@ Weights = dict[str, Any]
 MakeTensor = Callable[[tuple[int, ...], float], Any]
 
 _ROTARY_BASE = 10000.0
+# Of the size that models are initialised with: small beside what it is added to.
+_BIAS_DEVIATION = 0.02
+_NORM_EPSILON = 1e-5
 _ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu", "swish": "silu", "relu": "relu",
@@ -103,14 +106,14 @@ def make_layer(config: TransformerConfig, make: MakeTensor) -> Weights:
     for name, (fan_out, fan_in, has_bias) in linears.items():
         weights[name] = make((fan_out, fan_in), fan_in**-0.5)
         if has_bias:
-            weights[f"{name}.bias"] = make((fan_out,), 0.02)
+            weights[f"{name}.bias"] = make((fan_out,), _BIAS_DEVIATION)
     for index in range(config.num_norms_per_layer):
         weights |= make_norm(config, f"norm_{index}", h, make)
     if config.qk_norm == "per-head":
         for letter in ("q", "k"):
             weights[f"{letter}_norm"] = make((config.head_dim,), 0.0)
             if config.qk_norm_bias:
-                weights[f"{letter}_norm.bias"] = make((config.head_dim,), 0.02)
+                weights[f"{letter}_norm.bias"] = make((config.head_dim,), _BIAS_DEVIATION)
     return weights
 
 
@@ -120,7 +123,7 @@ def make_norm(config: TransformerConfig, name: str, width: int, make: MakeTensor
     if config.norm_affine:
         weights[name] = make((width,), 0.0)
     if config.norm_bias:
-        weights[f"{name}.bias"] = make((width,), 0.02)
+        weights[f"{name}.bias"] = make((width,), _BIAS_DEVIATION)
     return weights
 
 
@@ -183,7 +186,7 @@ def run_norm(weights: Mapping[str, Any], name: str, x: Any, config: TransformerC
     scale, shift = weights.get(name), weights.get(f"{name}.bias")
     if config.norm == "layernorm":
         return functional.layer_norm(x, x.shape[-1:], scale, shift)
-    normed = functional.rms_norm(x, x.shape[-1:], scale, 1e-5)
+    normed = functional.rms_norm(x, x.shape[-1:], scale, _NORM_EPSILON)
     return normed if shift is None else normed + shift
 
 

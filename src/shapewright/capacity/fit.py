@@ -150,6 +150,8 @@ def estimate_capacity(
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
     remedies, nearest = ((), None) if fits else find_remedies(situation)
     said = [*notes, *_describe_optimizer(workload), *describe_overlong(config, workload)]
+    if software != TUNED:
+        said.append(f"steps are priced as software of {software} runs them")
     if not fits and not remedies:
         said.append(
             f"nothing looked at makes it fit on up to {MOST_DEVICES} devices; take a shorter sequence, a smaller "

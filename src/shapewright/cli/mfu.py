@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, group_options, named_device, question_options
+from shapewright.cli.options import GroupedCommand, group_options, named_device, question_options, software_option
 from shapewright.lowering.conventions import CONVENTIONS
 
 _EPILOG = """\b
@@ -22,6 +22,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@software_option
 @click.option("--seconds", type=float, required=True, metavar="S", help="measured time of one optimiser step")
 @click.option("--gpus", type=int, required=True, metavar="N", help="devices of the whole job")
 @click.option(
@@ -38,6 +39,7 @@ def command(
     config: str | None,
     device: str,
     uncalibrated: bool,
+    software: str,
     seconds: float,
     gpus: int,
     convention: str,
@@ -69,6 +71,7 @@ def command(
         overrides=groups["model"],
         convention=convention,
         uncalibrated=uncalibrated,
+        software=software,
     )
     if html:
         from shapewright.report.job_pages import utilization_sections

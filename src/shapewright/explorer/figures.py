@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import ShapewrightError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 
-# What belongs together in a layer: the first word of an operation's name, in the order of work.
+# Passes that a layer is drawn in, in the order of work.
 _LAYER_PASSES = ("forward", "backward", "recompute")
 
 
@@ -68,7 +69,13 @@ def answer_breakdown(question: Question) -> Answer:
     """Where a step's time goes: layer, roofline, waterfall and pipeline, each as a figure or with why not."""
     prediction = question.predict()
     answer: Answer = {"schema_version": 1}
-    for name, make in _FIGURES.items():
+    makers: dict[str, Callable[[Prediction], Answer]] = {
+        "layer": _layer,
+        "roofline": _roofline,
+        "waterfall": partial(_waterfall, uncalibrated=question.uncalibrated),
+        "pipeline": _pipeline,
+    }
+    for name, make in makers.items():
         try:
             answer[name] = make(prediction)
         except ShapewrightError as error:
@@ -120,9 +127,9 @@ def _roofline(prediction: Prediction) -> Answer:
     return figure(chart, {**texts, CEILING: [describe_ceiling(prediction)] * 3})
 
 
-def _waterfall(prediction: Prediction) -> Answer:
+def _waterfall(prediction: Prediction, *, uncalibrated: bool) -> Answer:
     """From the model's arithmetic at the dense peak to the predicted step, loss by loss."""
-    found = explain_prediction(prediction)
+    found = explain_prediction(prediction, uncalibrated=uncalibrated)
     chart, parts = waterfall_chart(found), drawn_parts(found)
     texts = [
         f"{format_seconds(part.time_s)}, {format_percent(part.time_s / found.seconds)}: {part.why}" for part in parts
@@ -159,14 +166,6 @@ def _pipeline(prediction: Prediction) -> Answer:
     if shown < passes:
         words += f"; the first {shown} of {passes} micro-batches are drawn"
     return figure(chart, texts, words=words)
-
-
-_FIGURES = {
-    "layer": _layer,
-    "roofline": _roofline,
-    "waterfall": _waterfall,
-    "pipeline": _pipeline,
-}
 
 
 def comparison_figure(found: Comparison) -> Answer:

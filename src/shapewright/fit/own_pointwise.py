@@ -14,6 +14,7 @@ from shapewright.fit.logs import Array, error_summary, interval_of
 from shapewright.fit.measured_rows import folds_of_groups
 from shapewright.fit.pointwise import fit_pointwise, predict_pointwise
 from shapewright.perf.calibration import load_record
+from shapewright.perf.pointwise import GATED_READ_RATIO
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS = 6
 NUM_FOLDS = 5
-# Reads over writes above which an activation has a gate; see perf.pointwise.
-_GATED_READ_RATIO = 1.5
 # Any device: a CPU calls in a tenth of the time of a GPU's launch, and draws random numbers a hundred times slower.
 _START_BOUNDS_S = (1e-8, 1e-4)
 _FRACTION_BOUNDS = (2e-4, 0.999)
@@ -71,7 +70,7 @@ def fit_pointwise_record(
 def _kind(row: Row) -> str:
     """Kind in the record; gated activations are one of their own."""
     kind = str(row.sizes["operation"])
-    gated = float(row.sizes["read_bytes"]) > _GATED_READ_RATIO * float(row.sizes["written_bytes"])
+    gated = float(row.sizes["read_bytes"]) > GATED_READ_RATIO * float(row.sizes["written_bytes"])
     return f"gated_{kind}" if kind == "activation" and gated else kind
 
 

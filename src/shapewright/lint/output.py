@@ -30,6 +30,7 @@ def to_json(report: CheckReport) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "step_time_s": prediction.step_time_s if prediction else None,
+        "software": prediction.software if prediction else None,
         "problem": report.problem,
         "num_suppressed": report.num_suppressed,
         "findings": [_finding(finding) for finding in report.findings],

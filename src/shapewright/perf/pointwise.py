@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 # An activation that reads this much more than it writes has a gate: another kernel, with a fraction of its own.
-_GATED_READ_RATIO = 1.5
+GATED_READ_RATIO = 1.5
 # How sharp the edge of the last-level cache is.
 CACHE_EDGE_POWER = 4.0
 
@@ -123,7 +123,7 @@ def _price_arrays(
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
         plain_fraction, plain_start_s, gated_fraction, gated_start_s, widening, least, most = kernels
-        has_gate = read_bytes > _GATED_READ_RATIO * written_bytes
+        has_gate = read_bytes > GATED_READ_RATIO * written_bytes
         start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
         fraction = _carry_fraction(np.where(has_gate, gated_fraction, plain_fraction), device, record)
         memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)

@@ -63,6 +63,7 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
         "offload": _offload_to_json(found.offload, found),
         "optimizer_offload": _offload_to_json(found.optimizer_offload, found),
         "optimizer": found.optimizer or None,
+        "software": found.software,
         "config": asdict(found.config),
         "device": {"name": found.device.name, "title": found.device.title},
         "workload": asdict(found.workload),

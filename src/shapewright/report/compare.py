@@ -40,6 +40,7 @@ def comparison_to_json(found: Comparison) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "config": None if first is None else asdict(first.config),
+        "software": None if first is None else first.software,
         "layout": None if first is None else {**asdict(first.layout), "num_devices": first.layout.num_devices},
         "devices": [_row_to_json(found, row) for row in found.rows],
         "notes": list(found.notes),

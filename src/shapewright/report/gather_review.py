@@ -80,7 +80,7 @@ def _utilization(question: Question, check: CheckReport) -> Utilization | None:
     return explain_prediction(check.prediction, uncalibrated=question.uncalibrated)
 
 
-def explain_prediction(prediction: Prediction, *, uncalibrated: bool = False) -> Utilization:
+def explain_prediction(prediction: Prediction, *, uncalibrated: bool) -> Utilization:
     """Say where a predicted training step goes, as if it had been measured.
 
     Raises:
@@ -96,4 +96,5 @@ def explain_prediction(prediction: Prediction, *, uncalibrated: bool = False) ->
         num_devices=layout.num_devices,
         layout=layout,
         uncalibrated=uncalibrated,
+        software=prediction.software,
     )

@@ -57,6 +57,7 @@ def one_plan_to_json(plan: Plan) -> dict[str, Any]:
         "recompute": plan.workload.recompute,
         "offload_activations": plan.workload.offload_activations,
         "offload_optimizer": plan.workload.offload_optimizer,
+        "software": prediction.software,
         "step_time_s": prediction.step_time_s,
         "step_time_low_s": prediction.step_time_low_s,
         "step_time_high_s": prediction.step_time_high_s,

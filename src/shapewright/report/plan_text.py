@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shapewright.perf.software import TUNED
 from shapewright.plan import BUBBLE, OBJECTIVES, describe_choice, describe_layout
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
@@ -67,10 +68,12 @@ def describe_job(result: PlanResult) -> str:
     """One line: model, devices, batch, objective."""
     config, workload, request = result.config, result.workload, result.request
     name = config.name or config.model_type or "model"
+    software = result.plans[0].prediction.software if result.plans else TUNED
+    stack = "" if software == TUNED else f", software of {software}"
     return (
         f"{name} on {request.num_devices} x {result.device.title}: global batch {workload.global_batch_size}, "
-        f"s={workload.seq_len}, {workload.dtype}, {workload.attention} attention; objective {request.objective}: "
-        f"{OBJECTIVES[request.objective]}"
+        f"s={workload.seq_len}, {workload.dtype}, {workload.attention} attention{stack}; "
+        f"objective {request.objective}: {OBJECTIVES[request.objective]}"
     )
 
 

@@ -53,6 +53,7 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
         "device": {"name": prediction.device.name, "title": prediction.device.title},
         "devices": [{"name": name, "best_alone": candidate_to_json(best)} for name, best in result.best_on.items()],
         "horizon": _horizon_to_json(result),
+        "software": prediction.software,
         "workload": asdict(prediction.workload),
         "layout": {**asdict(prediction.layout), "num_devices": prediction.layout.num_devices},
         "baseline": candidate_to_json(result.baseline),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from shapewright.perf.software import TUNED
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
@@ -62,6 +63,7 @@ def utilization_to_json(found: Utilization) -> dict[str, Any]:
         "reachable": None
         if prediction is None
         else {
+            "software": prediction.software,
             "step_time_s": prediction.step_time_s,
             "step_time_low_s": prediction.step_time_low_s,
             "step_time_high_s": prediction.step_time_high_s,
@@ -202,7 +204,8 @@ def reachable_words(found: Utilization) -> str:
     ends = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
     middle, low, high = (format_seconds(end) for end in ends)
     best, most, least = (format_percent(found.mfu_at(end)) for end in ends)
-    return f"reachable: {middle} a step ({low} to {high}), MFU {best} ({least} to {most})"
+    stack = "" if prediction.software == TUNED else f" with software of {prediction.software}"
+    return f"reachable{stack}: {middle} a step ({low} to {high}), MFU {best} ({least} to {most})"
 
 
 def reachable_columns(found: Utilization) -> list[Column]:

@@ -9,6 +9,7 @@ from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.hardware.nodes import check_units
 from shapewright.lowering import describe_overlong, num_microbatches, validate_layout
 from shapewright.lowering.conventions import CONVENTIONS, get_convention
+from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_percent, format_seconds
@@ -127,6 +128,7 @@ def explain_utilization(
     convention: str = "megatron",
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
+    software: str = TUNED,
 ) -> Utilization:
     """Turn a measured step time into utilization, and explain it.
 
@@ -140,6 +142,7 @@ def explain_utilization(
         convention: The FLOP convention of the headline.
         notes: What the caller assumed, to be kept beside the result.
         uncalibrated: Price as if nobody had measured the device.
+        software: Training software that the step is held against, as predict takes it.
 
     Raises:
         WorkloadError: seconds or devices make no sense, or this is no training step.
@@ -166,7 +169,14 @@ def explain_utilization(
     said = [*notes, *describe_overlong(config, workload)]
     if layout is not None:
         try:
-            prediction = predict(config, device=device, workload=workload, layout=layout, uncalibrated=uncalibrated)
+            prediction = predict(
+                config,
+                device=device,
+                workload=workload,
+                layout=layout,
+                uncalibrated=uncalibrated,
+                software=software,
+            )
             waterfall = pour_waterfall(prediction, seconds, chosen.mfu * seconds, peak)
         except ShapewrightError as error:
             said.append(f"no waterfall: {error}")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.operations import Attention, Gemm, Pointwise
+from shapewright.perf.pointwise import GATED_READ_RATIO
 from shapewright.perf.price import GemmPrice
 from shapewright.report.charts import Band, Line, Mark, Points, XYChart
 from shapewright.report.figures.samples import PricedSample, Sample, price_samples
-from shapewright.units import GIGA, TERA
+from shapewright.units import GIGA, MEGA, TERA
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -27,6 +28,8 @@ _DIMENSIONS = {
     "attention": ("head_dim", "kv_len", "query_len", "num_heads", "batch_size"),
     "pointwise": ("num_bytes",),
 }
+# Hidden sizes nearer than this are one: heads times width does not always give the same. [element]
+_SAME_WIDTH = 256
 # What a dimension is called on an axis.
 _LABELS = {
     "head_dim": "head_dim (elements)",
@@ -185,14 +188,14 @@ def _fixed(sample: Sample, dimension: str) -> dict[str, Any]:
         if dimension == "head_dim":
             # Head counts follow from the width at a fixed hidden size.
             del found["num_heads"], found["num_kv_heads"]
-            found["hidden_size"] = round(int(operation.num_heads) * int(operation.head_dim) / 256)
+            found["hidden_size"] = round(int(operation.num_heads) * int(operation.head_dim) / _SAME_WIDTH)
         if dimension in ("kv_len", "query_len"):
             found.pop("kv_len", None)
             found.pop("query_len", None)
             del found["batch_size"]
             found["is_decode"] = int(operation.query_len) == 1
     if isinstance(operation, Pointwise):
-        found["gated"] = float(operation.read_bytes) > 1.5 * float(operation.written_bytes)
+        found["gated"] = float(operation.read_bytes) > GATED_READ_RATIO * float(operation.written_bytes)
     return found
 
 
@@ -208,7 +211,7 @@ def _rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _axis_value(sample: Sample, dimension: str) -> float:
     value = size_of(sample, dimension)
-    return value / 1e6 if dimension == "num_bytes" else value
+    return value / MEGA if dimension == "num_bytes" else value
 
 
 def _points(priced: Sequence[PricedSample], x: Sequence[float], amount: Any, name: str) -> Iterator[Points]:
