@@ -14,6 +14,7 @@ from shapewright.perf import intervals
 from shapewright.perf.calibration import TRANSFER_WIDENING, CalibrationRecord, load_record
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.intervals import OTHER_LIBRARY_WIDENING, Interval, choose_interval, find_group, read_groups
+from shapewright.perf.libraries import LibraryMatch
 
 OWN = {"edges_s": [], "low": [0.9], "high": [1.1]}
 H100 = load_device("h100-sxm-80gb")
@@ -56,9 +57,9 @@ def record(**fields: Any) -> CalibrationRecord:
     return CalibrationRecord(**{**base, **fields})
 
 
-def chosen(formats: tuple[str, ...] = ("bf16",), *, knows_library: bool = True, **fields: Any) -> Interval:
+def chosen(formats: tuple[str, ...] = ("bf16",), *, library: LibraryMatch = "own", **fields: Any) -> Interval:
     """Interval of the section bf16 of a record."""
-    return choose_interval(record(**fields), OWN, "bf16", formats, knows_library=knows_library)
+    return choose_interval(record(**fields), OWN, "bf16", formats, library=library)
 
 
 @pytest.mark.usefixtures("groups")
@@ -67,13 +68,14 @@ def chosen(formats: tuple[str, ...] = ("bf16",), *, knows_library: bool = True, 
     [
         ({}, 1.01),
         ({"id": "refitted"}, 1.1),
-        ({"knows_library": False}, 1.02),
-        ({"knows_library": False, "device": "elsewhere"}, 1.03),
+        ({"library": "other"}, 1.02),
+        ({"library": "other", "device": "elsewhere"}, 1.03),
+        ({"library": "version"}, (1.01 * 1.02) ** 0.5),
         ({"older_software": True}, 1.04),
         ({**NEAR, "borrower": "anyone"}, 1.05),
         ({**NEAR, "borrower": "there"}, 1.06),
         ({**NEAR, "borrower": "anyone", "farther": "generic"}, 1.07),
-        ({**NEAR, "borrower": "anyone", "knows_library": False}, 1.07),
+        ({**NEAR, "borrower": "anyone", "library": "other"}, 1.07),
         ({**FAR, "borrower": "anyone"}, 1.07),
         ({**FAR, "borrower": "anyone", "formats": ("fp4", "fp8")}, 1.08),
         ({**FAR, "borrower": "there", "formats": ("fp4", "fp8")}, 1.09),
@@ -82,7 +84,7 @@ def chosen(formats: tuple[str, ...] = ("bf16",), *, knows_library: bool = True, 
 )
 def test_case_finds_its_group(fields: dict[str, Any], high: float) -> None:
     """Device, library, age and distance choose; a measured device left out gets what the others alone say."""
-    assert chosen(**fields).quantiles["high"] == [high]
+    assert list(chosen(**fields).quantiles["high"]) == pytest.approx([high])
 
 
 def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +92,7 @@ def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(intervals, "read_groups", lambda _: {})
 
     assert chosen() == Interval(OWN, 1.0)
-    assert chosen(knows_library=False).widening == OTHER_LIBRARY_WIDENING
+    assert chosen(library="other").widening == OTHER_LIBRARY_WIDENING
     assert chosen(**FAR, borrower="anyone").widening == TRANSFER_WIDENING["generic"]
 
 
@@ -133,20 +135,22 @@ def width(price_record: CalibrationRecord, device: Any = H100, **fields: Any) ->
 
 
 def test_width_grows_with_distance() -> None:
-    """Own library, no library, another library, a sibling, another family: each is less certain."""
+    """Own library, no library, another version, another library, a sibling, another family: less and less certain."""
     own = load_record("gemm", H100)
     far = load_device("a100-sxm-80gb")
     widths = [
         width(own, library="vllm 0.24.0"),
         width(own),
+        width(own, library="vllm 0.19.0"),
         width(own, library="someone 1.0"),
         width(load_record("gemm", H100, uncalibrated=True)),
         width(load_record("gemm", far, uncalibrated=True), far),
     ]
 
-    assert widths[0] < widths[1] < widths[2]
-    assert widths[2] < widths[4]
-    assert widths[3] < widths[4]
+    own_library, none, version, other, sibling, family = widths
+    assert own_library < none < other < family
+    assert own_library < version < other
+    assert sibling < family
 
 
 def test_batches_are_less_certain() -> None:

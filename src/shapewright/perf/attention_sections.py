@@ -18,7 +18,7 @@ from shapewright.perf.attention_decode import DecodeParameters
 from shapewright.perf.attention_kernels import pad_head, read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
 from shapewright.perf.intervals import choose_interval
-from shapewright.perf.libraries import nearest_library
+from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class Section:
         name: Element formats, such as ``16bit_kv8``.
         wanted: Element formats that are priced with it.
         is_own: Whether these formats were measured, not others.
-        knows_library: Whether its library is the one that runs, or none was named.
+        match: How near its library is to the one that runs.
     """
 
     record: CalibrationRecord
@@ -57,7 +57,7 @@ class Section:
     name: str
     wanted: str
     is_own: bool
-    knows_library: bool = True
+    match: LibraryMatch = "own"
 
     @property
     def content(self) -> Mapping[str, Any]:
@@ -71,9 +71,7 @@ class Section:
         """The interval of a kernel in a phase, as it is used here."""
         path = f"{self.library}/{self.name}/{kernel}/{phase}" if self.library else f"{self.name}/{kernel}/{phase}"
         formats = (f"{phase}/{self.wanted}", phase)
-        found = choose_interval(
-            self.record, self.record.interval[path], path, formats, knows_library=self.knows_library
-        )
+        found = choose_interval(self.record, self.record.interval[path], path, formats, library=self.match)
         is_measured = self.is_own or found.format == formats[0]
         return found if is_measured else found._replace(widening=found.widening * ASSUMED_WIDENING)
 
@@ -103,22 +101,20 @@ def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library:
     nearest = nearest_library(library, libraries)
     choices = []
     if wanted in libraries.get(nearest, {}):
-        choices.append(Section(record, nearest, wanted, wanted, is_measured, nearest == library))
+        choices.append(Section(record, nearest, wanted, wanted, is_measured, match_library(library, nearest)))
     if wanted in record.parameters["sections"]:
-        measured = _libraries_of(record, wanted)
-        is_known = not library or not measured or library in measured
-        choices.append(Section(record, "", wanted, wanted, is_measured, is_known))
+        match = match_library(library, *(_libraries_of(record, wanted) or (library,)))
+        choices.append(Section(record, "", wanted, wanted, is_measured, match))
     usual = choices[:1]
     if library and kernel:
         others = (name for name in libraries if name != nearest and wanted in libraries[name])
-        choices += [Section(record, name, wanted, wanted, is_measured, False) for name in others]
+        choices += [Section(record, name, wanted, wanted, is_measured, "other") for name in others]
     for section in (*(each for each in choices if not kernel or _has_family(each, kernel)), *usual):
         return section
     for name in (wanted, "16bit_kv8", "16bit"):
         if name in record.parameters["sections"]:
-            measured = _libraries_of(record, name)
-            is_known = not library or not measured or library in measured
-            return Section(record, "", name, wanted, is_measured and name == wanted, is_known)
+            match = match_library(library, *(_libraries_of(record, name) or (library,)))
+            return Section(record, "", name, wanted, is_measured and name == wanted, match)
     raise CalibrationError(
         f"attention record {record.id} has no section {wanted!r} nor '16bit'; run scripts/calibrate_attention.py"
     )

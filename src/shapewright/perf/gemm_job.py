@@ -20,7 +20,7 @@ from shapewright.perf.kernels import (
     read_parameters,
 )
 from shapewright.perf.lending import fixed_cost_scale, scale_fixed_costs
-from shapewright.perf.libraries import nearest_library
+from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
 
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     libraries, formats = record.parameters["libraries"], (dtype, *DTYPE_KIN[dtype])
     is_expert = record.kind == "moe"
     nearest = choose_expert_kernel(record, formats, library) if is_expert else nearest_library(library, libraries)
-    knows_library = not library or nearest == library
-    key = (record.id, nearest, knows_library, dtype, *use)
+    match = match_library(library, nearest)
+    key = (record.id, nearest, match, dtype, *use)
     if key not in _SECTIONS:
         # A library's own kernels in another format first: they are nearer than other kernels in the same format.
         for chosen, own in ((nearest, libraries.get(nearest, {})), ("", record.parameters["dtypes"])):
             name = next((name for name in formats if name in own), "")
             if name:
-                _SECTIONS[key] = _read_section(record, dtype, name, chosen, knows_library)
+                _SECTIONS[key] = _read_section(record, dtype, name, chosen, match)
                 break
         else:
             raise CalibrationError(
@@ -106,7 +106,7 @@ def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     return _SECTIONS[key]
 
 
-def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: str, knows_library: bool) -> Section:
+def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: str, match: LibraryMatch) -> Section:
     """Unfold a section that the record has.
 
     Args:
@@ -114,7 +114,7 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         wanted: Format to price.
         dtype: Format of the section.
         library: Library of the section; empty for that of all libraries together.
-        knows_library: Whether that is the library that runs, or none was named.
+        match: How near that is to the library that runs.
     """
     # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
     residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
@@ -124,7 +124,7 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         return (whole["libraries"][library] if library else whole["dtypes"])[dtype]
 
     def interval_of(own: Mapping[str, Any], section: str) -> Interval:
-        found = choose_interval(record, own, section, (wanted, dtype), knows_library=knows_library)
+        found = choose_interval(record, own, section, (wanted, dtype), library=match)
         is_measured = _same_kernels(wanted, dtype) or found.format == wanted
         return found if is_measured else found._replace(widening=found.widening * _DTYPE_WIDENING)
 

@@ -5,7 +5,8 @@ section is used for something else, so ``data/intervals/<kind>.json`` has residu
 
     own/RECORD/SECTION                  the section itself, where rows that no fit saw ask for other ends
     batches                             batches of products, on a device that none were measured on
-    other library/DEVICE/FORMAT         one library's rows, priced with the other's section
+    other library/DEVICE/FORMAT         one library's rows, priced with the other's section; another version of a
+                                        library lies halfway
     older software/FORMAT               a collection of software older than the record's
     architecture/FORMAT                 a device's rows, priced with a record of its family
     generic/FORMAT                      the same with a record of another family
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.errors import CalibrationError
+from shapewright.perf.libraries import LibraryMatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +82,7 @@ def choose_interval(
     section: str,
     formats: Sequence[str] = (),
     *,
-    knows_library: bool = True,
+    library: LibraryMatch = "own",
 ) -> Interval:
     """The interval of a section as it is used here.
 
@@ -89,19 +91,31 @@ def choose_interval(
         own: The record's own interval of the section.
         section: Name of the section within the record.
         formats: What the section computes, nearest first, as groups are named.
-        knows_library: Whether the section is that of the library that runs, or none was named.
+        library: How near the section's library is to the one that runs.
     """
     if record.transfer != "exact":
         # A sibling's record with another library is as far as another family's: both are wrong about something.
-        near = (record.distance,) if knows_library or record.distance == "foreign" else ()
+        near = (record.distance,) if library != "other" or record.distance == "foreign" else ()
         found = find_group(record.kind, (*near, "generic"), formats, (f"/without {record.borrower}", ""))
         return found or Interval(own, record.interval_widening)
     if record.older_software:
         return find_group(record.kind, ("older software",), formats) or Interval(own, OTHER_LIBRARY_WIDENING)
-    if not knows_library:
-        places = (f"other library/{record.device}", "other library")
-        return find_group(record.kind, places, formats) or Interval(own, OTHER_LIBRARY_WIDENING)
-    return find_group(record.kind, (f"own/{record.id}",), (section,)) or Interval(own, 1.0)
+    itself = find_group(record.kind, (f"own/{record.id}",), (section,)) or Interval(own, 1.0)
+    if library == "own":
+        return itself
+    places = (f"other library/{record.device}", "other library")
+    another = find_group(record.kind, places, formats) or Interval(own, OTHER_LIBRARY_WIDENING)
+    # No library was measured in two versions on one device: halfway is judgement.
+    return another if library == "other" else between(itself, another)
+
+
+def between(one: Interval, other: Interval) -> Interval:
+    """Halfway between two intervals, on the logarithms of their ends."""
+    edges_s = sorted({*one.quantiles["edges_s"], *other.quantiles["edges_s"]})
+    times_s = np.array([*edges_s, np.inf])  # an edge belongs to the regime before it
+    ends = zip(one.factors(times_s), other.factors(times_s), strict=True)
+    low, high = (np.sqrt(mine * theirs) for mine, theirs in ends)
+    return Interval({"edges_s": edges_s, "low": low, "high": high}, 1.0, one.format)
 
 
 def find_group(

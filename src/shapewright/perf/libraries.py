@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Literal
+
+LibraryMatch = Literal["own", "version", "other"]
+"""How near the library of a section is to the one that runs: itself (or none was named), another version, another."""
 
 _NUMBER = re.compile(r"\d+")
 
@@ -42,6 +46,18 @@ def nearest_library(library: str, known: Iterable[str]) -> str:
         return ""
     not_newer = [each for own, each in kin if own <= version] if version else [each for _, each in kin]
     return not_newer[-1] if not_newer else kin[0][1]
+
+
+def match_library(library: str, *found: str) -> LibraryMatch:
+    """How near the library that runs is to the nearest of those that a section was fitted to.
+
+    >>> tuple(match_library(library, "vllm 0.24.0") for library in ("", "vllm 0.19.1", "trtllm 1.2.0"))
+    ('own', 'version', 'other')
+    """
+    if not library or library in found:
+        return "own"
+    name = split_version(library)[0]
+    return "version" if any(each and split_version(each)[0] == name for each in found) else "other"
 
 
 def split_version(library: str) -> tuple[str, tuple[int, ...]]:
