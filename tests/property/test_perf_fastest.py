@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from typing import Any
 
@@ -17,7 +18,7 @@ from shapewright.perf import gemm as gemm_module
 from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.calibration import load_record
 from shapewright.perf.experts import estimate_grouped_gemm_s, price_grouped_gemm
-from shapewright.perf.fastest import AGREEMENT, fastest_s, find_fastest
+from shapewright.perf.fastest import AGREEMENT, fastest_s, find_fastest, has_compiler
 from shapewright.perf.gemm import COMPILED_FROM_SHAPES, estimate_gemm_s, price_gemm, price_gemms
 from shapewright.perf.kernels import (
     DeviceRates,
@@ -183,6 +184,22 @@ def test_time_alone_is_that_of_the_price(
     found = estimate_gemm_s(operation, device, record, hot_cache=hot)
 
     np.testing.assert_array_equal(found, price_gemm(operation, device, record, hot_cache=hot).time_s)
+
+
+def test_without_numba_many_products_are_priced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing or unfit Numba is no error: NumPy does the work."""
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "shapewright.perf.compiled", raising=False)
+    has_compiler.cache_clear()
+    device = load_device("a100-sxm-80gb")
+    m = np.resize(np.arange(1.0, 9.0), COMPILED_FROM_SHAPES)
+    try:
+        found = estimate_gemm_s(Gemm(name="x", m=m, n=64, k=64), device, load_record("gemm", device))  # type: ignore[arg-type]
+        assert not has_compiler()
+    finally:
+        has_compiler.cache_clear()
+
+    np.testing.assert_array_equal(found, np.resize(found[:8], COMPILED_FROM_SHAPES))
 
 
 def test_time_of_one_product_is_a_number() -> None:

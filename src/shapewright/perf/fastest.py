@@ -16,7 +16,7 @@ Numba is installed and the shapes are many. All three agree to AGREEMENT (tests/
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -124,8 +124,12 @@ def fastest_s(
 
 @cache
 def has_compiler() -> bool:
-    """Whether Numba is installed; looked up without importing it."""
-    return find_spec("numba") is not None
+    """Whether Numba is installed and goes with this NumPy; loads it if so."""
+    try:
+        import_module("shapewright.perf.compiled")
+    except ImportError:
+        return False
+    return True
 
 
 def _compiled_least_compute_s(
