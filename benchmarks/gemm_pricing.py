@@ -60,7 +60,7 @@ def main() -> None:
         }
         rows[name]["shapes_per_s"] = number / min(seconds)
         rows[name]["shapes_per_processor_s"] = number / min(processor)
-    print(f"million shapes a second, {given.device}, bf16")
+    print(f"million shapes a second, {given.device}, {dtype_of(given.device)}")
     print("| way of pricing | threads | by the clock | per processor second | times the formula | of the roofline |")
     print("|---|---|---|---|---|---|")
     for name, row in rows.items():
@@ -79,12 +79,13 @@ def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, t
     """What is measured, by name: number of shapes, threads, and the work."""
     device = load_device(device_name)
     physics, learned = (load_record("gemm", device, physics_only=alone) for alone in (True, False))
-    parameters, rates = read_parameters(learned.parameters["dtypes"]["bf16"]), rates_of(device, "bf16")
+    dtype = dtype_of(device_name)
+    parameters, rates = read_parameters(learned.parameters["dtypes"][dtype]), rates_of(device, dtype)
     kernels, one = every_kernel(parameters), np.ones(_REFERENCE_ROWS)
     m, n, k = dims
     number = len(m)
-    every = Gemm(name="x", m=m, n=n, k=k)
-    some = Gemm(name="x", m=m[:few], n=n[:few], k=k[:few])
+    every = Gemm(name="x", dtype=dtype, m=m, n=n, k=k)
+    some = Gemm(name="x", dtype=dtype, m=m[:few], n=n[:few], k=k[:few])
 
     def time_every_kernel() -> None:
         for start in range(0, few - _REFERENCE_ROWS + 1, _REFERENCE_ROWS):
@@ -98,7 +99,7 @@ def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, t
         gemm_module.COMPILED_FROM_SHAPES = limit
 
     found: dict[str, tuple[int, int, Callable[[], object]]] = {
-        FLOOR: (number, 1, lambda: roofline_s(every.flops, every.num_bytes, device, "bf16")),
+        FLOOR: (number, 1, lambda: roofline_s(every.flops, every.num_bytes, device, dtype)),
         BASELINE: (few // _REFERENCE_ROWS * _REFERENCE_ROWS, 1, time_every_kernel),
         "whole price, with what was learned": (few, 1, lambda: price_gemm(some, device, learned)),
         "time alone, with what was learned, NumPy": (few, 1, lambda: without_numba(learned)),
@@ -110,6 +111,11 @@ def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, t
                 name = f"time alone, {what}, Numba, {num_threads} thread{'s' if num_threads > 1 else ''}"
                 found[name] = (number, num_threads, lambda record=record: estimate_gemm_s(every, device, record))  # type: ignore[misc]
     return found
+
+
+def dtype_of(device_name: str) -> str:
+    """The first format of the device's record: bf16 where there is one."""
+    return next(iter(load_record("gemm", load_device(device_name)).parameters["dtypes"]))
 
 
 def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
