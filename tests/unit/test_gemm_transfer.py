@@ -133,3 +133,14 @@ def test_rules_leave_prices_finite_and_above_the_roofline() -> None:
         price = price_gemm(operation, device, load_record("gemm", device))
         assert np.isfinite(price.time_s).all()
         assert (np.asarray(price.time_s) >= np.asarray(price.roofline_s)).all()
+
+
+def test_another_family_lends_another_version_by_the_middle_of_its_libraries() -> None:
+    """A100's record has vllm 0.14.0, which stands for newer ones on another A100 and not on L40S."""
+    operation = Gemm(name="x", m=64, n=4096, k=4096)
+    for name, is_middle in (("l40s", True), ("a100-pcie-80gb", False)):
+        device = load_device(name)
+        record = load_record("gemm", device, uncalibrated=True)
+        middle, own = (price_gemm(operation, device, record, library=library) for library in ("", "vllm 0.24.0"))
+        assert record.device == "a100-sxm-80gb"
+        assert (middle.time_s == own.time_s) == is_middle

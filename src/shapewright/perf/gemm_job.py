@@ -82,13 +82,15 @@ _SECTIONS: dict[tuple[str | bool, ...], Section] = {}
 def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     """Find the section of a dtype or of its nearest kin; unfolded once per record and use.
 
-    A library of another version is priced as its nearest one, a library that the record does not know as the middle of
-    all.
+    A library of another version is priced as its nearest one, where the record is of the device's own family. In a
+    record of another family, and where the record does not know the library, it is priced as the middle of all.
     """
     use = (record.residual is None, record.borrower, record.distance, record.older_software)
     libraries, formats = record.parameters["libraries"], (dtype, *DTYPE_KIN[dtype])
     is_expert = record.kind == "moe"
     nearest = choose_expert_kernel(record, formats, library) if is_expert else nearest_library(library, libraries)
+    if record.transfer == "generic" and not is_expert and nearest != library:
+        nearest = ""  # of another family and in another version a library is no nearer than the middle of all
     match = match_library(library, nearest)
     key = (record.id, nearest, match, dtype, *use)
     if key not in _SECTIONS:
