@@ -1,10 +1,12 @@
-"""Measure how fast plans are looked at: plans a second, cold and warm, and one prediction beside them.
+"""Measure how fast plans are looked at: plans a second, cold and warm, beside the same plans one by one.
 
     python benchmarks/plan.py [--device h100-sxm-80gb] [--json FILE]
 
 Each job runs in a process of its own, on one thread, with nothing priced before: what a person waits for. Every plan
 of the space gets its memory; those that fit get their step. Seconds are those of the search alone, without the start of
-the interpreter; processor seconds stand beside them, for other work on the machine.
+the interpreter; processor seconds stand beside them, for other work on the machine. The baseline of the same run is
+what the search replaces: ``estimate_memory`` for every plan and ``predict`` for those that fit, each alone and with
+nothing remembered, measured on a sample and counted for all.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -32,6 +35,8 @@ JOBS: dict[str, dict[str, Any]] = {
 # One evaluation of calculon (calculon-ai/calculon, caa4b11) took 13.4 ms on a machine of this kind, and its own search
 # on two processes went through 130 plans a second (2,736 plans of a model of 126 M parameters on 2 devices).
 CALCULON_PLANS_PER_S = 130.0
+# Plans that are worked out one by one; each stands for its like.
+_SAMPLE = 40
 
 
 def main() -> None:
@@ -49,14 +54,18 @@ def main() -> None:
     for name in JOBS:
         runs = [in_own_process(name, arguments.device) for _ in range(arguments.repeats)]
         rows[name] = {**runs[0], "cold_each_s": [run["cold_s"] for run in runs]}
-        for key in ("cold_s", "cold_processor_s", "warm_s", "one_prediction_s"):
+        for key in ("cold_s", "cold_processor_s", "warm_s", "one_prediction_s", "one_estimate_s"):
             rows[name][key] = statistics.median(run[key] for run in runs)
         row = rows[name]
+        per_processor_s = row["num_plans"] / row["cold_processor_s"]
+        row["one_by_one_s"] = row["num_plans"] * row["one_estimate_s"] + row["num_fitting"] * row["one_prediction_s"]
         print(
             f"{name}: {row['num_plans']:,} plans, {row['num_fitting']:,} fit; cold {row['cold_s']:.2f} s "
-            f"({row['num_plans'] / row['cold_s']:,.0f} plans/s; {row['num_plans'] / row['cold_processor_s']:,.0f} per "
-            f"processor second), warm {row['num_plans'] / row['warm_s']:,.0f} plans/s; one predict "
-            f"{row['one_prediction_s']:.2e} s"
+            f"({row['num_plans'] / row['cold_s']:,.0f} plans/s; {per_processor_s:,.0f} per "
+            f"processor second), warm {row['num_plans'] / row['warm_s']:,.0f} plans/s; one by one "
+            f"{row['num_plans'] / row['one_by_one_s']:,.0f} plans/s, "
+            f"{row['one_by_one_s'] / row['cold_processor_s']:.0f} times as long; "
+            f"{per_processor_s / CALCULON_PLANS_PER_S:,.0f} times calculon's"
         )
     print(f"calculon, quoted: {CALCULON_PLANS_PER_S:.0f} plans/s")
     if arguments.json:
@@ -75,6 +84,8 @@ def in_own_process(name: str, device: str) -> dict[str, Any]:
 
 def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[str, Any]:
     """Look at all plans of one job, twice, and predict one of them alone."""
+    from shapewright.memory import estimate_memory
+    from shapewright.perf import pricing
     from shapewright.plan import PlanRequest
     from shapewright.plan.engine import explore
     from shapewright.predict import predict
@@ -89,20 +100,26 @@ def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[
         findings = explore(question.config, question.device, question.workload, request)
         seconds.append(time.perf_counter() - start_s)
         processor.append(time.process_time() - start_processor_s)
-    times = []
-    for row in range(min(20, len(findings.best["step_s"]))):
+    predictions, estimates = [], []
+    num_kept = len(findings.best["step_s"])
+    for row in random.Random(0).sample(range(num_kept), min(_SAMPLE, num_kept)):
         choice = findings.choice(findings.best, row)
         own = replace(question.workload, **choice.chosen_workload)
-        start_s = time.perf_counter()
+        pricing._remembered.clear()
+        start_s = time.process_time()
+        estimate_memory(question.config, own, choice.layout)
+        estimates.append(time.process_time() - start_s)
+        start_s = time.process_time()
         predict(question.config, device=question.device, workload=own, layout=choice.layout)
-        times.append(time.perf_counter() - start_s)
+        predictions.append(time.process_time() - start_s)
     return {
         "num_plans": findings.tally.num_plans,
         "num_fitting": findings.tally.num_fitting,
         "cold_s": seconds[0],
         "cold_processor_s": processor[0],
         "warm_s": seconds[1],
-        "one_prediction_s": statistics.median(times),
+        "one_prediction_s": statistics.mean(predictions),
+        "one_estimate_s": statistics.mean(estimates),
     }
 
 

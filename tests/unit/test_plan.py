@@ -204,6 +204,7 @@ def test_interrupt_keeps_the_best_so_far() -> None:
         ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1 must be above 0"),
         ({"headroom_fraction": 1.5}, LayoutError, "headroom=1.5 must be a share from 0 to 1"),
         ({"optimizer": "adamx"}, WorkloadError, "unknown optimizer 'adamx'"),
+        ({"workload": {"offload_optimizer": True}, "optimizer": "muon"}, WorkloadError, "offload_optimizer has no"),
         ({"top": 0}, LayoutError, "top=0 must be 1 or more"),
     ],
 )  # fmt: skip

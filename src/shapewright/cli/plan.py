@@ -121,7 +121,7 @@ def command(
         device=named_device(device),
         num_devices=gpus,
         objective=objective,
-        top=max(top, pick),
+        top=max(top, pick) if top > 0 else top,
         keep=_read_keep(keep, form),
         headroom_fraction=headroom,
         optimizer=optimizer,

@@ -36,6 +36,19 @@ _LEAST_SHARE_TO_LEND = 0.5
 _USUAL_FORMATS = ("bf16", "fp16")
 
 
+def say_expert_kernel(record: CalibrationRecord, dtype: str) -> str:
+    """Which measured kernel prices experts in a narrow format, in words; empty in 16 bits or where none was.
+
+    Args:
+        record: A record of kind ``moe``.
+        dtype: Format of the products.
+    """
+    kernel = record.provenance.get("defaults", {}).get(dtype, "").partition(", ")[2]
+    if not kernel or dtype in _USUAL_FORMATS:
+        return ""
+    return f"{dtype} experts are priced as {kernel} ran on {record.device}; with another kernel they may be faster"
+
+
 def expert_kernel_family(kernel: str) -> str:
     """Family of a kernel's name as libraries spell it; empty if it tells none.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,6 @@ from shapewright.memory import (
     CUDA_CONTEXT_BYTES,
     LayerBytes,
     Stage,
-    TrainingTerms,
     count_microbatches_in_flight,
     count_stage_parameters,
     estimate_layer,
@@ -50,7 +49,7 @@ class FrameMemory:
         once: What is there once: the end of the model, logits, the runtime. [frames, stages]
         momentary: What exists for a moment. [frames, stages, modes]
         frames: The frames.
-        workload: What is run.
+        alone: One replica with micro-batches of one sequence, by how many of them a step has.
     """
 
     stages: tuple[int, ...]
@@ -61,7 +60,7 @@ class FrameMemory:
     once: Array
     momentary: Array
     frames: Sequence[Frame]
-    workload: Workload
+    alone: Mapping[int, Workload]
 
     def total_bytes(self, order: Order) -> Array:
         """Bytes of the fullest stage under one order of passes. [frames, modes, shardings]"""
@@ -73,20 +72,14 @@ class FrameMemory:
 
     def _in_flight(self, order: Order) -> Array:
         """Micro-batches in flight. [frames, stages]"""
-        known: dict[int, list[float]] = {}
-        for frame in self.frames:
-            if frame.num_microbatches not in known:
-                layout = ParallelLayout(
-                    pipeline_parallel=frame.pipeline_parallel,
-                    virtual_pipeline=order.virtual_pipeline,
-                    pipeline_schedule=order.pipeline_schedule,
-                )
-                # One replica with micro-batches of one sequence: as many in a step as the frame has.
-                alone = replace(self.workload, micro_batch_size=1, global_batch_size=frame.num_microbatches)
-                known[frame.num_microbatches] = [
-                    count_microbatches_in_flight(alone, layout, stage) for stage in self.stages
-                ]
-        return np.array([known[frame.num_microbatches] for frame in self.frames])
+        layout = ParallelLayout(pipeline_parallel=self.frames[0].pipeline_parallel, **order._asdict())
+        counts, which = np.unique([frame.num_microbatches for frame in self.frames], return_inverse=True)
+        by_count = [
+            [count_microbatches_in_flight(self.alone[count], layout, stage) for stage in self.stages]
+            for count in counts.tolist()
+        ]
+        in_flight: Array = np.array(by_count, dtype=float)[which]
+        return in_flight
 
 
 class MemoryOfFrames:
@@ -106,27 +99,23 @@ class MemoryOfFrames:
         self._modes, self._shardings = modes(request), shardings(request)
         self._counts = count_parameters(config)
         self._stages: dict[tuple[int, int], Stage] = {}
-        self._states: dict[tuple[Any, ...], list[float]] = {}
-        self._terms: dict[tuple[Any, ...], list[TrainingTerms]] = {}
+        self._states: dict[tuple[Any, ...], Array] = {}
+        self._terms: dict[tuple[Any, ...], Array] = {}
         self._layers: dict[tuple[Any, ...], LayerBytes] = {}
         self._workloads: dict[tuple[int, Mode], Workload] = {}
+        self._alone: dict[int, Workload] = {}
 
     def estimate(self, frames: Sequence[Frame]) -> FrameMemory:
         """Estimate frames of one pipeline degree."""
         stages = tuple(stages_to_compare(self._config, layout_of(frames[0])))
-        states = np.empty((len(frames), len(stages), len(self._shardings)))
-        kept, host, moving, momentary = (np.empty((len(frames), len(stages), len(self._modes))) for _ in range(4))
-        once = np.empty((len(frames), len(stages)))
-        for row, frame in enumerate(frames):
-            for column, index in enumerate(stages):
-                states[row, column] = self._states_of(frame, index)
-                terms = self._terms_of(frame, index)
-                kept[row, column] = [term.microbatch_bytes for term in terms]
-                host[row, column] = [term.host_bytes for term in terms]
-                moving[row, column] = [term.moving_bytes for term in terms]
-                momentary[row, column] = [term.momentary_bytes for term in terms]
-                once[row, column] = terms[0].end_bytes + terms[0].logits_bytes + CUDA_CONTEXT_BYTES
-        return FrameMemory(stages, states, kept, host, moving, once, momentary, frames, self._workload)
+        states = np.array([self._states_of(frame, stages) for frame in frames])
+        terms = np.array([self._terms_of(frame, stages) for frame in frames])
+        kept, host, moving, momentary, once = (terms[:, part] for part in range(5))
+        for frame in frames:
+            count = frame.num_microbatches
+            if count not in self._alone:
+                self._alone[count] = replace(self._workload, micro_batch_size=1, global_batch_size=count)
+        return FrameMemory(stages, states, kept, host, moving, once[:, :, 0], momentary, frames, self._alone)
 
     def _workload_of(self, frame: Frame, mode: Mode) -> Workload:
         """The workload of a plan."""
@@ -145,33 +134,42 @@ class MemoryOfFrames:
         stage.layout = layout_of(frame)
         return stage
 
-    def _states_of(self, frame: Frame, index: int) -> list[float]:
-        """States by sharding; micro-batch and sequence parallelism have no part in them. [byte]"""
+    def _states_of(self, frame: Frame, stages: Sequence[int]) -> Array:
+        """States; micro-batch and sequence parallelism have no part in them. [stages, shardings, byte]"""
         replicas = frame.data_parallel * frame.context_parallel
-        key = (index, frame.pipeline_parallel, frame.tensor_parallel, frame.expert_parallel, replicas)
+        key = (frame.pipeline_parallel, frame.tensor_parallel, frame.expert_parallel, replicas)
         if key not in self._states:
-            stage = self._stage(frame, index)
-            parameters = count_stage_parameters(stage, self._counts)
-            self._states[key] = [
-                estimate_states(
-                    parameters,
-                    replace(self._workload, offload_optimizer=sharding.offload_optimizer),
-                    replace(stage.layout, zero_stage=sharding.zero_stage),
-                    self._recipe,
-                ).total_bytes
-                for sharding in self._shardings
-            ]
+            self._states[key] = np.array([self._states_of_stage(self._stage(frame, index)) for index in stages])
         return self._states[key]
 
-    def _terms_of(self, frame: Frame, index: int) -> list[TrainingTerms]:
-        """Activations by mode; how many replicas there are and where experts lie has no part in them."""
-        key = (index, *frame._replace(data_parallel=1, expert_parallel=1, num_microbatches=1))
+    def _states_of_stage(self, stage: Stage) -> list[float]:
+        """States by sharding. [byte]"""
+        parameters = count_stage_parameters(stage, self._counts)
+        return [
+            estimate_states(
+                parameters,
+                replace(self._workload, offload_optimizer=sharding.offload_optimizer),
+                replace(stage.layout, zero_stage=sharding.zero_stage),
+                self._recipe,
+            ).total_bytes
+            for sharding in self._shardings
+        ]
+
+    def _terms_of(self, frame: Frame, stages: Sequence[int]) -> Array:
+        """Activations; how many replicas there are and where experts lie has no part in them. [5, stages, modes, byte]
+
+        In the order of FrameMemory: kept, host, moving, momentary, once.
+        """
+        key = frame._replace(data_parallel=1, expert_parallel=1, num_microbatches=1)
         if key not in self._terms:
-            stage = self._stage(frame, index)
-            self._terms[key] = [
-                estimate_training_terms(stage, self._workload_of(frame, mode), self._layer_bytes)
-                for mode in self._modes
-            ]
+            rows = []
+            for index in stages:
+                stage = self._stage(frame, index)
+                for mode in self._modes:
+                    term = estimate_training_terms(stage, self._workload_of(frame, mode), self._layer_bytes)
+                    once = term.end_bytes + term.logits_bytes + CUDA_CONTEXT_BYTES
+                    rows.append((term.microbatch_bytes, term.host_bytes, term.moving_bytes, term.momentary_bytes, once))
+            self._terms[key] = np.array(rows).T.reshape(5, len(stages), len(self._modes))
         return self._terms[key]
 
     def _layer_bytes(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
+from shapewright.perf.calibration import load_record
+from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
@@ -178,7 +180,7 @@ def plan_job(
         tally=findings.tally,
         elapsed_s=time.perf_counter() - started_s,
         is_complete=findings.is_complete,
-        notes=(*notes, *_describe(plans, request, device)),
+        notes=(*notes, *_describe(plans, request, device), *_say_kernels(config, device, workload, uncalibrated)),
     )
 
 
@@ -238,6 +240,14 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
     table: Table = findings.front
     for row in range(len(table.get("step_s", ()))):
         yield FrontPoint(findings.choice(table, row), float(table["step_s"][row]), float(table["bytes"][row]))
+
+
+def _say_kernels(config: TransformerConfig, device: Device, workload: Workload, uncalibrated: bool) -> Iterator[str]:
+    """Which measured kernel prices the experts, where formats have kernels of very different kinds."""
+    if config.is_moe:
+        words = say_expert_kernel(load_record("moe", device, uncalibrated=uncalibrated), workload.dtype)
+        if words:
+            yield words
 
 
 def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device) -> Iterator[str]:

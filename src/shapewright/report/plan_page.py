@@ -93,14 +93,19 @@ def chrome_trace(plan: Plan) -> dict[str, Any]:
 
     One process a stage; complete events with microseconds from the start of the step; then what follows the last pass.
 
-    Source: Trace Event Format, Google (2016), "Complete events".
+    Source: Trace Event Format, Google (2016), "Complete events" and "Metadata events".
     """
     passes = num_microbatches(plan.workload, plan.layout)
     chunks = plan.layout.virtual_pipeline
     simulated = simulate(plan.prediction, passes)
     events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": stage, "tid": 0, "args": {"name": f"stage {stage}"}}
+        {"name": name, "ph": "M", "pid": stage, "tid": 0, "args": arguments}
         for stage in range(plan.layout.pipeline_parallel)
+        for name, arguments in (
+            ("process_name", {"name": f"stage {stage}"}),
+            ("process_sort_index", {"sort_index": stage}),
+            ("thread_name", {"name": "passes"}),
+        )
     ]
     events += [
         {

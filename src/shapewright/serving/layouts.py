@@ -60,13 +60,27 @@ def check_given(given: Mapping[str, Any]) -> None:
     """Refuse degrees that a server's layout has not.
 
     Raises:
-        LayoutError: a degree is given that is not searched.
+        LayoutError: a degree is given that is not searched, or is no number of devices.
     """
-    for name in given:
+    for name, value in given.items():
+        if name in _VARIED and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise LayoutError(f"{name}={value!r} must be a whole number of devices from 1; leave it out to look at all")
         if name not in _VARIED:
             raise LayoutError(
                 f"{name} is not a choice of serve-plan; it looks at {', '.join(_VARIED)} (replicas come with --gpus)"
             )
+
+
+def check_divides(config: TransformerConfig, workload: Workload, given: Mapping[str, int]) -> None:
+    """Refuse degrees that do not divide the model, whatever the others are.
+
+    Raises:
+        LayoutError: one of them does not.
+    """
+    for name, value in given.items():
+        more = {"data_parallel": value} if name == "expert_parallel" else {}
+        degrees: dict[str, Any] = {name: value, **more}
+        validate_layout(config, workload, ParallelLayout(**degrees))
 
 
 def _degrees(given: Mapping[str, Any], name: str, most: int) -> list[int]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.adding_up import add_up_passes
 from shapewright.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
+from shapewright.perf.calibration import load_record
+from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.serving.aggregated import AggregatedCandidate, aggregated_candidates
 from shapewright.serving.disaggregated import (
     DecodeCandidate,
@@ -19,7 +21,7 @@ from shapewright.serving.disaggregated import (
     prefill_candidates,
 )
 from shapewright.serving.instance import Instance
-from shapewright.serving.layouts import candidate_layouts, check_given
+from shapewright.serving.layouts import candidate_layouts, check_divides, check_given
 from shapewright.serving.point import OperatingPoint, pareto_front
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
@@ -165,6 +167,10 @@ def plan_serving(
     kept = _usable(formats, device, said)
     instances, capacities = _fit_instances(config, device, workload, request, kept, given, said)
     points = _price(instances, config, device, uncalibrated, said)
+    if config.is_moe:
+        record = load_record("moe", device, uncalibrated=uncalibrated)
+        words = dict.fromkeys(say_expert_kernel(record, one.dtype) for one in kept)
+        said += [each for each in words if each]
     if request.total_len > config.max_position_embeddings:
         said.append(
             f"isl + osl = {request.total_len} tokens are more than the max_position_embeddings="
@@ -257,6 +263,7 @@ def _hold(
     """Instances of a format that hold a sequence for each pipeline stage, fewest devices first."""
     layouts = list(candidate_layouts(config, device, workload, most_devices, given))
     if not layouts and given:
+        check_divides(config, workload, given)
         words = ", ".join(f"{name}={value}" for name, value in given.items())
         raise LayoutError(
             f"no layout of at most {most_devices} devices with {words} divides this model; leave a degree out, or give "
