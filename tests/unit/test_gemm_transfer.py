@@ -122,7 +122,8 @@ def test_feed_of_a_device_with_slower_memory() -> None:
     scale = borrowed_feed_scale(load_device("l40s"), load_device("a100-sxm-80gb"))
 
     assert scale == pytest.approx((2.039e12 / 108 / 1.41e9) / (864e9 / 142 / 2.52e9), rel=2e-3)
-    assert borrowed_feed_scale(load_device("h200-sxm-141gb"), load_device("h100-sxm-80gb")) == 1.0
+    assert borrowed_feed_scale(load_device("b200-sxm-180gb"), load_device("h100-sxm-80gb")) == 1.0
+    assert borrowed_feed_scale(load_device("h200-sxm-141gb"), load_device("h100-sxm-80gb")) == pytest.approx(3.35 / 4.8)
 
 
 def test_rules_leave_prices_finite_and_above_the_roofline() -> None:

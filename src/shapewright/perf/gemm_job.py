@@ -250,5 +250,5 @@ def _with_hot_cache(parameters: GemmParameters, feed_scale: float) -> GemmParame
     if parameters.hot_cache_share and feed_scale == 1.0:
         return parameters
     if parameters.hot_cache_share:
-        return replace(parameters, hot_cache_speedup=parameters.hot_cache_speedup * feed_scale)
+        return replace(parameters, hot_cache_speedup=max(parameters.hot_cache_speedup * feed_scale, 1.0))
     return replace(parameters, hot_cache_speedup=_ASSUMED_HOT_CACHE_SPEEDUP, hot_cache_share=_ASSUMED_HOT_CACHE_SHARE)

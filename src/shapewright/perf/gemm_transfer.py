@@ -4,7 +4,8 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
 
     start     seconds of a lender's kernel are clock cycles: start_s * lender's clock / device's clock. A cast before an
               8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
-    feed      no SM draws fewer bytes a clock from the caches than the lender's does (DeviceRates.feed_scale)
+    feed      no SM draws fewer bytes a clock from the caches than the lender's does; a sibling's is the same SM, and
+              draws no more either (DeviceRates.feed_scale)
     power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has a share x of the
               lender's power for a cycle of a multiplier holds x^(1/3) of its clock, where the lender holds all of it
     format    a lender without the element format has its kernels, and the nearest record with it says what casting
@@ -104,11 +105,14 @@ def _watts_per_cycle(chip: Device) -> float | None:
 def borrowed_feed_scale(device: Device, lender: Device) -> float:
     """Factor on the lender's feed ratio, so that no SM draws fewer bytes a clock than the lender's does.
 
-    A feed ratio counts in shares of memory bandwidth. That is how it carries over to a device with faster memory, whose
-    caches are faster too; a device with slower memory keeps the path from cache to SM.
+    A feed ratio counts in shares of memory bandwidth. That is how it carries over to another family with faster memory,
+    whose caches are faster too; a device with slower memory keeps the path from cache to SM. Siblings have the same SM,
+    which draws as many bytes a clock whatever the memory: H200's is H100's, with 1.43 times the bandwidth behind it.
     """
     shares = [chip.memory_bandwidth_bytes_per_s / (chip.num_sms or 1) for chip in (device, lender)]
-    return max(1.0, shares[1] / shares[0] / _clock_ratio(lender, device))
+    scale = shares[1] / shares[0] / _clock_ratio(lender, device)
+    is_sibling = (device.architecture, device.compute_capability) == (lender.architecture, lender.compute_capability)
+    return scale if is_sibling else max(1.0, scale)
 
 
 def _clock_ratio(one: Device, other: Device) -> float:
