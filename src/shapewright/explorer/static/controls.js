@@ -26,7 +26,7 @@ export function makeControls(about) {
   for (const one of about.devices) vendors.set(one.vendor, [...(vendors.get(one.vendor) || []), one]);
   fill(byId("device"), [...vendors].map(([vendor, list]) =>
     h("optgroup", { label: vendor }, list.map((one) => h("option", { value: one.name }, one.title)))));
-  fill(byId("software"), about.software.map((one) => h("option", { value: one.name }, `${one.name}: ${one.title}`)));
+  fill(byId("software"), about.software.map((one) => h("option", { value: one.name }, one.name === "tuned" ? one.title : `${one.name}: ${one.title}`)));
   byId("software").addEventListener("change", (event) => change((next) => { next.software = event.target.value; }));
   byId("preset").addEventListener("change", (event) => change((next) => {
     next.preset = event.target.value;
