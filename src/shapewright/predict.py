@@ -18,6 +18,7 @@ from shapewright.lowering import (
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Collective
+from shapewright.perf.calibration import UNCALIBRATED
 from shapewright.perf.pricing import price_operations
 from shapewright.perf.software import TUNED, Software, software_of
 from shapewright.shown import ShownInNotebook
@@ -157,7 +158,7 @@ def predict(
     )
     priced = settle_priced_ends(priced, config, workload, layout)
     times = add_up(priced, config, workload, layout)
-    low_s, high_s = _widen_by_software(times, workload, stack)
+    low_s, high_s = _widen_by_software(times, priced, workload, stack)
     tokens = count_tokens(workload, layout)
     model_flops, hardware_flops = _count_flops(config, workload, layout, operations)
     peak = device.peak_flops_per_s(workload.dtype)
@@ -195,16 +196,23 @@ def count_tokens(workload: Workload, layout: ParallelLayout) -> int:
     return sequences * workload.query_len
 
 
-def _widen_by_software(times: StepTimes, workload: Workload, software: Software) -> tuple[float, float]:
+def _widen_by_software(
+    times: StepTimes, priced: list[PricedOperation], workload: Workload, software: Software
+) -> tuple[float, float]:
     """Ends of the step's interval, with what training software makes of the kernels.
 
-    A known generation has residuals of whole steps. Otherwise spread of operations and of software are taken as
+    A known generation has residuals of whole steps, on devices whose products were measured: what is borrowed adds the
+    spread of operations, by its share of the time. Otherwise spread of operations and of software are taken as
     independent: logarithmic half-widths add in quadrature.
     """
     if not workload.is_training or times.step_s <= 0.0:
         return times.step_low_s, times.step_high_s
     if software.low is not None and software.high is not None:
-        return times.step_s * software.low, times.step_s * software.high
+        borrowed_s = sum(entry.total_time_s for entry in priced if entry.price.calibration.startswith(UNCALIBRATED))
+        share = min(borrowed_s / sum(entry.total_time_s for entry in priced), 1.0)
+        below = hypot(log(software.low), share * log(max(times.step_low_s, 1e-3 * times.step_s) / times.step_s))
+        above = hypot(log(software.high), share * log(times.step_high_s / times.step_s))
+        return times.step_s * exp(-below), times.step_s * exp(above)
     below = hypot(log(times.step_s / max(times.step_low_s, 1e-3 * times.step_s)), log(_TRAINING_SOFTWARE_LOW))
     above = hypot(log(times.step_high_s / times.step_s), log(_TRAINING_SOFTWARE_HIGH))
     return times.step_s * exp(-below), times.step_s * exp(above)

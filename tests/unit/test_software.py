@@ -129,10 +129,25 @@ def test_interval_of_a_known_generation() -> None:
 
     assert known.low is not None
     assert known.high is not None
-    assert found.step_time_low_s == pytest.approx(known.low * found.step_time_s)
-    assert found.step_time_high_s == pytest.approx(known.high * found.step_time_s)
+    # What is borrowed even here, norms and the like, adds a little.
+    assert found.step_time_low_s == pytest.approx(known.low * found.step_time_s, rel=0.01)
+    assert found.step_time_high_s == pytest.approx(known.high * found.step_time_s, rel=0.01)
     width = found.step_time_high_s / found.step_time_low_s
     assert width < unknown.step_time_high_s / unknown.step_time_low_s
+
+
+def test_borrowed_records_widen_a_known_generation() -> None:
+    """Residuals of whole steps are those of measured devices: on others the spread of operations comes on top."""
+    question = ask("llama-3-8b", H100, workload={"micro_batch_size": 1, "seq_len": 4096}, layout=SHARDED)
+    own, borrowed = (
+        predict_step(
+            question.config, device=question.device, workload=question.workload, layout=SHARDED, software="fsdp-2023",
+            uncalibrated=is_left_out,
+        )
+        for is_left_out in (False, True)
+    )  # fmt: skip
+
+    assert borrowed.step_time_high_s / borrowed.step_time_s > 1.05 * own.step_time_high_s / own.step_time_s
 
 
 @pytest.mark.parametrize("name", [name for name in software_names() if name != TUNED])
