@@ -94,8 +94,9 @@ GENERATIONS = (
         ),
         {"host_s": (1e-6, 2e-3)},
         source_or_width,
-        "BLOOM ran with CUDA_LAUNCH_BLOCKING=1 (run script tr11-176B-ml.slurm): every launch waits for its kernel, "
-        "so small micro-batches and tensor slices lose most; a factor instead leaves layouts in the wrong order. "
+        "each operation costs the host a fixed time, so that small micro-batches and tensor slices lose most; BLOOM "
+        "ran with CUDA_LAUNCH_BLOCKING=1 (run script tr11-176B-ml.slurm), which alone cost 0 to 7 % by its own log; a "
+        "factor instead leaves layouts in the wrong order. "
         "Gradients are reduced after the last micro-batch. Batched products of heads that are no whole number of 16 "
         "bytes (108 and 150 elements) run at half the fp32 rate, taken from rows that are not among these",
     ),
