@@ -125,6 +125,26 @@ def test_a_device_without_the_format_stores_it() -> None:
         read_format("posit16", load_device("a100-sxm-80gb"))
 
 
+def test_what_stands_for_a_stranger_is_told(tmp_path: Path) -> None:
+    """Another version, an unknown library and a device without a record are named with what prices them."""
+    judged_rows(tmp_path, library=["vllm 0.19.0", "trtllm 1.2.0", "vllm 0.24.0", ""])
+    notes = judge_folder(tmp_path).notes
+
+    assert "gemm: 'vllm 0.19.0' is no measured version, vllm 0.24.0 is nearest" in notes
+    assert "gemm: 'trtllm 1.2.0' is a library that nobody measured" in notes
+    assert sum(note.startswith("gemm: ") for note in notes) == 2
+    judged_rows(tmp_path, device=["gb300"] * ROWS)
+    assert "gemm on gb300: nobody measured it, priced by the record of b200-sxm-180gb" in judge_folder(tmp_path).notes
+
+
+def test_remarks_end(tmp_path: Path) -> None:
+    """A file of nothing but strange libraries does not fill the screen."""
+    many = {name: column * 50 for name, column in GEMM.items()} | {"library": [f"lib {row}" for row in range(200)]}
+    judged_rows(tmp_path, **many)
+
+    assert len(judge_folder(tmp_path).notes) < 80
+
+
 def test_assumed_formats_are_less_certain(tmp_path: Path) -> None:
     """fp8_block is priced as fp8 with a wider interval, and the reader is told."""
     slow = [5.0 * time for time in GEMM["latency_s"]]

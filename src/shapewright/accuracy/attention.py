@@ -49,6 +49,7 @@ def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterato
             **sizes,  # type: ignore[arg-type]
         )
         record = context.record("attention", device)
+        context.note_library("attention", words[2], record)
         price = price_attention(operation, device, record, hot_cache=True, library=words[2], kernel=words[4])
         floor = roofline_s(operation.executed_flops, operation.num_bytes, device, dtype)
         return cache.widen(form.widen(prices_of(price, floor)))

@@ -14,6 +14,7 @@ from shapewright.accuracy.formats import read_format, read_stored_format
 from shapewright.errors import ShapewrightError, UnknownDeviceError
 from shapewright.hardware import find_measured_device, is_exact_name
 from shapewright.perf.calibration import load_record
+from shapewright.perf.libraries import nearest_library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Rows priced in one call: bounds the memory of what is kept beside them, and lets a progress bar move.
 ROWS_AT_ONCE = 131_072
+# Remarks kept for each table; a file of nothing but strange words would fill the screen.
+_MOST_NOTES, _MORE_NOTES = 60, "and more remarks of this kind"
 
 
 class Prices(NamedTuple):
@@ -141,10 +144,22 @@ class Context:
             record = replace(record, residual=None, older_software=True)
         if self.uncalibrated and device.name in record.devices:
             self.note(f"{kind} on {device.name}: no other device has a record, so its own is used after all")
+        elif record.transfer != "exact" and not self.uncalibrated and not device.roofline_only:
+            self.note(f"{kind} on {device.name}: nobody measured it, priced by the record of {record.device}")
         return record
 
+    def note_library(self, kind: str, library: str, record: CalibrationRecord) -> None:
+        """Say what stands for a library that the record does not know."""
+        known = {each.partition("/")[0] for each in record.parameters["libraries"]}
+        if library and known and library not in known:
+            nearest = nearest_library(library, known)
+            stands = f"no measured version, {nearest} is nearest" if nearest else "a library that nobody measured"
+            self.note(f"{kind}: {library!r} is {stands}")
+
     def note(self, words: str) -> None:
-        """Say something once."""
+        """Say something once; of very many things, that there are more."""
+        if len(self.notes) >= _MOST_NOTES:
+            words = _MORE_NOTES
         if words not in self.notes:
             self.notes.append(words)
 

@@ -53,6 +53,7 @@ def price_gemms(
     """
     hot = device.architecture in HOT_CACHE_ARCHITECTURES
     record = context.record("gemm", device, older_software=older_software)
+    context.note_library("gemm", library, record)
     price = price_gemm(operation, device, record, hot_cache=hot, library=library)
     floor = roofline_s(operation.flops, operation.num_bytes, device, operation.dtype)
     return prices_of(price, floor, extra_s=extra_s)

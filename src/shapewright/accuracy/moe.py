@@ -78,6 +78,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         form = context.read_format(words[1], device)
         sizes = {name: rows.numbers[name] for name in _SIZES}
         block = block_of(sizes, words[4], form.dtype, words[2], weight_dtype=form.weight_dtype)
+        context.note_library("moe", words[2], context.record("moe", device))
         return form.widen(_price_block(block, device, form.dtype, library, context))
 
     topk, experts, shared = (columns.numbers[name] for name in ("topk", "num_experts", "moe_ep_size"))
