@@ -25,6 +25,7 @@ from shapewright.perf.slow_cases import (
     read_slow_cases,
     small_floor_s,
 )
+from shapewright.report.explain import explain_operation, explanation_rows
 
 A100 = Path(shapewright.__file__).parent / "perf/data/gemm/a100-sxm-80gb.json"
 
@@ -127,6 +128,8 @@ def test_price_takes_the_slow_kernel() -> None:
     # 2 * 64 * 2048 * 2048 * 65 flops over a hundredth of 312 TFLOP/s are 11.2 ms; start and 0.6 GB of traffic remain
     assert 3e-4 < price.time_s - float(operation.flops) / 3.12e12 < 6e-4
     assert price.alignment_factor < 0.3 * before.alignment_factor
+    assert price.slow_factor == pytest.approx(float(price.time_s) / float(before.time_s))
+    assert before.slow_factor == before.rate_share == 1.0
     assert price_s(slow, m=2048, n=2048, k=66, batch=64) == price_s(usual, m=2048, n=2048, k=66, batch=64)
     assert price_s(slow, m=2048, n=2048, k=65) == price_s(usual, m=2048, n=2048, k=65)
 
@@ -145,3 +148,21 @@ def test_batches_have_kernels_of_their_own() -> None:
     assert (np.asarray(price.start_s) == [before.start_s[0], 1e-3, before.start_s[2], 1e-3]).all()  # type: ignore[index]
     assert (np.asarray(price.split_k)[[1, 3]] == 1).all()
     assert price.time_s[1] == price_s(known, m=64, n=64, k=4096, batch=4)  # type: ignore[index]
+
+
+def test_an_explanation_names_the_slow_kernel() -> None:
+    """Odd heads on V100 say by how much their kernel is slower, and a long contraction what it loses."""
+    config = shapewright.TransformerConfig(
+        hidden_size=79 * 32, num_layers=2, num_heads=32, vocab_size=50304, intermediate_size=40960
+    )
+    workload = shapewright.Workload(micro_batch_size=1, seq_len=2048, dtype="fp16", attention="unfused")
+    prediction = shapewright.predict(config, device="v100-sxm2-32gb", workload=workload)
+
+    (score,) = explain_operation(prediction, "attention.score")["operations"][:1]
+    (down,) = explain_operation(prediction, "mlp.down")["operations"][:1]
+
+    assert score["slow_factor"] > 3.0
+    assert "slow kernel" in explanation_rows(score)
+    assert down["rate_share"] == pytest.approx(1.0 / (1.0 + 40960 / 209_000), rel=0.01)
+    assert "long" in explanation_rows(down)
+    assert "slow kernel" not in explanation_rows(down)

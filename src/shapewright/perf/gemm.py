@@ -212,7 +212,15 @@ def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> dict[st
     one, zero = np.ones_like(floor_s), np.zeros_like(floor_s)
     num_bytes = (m * k + job.stored_share * k * n + m * n) * batch * (job.bits / 8)
     unknown = ("start_s", "tile_m", "tile_n", "num_tiles", "num_waves", "alignment_bytes")
-    neutral = ("split_k", "correction", "tile_efficiency", "wave_efficiency", "alignment_factor")
+    neutral = (
+        "split_k",
+        "correction",
+        "tile_efficiency",
+        "wave_efficiency",
+        "alignment_factor",
+        "rate_share",
+        "slow_factor",
+    )
     return {
         "time_s": floor_s,
         "low_s": floor_s,
@@ -221,5 +229,5 @@ def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> dict[st
         "memory_s": num_bytes / job.device.memory_bandwidth_bytes_per_s,
         "roofline_s": floor_s,
         **dict.fromkeys(unknown, zero),
-        **dict.fromkeys(neutral, one),
+        **dict.fromkeys((*neutral, "slow_factor"), one),
     }

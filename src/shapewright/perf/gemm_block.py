@@ -62,11 +62,12 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
     tile, split, time_s = find_fastest(*products[:4], rate, p, rates)
     chosen = Kernels(p.tile_m[tile], p.tile_n[tile], p.tile_rate_fraction[tile], p.fill_k[tile], p.split_k[split])
     times = estimate_kernels(*products[:4], rate, chosen, p, rates)
-    compute_s = times.compute_s
+    compute_s, rate_share, slow_factor = times.compute_s, np.ones_like(time_s), np.ones_like(time_s)
     if p.slow_cases is not None:
         narrow_s, slow_s = _slow_kernels_s(products, p, rates)
-        factor = np.where(narrow_s > time_s, factor * time_s / slow_s, factor)
-        compute_s = np.where(slow_s > time_s, slow_s, compute_s)
+        rate_share, slow_factor = rate / factor, np.maximum(slow_s / time_s, 1.0)
+        factor = np.where(narrow_s > time_s, factor / slow_factor, factor)
+        compute_s = np.where(slow_factor > 1.0, slow_s, compute_s)
         time_s = np.maximum(time_s, slow_s)
     return {
         "time_s": time_s,
@@ -82,6 +83,8 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
         "wave_efficiency": times.num_tiles / (times.num_waves * rates.num_sms),
         "alignment_bytes": align,
         "alignment_factor": factor,
+        "rate_share": rate_share,
+        "slow_factor": slow_factor,
     }
 
 

@@ -81,6 +81,7 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
         letters = contiguous_dims(facts["layout"])
         facts["contiguous_dims"] = dict(zip("ABC", letters, strict=True))
         facts["alignment_factor"] = float(price.alignment_factor)
+        facts["rate_share"], facts["slow_factor"] = float(price.rate_share), float(price.slow_factor)
         facts["correction"] = float(price.correction)
     if is_host:
         facts["record"] = {"id": "none", "transfer": price.calibration, "provenance": {}}
@@ -127,6 +128,10 @@ def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
         rows["alignment"] = (
             f"{entry['alignment']} bytes (contiguous: {contiguous}): rate x {entry['alignment_factor']:.3f}"
         )
+        if entry["rate_share"] < 1.0:
+            rows["long"] = f"rate x {entry['rate_share']:.3f}, lost along the contraction and on pages far apart"
+        if entry["slow_factor"] > 1.0:
+            rows["slow kernel"] = f"time x {entry['slow_factor']:.2f}: narrow or small sizes, which no tile serves"
         rows["learned"] = f"time x {entry['correction']:.3f}, what measured shapes near it took beyond the formula"
     rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
     rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
