@@ -137,6 +137,28 @@ def test_what_stands_for_a_stranger_is_told(tmp_path: Path) -> None:
     assert "gemm on gb300: nobody measured it, priced by the record of b200-sxm-180gb" in judge_folder(tmp_path).notes
 
 
+def test_the_measured_library_is_no_stranger(tmp_path: Path) -> None:
+    """The library that a record's usual sections were measured with is not called unknown."""
+    prefill = {
+        "device": ["h100_sxm"] * 2,
+        "library": ["vllm 0.24.0", "trtllm 1.2.0"],
+        "kernel": ["k"] * 2,
+        "dtype": ["bf16"] * 2,
+        "kv_cache_dtype": ["bf16"] * 2,
+        "batch_size": [1] * 2,
+        "query_len": [4096] * 2,
+        "num_heads": [32] * 2,
+        "num_kv_heads": [8] * 2,
+        "head_dim": [128] * 2,
+        "window_size": [0] * 2,
+        "latency_s": [3e-4] * 2,
+    }
+    pq.write_table(pa.table(prefill), tmp_path / "attention_prefill.parquet")
+
+    strangers = [note for note in judge_folder(tmp_path).notes if "is a library that nobody measured" in note]
+    assert strangers == ["attention: 'trtllm 1.2.0' is a library that nobody measured"]
+
+
 def test_remarks_end(tmp_path: Path) -> None:
     """A file of nothing but strange libraries does not fill the screen."""
     many = {name: column * 50 for name, column in GEMM.items()} | {"library": [f"lib {row}" for row in range(200)]}

@@ -151,6 +151,9 @@ class Context:
     def note_library(self, kind: str, library: str, record: CalibrationRecord) -> None:
         """Say what stands for a library that the record does not know."""
         known = {each.partition("/")[0] for each in record.parameters["libraries"]}
+        # A record's usual sections carry no name of a library; its reports tell whose they are.
+        for report in record.provenance.get("reports", {}).values():
+            known.update(report.get("libraries", ()))
         if library and known and library not in known:
             nearest = nearest_library(library, known)
             stands = f"no measured version, {nearest} is nearest" if nearest else "a library that nobody measured"
