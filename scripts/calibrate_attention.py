@@ -15,10 +15,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from attention_rows import DEVICES, OTHER_SECTIONS, PHASES, SAME_CHIP, SECTIONS, SOURCE, read_rows
 from record_file import write_record
 
-from shapewright.fit.attention import Source, calibrate_family
+from shapewright.fit.attention import ENOUGH_LAYOUTS, OF_THE_COPY, Source, calibrate_family
 from shapewright.hardware import Device, load_device
 from shapewright.perf.attention_sections import SMALL_GROUPS, WIDEST_FLASH_HEAD, kernel_family
 
@@ -35,15 +36,27 @@ class Library:
         key = (phase, source if phase == "prefill" else (source[0], "bf16", source[2]))
         if key not in self.done:
             rows = read_rows(self.data, phase, self.alias, key[1])
-            found: dict[str, Any] = {}
-            for family in sorted(rows.family.unique()):
-                ours = rows[rows.family == family]
-                for part in (ours[ours.head_dim <= WIDEST_FLASH_HEAD], ours[ours.head_dim > WIDEST_FLASH_HEAD]):
-                    if not part.empty:
-                        fits = calibrate_family(self.device, key[1], phase, part.reset_index(drop=True))
-                        found |= {f"{family}_{width}": fit for width, fit in fits.items()}
+            flat, wide = rows[rows.head_dim <= WIDEST_FLASH_HEAD], rows[rows.head_dim > WIDEST_FLASH_HEAD]
+            found = self.fit_families(phase, key[1], flat, {})
+            known: dict[str, float] = {}
+            if (
+                phase == "prefill"
+                and found
+                and len(wide[["num_heads", "num_kv_heads"]].drop_duplicates()) < ENOUGH_LAYOUTS
+            ):
+                usual = found[max(found, key=lambda name: found[name]["report"]["fit"]["rows"])]["parameters"]
+                known = {name: usual[name] for name in OF_THE_COPY}
+            found |= self.fit_families(phase, key[1], wide, known)
             self.done[key] = found
         return self.done[key]
+
+    def fit_families(self, phase: str, source: Source, rows: pd.DataFrame, known: dict[str, float]) -> dict[str, Any]:
+        """Kernels of the families in these rows, by name."""
+        found: dict[str, Any] = {}
+        for family, ours in rows.groupby("family"):
+            fits = calibrate_family(self.device, source, phase, ours.reset_index(drop=True), known)
+            found |= {f"{family}_{width}": fit for width, fit in fits.items()}
+        return found
 
     def section(self, source: Source) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
         """Content, intervals and reports of a section; None where neither phase was measured."""

@@ -268,7 +268,8 @@ def attention_path(device: str, dtype: str, library: str, kernel: str, width: fl
     )  # fmt: skip
     name = str(choose_kernels(shape, section, kernel)[0])
     path = f"{section.library}/{section.name}" if section.library else section.name
-    return f"own/{record.id}/{path}/{name}/{phase}"
+    learned = ", learned" if section.residual(name, phase) is not None else ""
+    return f"own/{record.id}/{path}/{name}/{phase}{learned}"
 
 
 def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:

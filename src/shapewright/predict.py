@@ -131,7 +131,7 @@ def predict(
         uncalibrated: Price as if nobody had measured this device.
         software: Generation of the training software, one of ``shapewright.perf.software.software_names()``; by default
             a tuned stack of today. It has no meaning in prefill and decode.
-        physics_only: Leave aside what was learned beyond the formulas (perf.residual).
+        physics_only: Leave aside what was learned beyond the formulas (perf.residual, perf.attention_residual).
 
     Returns:
         The prediction, with every operation and its price.

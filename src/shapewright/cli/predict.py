@@ -27,7 +27,7 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
-@click.option("--physics-only", is_flag=True, help="leave the learned correction of GEMM times aside")
+@click.option("--physics-only", is_flag=True, help="leave the learned corrections of GEMM and attention times aside")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option(
     "--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv"

@@ -5,7 +5,8 @@ A family of kernels is fitted over all its head widths, then each width by itsel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from shapewright.fit.logs import (
     tidy,
 )
 from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
-from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
+from shapewright.perf.attention_kernels import AttentionRates, AttentionShape, read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters, estimate_prefill
 
 if TYPE_CHECKING:
@@ -52,7 +53,12 @@ OF_THE_FAMILY = (
     "l2_reach_fraction",
     "l2_bytes_per_sm_clock",
     "sequence_s",
+    "planned_sequence_s",
+    "planned_pair_s",
 )
+# What belongs to the copy into the cache, a kernel of the library whatever the head width: widths with a family of
+# their own and few layouts take it from the others.
+OF_THE_COPY = ("cache_write_passes", "cache_write_token_cycles", "bandwidth_fraction")
 # Head layouts from which on one width can tell them by itself.
 ENOUGH_LAYOUTS = 20
 # Constants of one width must beat the family's by this factor on layouts that they have not seen.
@@ -98,7 +104,7 @@ PREFILL_BOUNDS = {
     "power_drop_fraction": (1e-5, 0.4),
     "bandwidth_fraction": (0.3, 0.98),
     "query_passes": (0.5, 3.0),
-    "cache_write_passes": (0.01, 2.5),
+    "cache_write_passes": (0.01, 20.0),
     "cache_write_token_cycles": (0.1, 5000.0),
     "overlap_power": (1.0, 12.0),
     "l2_reach_fraction": (0.1, 5.0),
@@ -125,13 +131,16 @@ DECODE_START = {
     "bandwidth_fraction": 0.85,
     "overlap_power": 3.0,
     "combine_s": 2e-6,
+    "resident_blocks": 1.2,
+    "planned_sequence_s": 3e-8,
+    "planned_pair_s": 1e-10,
     "l2_reach_fraction": 0.8,
     "l2_bytes_per_sm_clock": 30.0,
 }
 DECODE_BOUNDS = {
     "start_s": (2.5e-6, 2e-5),
-    "most_splits": (8.0, 256.0),
-    "sm_bytes_per_clock": (4.0, 128.0),
+    "most_splits": (4.0, 256.0),
+    "sm_bytes_per_clock": (4.0, 512.0),
     "key_tile_cycles": (10.0, 1e4),
     "dram_tile_cycles": (1.0, 1e4),
     "row_work": (0.05, 30.0),
@@ -146,6 +155,9 @@ DECODE_BOUNDS = {
     "bandwidth_fraction": (0.5, 0.98),
     "overlap_power": (1.0, 12.0),
     "combine_s": (1e-8, 2e-5),
+    "resident_blocks": (1.0, 8.0),
+    "planned_sequence_s": (1e-11, 1e-5),
+    "planned_pair_s": (1e-14, 1e-7),
     "l2_reach_fraction": (0.1, 3.0),
     "l2_bytes_per_sm_clock": (5.0, 64.0),
 }
@@ -235,7 +247,7 @@ class Kernel:
             heads = FLASH_2_HEADS if device.architecture in ("ampere", "ada") else FLASH_3_HEADS
             self.fixed |= {"kernel_head_dims": heads, "backward_rate_fraction": BACKWARD_RATE_FRACTION}
             self.start = PREFILL_START | {f"fraction_{width}": 0.7 for width in widths}
-            self.bounds = PREFILL_BOUNDS | {f"fraction_{width}": (0.1, 1.0) for width in widths}
+            self.bounds = PREFILL_BOUNDS | {f"fraction_{width}": (0.02, 1.0) for width in widths}
             is_flash_2 = self.family == "flash" and heads is FLASH_2_HEADS
             self.choices = [choice for choice in PREFILL_CHOICES if not (is_flash_2 and choice["splits_keys"])]
             if len(widths) == 1:
@@ -244,6 +256,11 @@ class Kernel:
             self.start, self.bounds, self.choices = dict(DECODE_START), dict(DECODE_BOUNDS), DECODE_CHOICES
         self.bounds = {name: bound for name, bound in self.bounds.items() if name not in self.fixed}
 
+    def settle(self, known: Mapping[str, float]) -> None:
+        """Take constants as given instead of fitting them."""
+        self.fixed |= known
+        self.bounds = {name: bound for name, bound in self.bounds.items() if name not in known}
+
     def narrow(self, device: Device, width: int, fit: Fit, num_layouts: int) -> Kernel:
         """The same kernel for one head width, starting from the family's constants and pulled to them."""
         own = Kernel(self.phase, device, self.source, [width], self.family)
@@ -251,8 +268,7 @@ class Kernel:
         own.start = {name: known[name] for name in own.bounds if name in known}
         kept = OF_THE_FAMILY[:1] if num_layouts >= ENOUGH_LAYOUTS else OF_THE_FAMILY
         shared = {name: fit.free[name] for name in kept if name in fit.free}
-        own.fixed |= shared
-        own.bounds = {name: bound for name, bound in own.bounds.items() if name not in shared}
+        own.settle(shared | {name: self.fixed[name] for name in OF_THE_COPY if name in self.fixed})
         own.pull = PULL_TO_FAMILY
         return own
 
@@ -268,9 +284,9 @@ class Kernel:
     def predict(self, shape: AttentionShape, parameters: dict[str, Any]) -> Array:
         """Times, the copy into the cache included, as the tables have it. [s]"""
         if self.phase == "prefill":
-            known = PrefillParameters(**{field.name: parameters[field.name] for field in fields(PrefillParameters)})
+            known = read_parameters(PrefillParameters, parameters, "of this fit")
             return estimate_prefill(shape, self.rates, known, writes_cache=True).total_s
-        constants = DecodeParameters(**{field.name: parameters[field.name] for field in fields(DecodeParameters)})
+        constants = read_parameters(DecodeParameters, parameters, "of this fit")
         return estimate_decode(shape, self.rates, constants, writes_cache=True, hot_cache=True).total_s
 
     def fit(self, rows: pd.DataFrame, choice: dict[str, Any], evaluations: int, start: dict[str, float]) -> Fit:
@@ -311,13 +327,24 @@ def error_of(predicted: Array, rows: pd.DataFrame) -> float:
     return float(np.mean(np.abs(predicted / rows.latency_s.to_numpy() - 1.0)))
 
 
-def calibrate_family(device: Device, source: Source, phase: str, rows: pd.DataFrame) -> dict[int, Any]:
-    """Fit the kernels of one family, one for each head width, by width."""
+def calibrate_family(
+    device: Device, source: Source, phase: str, rows: pd.DataFrame, known: Mapping[str, float] | None = None
+) -> dict[int, Any]:
+    """Fit the kernels of one family, one for each head width, by width.
+
+    Args:
+        device: The device.
+        source: What the rows are of.
+        phase: ``prefill`` or ``decode``.
+        rows: Measured rows of the family.
+        known: Constants that other rows have settled.
+    """
     held_out = layout_folds(rows) == HELD_OUT_FOLD
     seen = rows[~held_out]
     if seen.empty:
         return {}
     family = Kernel(phase, device, source, sorted(int(width) for width in seen.head_dim.unique()), family_word(rows))
+    family.settle(known or {})
     common = family.choose(seen)
     results: dict[int, Any] = {}
     for width in family.widths:

@@ -17,10 +17,17 @@ from shapewright.hardware import load_device
 from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
 from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
 from shapewright.perf.attention_prefill import estimate_prefill
-from shapewright.perf.attention_sections import ASSUMED_WIDENING, Section, choose_kernels, choose_section, read_kernel
-from shapewright.perf.intervals import interval_factors
+from shapewright.perf.attention_residual import log_correction
+from shapewright.perf.attention_sections import (
+    ASSUMED_WIDENING,
+    Section,
+    choose_kernels,
+    choose_section,
+    kernel_width,
+    read_kernel,
+)
 from shapewright.perf.lending import clock_hz_of, fixed_cost_scale, scale_fixed_costs
-from shapewright.perf.price import Price
+from shapewright.perf.price import AttentionPrice
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ def price_attention(
     hot_cache: bool = False,
     library: str = "",
     kernel: str = "",
-) -> Price:
+) -> AttentionPrice:
     """Price fused attention.
 
     Args:
@@ -106,13 +113,14 @@ def price_attention(
         columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns["total_s"], floor_s)
     widening = ASSUMED_WIDENING if operation.is_backward else 1.0
-    return Price(
+    return AttentionPrice(
         time_s=_plain(time_s),
         low_s=_plain(np.maximum(time_s * columns["low"] ** widening, floor_s)),
         high_s=_plain(time_s * columns["high"] ** widening),
         compute_s=_plain(columns["compute_s"]),
         memory_s=_plain(columns["memory_s"]),
         start_s=_plain(columns["start_s"]),
+        correction=_plain(columns["correction"]),
         roofline_s=_plain(floor_s),
         calibration=record.label if section.is_own else f"{record.label}, fractions of {section.name}",
     )
@@ -147,10 +155,19 @@ def _estimate(
                 hot_cache=hot_cache,
                 head_dims=prefill.kernel_head_dims,
             )
-        interval = section.interval(name, phase)
-        low, high = interval_factors(interval.quantiles, times.total_s, interval.widening)
+        low, high = section.interval(name, phase).factors(times.total_s)
+        total_s, correction = times.total_s, np.ones_like(times.total_s)
+        learned = None if operation.is_backward else section.residual(name, phase)
+        if learned is not None:
+            table, interval = learned
+            logs, weight = log_correction(table, shape, kernel_width(name), is_decode=phase == "decode")
+            correction = np.exp(logs)
+            total_s = total_s * correction
+            near_low, near_high = interval.factors(total_s)
+            low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
         fresh = {
-            "total_s": times.total_s,
+            "total_s": total_s,
+            "correction": correction,
             "compute_s": times.compute_s,
             "memory_s": times.memory_s,
             "start_s": times.start_s,
@@ -182,6 +199,9 @@ def _carry_kernel(
             decode,
             l2_bytes_per_sm_clock=decode.l2_bytes_per_sm_clock * growth,
             sm_bytes_per_clock=decode.sm_bytes_per_clock * growth,
+            # A kernel that plans splits before is flash-attn's on Hopper: no other family's library ran it.
+            planned_sequence_s=0.0,
+            planned_pair_s=0.0,
         )
     return prefill, decode
 
@@ -245,11 +265,11 @@ def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
     )
 
 
-def _bound(operation: Attention, floor_s: Array, device: Device, dtype: str) -> Price:
+def _bound(operation: Attention, floor_s: Array, device: Device, dtype: str) -> AttentionPrice:
     """Roofline of a device whose kernels are not modelled; the label says that it is one."""
     compute_s = np.asarray(operation.executed_flops / device.peak_flops_per_s(dtype))
     memory_s = np.asarray(operation.num_bytes / device.memory_bandwidth_bytes_per_s)
-    return Price(
+    return AttentionPrice(
         time_s=_plain(floor_s),
         low_s=_plain(floor_s),
         high_s=_plain(floor_s * ROOFLINE_HIGH_FACTOR),

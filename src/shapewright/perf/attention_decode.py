@@ -2,8 +2,11 @@
 
 Letters as in perf.attention_kernels. The keys of each head group are split until every SM has work, and streamed:
 
-    chain   = waves x (block overhead + key tiles per split x time of a key tile)
-    time    = start + (chain^p + memory^p)^(1/p) + combination of the splits
+    chain   = rounds x (block overhead + key tiles per split x time of a key tile)
+    time    = start + (chain^p + memory^p)^(1/p) + combination of the splits + plan of the splits
+
+Blocks that share an SM hide each other's latency and share its rates: c of them take one round, in which a key tile
+takes its latency once and its feed and its arithmetic c times.
 
 Assumes: sequences of one length; no bias or soft cap in the kernel.
 Source: arXiv 2307.08691 (FlashAttention-2: split of keys).
@@ -29,6 +32,11 @@ from shapewright.perf.attention_kernels import (
 
 if TYPE_CHECKING:
     pass
+
+
+# Sequences up to which flash-attn plans the splits of a batch in a kernel before (31 per warp, 32 warps). Source: its
+# hopper/flash_api.cpp, PREPARE_VARLEN_MAX_BATCHES_1CTA.
+MOST_PLANNED_SEQUENCES = 992.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,9 @@ class DecodeParameters:
         l2_reach_fraction: Footprint that still enjoys the last-level cache, as a fraction of it.
         l2_bytes_per_sm_clock: Rate of such traffic, per SM of the device and clock. [byte]
         cache_write_start_s: Part of start_s that belongs to writing the new token into the cache. [s]
+        resident_blocks: Most blocks that one SM runs side by side.
+        planned_sequence_s: Cost per sequence of planning splits, in batches that are planned. [s]
+        planned_pair_s: The same per pair of sequences: each block looks for its place among all of them. [s]
     """
 
     start_s: float
@@ -88,6 +99,9 @@ class DecodeParameters:
     l2_reach_fraction: float
     l2_bytes_per_sm_clock: float
     cache_write_start_s: float
+    resident_blocks: float = 1.0
+    planned_sequence_s: float = 0.0
+    planned_pair_s: float = 0.0
 
 
 def estimate_decode(
@@ -132,12 +146,13 @@ def estimate_decode(
     read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
     resident = resident_fraction(read_bytes, rates, p) if hot_cache else np.zeros_like(read_bytes)
     latency_cycles = p.key_tile_cycles + p.dram_tile_cycles * (1.0 - resident)
-    key_tile_s = tile_kv_bytes / sm_bytes_per_s + latency_cycles / rates.clock_hz
-    key_tile_work_s = p.row_work * tile_flops / sm_flops_per_s
-    key_tile_s = key_tile_s + key_tile_work_s
+    blocks_per_sm = np.maximum(blocks * splits / rates.num_sms, 1.0)
+    side_by_side = np.minimum(soften(blocks_per_sm, p.wave_tail_fraction), p.resident_blocks)
+    rounds = soften(np.maximum(blocks_per_sm / p.resident_blocks, 1.0), p.wave_tail_fraction)
+    key_tile_work_s = p.row_work * tile_flops / sm_flops_per_s * side_by_side
+    key_tile_s = tile_kv_bytes / sm_bytes_per_s * side_by_side + latency_cycles / rates.clock_hz + key_tile_work_s
     block_s = (p.block_cycles + p.block_head_cycles * mean_dim / 128.0) / rates.clock_hz
-    waves = soften(np.maximum(blocks * splits / rates.num_sms, 1.0), p.wave_tail_fraction)
-    chain_s = waves * (block_s + num_key_tiles / splits * key_tile_s)
+    chain_s = rounds * (block_s + num_key_tiles / splits * key_tile_s)
 
     partial_rows = shape.batch_size * shape.num_heads * shape.query_len * np.where(splits > 1.0, splits, 0.0)
     partial_bytes = partial_rows * shape.v_head_dim * 8.0  # fp32, written and read
@@ -146,6 +161,9 @@ def estimate_decode(
     fixed_s = np.where(splits > 1.0, p.combine_s, 0.0) + shape.batch_size * p.sequence_s
     reorders = packs & (group > 1.0) & (shape.num_kv_heads > 1.0) & (shape.batch_size > 1.0)
     fixed_s = fixed_s + np.where(reorders, p.reorder_s, 0.0)
+    if p.planned_sequence_s > 0.0 or p.planned_pair_s > 0.0:
+        plan_s = shape.batch_size * (p.planned_sequence_s + shape.batch_size * p.planned_pair_s)
+        fixed_s = fixed_s + np.where(shape.batch_size <= MOST_PLANNED_SEQUENCES, plan_s, 0.0)
     if writes_cache:
         new_tokens = shape.batch_size * shape.query_len * shape.num_kv_heads * shape.kv_width
         copied_bytes = new_tokens * (shape.element_bytes + shape.kv_element_bytes)
@@ -153,6 +171,6 @@ def estimate_decode(
     start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
     total_s = start_s + fixed_s + join(chain_s, memory_s, p.overlap_power)
     # Of the chain, arithmetic is the smaller part: the rest waits for keys and values, as the whole device does.
-    work_s = waves * num_key_tiles / splits * key_tile_work_s
+    work_s = rounds * num_key_tiles / splits * key_tile_work_s
     feed_s = np.maximum(memory_s, chain_s - work_s)
     return KernelTime(total_s=total_s, compute_s=work_s, memory_s=feed_s, start_s=start_s + fixed_s)

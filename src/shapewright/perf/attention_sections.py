@@ -17,6 +17,7 @@ from shapewright.errors import CalibrationError
 from shapewright.perf.attention_decode import DecodeParameters
 from shapewright.perf.attention_kernels import pad_head, read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
+from shapewright.perf.attention_residual import AttentionResidual, load_residual
 from shapewright.perf.intervals import choose_interval
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from shapewright.perf.calibration import CalibrationRecord
     from shapewright.perf.intervals import Interval
 
+# Whose residual a device takes: its own, and that of a sibling of its architecture.
+RESIDUAL_TRANSFERS = ("exact", "architecture")
 # Widest head of the FlashAttention kernels; wider ones run another kernel of the library. [element]
 WIDEST_FLASH_HEAD = 256
 # Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
@@ -67,11 +70,31 @@ class Section:
         found: Mapping[str, Any] = sections[self.name]
         return found
 
+    def path(self, kernel: str, phase: str) -> str:
+        """Name of a kernel in a phase, as the record has its interval."""
+        own = f"{self.name}/{kernel}/{phase}"
+        return f"{self.library}/{own}" if self.library else own
+
     def interval(self, kernel: str, phase: str) -> Interval:
-        """The interval of a kernel in a phase, as it is used here."""
-        path = f"{self.library}/{self.name}/{kernel}/{phase}" if self.library else f"{self.name}/{kernel}/{phase}"
+        """The interval of a kernel's formula in a phase, as it is used here."""
+        path = self.path(kernel, phase)
+        return self._interval(self.record.interval[path], path, phase)
+
+    def residual(self, kernel: str, phase: str) -> tuple[AttentionResidual, Interval] | None:
+        """What was learned beyond a kernel's formula, with its interval; None for nothing, or nothing of use here."""
+        learned = self.record.residual
+        if learned is None or not self.is_own or self.record.transfer not in RESIDUAL_TRANSFERS:
+            return None
+        path = self.path(kernel, phase)
+        table = learned["tables"].get(path)
+        if table is None:
+            return None
+        interval = self._interval(learned["interval"][table], f"{path}, learned", phase)
+        return load_residual(learned["file"], table), interval
+
+    def _interval(self, own: Mapping[str, Any], path: str, phase: str) -> Interval:
         formats = (f"{phase}/{self.wanted}", phase)
-        found = choose_interval(self.record, self.record.interval[path], path, formats, library=self.match)
+        found = choose_interval(self.record, own, path, formats, library=self.match)
         is_measured = self.is_own or found.format == formats[0]
         return found if is_measured else found._replace(widening=found.widening * ASSUMED_WIDENING)
 
@@ -83,6 +106,15 @@ def kernel_family(kernel: str) -> str:
     ('trtllm', 'flash', 'triton')
     """
     return next((family for word, family in _FAMILIES if word in kernel), "flash")
+
+
+def kernel_width(kernel: str) -> float:
+    """Head width that a record's kernel was measured at. [element]
+
+    >>> kernel_width("flashinfer_group3_128")
+    128.0
+    """
+    return float(kernel.rpartition("_")[2])
 
 
 def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library: str, kernel: str = "") -> Section:

@@ -47,6 +47,17 @@ class Price:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionPrice(Price):
+    """Price of fused attention.
+
+    Attributes:
+        correction: Learned factor in time_s on what physics alone says; 1 where nothing was learned.
+    """
+
+    correction: Numeric = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class GemmPrice(Price):
     """Price of a GEMM, with the kernel that was assumed.
 

@@ -9,7 +9,7 @@ from shapewright.errors import WorkloadError, close_names
 from shapewright.operations import Collective
 from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.calibration import load_record
-from shapewright.perf.price import GemmPrice
+from shapewright.perf.price import AttentionPrice, GemmPrice
 from shapewright.report.prediction_json import SCHEMA_VERSION, operation_to_json
 from shapewright.units import format_percent, format_seconds
 
@@ -82,6 +82,7 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
         facts["contiguous_dims"] = dict(zip("ABC", letters, strict=True))
         facts["alignment_factor"] = float(price.alignment_factor)
         facts["rate_share"], facts["slow_factor"] = float(price.rate_share), float(price.slow_factor)
+    if isinstance(price, (AttentionPrice, GemmPrice)):
         facts["correction"] = float(price.correction)
     if is_host:
         facts["record"] = {"id": "none", "transfer": price.calibration, "provenance": {}}
@@ -132,6 +133,7 @@ def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
             rows["long"] = f"rate x {entry['rate_share']:.3f}, lost along the contraction and on pages far apart"
         if entry["slow_factor"] > 1.0:
             rows["slow kernel"] = f"time x {entry['slow_factor']:.2f}: narrow or small sizes, which no tile serves"
+    if "correction" in entry:
         rows["learned"] = f"time x {entry['correction']:.3f}, what measured shapes near it took beyond the formula"
     rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
     rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"

@@ -1,0 +1,164 @@
+"""Learn what the physics of the attention records leaves over, and store it as tables beside them.
+
+    python scripts/calibrate_attention_residual.py --data DIR [--device a100-sxm-80gb]
+
+Run calibrate_attention.py before: its records are the physics. DIR holds attention_prefill.parquet and
+attention_decode.parquet. The same fifth of whole head layouts stays unseen and judges; intervals, and whether a kernel
+gets a table at all, come from layouts left out in turn among the rest. Needs the ``fit`` extra; a minute a device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from attention_rows import DEVICES, OTHER_SECTIONS, PHASES, SECTIONS, read_rows
+from record_file import RECORDS
+
+from shapewright.fit.attention import AIMED_COVERAGE, Source, error_of, layout_folds
+from shapewright.fit.attention_residual import (
+    Physics,
+    features_of,
+    fit_trees,
+    knots_of,
+    predict_left_out,
+    tabulate,
+)
+from shapewright.fit.logs import HELD_OUT_FOLD, Array, error_summary, interval_of
+from shapewright.hardware import Device, load_device
+from shapewright.perf.attention_sections import SMALL_GROUPS
+from shapewright.perf.calibration import load_record
+
+FOLDER = RECORDS / "attention"
+# A kernel gets a table if that errs less than this share of its physics on layouts left out in turn.
+WORTHWHILE_RATIO = 0.97
+
+
+class Learner:
+    """Tables of one device, fitted once for each source and phase."""
+
+    def __init__(self, data: Path, name: str) -> None:
+        self.data, self.alias = data, DEVICES[name]
+        self.device: Device = load_device(name)
+        self.record = load_record("attention", self.device, physics_only=True)
+        self.knots: dict[str, dict[str, Array]] = {}
+        self.tables: dict[str, Array] = {}
+        self.intervals: dict[str, Any] = {}
+        self.reports: dict[str, Any] = {}
+        self.done: set[str] = set()
+
+    def learn(self, phase: str, source: Source) -> None:
+        """Fit one phase of one source, kernel by kernel a table, an interval and a report."""
+        rows = read_rows(self.data, phase, self.alias, source)
+        origin = "/".join(source)
+        if rows.empty or f"{origin}/{phase}" in self.done:
+            return
+        self.done.add(f"{origin}/{phase}")
+        if phase not in self.knots:
+            everything = [read_rows(self.data, phase, self.alias, other) for other in _sources()]
+            self.knots[phase] = knots_of(pd.concat(everything))
+        held_out = layout_folds(rows) == HELD_OUT_FOLD
+        physics = Physics(self.device, self.record, source[1] if phase == "prefill" else "bf16", source[2])
+        physics_s, seen = features_of(rows, physics)
+        target = np.log(rows.latency_s.to_numpy() / physics_s)
+        train = rows[~held_out].reset_index(drop=True)
+        trees = fit_trees(seen[~held_out], target[~held_out])
+        left_out_s = physics_s[~held_out] * np.exp(predict_left_out(train, seen[~held_out], target[~held_out]))
+        families = sorted(rows.family.unique())
+        for (family, width), index in train.groupby(["family", "head_dim"]).indices.items():
+            part, name = train.iloc[index], f"{origin}/{family}_{width}/{phase}"
+            own_physics_s = physics_s[~held_out][index]
+            if error_of(left_out_s[index], part) > WORTHWHILE_RATIO * error_of(own_physics_s, part):
+                print(self.alias, name, "keeps its physics alone", flush=True)
+                continue
+            kernel_rows = rows[(rows.family == family) & (rows.head_dim == width)]
+            for window, steps in tabulate(
+                trees, kernel_rows, self.knots[phase], physics, families.index(family)
+            ).items():
+                self.tables[f"{name}@{window}"] = steps
+            self.intervals[name] = interval_of(left_out_s[index], part.latency_s.to_numpy(), AIMED_COVERAGE)
+            judged = held_out & ((rows.family == family) & (rows.head_dim == width)).to_numpy()
+            self.reports[name] = {"left_out": error_summary(left_out_s[index], part.latency_s.to_numpy())}
+            if judged.any():
+                unseen_s = physics_s[judged] * np.exp(trees.predict(seen[judged]))
+                self.reports[name]["held_out"] = error_summary(unseen_s, rows.latency_s.to_numpy()[judged])
+            print(
+                self.alias,
+                name,
+                json.dumps({key: value["mean_absolute_error"] for key, value in self.reports[name].items()}),
+                flush=True,
+            )
+
+    def table_of(self, path: str) -> str | None:
+        """Name of the table that corrects a kernel of the record, by the path of its interval."""
+        *library, section, kernel, phase = path.split("/")
+        sources = OTHER_SECTIONS if library else SECTIONS
+        if section not in sources or (library and not library[0].startswith(sources[section][0])):
+            return None
+        maker, dtype, kv_dtype = sources[section]
+        own = (maker, dtype if phase == "prefill" else "bf16", kv_dtype)
+        spare = (maker, "bf16", "bfloat16" if phase == "prefill" else kv_dtype)
+        plain = kernel
+        for _, family in SMALL_GROUPS:
+            plain = plain.replace(family, "flashinfer") if phase == "prefill" else plain
+        measured = "borrowed" not in self.record.provenance["reports"][path]
+        name = "/".join((*(own if measured else spare), plain, phase))
+        return name if name in self.intervals else None
+
+
+def report_unseen(content: dict[str, Any]) -> None:
+    """Put what the tables reach on held-out layouts into a record's reports, and what physics alone does beside it."""
+    reports, learned = content["provenance"]["reports"], content["residual"]
+    for path, table in learned["tables"].items():
+        found = learned["reports"][table].get("held_out")
+        if found and reports[path].get("held_out"):
+            reports[path].setdefault("held_out_physics", reports[path]["held_out"])
+            reports[path]["held_out"] = found
+
+
+def _sources() -> list[Source]:
+    """What was measured: prefill in its own arithmetic, decode always in 16 bits."""
+    return [*SECTIONS.values(), *OTHER_SECTIONS.values()]
+
+
+def main() -> None:
+    """Learn the tables of every record, or of one device's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
+    parser.add_argument("--device", choices=sorted(DEVICES), action="append", help="only this device")
+    arguments = parser.parse_args()
+    for name in arguments.device or DEVICES:
+        learner = Learner(arguments.data, name)
+        for phase in PHASES:
+            for source in _sources():
+                if phase == "prefill" or source[1] == "bf16" or (source[0], "bf16", source[2]) not in _sources():
+                    learner.learn(phase, source if phase == "prefill" else (source[0], "bf16", source[2]))
+        path = FOLDER / f"{name}.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        used = {kernel: learner.table_of(kernel) for kernel in content["interval"]}
+        used = {kernel: table for kernel, table in used.items() if table}
+        content["residual"] = {
+            "file": f"{name}.npz",
+            "tables": used,
+            "interval": {table: learner.intervals[table] for table in sorted(set(used.values()))},
+            "reports": {table: learner.reports[table] for table in sorted(set(used.values()))},
+            "command": f"python scripts/calibrate_attention_residual.py --data DIR --device {name}",
+        }
+        report_unseen(content)
+        knots = {
+            f"{axis}/{phase}": values.astype(np.int32)
+            for phase, axes in learner.knots.items()
+            for axis, values in axes.items()
+        }
+        kept = {key: table for key, table in learner.tables.items() if key.split("@")[0] in set(used.values())}
+        np.savez_compressed(FOLDER / f"{name}.npz", **knots, **kept)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(name, f"{(FOLDER / f'{name}.npz').stat().st_size / 1e3:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

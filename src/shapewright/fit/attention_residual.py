@@ -1,0 +1,184 @@
+"""What the physics of an attention record leaves over, learned by boosted trees and written down as tables.
+
+The trees see a call and what physics says of it, and learn ln(measured / physics), outliers damped, all kernels of
+one library, phase and pair of element formats together. They are then read off at the knots of a grid over sequences,
+keys, key-value heads and heads per key-value head: pricing needs the tables alone, no tree and no library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.fit.attention import layout_folds
+from shapewright.fit.logs import NUM_FOLDS, Array, folds_of
+from shapewright.operations import Attention
+from shapewright.perf.attention import price_attention
+from shapewright.perf.attention_residual import LOG_STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
+
+# Chosen by head layouts left out in turn, seven tables of five devices (physics 7.5 %): absolute error and 200 trees
+# 4.4 %, 400 trees 4.2 %, squared error 4.4 %, Huber's 4.1 %, as with 31 or 127 leaves; random splits 5.0 %.
+TREES: dict[str, Any] = {
+    "objective": "huber",
+    "alpha": 0.1,
+    "n_estimators": 500,
+    "learning_rate": 0.04,
+    "num_leaves": 63,
+    "min_child_samples": 10,
+    "subsample": 0.7,
+    "subsample_freq": 1,
+    "colsample_bytree": 0.8,
+    "deterministic": True,
+    "force_row_wise": True,
+    "random_state": 0,
+    "n_jobs": 1,
+    "verbose": -1,
+}
+# Knots of key-value heads and of query heads for each: the counts of public models lie on these or between two of them.
+KV_HEAD_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96)
+GROUP_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+# Query heads of the largest models on one device; knots beyond were never measured, and hold nothing.
+MOST_HEADS = 128
+_SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
+
+
+@dataclass(frozen=True)
+class Physics:
+    """Where rows of some kernels are priced without what was learned.
+
+    Attributes:
+        device: The device.
+        record: Its record, without residual.
+        dtype: Element format of the products.
+        kv_dtype: Element format of the cache.
+    """
+
+    device: Device
+    record: CalibrationRecord
+    dtype: str
+    kv_dtype: str
+
+    def features(self, rows: pd.DataFrame, family: int) -> tuple[Array, Array]:
+        """Times of rows of one library and kernel [s], and what the trees see of each; shape [rows, features]."""
+        sizes = {name: rows[name].to_numpy() for name in _SIZES}
+        operation = Attention(
+            name="row",
+            dtype=self.dtype,
+            kv_cache_dtype=self.kv_dtype,
+            writes_cache=True,
+            v_head_dim=sizes["head_dim"],
+            **sizes,
+        )
+        price = price_attention(
+            operation,
+            self.device,
+            self.record,
+            hot_cache=True,
+            library=rows.library.iloc[0],
+            kernel=rows.kernel.iloc[0],
+        )
+        batch, keys, heads, kv_heads = (
+            np.log2(sizes[name].astype(float)) for name in ("batch_size", "kv_len", "num_heads", "num_kv_heads")
+        )
+        columns = [batch, keys, heads, kv_heads, batch + kv_heads, batch + heads, heads - kv_heads]
+        columns += [batch + kv_heads + keys, batch + heads + 2.0 * keys]
+        columns += [sizes["window_size"], sizes["head_dim"], np.full(len(rows), float(family))]
+        time_s, compute_s, memory_s = (np.asarray(part) for part in (price.time_s, price.compute_s, price.memory_s))
+        columns += [np.log(time_s), np.log(compute_s / np.maximum(memory_s, 1e-12))]
+        return time_s, np.stack(columns, axis=1)
+
+
+def features_of(rows: pd.DataFrame, physics: Physics) -> tuple[Array, Array]:
+    """Times [s] and features of rows of any kernels."""
+    times, seen = np.empty(len(rows)), None
+    families = sorted(rows.family.unique())
+    for (_, _, family), index in rows.groupby(["library", "kernel", "family"]).indices.items():
+        times[index], columns = physics.features(rows.iloc[index], families.index(family))
+        seen = np.empty((len(rows), columns.shape[1])) if seen is None else seen
+        seen[index] = columns
+    assert seen is not None
+    return times, seen
+
+
+def fit_trees(seen: Array, target: Array) -> Any:
+    """Fit the trees to ln(measured / physics)."""
+    from lightgbm import LGBMRegressor
+
+    return LGBMRegressor(**TREES).fit(seen, target)
+
+
+def predict_left_out(rows: pd.DataFrame, seen: Array, target: Array) -> Array:
+    """Correction of each row by trees that saw no row of its head layout.
+
+    A kernel whose layouts fall into one fold would be judged by other kernels' rows: its batches are left out instead.
+    """
+    folds, out = layout_folds(rows), np.zeros(len(rows))
+    for index in rows.groupby(["family", "head_dim"]).indices.values():
+        if len(set(folds[index])) == 1:
+            folds[index] = folds_of(rows.batch_size.to_numpy()[index])
+    for fold in range(NUM_FOLDS):
+        left = folds == fold
+        if left.any() and not left.all():
+            out[left] = fit_trees(seen[~left], target[~left]).predict(seen[left])
+    return out
+
+
+def knots_of(rows: pd.DataFrame) -> dict[str, Array]:
+    """Grid of the tables of one phase: every measured batch and length, and the counts of heads."""
+    measured = {name: np.sort(rows[name].unique()).astype(float) for name in ("batch_size", "kv_len")}
+    heads = {"num_kv_heads": np.array(KV_HEAD_KNOTS, dtype=float), "group": np.array(GROUP_KNOTS, dtype=float)}
+    return heads | measured
+
+
+def tabulate(
+    trees: Any, rows: pd.DataFrame, knots: Mapping[str, Array], physics: Physics, family: int
+) -> dict[int, NDArray[np.int8]]:
+    """Corrections of one kernel at the knots, by window, in units of LOG_STEP; shape [kv heads, group, batch, keys].
+
+    Axes of heads end with the first knot that no measured layout passes. Batches larger than any that was measured with
+    as many keys keep the value of the largest one that was.
+    """
+    import pandas as pd
+
+    most = {"num_kv_heads": rows.num_kv_heads.max(), "group": (rows.num_heads / rows.num_kv_heads).max()}
+    kept = {
+        name: axis[: max(2, np.searchsorted(axis, most[name]) + 1)] if name in most else axis
+        for name, axis in knots.items()
+    }
+    axes = np.meshgrid(*kept.values(), indexing="ij")
+    cells = pd.DataFrame({name: axis.reshape(-1) for name, axis in zip(kept, axes, strict=True)})
+    cells = cells.assign(
+        num_heads=cells.num_kv_heads * cells.group,
+        query_len=1.0 if rows.query_len.max() == 1 else cells.kv_len,
+        head_dim=float(rows.head_dim.iloc[0]),
+        library=rows.library.iloc[0],
+        kernel=rows.kernel.iloc[0],
+    )
+    fits = [_work_of(cells, heads) <= _work_of(rows, heads).max() for heads in ("num_kv_heads", "num_heads")]
+    is_measured = (fits[0] & fits[1]).to_numpy().reshape(axes[0].shape)
+    tables = {}
+    for window in sorted(int(size) for size in rows.window_size.unique()):
+        logs = trees.predict(physics.features(cells.assign(window_size=float(window)), family)[1])
+        steps = np.clip(np.rint(logs / LOG_STEP), -127, 127).astype(np.int8)
+        steps[(cells.num_heads > MOST_HEADS).to_numpy()] = 0
+        table = steps.reshape(axes[0].shape)
+        for place in range(1, table.shape[2]):
+            table[:, :, place] = np.where(is_measured[:, :, place], table[:, :, place], table[:, :, place - 1])
+        tables[window] = table
+    return tables
+
+
+def _work_of(rows: pd.DataFrame, heads: str) -> Any:
+    """Keys of all sequences and heads: what memory had to hold, or what there was to compute."""
+    return rows.batch_size * rows.kv_len * rows[heads]

@@ -1,0 +1,136 @@
+"""What the formulas of attention leave over: a learned correction of a call's time, read off a table.
+
+Legend: u = log2 of a size, w a weight in 0..1, r the logarithm of measured over physics.
+
+    time = physics * exp(w r(u_kv_heads, u_heads per kv head, u_sequences, u_keys))   r: linear between the knots
+
+One table per kernel, head width and window. It was learned on causal calls over whole sequences, or of one new token,
+and fades with the distance to those: sizes beyond the table, other widths and windows, chunks of a prompt. Latent
+heads, masks that are not causal and backward passes get nothing, nor do devices of another family (decision 0004).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.errors import CalibrationError
+from shapewright.perf.residual import FADE_DOUBLINGS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.perf.attention_kernels import AttentionShape
+
+    Array = NDArray[np.float64]
+
+# What one unit of a stored number stands for; a byte then spans factors of 0.02 to 45.
+LOG_STEP = 0.03
+AXES = ("num_kv_heads", "group", "batch_size", "kv_len")
+# Calls corrected together: sixteen corners of this many float64 stay in the second cache.
+_ROWS_PER_BLOCK = 4096
+_CORNERS = np.array([[corner >> axis & 1 for axis in range(4)] for corner in range(16)])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionResidual:
+    """Correction of one kernel in one phase.
+
+    Attributes:
+        knots_log2: Rising log2 of key-value heads, heads per key-value head, sequences and keys.
+        windows: Windows that were measured, ascending; 0 for none. [element]
+        log_steps: ln(measured / physics) in units of LOG_STEP; shape [windows, *knots].
+    """
+
+    knots_log2: tuple[Array, Array, Array, Array]
+    windows: tuple[int, ...]
+    log_steps: NDArray[np.int8]
+
+
+def log_correction(
+    table: AttentionResidual, shape: AttentionShape, head_dim: float, *, is_decode: bool
+) -> tuple[Array, Array]:
+    """Correction of each call, and how much of it counts.
+
+    Args:
+        table: The kernel's table.
+        shape: The calls.
+        head_dim: Head width that the kernel was measured at. [element]
+        is_decode: Whether calls of one new token were measured, not whole sequences.
+
+    Returns:
+        w r, to be added to the logarithm of a time, and w, 1 inside the table and 0 far from it.
+    """
+    sizes = (shape.num_kv_heads, shape.num_heads / shape.num_kv_heads, shape.batch_size, shape.kv_len)
+    window, away = _nearest_window(table, shape)
+    away = away + np.abs(np.log2(shape.head_dim / head_dim))
+    away = away + np.log2(shape.query_len if is_decode else np.maximum(shape.kv_len / shape.query_len, 1.0))
+    measured = (shape.head_dim == shape.v_head_dim) & shape.causal
+    places = [np.log2(size).reshape(-1) for size in sizes]
+    flat_window, flat_away = window.reshape(-1), np.where(measured, away, np.inf).reshape(-1)
+    blocks = [slice(start, start + _ROWS_PER_BLOCK) for start in range(0, len(flat_away), _ROWS_PER_BLOCK)]
+    parts = [_look_up(table, [place[rows] for place in places], flat_window[rows], flat_away[rows]) for rows in blocks]
+    logs, weight = (np.concatenate(column).reshape(np.shape(shape.batch_size)) for column in zip(*parts, strict=True))
+    return logs, weight
+
+
+def _nearest_window(table: AttentionResidual, shape: AttentionShape) -> tuple[NDArray[np.intp], Array]:
+    """Index of the table whose window is nearest, and its distance in doublings.
+
+    A window that no key lies outside of is none, unless it was measured as one.
+    """
+    index, away = np.zeros(shape.batch_size.shape, dtype=np.intp), np.zeros(shape.batch_size.shape)
+    for window in np.unique(shape.window_size):
+        here = shape.window_size == window
+        if window in table.windows:
+            index[here] = table.windows.index(int(window))
+            continue
+        real = [place for place, known in enumerate(table.windows) if known > 0 and window > 0]
+        nearest = min(real, key=lambda place: abs(np.log2(window / table.windows[place])), default=None)
+        index[here] = 0 if nearest is None else nearest
+        away[here] = np.inf if nearest is None else abs(np.log2(window / table.windows[nearest]))
+        if 0 in table.windows:
+            wide = here & (window >= shape.kv_len)
+            index[wide], away[wide] = table.windows.index(0), 0.0
+    return index, away
+
+
+def _look_up(
+    table: AttentionResidual, places: list[Array], window: NDArray[np.intp], away: Array
+) -> tuple[Array, Array]:
+    index, weight = window[:, None], np.ones((len(window), 1))
+    for place, knots, length, step in zip(places, table.knots_log2, table.log_steps.shape[1:], _CORNERS.T, strict=True):
+        away = away + np.maximum(knots[0] - place, 0.0) + np.maximum(place - knots[-1], 0.0)
+        lower = np.clip(np.searchsorted(knots, place, side="right") - 1, 0, length - 2)
+        share = np.clip((place - knots[lower]) / (knots[lower + 1] - knots[lower]), 0.0, 1.0)[:, None]
+        index = index * length + lower[:, None] + step
+        weight = weight * np.where(step, share, 1.0 - share)
+    total = (table.log_steps.reshape(-1)[index] * weight).sum(axis=1)
+    fade = np.maximum(1.0 - away / FADE_DOUBLINGS, 0.0)
+    return fade * total * LOG_STEP, fade
+
+
+@cache
+def load_residual(file_name: str, name: str) -> AttentionResidual:
+    """Table of one kernel and phase, by the name that its record gives.
+
+    Raises:
+        CalibrationError: the file is missing or malformed.
+    """
+    path = resources.files("shapewright.perf") / "data" / "attention" / file_name
+    phase = "decode" if name.endswith("/decode") else "prefill"
+    try:
+        with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
+            windows = tuple(sorted(int(key.split("@")[1]) for key in stored.files if key.startswith(f"{name}@")))
+            tables = np.stack([stored[f"{name}@{window}"] for window in windows])
+            knots = tuple(
+                np.log2(stored[f"{axis}/{phase}"][:length].astype(float))
+                for axis, length in zip(AXES, tables.shape[1:], strict=True)
+            )
+    except (OSError, KeyError, ValueError) as error:
+        raise CalibrationError(f"residuals {file_name} of an attention record cannot be read: {error}") from error
+    return AttentionResidual(knots_log2=knots, windows=windows, log_steps=tables)
