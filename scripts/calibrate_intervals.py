@@ -289,7 +289,10 @@ def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     names = {key: attention_path(*key) for key in rows[keys].drop_duplicates().itertuples(index=False, name=None)}
     rows["path"] = [names[key] for key in rows[keys].itertuples(index=False, name=None)]
     rows["regime_s"] = rows.predicted
-    groups, report = own_groups(rows, "phase")
+    # Tables were learned by device, library and formats, and err less on what they saw, each by another factor.
+    is_learned = rows.path.str.endswith("learned").astype(str)
+    rows["regime"] = rows.device + rows.library + rows.dtype + rows.phase + is_learned
+    groups, report = own_groups(rows, "regime")
     for collected, make in ((swapped, library_groups), (far, lambda found: transfer_groups("attention", found))):
         found = pd.concat(collected, ignore_index=True)
         pairs = zip(found.dtype, found.phase, strict=True)
