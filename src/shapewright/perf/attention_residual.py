@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from math import log2
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,6 +67,8 @@ def log_correction(
         w r, to be added to the logarithm of a time, and w, 1 inside the table and 0 far from it.
     """
     sizes = (shape.num_kv_heads, shape.num_heads / shape.num_kv_heads, shape.batch_size, shape.kv_len)
+    if shape.batch_size.size == 1:
+        return _correct_one(table, shape, head_dim, sizes, is_decode=is_decode)
     window, away = _nearest_window(table, shape)
     away = away + np.abs(np.log2(shape.head_dim / head_dim))
     away = away + np.log2(shape.query_len if is_decode else np.maximum(shape.kv_len / shape.query_len, 1.0))
@@ -78,25 +81,60 @@ def log_correction(
     return logs, weight
 
 
-def _nearest_window(table: AttentionResidual, shape: AttentionShape) -> tuple[NDArray[np.intp], Array]:
-    """Index of the table whose window is nearest, and its distance in doublings.
+def _correct_one(
+    table: AttentionResidual, shape: AttentionShape, head_dim: float, sizes: tuple[Array, ...], *, is_decode: bool
+) -> tuple[Array, Array]:
+    """The same for one call, which a step asks for: NumPy would spend its time on starting."""
+    query_len, kv_len = shape.query_len.item(), shape.kv_len.item()
+    zero = np.zeros(shape.batch_size.shape)
+    if not shape.causal or shape.head_dim.item() != shape.v_head_dim.item():
+        return zero, zero
+    window, away = _place_of_window(table, shape.window_size.item(), kv_len)
+    away += abs(log2(shape.head_dim.item() / head_dim)) + log2(query_len if is_decode else max(kv_len / query_len, 1.0))
+    corners = [(window, 1.0)]
+    for size, knots, length in zip(sizes, table.knots_log2, table.log_steps.shape[1:], strict=True):
+        place = log2(size.item())
+        away += max(knots.item(0) - place, 0.0) + max(place - knots.item(length - 1), 0.0)
+        lower = min(max(int(knots.searchsorted(place, side="right")) - 1, 0), length - 2)
+        below = knots.item(lower)
+        share = min(max((place - below) / (knots.item(lower + 1) - below), 0.0), 1.0)
+        corners = [
+            (index * length + lower + step, weight * part)
+            for index, weight in corners
+            for step, part in ((0, 1.0 - share), (1, share))
+            if part > 0.0
+        ]
+    total = sum(weight * table.log_steps.item(index) for index, weight in corners)
+    fade = max(1.0 - away / FADE_DOUBLINGS, 0.0)
+    return zero + fade * total * LOG_STEP, zero + fade
 
-    A window that no key lies outside of is none, unless it was measured as one.
-    """
+
+def _nearest_window(table: AttentionResidual, shape: AttentionShape) -> tuple[NDArray[np.intp], Array]:
+    """Index of the table whose window is nearest, and its distance in doublings, of each call."""
     index, away = np.zeros(shape.batch_size.shape, dtype=np.intp), np.zeros(shape.batch_size.shape)
     for window in np.unique(shape.window_size):
         here = shape.window_size == window
-        if window in table.windows:
-            index[here] = table.windows.index(int(window))
-            continue
-        real = [place for place, known in enumerate(table.windows) if known > 0 and window > 0]
-        nearest = min(real, key=lambda place: abs(np.log2(window / table.windows[place])), default=None)
-        index[here] = 0 if nearest is None else nearest
-        away[here] = np.inf if nearest is None else abs(np.log2(window / table.windows[nearest]))
-        if 0 in table.windows:
-            wide = here & (window >= shape.kv_len)
-            index[wide], away[wide] = table.windows.index(0), 0.0
+        # A window that no key lies outside of is none: whether it is one changes at its own length alone.
+        for is_wide in (False, True):
+            chosen = here & ((window >= shape.kv_len) == is_wide)
+            index[chosen], away[chosen] = _place_of_window(table, float(window), 0.0 if is_wide else np.inf)
     return index, away
+
+
+def _place_of_window(table: AttentionResidual, window: float, kv_len: float) -> tuple[int, float]:
+    """Index of the table for a window, and its distance in doublings; one as wide as the keys is none.
+
+    A measured window has its own table even where no key lies outside of it.
+    """
+    if window in table.windows:
+        return table.windows.index(int(window)), 0.0
+    if window >= kv_len and 0 in table.windows:
+        return table.windows.index(0), 0.0
+    measured = [known for known in table.windows if known > 0 and window > 0.0]
+    if not measured:
+        return 0, np.inf
+    nearest = min(measured, key=lambda known: abs(log2(window / known)))
+    return table.windows.index(nearest), abs(log2(window / nearest))
 
 
 def _look_up(
