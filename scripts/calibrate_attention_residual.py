@@ -19,7 +19,7 @@ import pandas as pd
 from attention_rows import DEVICES, OTHER_SECTIONS, PHASES, SECTIONS, read_rows
 from record_file import RECORDS
 
-from shapewright.fit.attention import AIMED_COVERAGE, Source, error_of, layout_folds
+from shapewright.fit.attention import AIMED_COVERAGE, Source, error_of, layout_folds, shape_of
 from shapewright.fit.attention_residual import (
     Physics,
     features_of,
@@ -30,6 +30,7 @@ from shapewright.fit.attention_residual import (
 )
 from shapewright.fit.logs import HELD_OUT_FOLD, Array, error_summary, interval_of
 from shapewright.hardware import Device, load_device
+from shapewright.perf.attention_residual import AttentionResidual, log_correction
 from shapewright.perf.attention_sections import SMALL_GROUPS
 from shapewright.perf.calibration import load_record
 
@@ -75,17 +76,16 @@ class Learner:
             if error_of(left_out_s[index], part) > WORTHWHILE_RATIO * error_of(own_physics_s, part):
                 print(self.alias, name, "keeps its physics alone", flush=True)
                 continue
-            kernel_rows = rows[(rows.family == family) & (rows.head_dim == width)]
-            for window, steps in tabulate(
-                trees, kernel_rows, self.knots[phase], physics, families.index(family)
-            ).items():
+            ours = ((rows.family == family) & (rows.head_dim == width)).to_numpy()
+            table = tabulate(trees, rows[ours], self.knots[phase], physics, families.index(family))
+            for window, steps in zip(table.windows, table.log_steps, strict=True):
                 self.tables[f"{name}@{window}"] = steps
             self.intervals[name] = interval_of(left_out_s[index], part.latency_s.to_numpy(), AIMED_COVERAGE)
-            judged = held_out & ((rows.family == family) & (rows.head_dim == width)).to_numpy()
             self.reports[name] = {"left_out": error_summary(left_out_s[index], part.latency_s.to_numpy())}
-            if judged.any():
-                unseen_s = physics_s[judged] * np.exp(trees.predict(seen[judged]))
-                self.reports[name]["held_out"] = error_summary(unseen_s, rows.latency_s.to_numpy()[judged])
+            judged = rows[held_out & ours]
+            if len(judged):
+                unseen_s = correct(table, judged, source, float(width), physics_s[held_out & ours])
+                self.reports[name]["held_out"] = error_summary(unseen_s, judged.latency_s.to_numpy())
             print(
                 self.alias,
                 name,
@@ -108,6 +108,14 @@ class Learner:
         measured = "borrowed" not in self.record.provenance["reports"][path]
         name = "/".join((*(own if measured else spare), plain, phase))
         return name if name in self.intervals else None
+
+
+def correct(table: AttentionResidual, rows: pd.DataFrame, source: Source, width: float, physics_s: Array) -> Array:
+    """Times of rows of one kernel by physics and its table. [s]"""
+    is_decode = bool(rows.query_len.max() == 1)
+    logs, _ = log_correction(table, shape_of(rows, source), width, is_decode=is_decode)
+    corrected_s: Array = physics_s * np.exp(logs)
+    return corrected_s
 
 
 def report_unseen(content: dict[str, Any]) -> None:

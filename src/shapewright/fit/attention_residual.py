@@ -16,13 +16,12 @@ from shapewright.fit.attention import layout_folds
 from shapewright.fit.logs import NUM_FOLDS, Array, folds_of
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
-from shapewright.perf.attention_residual import LOG_STEP
+from shapewright.perf.attention_residual import LOG_STEP, AttentionResidual
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
-    from numpy.typing import NDArray
 
     from shapewright.hardware import Device
     from shapewright.perf.calibration import CalibrationRecord
@@ -143,8 +142,8 @@ def knots_of(rows: pd.DataFrame) -> dict[str, Array]:
 
 def tabulate(
     trees: Any, rows: pd.DataFrame, knots: Mapping[str, Array], physics: Physics, family: int
-) -> dict[int, NDArray[np.int8]]:
-    """Corrections of one kernel at the knots, by window, in units of LOG_STEP; shape [kv heads, group, batch, keys].
+) -> AttentionResidual:
+    """Corrections of one kernel at the knots, for each window that was measured.
 
     Axes of heads end with the first knot that no measured layout passes. Batches larger than any that was measured with
     as many keys keep the value of the largest one that was.
@@ -176,7 +175,11 @@ def tabulate(
         for place in range(1, table.shape[2]):
             table[:, :, place] = np.where(is_measured[:, :, place], table[:, :, place], table[:, :, place - 1])
         tables[window] = table
-    return tables
+    return AttentionResidual(
+        knots_log2=tuple(np.log2(axis) for axis in kept.values()),  # type: ignore[arg-type]
+        windows=tuple(tables),
+        log_steps=np.stack(list(tables.values())),
+    )
 
 
 def _work_of(rows: pd.DataFrame, heads: str) -> Any:
