@@ -187,7 +187,8 @@ def accuracy() -> str:
     commands_used = {fact["command"].partition(" --device")[0] for fact in accuracy_facts()}
     commands_used |= {"python scripts/calibrate_software.py --data DIR", results()["command"]}
     commands_used |= {"python scripts/calibrate_intervals.py --data DIR"}
-    learned = [record.residual for record in measured_records("gemm") if record.residual]
+    records = [*measured_records("gemm"), *measured_records("attention")]
+    learned = [record.residual for record in records if record.residual]
     commands_used |= {residual["command"].partition(" --device")[0] for residual in learned}
     parts = [
         "# Accuracy",
