@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from calibrate_collectives import ONE_MACHINE_GROUPS
+from interval_groups import Groups, library_groups, own_groups, parts_of, transfer_groups
 from interval_rows import (
     FOLDS,
     attention_layouts,
@@ -41,13 +42,8 @@ from record_file import RECORDS
 from shapewright.accuracy.columns import Columns
 from shapewright.dtypes import get_dtype
 from shapewright.fit.intervals import (
-    Interval,
-    form_of,
     pool,
     spread_over,
-    stretch,
-    stretch_scores,
-    stretches,
     widened,
 )
 from shapewright.fit.logs import HELD_OUT_FOLD, tidy
@@ -60,112 +56,9 @@ KINDS = ("gemm", "attention", "moe", "collectives", "pointwise")
 ATTENTION_TABLES = ("attention_prefill", "attention_decode")
 # Rows of a table that are priced to see how far devices and libraries are apart.
 ROWS_OF_A_TABLE = 150_000
-# A third library lies nearer the middle of two than they lie to each other: with spreads alike and independent, its
-# distance has 3/2 of the variance of one, and theirs has 2.
-THIRD_LIBRARY = np.sqrt(3.0 / 4.0)
 # Regimes of the paper's rows: sweeps of a millisecond, layers of up to a second; a hundred unseen rows a table.
 PAPER_EDGES_S = (1e-3, 1e-2, 1e-1)
 PAPER_FEWEST_ROWS = 60
-
-Groups = dict[str, Interval | None]
-Parts = dict[str, tuple[np.ndarray, np.ndarray]]
-
-
-def parts_of(rows: pd.DataFrame, by: list[str]) -> Parts:
-    """Predicted and measured times of each distinct combination of words."""
-    return {
-        " ".join(map(str, key)): (part.predicted.to_numpy(), part.measured.to_numpy()) for key, part in rows.groupby(by)
-    }
-
-
-# --- Devices left out ------------------------------------------------------------------------------------------------
-
-
-def transfer_groups(kind: str, rows: pd.DataFrame) -> Groups:
-    """Pools of devices priced without their own record, by how far the lender is and by format.
-
-    Args:
-        kind: Kind of record.
-        rows: Rows priced uncalibrated, with the ``format`` of each as groups are named.
-    """
-    places = {name: load_record(kind, load_device(name), uncalibrated=True).distance for name in rows.device.unique()}
-    rows = rows.assign(place=rows.device.map(places))
-    groups: Groups = {}
-    for place, there in rows.groupby("place"):
-        formats = sorted(set(there.format) - {""})
-        for name in ("", *formats, *sorted({entry.split("/")[0] for entry in formats if "/" in entry})):
-            here = there[(there.format == name) | there.format.str.startswith(f"{name}/")] if name else there
-            full = f"{place}/{name}" if name else str(place)
-            groups |= left_out_in_turn(full, parts_of(here, ["device"]))
-    return groups
-
-
-def left_out_in_turn(name: str, parts: Parts) -> Groups:
-    """A pool of all parts and, for each of them, one without it; all as much wider as unseen parts ask for."""
-    spread = spread_over(parts)
-    groups: Groups = {name: widened(pool(list(parts.values()), both_ways=True), spread)}
-    for left_out in parts:
-        others = [rows for part, rows in parts.items() if part != left_out]
-        groups[f"{name}/without {left_out}"] = widened(pool(others, both_ways=True), spread) if others else None
-    return groups
-
-
-# --- Sections themselves ---------------------------------------------------------------------------------------------
-
-
-def own_groups(rows: pd.DataFrame, regime: str) -> tuple[Groups, dict[str, Any]]:
-    """Intervals of sections: the form of rows the fit saw, stretched by what the unseen ones of a regime ask for.
-
-    Args:
-        rows: Rows with ``path`` (name of the group), ``regime_s`` (time that chooses the regime), ``is_unseen`` and
-            ``half``.
-        regime: Column whose words share a stretch, such as the phase.
-
-    Returns:
-        The groups, and the coverage of unseen rows by stretches from the other half of their shapes.
-    """
-    forms = {
-        path: form_of(part.regime_s.to_numpy(), (part.measured / part.predicted * part.regime_s).to_numpy())
-        for path, part in rows[~rows.is_unseen].groupby("path")
-    }
-    unseen = rows[rows.is_unseen & rows.path.isin(forms)].copy()
-    unseen["scores"] = np.nan
-    for path, part in unseen.groupby("path"):
-        scaled = (part.measured / part.predicted * part.regime_s).to_numpy()
-        unseen.loc[part.index, "scores"] = stretch_scores(forms[path], part.regime_s.to_numpy(), scaled)
-    groups: Groups = {}
-    judged = []
-    for word, part in unseen.groupby(regime):
-        factors = stretches(part.scores.to_numpy(), part.regime_s.to_numpy())
-        groups |= {
-            path: stretch(forms[path], factors)
-            for path in rows.loc[rows[regime] == word, "path"].unique()
-            if path in forms
-        }
-        for half in (0, 1):
-            others, these = part[part.half != half], part[part.half == half]
-            if len(others) and len(these):
-                factors = stretches(others.scores.to_numpy(), others.regime_s.to_numpy())
-                at = np.searchsorted(factors["edges_s"], these.regime_s)
-                judged.append(these.assign(covered=these.scores <= np.asarray(factors["factor"])[at]))
-    return groups, summary(pd.concat(judged))
-
-
-def summary(judged: pd.DataFrame) -> dict[str, Any]:
-    """Coverage of judged rows: all, by device, dtype and library, and the cells outside 85 to 95 %."""
-    cells = judged.groupby(["table", "device", "dtype", "library"]).covered.agg(["mean", "size"])
-    cells = cells[cells["size"] >= 200]
-    outside = cells[(cells["mean"] < 0.85) | (cells["mean"] > 0.95)]
-    return {
-        "rows": len(judged),
-        "covered": round(float(judged.covered.mean()), 3),
-        "cells": len(cells),
-        "cells_inside": len(cells) - len(outside),
-        "outside": {" ".join(map(str, key)): round(float(row["mean"]), 3) for key, row in outside.iterrows()},
-    }
-
-
-# --- Kinds -----------------------------------------------------------------------------------------------------------
 
 
 def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
@@ -218,22 +111,6 @@ def swapped_libraries(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
             if measured != priced:
                 chosen = columns.take((devices == device) & (libraries == measured))
                 yield price_rows(name, renamed(chosen, library=lambda _, word=priced: word))  # type: ignore[misc]
-
-
-def library_groups(rows: pd.DataFrame) -> Groups:
-    """Pools of libraries priced with another's section, by device and format, by format, and of all."""
-    groups: Groups = {}
-    formats = sorted({*rows.format, *(name.split("/")[0] for name in rows.format)})
-    for place, there in (
-        ("other library", rows),
-        *((f"other library/{device}", part) for device, part in rows.groupby("device")),
-    ):
-        for name in ("", *formats):
-            here = there[(there.format == name) | there.format.str.startswith(f"{name}/")] if name else there
-            if len(here):
-                parts = parts_of(here, ["device", "library"])
-                groups[f"{place}/{name}" if name else str(place)] = widened(pool(list(parts.values())), THIRD_LIBRARY)
-    return groups
 
 
 def attention_rows(columns: Columns, table: str, **context: Any) -> Iterator[pd.DataFrame]:
