@@ -117,3 +117,33 @@ def test_rows_step_up_with_tiles() -> None:
     found = price_grouped_gemm(replace(MIXTRAL, m=rows), H100, load_record("moe", H100))
 
     assert float(np.max(np.diff(found.num_tiles))) >= 8 * 28672 / 256
+
+
+def test_training_leaves_a_serving_librarys_poor_kernel() -> None:
+    """FP8 experts of training take H100's 16-bit fractions at the FP8 rate; serving, 16 bits and B200 are themselves."""
+    narrow = replace(MIXTRAL, dtype="fp8")
+    serving, training = price(narrow), price(replace(narrow, is_training=True))
+    wide = price(MIXTRAL)
+    b200 = load_device("b200-sxm-180gb")
+    own = [
+        price_grouped_gemm(replace(narrow, is_training=each), b200, load_record("moe", b200)) for each in (True, False)
+    ]
+
+    assert 2.5 * training.time_s < serving.time_s
+    assert 0.5 * wide.time_s <= training.time_s < 0.65 * wide.time_s
+    assert training.calibration.endswith("without cutlass, fractions of bf16")
+    assert training.high_s / training.low_s > wide.high_s / wide.low_s
+    assert price(replace(MIXTRAL, is_training=True)) == wide
+    assert own[0] == own[1]
+
+
+def test_a_mixed_list_is_priced_one_by_one() -> None:
+    """Training and serving products of several formats, priced together, keep their order and their own kernels."""
+    mixed = [
+        replace(MIXTRAL, dtype=dtype, is_training=is_training)
+        for dtype in ("fp8", "bf16")
+        for is_training in (True, False, True)
+    ]
+    together = price_grouped_gemms(mixed, H100, load_record("moe", H100))
+
+    assert together == [price(each) for each in mixed]

@@ -61,6 +61,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
             k=k,
             groups=local_experts,
             weight_dtype=shard.weight_dtype,
+            is_training=shard.workload.is_training,
         )
 
     # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.

@@ -83,6 +83,7 @@ class GroupedGemm(OperationBase):
         groups: Number of weight matrices (local experts).
         layout: How A and B lie in memory, as for Gemm.
         weight_dtype: Element format of B in memory, as for Gemm.
+        is_training: Whether a training stack runs it, which has grouped kernels of its own, and not a serving library.
     """
 
     m: Count
@@ -91,6 +92,7 @@ class GroupedGemm(OperationBase):
     groups: Count
     layout: str = "NT"
     weight_dtype: str | None = None
+    is_training: bool = False
 
     kind = "grouped_gemm"
 

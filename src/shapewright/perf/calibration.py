@@ -77,6 +77,7 @@ class CalibrationRecord:
             says: ``generic`` for devices of an architecture that are not alike (see SIBLING_FACTOR), ``foreign`` for
             chips of another maker.
         older_software: It prices what ran older software than was measured, whose intervals are wider.
+        left_out: Kernels whose sections were taken out for this use (perf.expert_kernels), in words.
     """
 
     id: str
@@ -92,6 +93,7 @@ class CalibrationRecord:
     borrower: str = ""
     farther: str = ""
     older_software: bool = False
+    left_out: str = ""
 
     @property
     def distance(self) -> str:
@@ -106,7 +108,8 @@ class CalibrationRecord:
     @property
     def label(self) -> str:
         """What to show beside a number: the id, or ``uncalibrated`` and whose record was borrowed."""
-        return self.id if self.transfer == "exact" else f"{UNCALIBRATED} (borrows {self.id})"
+        name = f"{self.id} without {self.left_out}" if self.left_out else self.id
+        return name if self.transfer == "exact" else f"{UNCALIBRATED} (borrows {name})"
 
 
 def load_record(

@@ -30,22 +30,28 @@ _FAMILIES = (
     ("fused_moe", "triton"),
 )
 # A kernel that reaches a smaller part of its record's usual share of bandwidth is a poor match of one library and one
-# device (CUTLASS on Hopper: a fifth), and tells nothing of another family of devices.
+# device (CUTLASS on Hopper: a fifth), and tells nothing of another family of devices, nor of a training stack.
 _LEAST_SHARE_TO_LEND = 0.5
 # Formats whose default section says what share of bandwidth is usual.
 _USUAL_FORMATS = ("bf16", "fp16")
 
 
-def say_expert_kernel(record: CalibrationRecord, dtype: str) -> str:
+def say_expert_kernel(record: CalibrationRecord, dtype: str, *, is_training: bool = False) -> str:
     """Which measured kernel prices experts in a narrow format, in words; empty in 16 bits or where none was.
 
     Args:
         record: A record of kind ``moe``.
         dtype: Format of the products.
+        is_training: Whether a training stack runs them.
     """
     kernel = record.provenance.get("defaults", {}).get(dtype, "").partition(", ")[2]
     if not kernel or dtype in _USUAL_FORMATS:
         return ""
+    if is_training and training_record(record, dtype) is not record:
+        return (
+            f"{dtype} experts are priced with the fractions of {record.device}'s 16-bit kernels at the {dtype} rate, "
+            f"since {kernel} there tells nothing of a training stack; as slow as bf16 if yours multiplies in 16 bits"
+        )
     return f"{dtype} experts are priced as {kernel} ran on {record.device}; with another kernel they may be faster"
 
 
@@ -91,15 +97,26 @@ def leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
     CUTLASS's experts reach a fifth of the memory's bandwidth on Hopper. TensorRT-LLM's on B200 in the same format were
     priced at 3.7 times their time by them, and at 1.4 times by Hopper's 16-bit fractions.
     """
-    return _leave_poor_matches(record) if record.transfer == "generic" else record
+    return leave_poor_kernels(record) if record.transfer == "generic" else record
 
 
-_LENT: dict[str, CalibrationRecord] = {}
+_LENT: dict[tuple[str, ...], CalibrationRecord] = {}
 
 
-def _leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
-    """Unfolded once per record."""
-    if record.id not in _LENT:
+def training_record(record: CalibrationRecord, dtype: str) -> CalibrationRecord:
+    """The record that prices a training stack's experts in a format: without poor kernels, where they are that format's.
+
+    A training stack has grouped kernels of its own. That the device can do better than a serving library's poor match
+    is proven by its 16-bit experts, whose fractions at the narrow format's rate stand in (docs/decisions/0007-moe.md).
+    """
+    kept = leave_poor_kernels(record)
+    return record if dtype in kept.parameters["dtypes"] else kept
+
+
+def leave_poor_kernels(record: CalibrationRecord) -> CalibrationRecord:
+    """A record without the kernels that reach less than half of its usual share of bandwidth; made once per record."""
+    use = (record.id, record.transfer, record.borrower, record.farther, str(record.older_software))
+    if use not in _LENT:
         default, libraries = record.parameters["dtypes"], record.parameters["libraries"]
         usual = next((default[each] for each in _USUAL_FORMATS if each in default), next(iter(default.values())))
         least = _LEAST_SHARE_TO_LEND * usual["bandwidth_fraction"]
@@ -109,6 +126,5 @@ def _leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
 
         kept = {"dtypes": lend(default), "libraries": {key: lend(own) for key, own in libraries.items()}}
         dropped = {expert_kernel_family(key) for key, own in libraries.items() if own and not kept["libraries"][key]}
-        words = f" without {', '.join(sorted(dropped))}" if dropped else ""
-        _LENT[record.id] = replace(record, id=record.id + words, parameters={**record.parameters, **kept})
-    return _LENT[record.id]
+        _LENT[use] = replace(record, left_out=", ".join(sorted(dropped)), parameters={**record.parameters, **kept})
+    return _LENT[use]

@@ -24,7 +24,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
-from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
+from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches, training_record
 from shapewright.perf.gemm import estimate_gemm_s, price_gemm, price_gemms
 from shapewright.perf.gemm_job import DTYPE_KIN
 
@@ -60,6 +60,7 @@ def price_grouped_gemm(
         UnknownRateError: the device has no rate for the dtype.
         CalibrationError: the record is malformed.
     """
+    record = training_record(record, operation.dtype) if operation.is_training else record
     return price_gemm(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
 
 
@@ -75,6 +76,7 @@ def estimate_grouped_gemm_s(
 
     It is the time_s of price_grouped_gemm, from the same arguments.
     """
+    record = training_record(record, operation.dtype) if operation.is_training else record
     return estimate_gemm_s(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
 
 
@@ -82,7 +84,15 @@ def price_grouped_gemms(
     operations: Sequence[GroupedGemm], device: Device, record: CalibrationRecord
 ) -> list[GemmPrice]:
     """Price many scalar grouped products at once, in their order."""
-    return price_gemms([split_evenly(operation) for operation in operations], device, record)
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for index, operation in enumerate(operations):
+        groups.setdefault((operation.is_training, operation.dtype), []).append(index)
+    prices: dict[int, GemmPrice] = {}
+    for (is_training, dtype), own in groups.items():
+        own_record = training_record(record, dtype) if is_training else record
+        found = price_gemms([split_evenly(operations[index]) for index in own], device, own_record)
+        prices.update(zip(own, found, strict=True))
+    return [prices[index] for index in range(len(operations))]
 
 
 def split_evenly(operation: GroupedGemm) -> Gemm:

@@ -85,7 +85,7 @@ def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     A library of another version is priced as its nearest one, where the record is of the device's own family. In a
     record of another family, and where the record does not know the library, it is priced as the middle of all.
     """
-    use = (record.residual is None, record.borrower, record.distance, record.older_software)
+    use = (record.residual is None, record.borrower, record.distance, record.older_software, record.left_out)
     libraries, formats = record.parameters["libraries"], (dtype, *DTYPE_KIN[dtype])
     is_expert = record.kind == "moe"
     nearest = choose_expert_kernel(record, formats, library) if is_expert else nearest_library(library, libraries)

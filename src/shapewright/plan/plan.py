@@ -245,7 +245,8 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
 def _say_kernels(config: TransformerConfig, device: Device, workload: Workload, uncalibrated: bool) -> Iterator[str]:
     """Which measured kernel prices the experts, where formats have kernels of very different kinds."""
     if config.is_moe:
-        words = say_expert_kernel(load_record("moe", device, uncalibrated=uncalibrated), workload.dtype)
+        record = load_record("moe", device, uncalibrated=uncalibrated)
+        words = say_expert_kernel(record, workload.dtype, is_training=workload.is_training)
         if words:
             yield words
 
