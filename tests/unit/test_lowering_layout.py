@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -237,6 +238,46 @@ def test_expert_parallel_exchanges_routed_rows() -> None:
     assert sum(int(each.repeats) for each in exchanges) == 4 * 4
     # Copies of an expert live on data_parallel / expert_parallel devices: none to reduce with.
     assert not [each for each in collectives(layout, config, axis="data") if each.name.startswith("experts")]
+
+
+def test_fp8_rows_go_out_narrow_and_come_back_wide() -> None:
+    """Dispatched rows and the gradients of what comes back are FP8 with scales; combined ones stay in 16 bits."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=3
+    )
+    layout = ParallelLayout(data_parallel=4, expert_parallel=4)
+    sent = {
+        dtype: {
+            each.name.removeprefix("moe.").removesuffix(".alltoall"): each.message_bytes
+            for each in collectives(layout, config, axis="expert", workload=replace(WORKLOAD, dtype=dtype))
+        }
+        for dtype in ("fp8", "fp4")
+    }
+    wide, narrow = 3.0 * RESIDUAL_BYTES, 3.0 * RESIDUAL_BYTES * (1.0 + 4.0 / 128.0) / 2.0
+
+    assert sent["fp8"] == {
+        "dispatch": narrow, "combine": wide, "dispatch.backward": wide, "combine.backward": narrow
+    }  # fmt: skip
+    assert set(sent["fp4"].values()) == {wide}
+
+
+def test_a_token_crosses_to_each_node_once() -> None:
+    """Two experts of 8 over 4 nodes of 2: of 1.5 rows that leave a node, those to the same one are sent once."""
+    config = TransformerConfig(
+        hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=2
+    )
+    layout = ParallelLayout(data_parallel=8, expert_parallel=8)
+    by_node_size = {
+        size: {
+            each.crossing_fraction
+            for each in lower(config, WORKLOAD, layout, node_size=size)
+            if isinstance(each, Collective) and each.axis == "expert"
+        }
+        for size in (2, 8)
+    }
+
+    # Both experts on one node in 1 case of 4: 1.75 nodes for 2 rows.
+    assert by_node_size == {2: {1.75 / 2.0}, 8: {1.0}}
 
 
 def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:

@@ -95,6 +95,19 @@ def test_between_nodes_each_card_carries_its_share() -> None:
     assert found.time_s == pytest.approx(0.025 + 6e-5 + 2e-5 + 2e-5)
 
 
+def test_rows_sent_once_to_each_node_are_copied_inside() -> None:
+    """Half of the rows cross and all of them travel inside: the network's time halves until the links are the limit."""
+    whole = call("alltoall", 1e9, 16, 8)
+    record = replace(ROUND_RECORD, parameters={**ROUND_RECORD.parameters, "operations": {"alltoall": {"8": LATE}}})
+    every, half, none = (
+        price_collective(replace(whole, crossing_fraction=part), DEVICE, record).memory_s for part in (1.0, 0.5, 0.01)
+    )
+    inside = price_collective(replace(whole, num_ranks=8), DEVICE, record).memory_s
+
+    assert half == pytest.approx(every / 2.0)
+    assert none == pytest.approx(inside)
+
+
 def test_alltoall_sends_most_of_it_to_other_nodes() -> None:
     """Of 16 ranks, eight are elsewhere: half of the message leaves through the card."""
     record = replace(ROUND_RECORD, parameters={**ROUND_RECORD.parameters, "operations": {"alltoall": {"8": LATE}}})

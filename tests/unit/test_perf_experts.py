@@ -120,7 +120,7 @@ def test_rows_step_up_with_tiles() -> None:
 
 
 def test_training_leaves_a_serving_librarys_poor_kernel() -> None:
-    """FP8 experts of training take H100's 16-bit fractions at the FP8 rate; serving, 16 bits and B200 are themselves."""
+    """FP8 experts of training take H100's 16-bit fractions at the FP8 rate; all else is as it was measured."""
     narrow = replace(MIXTRAL, dtype="fp8")
     serving, training = price(narrow), price(replace(narrow, is_training=True))
     wide = price(MIXTRAL)

@@ -78,8 +78,16 @@ def _mirror(forward: Collective) -> list[Operation]:
     op_name = _MIRRORED.get(forward.op_name, forward.op_name)
     name = f"{forward.name.removesuffix(f'.{forward.op_name}')}.backward"
     overlaps = forward.overlaps or (forward.op_name in _TOWARDS_INPUTS and forward.axis == "tensor")
+    sent_bytes = forward.message_bytes if forward.backward_bytes is None else forward.backward_bytes
     mirrored: list[Operation] = [
-        forward.changed(name=f"{name}.{op_name}", pass_name="backward", op_name=op_name, overlaps=overlaps)
+        forward.changed(
+            name=f"{name}.{op_name}",
+            pass_name="backward",
+            op_name=op_name,
+            overlaps=overlaps,
+            message_bytes=sent_bytes,
+            backward_bytes=None,
+        )
     ]
     if forward.op_name == "all_gather" and forward.axis == "tensor":
         mirrored.append(forward.changed(name=f"{name}.gather_again", pass_name="backward", overlaps=True))

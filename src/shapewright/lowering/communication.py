@@ -4,7 +4,7 @@ Ranks are numbered with the tensor axis innermost, then context, then data (expe
 pipeline: an axis whose stride fits in a node keeps that many ranks inside it.
 
 Source: arXiv 1909.08053 section 3 (tensor), 2205.05198 section 4.2.2 (sequence), 2104.04473 section 3 (pipeline),
-1910.02054 section 7 (ZeRO), 2310.01889 (ring of keys and values).
+1910.02054 section 7 (ZeRO), 2310.01889 (ring of keys and values), 2412.19437 sections 3.2.2 and 3.3.3 (experts).
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from shapewright.lowering.shard import Shard
     from shapewright.operations import Operation
     from shapewright.operations.base import Count, Numeric
+
+FP8_ELEMENT_BYTES = 1.0 + 4.0 / 128.0
+"""An element of a routed row in FP8, with an fp32 scale for every 128. [byte] Source: arXiv 2412.19437, section 3.3.2
+(tiles of 1 x 128) and 3.3.3 (activations are dispatched in FP8, and so are the gradients before the down projection;
+what is combined stays in bf16, forward and backward)."""
 
 
 def ranks_per_node(num_ranks: Count, stride: Count, node_size: int) -> Any:
@@ -137,10 +142,61 @@ def reduce_tokens(shard: Shard, name: str, repeats: int, *, tokens: int, stage: 
     return collective(shard, f"{name}.{op_name}", op_name, "tensor", repeats, message_bytes=message_bytes, stage=stage)
 
 
-def exchange_experts(shard: Shard, name: str, repeats: int, *, rows: int) -> list[Operation]:
-    """Send routed rows to the devices of their experts, or back."""
-    message_bytes = 1.0 * rows * shard.config.hidden_size * shard.width_bytes
-    return collective(shard, f"{name}.alltoall", "alltoall", "expert", repeats, message_bytes=message_bytes)
+def dispatch_experts(shard: Shard, repeats: int, *, rows: int) -> list[Operation]:
+    """Send routed rows to the devices of their experts; their gradients come back as results do."""
+    return _exchange_experts(
+        shard, "moe.dispatch", repeats, rows=rows, widths=(_routed_bytes(shard), shard.width_bytes)
+    )
+
+
+def combine_experts(shard: Shard, repeats: int, *, rows: int) -> list[Operation]:
+    """Send results of routed rows back, to be added up; their gradients go out as rows do."""
+    return _exchange_experts(shard, "moe.combine", repeats, rows=rows, widths=(shard.width_bytes, _routed_bytes(shard)))
+
+
+def _routed_bytes(shard: Shard) -> float:
+    """Width of an element on its way to an expert. [byte]
+
+    Products in FP8 read what was quantized before it left. Of other narrow formats no source says so: they travel as
+    activations do.
+    """
+    return FP8_ELEMENT_BYTES if shard.gemm_dtype == "fp8" else shard.width_bytes
+
+
+def _exchange_experts(
+    shard: Shard, name: str, repeats: int, *, rows: int, widths: tuple[float, float]
+) -> list[Operation]:
+    """An alltoall of the expert axis, in which a token crosses to each node once, however many experts it has there.
+
+    Args:
+        shard: Sizes of this device.
+        name: Module path without the stack's prefix.
+        repeats: Executions per step.
+        rows: Routed rows.
+        widths: Bytes of an element in the forward and in the backward pass.
+    """
+    ranks, elements = shard.layout.expert_parallel, 1.0 * rows * shard.config.hidden_size
+    num_nodes = ranks / ranks_per_node(ranks, stride_of(shard.layout, "expert"), shard.node_size)
+    exchanges = collective(shard, f"{name}.alltoall", "alltoall", "expert", repeats, message_bytes=elements * widths[0])
+    fraction = count_crossings(num_nodes, shard.config.num_experts_per_token)
+    backward_bytes = None if widths[0] == widths[1] else elements * widths[1]
+    return [each.changed(crossing_fraction=fraction, backward_bytes=backward_bytes) for each in exchanges]
+
+
+def count_crossings(num_nodes: float, experts_per_token: int) -> float:
+    """Rows that cross between nodes where a token goes to each node once, over those of one row per expert.
+
+    N (1 - (1 - 1/N)^k_e) / k_e for k_e experts picked alike over N nodes. Groups that limit a token to fewer nodes
+    (DeepSeek-V3: 4 of 8) are not counted.
+
+    Source: arXiv 2412.19437, section 3.2.2 (a token is sent over InfiniBand once, then forwarded over NVLink).
+
+    >>> count_crossings(1.0, 8), count_crossings(8.0, 1), round(count_crossings(8.0, 8), 3)
+    (1.0, 1.0, 0.656)
+    """
+    if num_nodes <= 1.0 or experts_per_token <= 1:
+        return 1.0
+    return num_nodes * (1.0 - (1.0 - 1.0 / num_nodes) ** experts_per_token) / experts_per_token
 
 
 def ring_keys_values(shard: Shard, repeats: int, *, elements_per_token: int) -> list[Operation]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
-from shapewright.lowering.communication import exchange_experts, gather_tokens, reduce_tokens
+from shapewright.lowering.communication import combine_experts, dispatch_experts, gather_tokens, reduce_tokens
 from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.mlp import lower_mlp_gemms
 from shapewright.lowering.pointwise import activation, move
@@ -48,7 +48,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
         # An exchange sends, and a backward pass keeps, rows in the order of their experts; otherwise products gather.
         operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
     if spreads:
-        operations += exchange_experts(shard, "moe.dispatch", repeats, rows=own_rows)
+        operations += dispatch_experts(shard, repeats, rows=own_rows)
         operations += gather_tokens(shard, "moe", repeats, tokens=rows)
 
     def grouped(role: str, n: int, k: int) -> GroupedGemm:
@@ -70,7 +70,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     operations.append(grouped("down", h, f))
     if spreads:
         operations += reduce_tokens(shard, "moe", repeats, tokens=rows)
-        operations += exchange_experts(shard, "moe.combine", repeats, rows=own_rows)
+        operations += combine_experts(shard, repeats, rows=own_rows)
     combined = 1.0 * routed_tokens * h
     operations.append(move(shard, "moe.unpermute", repeats, read=1.0 * own_rows * h, written=combined))
     if config.shared_expert_intermediate_size:

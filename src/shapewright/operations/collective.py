@@ -31,6 +31,9 @@ class Collective(OperationBase):
         num_ranks: Devices that take part; of host_optimizer those that share the host.
         ranks_per_node: How many of them share one node; the rest is reached over the network between nodes.
         overlaps: Whether it can hide behind computation of the same pass (gradient reduction in backward).
+        crossing_fraction: Part of what an alltoall has for other nodes that crosses the network: below 1 where what
+            several ranks of a node want alike is sent once and copied inside it.
+        backward_bytes: What its mirror image in the backward pass sends; None for as much as itself. [byte]
     """
 
     op_name: str
@@ -39,6 +42,8 @@ class Collective(OperationBase):
     num_ranks: Count
     ranks_per_node: Count
     overlaps: bool = False
+    crossing_fraction: float = 1.0
+    backward_bytes: Numeric | None = None
 
     kind = "collective"
 

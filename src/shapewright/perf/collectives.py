@@ -9,7 +9,8 @@ one direction.
 
 Libraries switch from low-latency protocols to high-bandwidth ones as messages grow: hence the minimum. Between nodes a
 hierarchical scheme is assumed: all L ranks of a node drive their own network cards with 1/L of the message, while the
-links inside the node carry it to the neighbours; the slower of the two sets the pace.
+links inside the node carry it to the neighbours; the slower of the two sets the pace. An alltoall that sends alike
+rows once to each node (Collective.crossing_fraction) copies them there: M (L-1)/L inside, not M (L-1)/r.
 Source: NCCL's bus bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
 """
 
@@ -63,10 +64,9 @@ def price_collective(operation: Collective, device: Device, record: CalibrationR
     """
     if operation.op_name in HOST_OPS:
         return price_host(operation, device)
-    sizes = (operation.message_bytes, operation.num_ranks, operation.ranks_per_node)
-    message_bytes, ranks, local = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in sizes))
-    shape = message_bytes.shape
-    calls = _Calls((operation.op_name,), message_bytes.reshape(-1), ranks.reshape(-1), local.reshape(-1))
+    sizes = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in _sizes_of(operation)))
+    shape = sizes[0].shape
+    calls = _Calls((operation.op_name,), *(size.reshape(-1) for size in sizes))
     columns = _price_arrays(calls, device, record)
     if shape == ():
         return split_rows(Price, columns, record.label)[0]
@@ -82,8 +82,8 @@ def price_collectives(operations: Sequence[Collective], device: Device, record: 
     places = [index for index, price in enumerate(prices) if price is None]
     if places:
         own = [operations[index] for index in places]
-        sizes = [(call.message_bytes, call.num_ranks, call.ranks_per_node) for call in own]
-        calls = _Calls(tuple(call.op_name for call in own), *np.array(sizes, dtype=float).T)
+        sizes = np.array([_sizes_of(call) for call in own], dtype=float)
+        calls = _Calls(tuple(call.op_name for call in own), *sizes.T)
         for index, price in zip(
             places, split_rows(Price, _price_arrays(calls, device, record), record.label), strict=True
         ):
@@ -98,6 +98,7 @@ class _Calls(NamedTuple):
     message_bytes: Array
     ranks: Array
     local: Array
+    crossing: Array
 
     def of(self, *op_names: str) -> bool | NDArray[np.bool_]:
         """Which of them have one of these names: yes or no where all share one."""
@@ -106,10 +107,15 @@ class _Calls(NamedTuple):
         return np.array([name in op_names for name in self.op_names])
 
 
+def _sizes_of(operation: Collective) -> tuple[Any, ...]:
+    """Numbers of a call, in the order of _Calls."""
+    return (operation.message_bytes, operation.num_ranks, operation.ranks_per_node, operation.crossing_fraction)
+
+
 def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> dict[str, Array]:
     """Fields of a price."""
     calls = calls._replace(local=np.minimum(np.maximum(calls.local, 1.0), calls.ranks))
-    _, message_bytes, ranks, local = calls
+    _, message_bytes, ranks, local, crossing = calls
     sends, exchanges = calls.of("send_recv"), calls.of("alltoall")
     rounds = np.where(calls.of(*_TWO_ROUNDS), 2.0, 1.0)
     crosses = ranks > local
@@ -118,7 +124,8 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
     if (local > 1.0).any():
         link_bytes_per_s = _link_bandwidth(device, local)
         ring_bytes = rounds * message_bytes * (local - 1.0) / local
-        sent_bytes = np.where(exchanges, message_bytes * (local - 1.0) / ranks, ring_bytes)
+        receivers = np.where(crossing < 1.0, local, ranks)
+        sent_bytes = np.where(exchanges, message_bytes * (local - 1.0) / receivers, ring_bytes)
         sent_bytes = np.where(sends, message_bytes, sent_bytes)
         floor_s = sent_bytes / link_bytes_per_s
         start_s, transfer_s = _inside_node(calls, floor_s, record)
@@ -127,7 +134,7 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
         between = record.parameters["between_nodes"]
         nodes = np.ceil(ranks / local)
         card_bytes = rounds * message_bytes / local * (nodes - 1.0) / nodes
-        card_bytes = np.where(exchanges, message_bytes * (ranks - local) / ranks, card_bytes)
+        card_bytes = np.where(exchanges, crossing * message_bytes * (ranks - local) / ranks, card_bytes)
         card_bytes = np.where(crosses, np.where(sends, message_bytes, card_bytes), 0.0)
         network_s = card_bytes / (network_bytes_per_s * between["bandwidth_fraction"])
         hops = np.where(sends, 1.0, rounds * np.ceil(np.log2(np.maximum(nodes, 2.0))))

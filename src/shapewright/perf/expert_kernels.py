@@ -104,7 +104,7 @@ _LENT: dict[tuple[str, ...], CalibrationRecord] = {}
 
 
 def training_record(record: CalibrationRecord, dtype: str) -> CalibrationRecord:
-    """The record that prices a training stack's experts in a format: without poor kernels, where they are that format's.
+    """The record that prices a training stack's experts in a format: without poor kernels, if they are the format's.
 
     A training stack has grouped kernels of its own. That the device can do better than a serving library's poor match
     is proven by its 16-bit experts, whose fractions at the narrow format's rate stand in (docs/decisions/0007-moe.md).
