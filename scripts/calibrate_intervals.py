@@ -42,6 +42,7 @@ from record_file import RECORDS
 from shapewright.accuracy.columns import Columns
 from shapewright.dtypes import get_dtype
 from shapewright.fit.intervals import (
+    Interval,
     pool,
     spread_over,
     widened,
@@ -149,6 +150,15 @@ def attention_path(device: str, dtype: str, library: str, kernel: str, width: fl
     return f"own/{record.id}/{path}/{name}/{phase}{learned}"
 
 
+def learned_form(path: str) -> Interval:
+    """Interval of a table of attention, from layouts that its trees did not see, by the path of its group."""
+    _, _, device, _, kernel = path.removesuffix(", learned").split("/", 4)
+    residual = load_record("attention", load_device(device)).residual
+    assert residual is not None
+    found: Interval = residual["interval"][residual["tables"][kernel]]
+    return found
+
+
 def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     """Fused attention: its sections, other libraries, devices left out."""
     own, far, swapped = [], [], []
@@ -166,10 +176,10 @@ def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     names = {key: attention_path(*key) for key in rows[keys].drop_duplicates().itertuples(index=False, name=None)}
     rows["path"] = [names[key] for key in rows[keys].itertuples(index=False, name=None)]
     rows["regime_s"] = rows.predicted
-    # Tables were learned by device, library and formats, and err less on what they saw, each by another factor.
-    is_learned = rows.path.str.endswith("learned").astype(str)
-    rows["regime"] = rows.device + rows.library + rows.dtype + rows.phase + is_learned
-    groups, report = own_groups(rows, "regime")
+    # What a table was learned from lies too near it: its form is that of layouts left out in turn.
+    learned = [path for path in set(rows.path) if path.endswith(", learned")]
+    rows["regime"] = rows.device + rows.library + rows.dtype + rows.phase + rows.path.isin(learned).astype(str)
+    groups, report = own_groups(rows, "regime", {path: learned_form(path) for path in learned})
     for collected, make in ((swapped, library_groups), (far, lambda found: transfer_groups("attention", found))):
         found = pd.concat(collected, ignore_index=True)
         pairs = zip(found.dtype, found.phase, strict=True)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from shapewright.fit.intervals import Interval, form_of, pool, spread_over, stretch, stretch_scores, stretches, widened
+from shapewright.fit.intervals import (
+    Interval,
+    at_least,
+    form_of,
+    pool,
+    spread_over,
+    stretch,
+    stretch_scores,
+    stretches,
+    widened,
+)
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import load_record
 
@@ -55,13 +66,16 @@ def left_out_in_turn(name: str, parts: Parts) -> Groups:
     return groups
 
 
-def own_groups(rows: pd.DataFrame, regime: str) -> tuple[Groups, dict[str, Any]]:
+def own_groups(
+    rows: pd.DataFrame, regime: str, known: Mapping[str, Interval] | None = None
+) -> tuple[Groups, dict[str, Any]]:
     """Intervals of sections: the form of rows the fit saw, stretched by what the unseen ones of a regime ask for.
 
     Args:
         rows: Rows with ``path`` (name of the group), ``regime_s`` (time that chooses the regime), ``is_unseen`` and
             ``half``.
         regime: Column whose words share a stretch, such as the phase.
+        known: Forms of paths whose seen rows say too little, such as those that a table was learned from.
 
     Returns:
         The groups, and the coverage of unseen rows by stretches from the other half of their shapes.
@@ -69,7 +83,7 @@ def own_groups(rows: pd.DataFrame, regime: str) -> tuple[Groups, dict[str, Any]]
     forms = {
         path: form_of(part.regime_s.to_numpy(), (part.measured / part.predicted * part.regime_s).to_numpy())
         for path, part in rows[~rows.is_unseen].groupby("path")
-    }
+    } | {path: at_least(form) for path, form in (known or {}).items()}
     unseen = rows[rows.is_unseen & rows.path.isin(forms)].copy()
     unseen["scores"] = np.nan
     for path, part in unseen.groupby("path"):

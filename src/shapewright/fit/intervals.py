@@ -32,6 +32,8 @@ MOST_REPEATS = 5
 """How often a row of a small part counts, so that it weighs as much as a large one."""
 LEAST_LOG = 0.01
 """Ends of a fitted section lie at least so far out before they are stretched: clocks alone scatter by a percent."""
+MOST_STRETCH = 4.0
+"""Most that unseen rows may stretch: where they ask for more, their few layouts are unlike those that were seen."""
 LARGEST_SPREAD = 2.0
 """Most that one part may widen the pool of all."""
 
@@ -55,10 +57,14 @@ def is_inside(interval: Mapping[str, Any], predicted: Array, measured: Array) ->
 
 def form_of(predicted: Array, measured: Array) -> Interval:
     """Interval of rows that a fit saw, by regime: the form, to be stretched."""
-    found = interval_of(predicted, measured, edges_s=EDGES_S, fewest=FEWEST_ROWS)
-    found["low"] = [min(low, float(np.exp(-LEAST_LOG))) for low in found["low"]]
-    found["high"] = [max(high, float(np.exp(LEAST_LOG))) for high in found["high"]]
-    return found
+    return at_least(interval_of(predicted, measured, edges_s=EDGES_S, fewest=FEWEST_ROWS))
+
+
+def at_least(interval: Interval) -> Interval:
+    """An interval with ends that a factor can stretch, on both sides of 1."""
+    low = [min(low, float(np.exp(-LEAST_LOG))) for low in interval["low"]]
+    high = [max(high, float(np.exp(LEAST_LOG))) for high in interval["high"]]
+    return {"edges_s": list(interval["edges_s"]), "low": low, "high": high}
 
 
 def stretch_scores(interval: Mapping[str, Any], predicted: Array, measured: Array) -> Array:
@@ -70,9 +76,10 @@ def stretch_scores(interval: Mapping[str, Any], predicted: Array, measured: Arra
 
 
 def stretches(scores: Array, predicted: Array, *, fewest: int = POOL_FEWEST_ROWS) -> Stretch:
-    """Their 90 % quantiles by regime."""
+    """Their 90 % quantiles by regime, MOST_STRETCH at most."""
     edges, regimes = regimes_of(predicted, EDGES_S, fewest)
-    return {"edges_s": edges, "factor": [upper_quantile(scores[inside], COVERAGE) for inside in regimes]}
+    factors = [upper_quantile(scores[inside], COVERAGE) for inside in regimes]
+    return {"edges_s": edges, "factor": [min(factor, MOST_STRETCH) for factor in factors]}
 
 
 def stretch(interval: Interval, factors: Stretch) -> Interval:
