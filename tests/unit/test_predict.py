@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_said() -> None:
     prediction = ask("gpt3-175b", H100).predict()
     (warning,) = [line for line in prediction.warnings if "does not fit" in line]
 
-    assert "74.5 GiB" in warning
+    assert "79.1 GiB" in warning
     assert "--tensor-parallel" in warning
 
 

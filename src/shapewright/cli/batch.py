@@ -16,9 +16,13 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--global-batch", "global_batch_size", type=int, metavar="N", help="sequences of an optimiser step")
-@click.option("--micro-batch-size", type=int, metavar="N", help="sequences that one pass runs together")
-@click.option("--accumulation", "num_microbatches", type=int, metavar="N", help="micro-batches that a replica adds up")
+@click.option(
+    "--global-batch", "--gbs", "global_batch_size", type=int, metavar="N", help="sequences of an optimiser step"
+)
+@click.option("--micro-batch-size", "--mbs", type=int, metavar="N", help="sequences that one pass runs together")
+@click.option(
+    "--accumulation", "--gas", "num_microbatches", type=int, metavar="N", help="micro-batches that a replica adds up"
+)
 @click.option("--gpus", "num_devices", type=int, metavar="N", help="devices of the whole job")
 @click.option("--dp", "data_parallel", type=int, metavar="N", help="replicas")
 @click.option("--tp", "tensor_parallel", type=int, default=1, show_default=True, help="tensor parallel degree")

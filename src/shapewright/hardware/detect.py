@@ -7,8 +7,8 @@ from shapewright.hardware.catalogue import find_aliases, fold_name, list_devices
 from shapewright.hardware.loader import load_device
 from shapewright.hardware.spec import Device
 
-# Drivers report binary gigabytes less what ECC and firmware keep: between 6 % below the decimal gigabytes of the
-# sheet (24 GB of GDDR6 with ECC) and 7.4 % above them (2**30 / 10**9). Siblings of one name lie 17 % apart at least.
+# Files hold what a process sees where that is known, else decimal gigabytes: drivers report between 6 % below these (24
+# GB of GDDR6 with ECC) and 7.4 % above them (2**30 / 10**9). Siblings of one name lie 17 % apart at least.
 MEMORY_TOLERANCE_FRACTION = 0.08
 
 

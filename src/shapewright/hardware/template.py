@@ -14,7 +14,7 @@ architecture = "other"         # or the family it shares kernels with: ampere, h
 scope = "card"                 # what the numbers are of: card, die or package
 # num_dies = 2                         # only where the numbers are of several dies together
 
-memory_bytes = 80e9                    # 80 GB
+memory_bytes = 80e9                    # 80 GB; better what a process sees: total_memory in torch, 79.1 GiB of an H100
 memory_bandwidth_bytes_per_s = 2.0e12  # 2.0 TB/s
 
 # These make tiles and waves possible; without them predictions are bounds.

@@ -43,7 +43,7 @@ def print_serving(found: ServingPlan, console: Console) -> None:
         print_table(columns_of(rows, _POINT_COLUMNS), console)
     else:
         console.print(no_plan_words(found), style="bold red", soft_wrap=True)
-    if len(found.formats) > 1:
+    if any(found.best(format_name=one.name) for one in found.formats[1:]):
         console.print()
         console.print("formats, each at its best (other formats change what the model answers)", style="bold")
         print_table(format_columns(found), console)

@@ -13,12 +13,12 @@ have the layers too few: they have the embedding and the logits besides, and the
 ## Example
 
 >>> from shapewright.lint.example import fires
->>> fires("PL106", num_layers=33, pipeline_parallel=4)
+>>> fires("PL106", num_layers=33, pipeline_parallel=4, device="a100-sxm-80gb")
 True
 
 ## Use instead
 
->>> fires("PL106", num_layers=32, pipeline_parallel=4)
+>>> fires("PL106", num_layers=32, pipeline_parallel=4, device="a100-sxm-80gb")
 False
 
 ## Fix safety
