@@ -44,7 +44,7 @@ def test_json_is_a_list_with_the_promised_keys(folder: Path, capsys: pytest.Capt
     assert [list(row) for row in rows] == [KEYS, KEYS]
     assert {row["device"]: row["rows"] for row in rows} == {"a100-sxm-40gb": 2, "v100-sxm2-16gb": 1}
     assert rows[1]["kendall_tau"] is None
-    assert "skipped 1 rows: no device file for 'abacus'" in err
+    assert "skipped 1 row: no device file for 'abacus'" in err
 
 
 def test_regret_adds_three_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_text_says_everything(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
     assert code == 0
     assert err == ""
-    for words in ("Kendall tau", "roofline", "a100-sxm-40gb", "note:", "skipped 1 rows"):
+    for words in ("Kendall tau", "roofline", "a100-sxm-40gb", "note:", "skipped 1 row:"):
         assert words in out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shapewright.cli import main
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
@@ -101,6 +102,28 @@ def test_whole_steps_can_be_predicted_by_physics_alone() -> None:
 
     assert corrections(True) == {1.0}
     assert len(corrections(False)) > 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "check llama-3-8b --device h100-sxm-80gb",
+        "mfu llama-3-8b --device h100-sxm-80gb --seconds 20 --gpus 8 --global-batch 32",
+        "compare llama-3-8b --devices h100-sxm-80gb,l40s",
+        "serve-plan llama-3-8b --device h100-sxm-80gb --gpus 1 --isl 1000 --osl 100",
+    ],
+)
+def test_every_command_that_prices_can_leave_it_aside(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--physics-only changes what a command finds, whichever it is, and leaves the next one alone."""
+    outputs = []
+    for own in ([], ["--physics-only"], []):
+        with pytest.raises(SystemExit) as stop:
+            main([*words.split(), "--json", *own])
+        assert stop.value.code in {0, 1}
+        outputs.append(capsys.readouterr().out)
+
+    assert outputs[0] == outputs[2]
+    assert outputs[0] != outputs[1]
 
 
 @pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s"])

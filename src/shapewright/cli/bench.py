@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import calibration_option, given_calibration, named_device
+from shapewright.cli.options import calibration_option, given_calibration, heed_physics_only, named_device
 from shapewright.workload import PHASES
 
 if TYPE_CHECKING:
@@ -234,12 +234,12 @@ def _predicted_device(name: str | None) -> Device | None:
         return None
     from shapewright.perf.calibration_file import calibrated_device, read_calibration
 
-    return calibrated_device(read_calibration(path).device.name, path)
+    return heed_physics_only(calibrated_device(read_calibration(path).device.name, path))
 
 
 def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bool) -> Device | None:
     """The device whose predictions stand beside rows: the one named, or that of what was measured, if it is known."""
-    from shapewright.hardware import list_devices, load_device
+    from shapewright.hardware import list_devices
 
     if predicted_for is not None and (is_named or predicted_for.name == facts.name):
         return predicted_for
@@ -249,7 +249,7 @@ def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bo
             f"--device {predicted_for.name} predicts for it all the same",
             err=True,
         )
-    return load_device(facts.name) if facts.name in list_devices() else None
+    return named_device(facts.name) if facts.name in list_devices() else None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Where a command's context keeps the file of --calibration.
+# Where a command's context keeps the file of --calibration, and --physics-only.
 _CALIBRATION = "shapewright.calibration"
+_PHYSICS_ONLY = "shapewright.physics_only"
 _SHORT_FLAGS = {
     "tensor_parallel": "--tp",
     "pipeline_parallel": "--pp",
@@ -113,11 +115,21 @@ def question_options(command: Command) -> Command:
 
 
 def calibration_option(command: Command) -> Command:
-    """Add --calibration, whose file named_device reads."""
+    """Add --calibration, whose file named_device reads, and --physics-only, which it heeds."""
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
         context.meta[_CALIBRATION] = value
 
+    def keep_physics_only(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[_PHYSICS_ONLY] = value
+
+    command = click.option(
+        "--physics-only",
+        is_flag=True,
+        expose_value=False,
+        callback=keep_physics_only,
+        help="leave the learned corrections of GEMM and attention times aside",
+    )(command)
     return click.option(
         "--calibration",
         metavar="FILE",
@@ -162,10 +174,20 @@ def named_device(name: str) -> Device:
     if not path:
         from shapewright.hardware import load_device
 
-        return load_device(name)
+        return heed_physics_only(load_device(name))
     from shapewright.perf.calibration_file import calibrated_device
 
-    return calibrated_device(name, path)
+    return heed_physics_only(calibrated_device(name, path))
+
+
+def heed_physics_only(device: Device) -> Device:
+    """The device as --physics-only wants it priced."""
+    return replace(device, physics_only=True) if _is_physics_only() else device
+
+
+def _is_physics_only() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_PHYSICS_ONLY))
 
 
 def compared_devices(names: list[str]) -> list[str | Device]:
@@ -176,7 +198,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
     """
     path = given_calibration()
     if not path:
-        return list(names)
+        return [named_device(name) for name in names] if _is_physics_only() else list(names)
     from shapewright.errors import CalibrationError
     from shapewright.hardware import load_device
     from shapewright.perf.calibration_file import calibrated_device, read_calibration
@@ -190,7 +212,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
         raise CalibrationError(
             f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices"
         )
-    return list(found)
+    return [heed_physics_only(device) for device in found]
 
 
 def job_options(command: Command) -> Command:

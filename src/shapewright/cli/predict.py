@@ -27,7 +27,6 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
-@click.option("--physics-only", is_flag=True, help="leave the learned corrections of GEMM and attention times aside")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option(
     "--explain", metavar="OP", help="show formula, inputs, source and record of an operation, such as attention.qkv"
@@ -46,7 +45,6 @@ def command(
     device: str,
     uncalibrated: bool,
     software: str,
-    physics_only: bool,
     as_json: bool,
     explain: str | None,
     sweeps: tuple[str, ...],
@@ -64,11 +62,9 @@ def command(
     if sweeps:
         if explain or show_all:
             raise click.UsageError("--explain and --all have no effect with --sweep, which shows a row for each step")
-        if physics_only:
-            raise click.UsageError("--physics-only has no effect with --sweep")
         _print_sweep(question, sweeps, as_json=as_json)
         return 0
-    prediction = question.predict(physics_only=physics_only)
+    prediction = question.predict()
     if explain:
         from shapewright.report.explain import explain_operation
 

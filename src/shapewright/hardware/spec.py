@@ -88,6 +88,7 @@ class Device:
         notes: What to know before use.
         own_records: Calibration records that price this device before those of the package, by kind
             (perf.calibration.CalibrationRecord); a device file never has any.
+        physics_only: Whether to price it without what was learned beyond the formulas; a device file never says so.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Device:
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     notes: str = ""
     own_records: Mapping[str, object] = field(default_factory=dict, repr=False)
+    physics_only: bool = field(default=False, repr=False)
 
     def peak_flops_per_s(self, dtype: str) -> float:
         """Return the dense matrix rate of an element format [flop/s].

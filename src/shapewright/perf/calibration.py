@@ -121,11 +121,12 @@ def load_record(
         kind: One of RECORD_KINDS.
         device: The device to price on.
         uncalibrated: Leave the device's own record aside, as if nobody had measured it.
-        physics_only: Leave the learned residual aside.
+        physics_only: Leave the learned residual aside, as for a device that is so marked.
 
     Raises:
         CalibrationError: no record of this kind exists at all.
     """
+    physics_only = physics_only or device.physics_only
     own = device.own_records.get(kind)
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)

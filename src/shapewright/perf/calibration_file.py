@@ -108,12 +108,15 @@ def _of_the_package(measured: Device) -> Device:
         return measured
 
 
+_NOT_OF_A_SHEET = ("own_records", "physics_only", "provenance", "sources")
+
+
 def device_table(device: Device) -> dict[str, Any]:
     """Content of a device file that describes a device: what it gives, and nothing else."""
     found: dict[str, Any] = {}
     for name in device.__dataclass_fields__:
         value = getattr(device, name)
-        if name in ("own_records", "provenance", "sources") or value is None or value in ("", (), False):
+        if name in _NOT_OF_A_SHEET or value is None or value in ("", (), False):
             continue
         found[name] = dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
     return found

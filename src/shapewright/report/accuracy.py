@@ -70,13 +70,17 @@ def remark_lines(judgement: Judgement) -> list[str]:
     lines = [f"note: {note}" for note in judgement.notes]
     for table, reasons in judgement.skipped.items():
         listed = list(reasons.items())
-        lines += [f"{table}: skipped {count:,} rows: {reason}" for reason, count in listed[:_MOST_REASONS]]
+        lines += [f"{table}: skipped {count:,} {_rows(count)}: {reason}" for reason, count in listed[:_MOST_REASONS]]
         rest = listed[_MOST_REASONS:]
         if rest:
             total = sum(count for _, count in rest)
             lines.append(f"{table}: skipped {total:,} rows for {len(rest)} other reasons, such as: {rest[0][0]}")
     lines += [f"{table}: not judged: {reason}" for table, reason in judgement.unreadable.items()]
     return lines
+
+
+def _rows(count: int) -> str:
+    return "row" if count == 1 else "rows"
 
 
 def _extra_words(judgement: Judgement) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
         facts["contiguous_dims"] = dict(zip("ABC", letters, strict=True))
         facts["alignment_factor"] = float(price.alignment_factor)
         facts["rate_share"], facts["slow_factor"] = float(price.rate_share), float(price.slow_factor)
-    if isinstance(price, (AttentionPrice, GemmPrice)):
+    if isinstance(price, (AttentionPrice, GemmPrice)) and not device.physics_only:
         facts["correction"] = float(price.correction)
     if is_host:
         facts["record"] = {"id": "none", "transfer": price.calibration, "provenance": {}}
