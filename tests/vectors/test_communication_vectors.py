@@ -35,6 +35,9 @@ def test_network_rate_of_a_device_in_a_hierarchy() -> None:
     assert 4 * bus_fraction("all_reduce", 8) == 7
     assert 4 * bus_fraction("all_reduce", 4) / 8 * GIB / 50e9 * 1e3 == pytest.approx(16.1, abs=0.05)
 
+    # One flat ring through eight cards of a node, 50 GB/s each.
+    assert 4 * GIB * bus_fraction("all_reduce", 32) / (8 * 50e9) * 1e3 == pytest.approx(20.8, abs=0.05)
+
 
 @pytest.mark.parametrize(
     ("device", "bus_gb", "percent"), [("a100-sxm-80gb", 234.89, 78), ("h200-sxm-141gb", 367.61, 82)]

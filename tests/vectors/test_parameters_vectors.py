@@ -36,6 +36,16 @@ def test_every_row_of_the_megatron_table(h: int, layers: int, heads: int, billio
     assert total / 1e9 == pytest.approx(billions, abs=0.006)
 
 
+@pytest.mark.parametrize(
+    ("h", "layers", "heads", "billions"),
+    [(6144, 48, 64, 22.06), (12288, 96, 96, 174.58), (20480, 105, 128, 529.54), (25600, 128, 160, 1007.96)],
+)
+def test_totals_of_megatrons_report(h: int, layers: int, heads: int, billions: float) -> None:
+    """Its totals leave out positions and the biases of matrices: 12 L h^2 + 4 L h + V h + 2 h."""
+    config = replace(gpt(layers, h, heads), tied_embeddings=True, position_embedding="none")
+    assert count_parameters(config).total / 1e9 == pytest.approx(billions, abs=0.005)
+
+
 def test_cookbook_counts_gpt_3() -> None:
     """calc_params -l 96 -hs 12288: 57.98 B attention, 115.96 B MLP, 175.24 B in all.
 

@@ -27,6 +27,10 @@ def write_yaml(config: TransformerConfig, workload: Workload | None, layout: Par
     if workload is not None:
         lines.append(f"mixed_precision: '{_PRECISIONS[workload.dtype]}'")
     if layout is not None:
+        if layout.num_devices > 1:
+            lines.append(
+                "# All machines together; on several, give num_machines, machine_rank and main_process_ip too."
+            )
         lines += [f"num_processes: {layout.num_devices}", *_spread(layout, workload)]
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.workload import Workload
 
-_MOST_STAGES = 8
+MOST_STAGES = 8
 _VARIED = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
@@ -34,7 +34,7 @@ def candidate_layouts(
         given: Degrees that are fixed, by field name.
     """
     tensors = _degrees(given, "tensor_parallel", min(device.node_size, most_devices))
-    stages = _degrees(given, "pipeline_parallel", min(_MOST_STAGES, config.num_layers, most_devices))
+    stages = _degrees(given, "pipeline_parallel", min(MOST_STAGES, config.num_layers, most_devices))
     experts = _degrees(given, "expert_parallel", most_devices if config.num_experts else 1)
     found = []
     for tensor in tensors:

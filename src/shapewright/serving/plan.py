@@ -21,7 +21,7 @@ from shapewright.serving.disaggregated import (
     prefill_candidates,
 )
 from shapewright.serving.instance import Instance
-from shapewright.serving.layouts import candidate_layouts, check_divides, check_given
+from shapewright.serving.layouts import MOST_STAGES, candidate_layouts, check_divides, check_given
 from shapewright.serving.point import OperatingPoint, pareto_front
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
@@ -324,7 +324,8 @@ def _misfit_words(
             )
     return (
         f"{name} with one sequence of {request.total_len} tokens in {one.name} fits on none of up to "
-        f"{_LARGEST_INSTANCE} x {device.name}; give a shorter --isl or --osl, or a device with more memory"
+        f"{_LARGEST_INSTANCE} x {device.name}, in tensor groups inside a node of {device.node_size} and at most "
+        f"{MOST_STAGES} stages; give --tp or --pp for more, a shorter --isl or --osl, or a device with more memory"
     )
 
 

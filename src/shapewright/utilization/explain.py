@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 SHORTEST_STEP_S, LONGEST_STEP_S, MOST_DEVICES = 1e-9, 1e9, 2**24
 """Measurements outside these are mistakes: a nanosecond, thirty years, more devices than a layout can have."""
 
+_ROUNDING = 1e-9
+"""Share of a step below which a loss is what sums of seconds leave over."""
+
 
 @dataclass(frozen=True)
 class ReachableStep:
@@ -98,7 +101,9 @@ class Utilization(ShownInNotebook):
             return ()
         predicted_s = self.prediction.step_time_s
         losses = [part for part in self.waterfall if part.name in WAYS_OUT and part.name != "unexplained"]
-        ranked = sorted((part for part in losses if part.time_s > 0.0), key=lambda part: -part.time_s)
+        ranked = sorted(
+            (part for part in losses if part.time_s > _ROUNDING * predicted_s), key=lambda part: -part.time_s
+        )
         return (
             ReachableStep("unexplained", predicted_s, self.mfu_at(predicted_s), WAYS_OUT["unexplained"]),
             *(
