@@ -27,7 +27,7 @@ from shapewright.fit.gemm import (
 )
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.kernels import ROLES, DeviceRates
-from shapewright.perf.slow_cases import NarrowCase
+from shapewright.perf.slow_cases import NarrowCase, SlowCases, leaves_fast_kernels
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -48,6 +48,10 @@ NARROW_CASES: dict[str, tuple[NarrowCase, ...]] = {
 }
 # MI250X: up to 256 x 256, and up to 2^20 outputs of a batch, run at 3.6 TFLOP/s however long k is.
 SMALL_EDGES = {"cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20}}
+# Shares of the peak between the kernel without tensor cores (a quarter of it) and those with, and the tile whose waves
+# decide between them: V100 runs products with gigabytes of B at 30 TFLOP/s where the last wave is less than half full.
+# Down products, 25,856 columns at most, never do; 2^16, what an axis of a launch holds, is the one round number between.
+IDLE_EDGES = {"volta": {"below": 0.30, "idle_tile_m": 256.0, "idle_tile_n": 128.0, "idle_columns": 2.0**16}}
 # Free numbers of slow cases, by architecture: name, start and transform.
 SLOW_ENTRIES: dict[str, Entries] = {
     "volta": (("long_k", 1e5, "log"),),
@@ -61,7 +65,9 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> tup
     rates = device_rates(device, source.dtype, hot=False)
     narrow, small = NARROW_CASES.get(device.architecture, ()), SMALL_EDGES.get(device.architecture, {})
     is_small, is_narrow = small_rows(train, small), narrow_rows(train, narrow)
-    usual = thin_layers(train[~is_small & ~is_narrow])
+    idle = idle_cases(train[~is_small & ~is_narrow], IDLE_EDGES.get(device.architecture, {}), rates)
+    is_idle = idle_rows(train, idle, rates)
+    usual = thin_layers(train[~is_small & ~is_narrow & ~is_idle])
     starts, tiles = ALIGNMENT_STARTS[device.architecture], TILES[device.architecture]
 
     form = Form(
@@ -92,7 +98,7 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> tup
         # No single product with odd n or k was measured: what oddness costs a batch, it is taken to cost.
         for width in ("1", "2"):
             factors[role.removesuffix("_batched")][width] = table[role][width]
-    section["slow_cases"] |= small_cases(train[is_small], small, rates)
+    section["slow_cases"] |= small_cases(train[is_small], small, rates) | idle
     cases = {name: value for name, value in section["slow_cases"].items() if name in small or name == "small_fraction"}
     cases |= narrow_cases(train[is_narrow], narrow, {**section, **batched}, rates)
     section["batched"] = {name: value for name, value in batched.items() if value != section[name]}
@@ -147,6 +153,46 @@ def small_cases(rows: pd.DataFrame, edges: dict[str, float], rates: DeviceRates)
     flops = 2.0 * rows.batch * rows.m * rows.n * rows.k
     share = flops / ((rows.latency_s - START_S) * rates.flops_per_s_per_sm * rates.num_sms)
     return {**edges, "small_fraction": float(share.median())}
+
+
+def idle_cases(rows: pd.DataFrame, edges: dict[str, float], rates: DeviceRates) -> dict[str, float]:
+    """Sizes of B from which a half-empty last wave, and then any, costs the fast kernels, and the share that is left.
+
+    Each size is the one that parts the slow products from the others with the fewest mistakes.
+    """
+    if not edges:
+        return {}
+    tile = {name: value for name, value in edges.items() if name != "below"}
+    rows = rows[(rows.batch == 1) & (rows.n > edges["idle_columns"]) & (rows[["m", "k"]].min(axis=1) >= 1024)]
+    share = 2.0 * rows.m * rows.n * rows.k / (rows.latency_s * rates.flops_per_s_per_sm * rates.num_sms)
+    is_slow = (share < edges["below"]).to_numpy()
+    shape = [rows[name].to_numpy(float) for name in ("m", "n", "k")]
+    is_half_empty = leaves_fast_kernels(*shape, rates.num_sms, SlowCases(**tile))
+    elements = shape[1] * shape[2]
+    return {
+        **tile,
+        "idle_elements": _parting_edge(elements[is_half_empty], is_slow[is_half_empty]),
+        "idle_always_elements": _parting_edge(elements[~is_half_empty], is_slow[~is_half_empty]),
+        "idle_fraction": float(share[is_slow].median()),
+    }
+
+
+def _parting_edge(values: Any, is_above: Any) -> float:
+    """The edge, half way between neighbours, above which the marked values lie with the fewest mistakes."""
+    order = np.argsort(values, kind="stable")
+    values, marks = values[order], is_above[order].astype(float)
+    mistakes = np.concatenate([[0.0], np.cumsum(marks)]) + np.concatenate([np.cumsum((1.0 - marks)[::-1])[::-1], [0.0]])
+    mistakes[1:-1][values[1:] == values[:-1]] = np.inf
+    edge = int(mistakes.argmin())
+    return float(values[max(edge - 1, 0) : edge + 1].mean())
+
+
+def idle_rows(rows: pd.DataFrame, idle: dict[str, float], rates: DeviceRates) -> Any:
+    """Whether each row is a product that the fast kernels do not run. [rows]"""
+    if not idle:
+        return np.zeros(len(rows), dtype=bool)
+    m, n, k, batch = (rows[name].to_numpy(float) for name in ("m", "n", "k", "batch"))
+    return leaves_fast_kernels(m, n, k, rates.num_sms, SlowCases(**idle)) & (batch == 1)
 
 
 def thin_layers(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 
 from shapewright.perf.fastest import fastest_s, find_fastest
 from shapewright.perf.kernels import DeviceRates, GemmParameters, Kernels, alignment_factor, estimate_kernels
-from shapewright.perf.slow_cases import narrow_floor_s, rate_share, small_floor_s
+from shapewright.perf.slow_cases import idle_floor_s, narrow_floor_s, rate_share, small_floor_s
 from shapewright.perf.tiling import tile_efficiency
 
 if TYPE_CHECKING:
@@ -106,7 +106,10 @@ def _slow_kernels_s(products: Products, parameters: GemmParameters, rates: Devic
     cases = parameters.slow_cases
     assert cases is not None
     peak_flops_per_s = rates.flops_per_s_per_sm * rates.num_sms
-    small_s = small_floor_s(m, n, k, batch, peak_flops_per_s, cases)
+    small_s = np.maximum(
+        small_floor_s(m, n, k, batch, peak_flops_per_s, cases),
+        idle_floor_s(m, n, k, batch, rates.num_sms, peak_flops_per_s, cases),
+    )
     if not cases.narrow:
         return np.zeros_like(small_s), small_s + parameters.start_s
     elements = batch * (k * (m + rates.stored_b_share * n) + parameters.write_ratio * m * n)

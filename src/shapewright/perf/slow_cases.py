@@ -7,6 +7,8 @@ section's ``slow_cases``. Legend: m, n, k in BLAS letters, one entry per shape.
     reach     rate * (1 - reach_loss r), r = 1 / (1 + (reach_bytes / bytes of B)^4)     pages beyond the tables' reach
     narrow    a contiguous dimension below an edge that is poorly aligned: start + traffic + work / (fraction * peak)
     small     m, n <= small_edge and at most small_outputs of C: start + work / (fraction * peak), whatever k is
+    idle      n beyond idle_columns, B beyond idle_elements and a last wave of tiles that fills less than half of the
+              SMs, or B beyond idle_always_elements: start + work / (fraction * peak), without tensor cores
 
 A slow kernel runs at a share of the device's peak that does not depend on tiles: it is a floor under the time. A narrow
 one does not overlap its arithmetic with its traffic, and works on whole steps of the narrow dimension.
@@ -65,6 +67,12 @@ class SlowCases:
         small_edge: Largest m and n of a small product. [element]
         small_outputs: Largest number of its outputs, batch included. [element]
         small_fraction: Share of the device's peak that it reaches at most, 0 where small products are like others.
+        idle_columns: Columns of C up to which none of this happens. [element]
+        idle_elements: Size of B beyond which a last wave that is less than half full costs the fast kernels. [element]
+        idle_always_elements: Size of B beyond which they are lost however full the last wave is. [element]
+        idle_tile_m: Rows of the tiles that make those waves. [element]
+        idle_tile_n: Columns of them. [element]
+        idle_fraction: Share of the device's peak that the kernel in their place reaches, 0 where this does not happen.
     """
 
     long_k: float = 0.0
@@ -74,6 +82,12 @@ class SlowCases:
     small_edge: float = 0.0
     small_outputs: float = 0.0
     small_fraction: float = 0.0
+    idle_columns: float = 0.0
+    idle_elements: float = 0.0
+    idle_always_elements: float = np.inf
+    idle_tile_m: float = 256.0
+    idle_tile_n: float = 128.0
+    idle_fraction: float = 0.0
 
 
 def read_slow_cases(raw: Mapping[str, Any] | None) -> SlowCases | None:
@@ -161,3 +175,31 @@ def small_floor_s(m: Array, n: Array, k: Array, batch: Array, flops_per_s: float
         return np.zeros(np.shape(m))
     is_small = (np.maximum(m, n) <= cases.small_edge) & (batch * m * n <= cases.small_outputs)
     return np.where(is_small, 2.0 * batch * m * n * k / (flops_per_s * cases.small_fraction), 0.0)
+
+
+def leaves_fast_kernels(m: Array, n: Array, k: Array, num_sms: float, cases: SlowCases) -> NDArray[np.bool_]:
+    """Whether B is so large that the library leaves its fast kernels, given how full the last wave of tiles is.
+
+    Args:
+        m: Rows of C. [element]
+        n: Columns of C. [element]
+        k: Contraction. [element]
+        num_sms: SMs, which take one tile each in a wave.
+        cases: What the record knows.
+    """
+    num_tiles = np.ceil(m / cases.idle_tile_m) * np.ceil(n / cases.idle_tile_n)
+    last_wave = num_tiles % num_sms  # tiles in it; 0 is a full one
+    is_half_empty = (last_wave > 0.0) & (2.0 * last_wave < num_sms)
+    is_far = (n > cases.idle_columns) & (n * k > cases.idle_elements)
+    found: NDArray[np.bool_] = is_far & (is_half_empty | (n * k > cases.idle_always_elements))
+    return found
+
+
+def idle_floor_s(
+    m: Array, n: Array, k: Array, batch: Array, num_sms: float, flops_per_s: float, cases: SlowCases
+) -> Array:
+    """Time under which a single product with such a B cannot come, 0 for all others. [s]; see leaves_fast_kernels."""
+    if not cases.idle_fraction:
+        return np.zeros(np.shape(m))
+    is_slow = leaves_fast_kernels(m, n, k, num_sms, cases) & (batch == 1)
+    return np.where(is_slow, 2.0 * batch * m * n * k / (flops_per_s * cases.idle_fraction), 0.0)
