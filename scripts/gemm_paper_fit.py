@@ -52,11 +52,19 @@ SMALL_EDGES = {"cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20}}
 # decide between them: V100 runs products with gigabytes of B at 30 TFLOP/s where the last wave is less than half full.
 # Down products, 25,856 columns at most, never do; 2^16, what an axis of a launch holds, is the one round number between.
 IDLE_EDGES = {"volta": {"below": 0.30, "idle_tile_m": 256.0, "idle_tile_n": 128.0, "idle_columns": 2.0**16}}
+# Contractions that MI250X's library runs on a slower kernel: down products drop from 102 to 68 TFLOP/s between 19,968 and
+# 20,992 and rise from 54 to 81 after 32,768, projections drop from 100 to 75 between 21,376 and 21,504.
+SPANS = {"cdna2": {"span_first_k": 20992.0, "span_last_k": 32768.0}}
 # Free numbers of slow cases, by architecture: name, start and transform.
 SLOW_ENTRIES: dict[str, Entries] = {
     "volta": (("long_k", 1e5, "log"),),
     # A thousand pages of 1 MB. MI250X loses a third of its rate beyond, whichever dimension made B so large.
-    "cdna2": (("long_k", 1e5, "log"), ("reach_bytes", 1e9, "log"), ("reach_loss", 0.2, "logit")),
+    "cdna2": (
+        ("long_k", 1e5, "log"),
+        ("reach_bytes", 1e9, "log"),
+        ("reach_loss", 0.2, "logit"),
+        ("span_loss", 0.3, "logit"),
+    ),
 }
 
 
@@ -75,6 +83,7 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> tup
         hot=False,
         alignment=alignment_entries(starts, ROLES[:2]),
         known={"start_s": START_S},
+        slow_case_edges=SPANS.get(device.architecture, {}),
         slow_cases=SLOW_ENTRIES[device.architecture],
     )
     overhead_s = OVERHEAD_SHARE * float(usual.latency_s.min())

@@ -5,6 +5,8 @@ section's ``slow_cases``. Legend: m, n, k in BLAS letters, one entry per shape.
 
     long      rate / (1 + k / long_k)                 SMs that share operands drift apart along a long contraction
     reach     rate * (1 - reach_loss r), r = 1 / (1 + (reach_bytes / bytes of B)^4)     pages beyond the tables' reach
+    span      rate * (1 - span_loss) for k from span_first_k to span_last_k     a kernel that the library keeps for these;
+              of reach and span the more costly one counts
     narrow    a contiguous dimension below an edge that is poorly aligned: start + traffic + work / (fraction * peak)
     small     m, n <= small_edge and at most small_outputs of C: start + work / (fraction * peak), whatever k is
     idle      n beyond idle_columns, B beyond idle_elements and a last wave of tiles that fills less than half of the
@@ -63,6 +65,9 @@ class SlowCases:
         long_k: Contraction at which a tile takes twice as long per element as a short one, 0 for never. [element]
         reach_bytes: Size of B at which half of reach_loss is lost, 0 for never. [byte]
         reach_loss: Share of the rate that is lost beyond it.
+        span_first_k: Shortest contraction that a slower kernel runs. [element]
+        span_last_k: Longest one, 0 where there is no such kernel. [element]
+        span_loss: Share of the rate that is lost between them.
         narrow: Kernels for narrow dimensions.
         small_edge: Largest m and n of a small product. [element]
         small_outputs: Largest number of its outputs, batch included. [element]
@@ -78,6 +83,9 @@ class SlowCases:
     long_k: float = 0.0
     reach_bytes: float = 0.0
     reach_loss: float = 0.0
+    span_first_k: float = 0.0
+    span_last_k: float = 0.0
+    span_loss: float = 0.0
     narrow: tuple[NarrowCase, ...] = ()
     small_edge: float = 0.0
     small_outputs: float = 0.0
@@ -119,13 +127,14 @@ def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Ar
         element_bytes: Width of an element of B. [byte]
         cases: What the record knows.
     """
-    share: Array | float = 1.0
-    if cases.long_k:
-        share = 1.0 / (1.0 + k / cases.long_k)
+    loss: Array | float = 0.0
     if cases.reach_bytes:
-        beyond = 1.0 / (1.0 + (cases.reach_bytes / (n * k * element_bytes)) ** _REACH_STEEPNESS)
-        share = share * (1.0 - cases.reach_loss * beyond)
-    return share
+        loss = cases.reach_loss / (1.0 + (cases.reach_bytes / (n * k * element_bytes)) ** _REACH_STEEPNESS)
+    if cases.span_last_k:
+        is_inside = (k >= cases.span_first_k) & (k <= cases.span_last_k)
+        loss = np.maximum(loss, np.where(is_inside, cases.span_loss, 0.0))
+    share: Array | float = 1.0 - loss
+    return share / (1.0 + k / cases.long_k) if cases.long_k else share
 
 
 def narrow_floor_s(
