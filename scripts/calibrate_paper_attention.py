@@ -4,8 +4,8 @@
 
 DIR holds paper_layers.csv. Its flash log (a = 128, b = 4, s = 2048, fp16, A100 40 GB) ran in training mode, so the
 kernel drew a random number for every score, and head widths that are no multiple of 8 were padded by copies. Two
-numbers are fitted, scores per SM and clock and those copies, to the measured attention blocks and layers less what the
-other operations are predicted to take; tiles and rates are those of the record's kernel of today. A fifth of the hidden
+numbers are fitted, scores per SM and clock and those copies, to the measured layers, and to those attention blocks that
+fit into theirs, less what the other operations are predicted to take; tiles and rates are those of the record's kernel of today. A fifth of the hidden
 sizes is held out whole. Run it after calibrate_attention.py. Needs the ``fit`` extra; some seconds.
 """
 
@@ -24,7 +24,7 @@ from record_file import RECORDS, write_record
 
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.paper_gemm import PAPER_LIBRARY, noted_overhead_s
-from shapewright.accuracy.paper_layers import FORMAT, PaperLayer, price_block
+from shapewright.accuracy.paper_layers import FORMAT, PaperLayer, find_misfits, price_block
 from shapewright.accuracy.read import read_columns
 from shapewright.fit.logs import HELD_OUT_FOLD, Array, coverage_of, error_summary, fit_logs, folds_of, interval_of
 from shapewright.hardware import load_device
@@ -61,8 +61,11 @@ def read_rows(data: Path) -> Rows:
     columns = columns.take(np.array([columns.labels["log"][row] == LOG for row in range(columns.num_rows)]))
     sizes, measured, other = [], [], []
     overhead_s = noted_overhead_s("paper_layers", device, context)
+    misfits = find_misfits(columns)
     for name in BLOCKS:
         for row in range(columns.num_rows):
+            if name == "attention" and misfits[row]:
+                continue
             layer = PaperLayer(*(int(columns.numbers[size][row]) for size in FORMAT.numbers))
             priced = price_block(name, layer, device, is_flash=True, context=context)
             sizes.append((layer.micro_batch_size, layer.seq_len, layer.num_heads, layer.hidden_size / layer.num_heads))

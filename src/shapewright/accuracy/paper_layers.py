@@ -61,6 +61,8 @@ FORMAT = Format(
 _VOCAB_SIZE = 51200
 # So many rows of different sizes within this factor of one another are no coincidence.
 _FEWEST_AT_FLOOR, _FLOOR_WIDTH = 20, 1.002
+# Attention and MLP over the layer that holds them: 0.94 to 1.06 in rows of one state, up to 1.6 in the others.
+_LONGEST_PARTS = 1.1
 # What a log prints where it has no throughput. [TFLOP/s]
 _PLACEHOLDER_TFLOPS = 1.0
 
@@ -140,10 +142,14 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
     # Layers of such rows ran whole on one device while their FLOPs were divided.
     is_unsharded = is_there & ~is_placeholder & (columns.numbers["tensor_parallel"] > 1.0)
     is_stuck = is_there & ~is_placeholder & ~is_unsharded & find_floors(columns.labels["log"].codes, seconds)
+    is_too_long = np.zeros(columns.num_rows, dtype=bool)
+    if name == "attention":
+        is_too_long = is_there & ~is_placeholder & ~is_unsharded & ~is_stuck & find_misfits(columns)
     for reason, rows in (
         (f"{name}_tflops is missing or the placeholder 1.000", is_placeholder),
         (f"{name}_s of a layer with tensor_parallel > 1, which ran unsharded", is_unsharded),
         (f"{name}_s is the floor of its log, whatever the size: a slow start in the slowest iteration", is_stuck),
+        (f"{name}_s and mlp_s take a tenth longer than the layer that they make up", is_too_long),
     ):
         if rows.any():
             context.skipped[reason] += int(rows.sum())
@@ -158,7 +164,7 @@ def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chu
         time_s, low_s, high_s, floor_s = np.array(found, dtype=float).T
         return Prices(time_s + overhead_s, low_s + overhead_s, high_s + overhead_s, floor_s)
 
-    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded & ~is_stuck)
+    chosen = columns.take(is_there & ~is_placeholder & ~is_unsharded & ~is_stuck & ~is_too_long)
     for rows, device, words, prices in context.price_groups(chosen, ("gpu", "flash_attention"), price_group):
         table = f"paper_layers/{name}{'-flash' if _is_flash(words[1]) else ''}"
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
@@ -181,6 +187,16 @@ def find_floors(logs: NDArray[np.int64], seconds: Array) -> NDArray[np.bool_]:
         if neighbours.max() >= _FEWEST_AT_FLOOR:
             is_stuck |= rows & (seconds <= times[neighbours.argmax()] * _FLOOR_WIDTH)
     return is_stuck
+
+
+def find_misfits(columns: Columns) -> NDArray[np.bool_]:
+    """Rows whose attention block cannot be the one inside their layer: with the MLP it takes a tenth longer than both.
+
+    MLP blocks agree with their products, so that it is attention that was timed in another state of the device.
+    """
+    attention_s, mlp_s, layer_s = (columns.numbers[f"{name}_s"] for name in _BLOCKS)
+    misfits: NDArray[np.bool_] = attention_s + mlp_s > _LONGEST_PARTS * layer_s
+    return misfits
 
 
 class PaperLayer(NamedTuple):
