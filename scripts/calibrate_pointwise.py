@@ -2,7 +2,7 @@
 
     python scripts/calibrate_pointwise.py --data DIR
 
-DIR holds pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of three models,
+DIR holds paper_layers.csv and pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of three models,
 measured by microsoft/vidur (2024 software). The kinds that it lacks come from the layer logs of arXiv 2401.14489 (eager
 PyTorch on A100 40 GB) or are assumptions; the record names each source. Held-out errors are those of leaving one whole
 model out; the record itself is fitted on all three. Needs the ``fit`` extra; some seconds.
@@ -11,6 +11,7 @@ model out; the record itself is fitted on all three. Needs the ``fit`` extra; so
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import numpy as np
 import pandas as pd
 from record_file import write_record
 
+from shapewright.accuracy.context import Context
+from shapewright.accuracy.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
 from shapewright.accuracy.pointwise import adds_two_branches
-from shapewright.fit.logs import Array, coverage_of, error_summary, interval_of
+from shapewright.accuracy.read import read_columns
+from shapewright.fit.logs import HELD_OUT_FOLD, Array, coverage_of, error_summary, folds_of, interval_of
 from shapewright.fit.pointwise import fit_pointwise, predict_pointwise
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
@@ -45,6 +49,8 @@ PAPER_SOFTMAX_S = 2.651e-3
 # Source: arXiv 2205.05198, table 4: 13.2 ms with it, 11.9 ms without.
 SELECTIVE_OVERHEAD_S = 13.2e-3 - 11.9e-3
 SELECTIVE_HEADS, SELECTIVE_HEAD_DIM, SELECTIVE_SEQ_LEN = 4 * 64 // 8, 96, 2048
+# Unfused attention on a chip of another maker: its name in the table, and the kinds of operation that its blocks hold.
+FOREIGN_GPU, FOREIGN_DEVICE, FOREIGN_KINDS = "mi250x", "mi250x-gcd", ("mask", "softmax")
 # fp16 in, fp16 out, one byte of mask.
 DROPOUT_BYTES_PER_ELEMENT = 5.0
 
@@ -141,11 +147,41 @@ def other_kinds(fitted: dict[str, float]) -> dict[str, dict[str, Any]]:
     }
 
 
+def fit_foreign(data: Path) -> tuple[float, dict[str, Any]]:
+    """Share of bandwidth that mask and softmax reach on FOREIGN_DEVICE, and what it leaves of unseen hidden sizes.
+
+    Fitted to attention blocks and layers, less what all else is predicted to take; a fifth of the hidden sizes is held
+    out whole.
+    """
+    device, context = load_device(FOREIGN_DEVICE), Context()
+    columns = read_columns(data / "paper_layers.csv", FORMAT, Counter())
+    columns = columns.take(np.array([columns.labels["gpu"][row] == FOREIGN_GPU for row in range(columns.num_rows)]))
+    misfits, found = find_misfits(columns), []
+    for name in ("attention", "layer"):
+        measured = columns.numbers[f"{name}_s"]
+        wrong = find_floors(columns.labels["log"].codes, measured) | (misfits & (name == "attention"))
+        for row in np.flatnonzero((measured > 0.0) & ~wrong):
+            layer = PaperLayer(*(int(columns.numbers[size][row]) for size in FORMAT.numbers))
+            block = price_block(name, layer, device, is_flash=False, context=context)
+            kinds = [getattr(entry.operation, "operation", "") in FOREIGN_KINDS for entry in block]
+            times = np.array([entry.total_time_s for entry in block])
+            bound = sum(entry.price.roofline_s for entry, is_one in zip(block, kinds, strict=True) if is_one)
+            found.append((layer.hidden_size, measured[row], times[~np.array(kinds)].sum(), bound))
+    hidden_size, measured_s, other_s, bound_s = np.array(found, dtype=float).T
+    is_unseen = folds_of(hidden_size.tolist()) == HELD_OUT_FOLD
+    shares = np.geomspace(0.05, 1.0, 400)
+    ratios = np.log((other_s + bound_s / shares[:, None]) / measured_s)
+    best = int(np.abs(ratios[:, ~is_unseen]).mean(axis=1).argmin())
+    unseen_s = (other_s + bound_s / shares[best])[is_unseen]
+    return float(shares[best]), error_summary(unseen_s, measured_s[is_unseen])
+
+
 def main() -> None:
     """Fit and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the measured table")
-    rows = pd.read_parquet(parser.parse_args().data / "pointwise.parquet").reset_index(drop=True)
+    data = parser.parse_args().data
+    rows = pd.read_parquet(data / "pointwise.parquet").reset_index(drop=True)
     device = load_device("a100-sxm-80gb")
     bandwidth, l2_bytes = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
     measured = rows.latency_s.to_numpy()
@@ -178,6 +214,14 @@ def main() -> None:
         for name, value in fitted.items()
         if name.startswith("fraction_")
     }
+    share, reports[f"held out {FOREIGN_DEVICE}"] = fit_foreign(data)
+    foreign = {
+        "bandwidth_fraction": share,
+        "start_s": fitted["start_residual"],
+        "in_table": False,
+        "source": f"arXiv 2401.14489 layer logs of {FOREIGN_DEVICE}: blocks and layers less all else",
+    }
+    kinds |= {f"foreign_{kind}": foreign for kind in FOREIGN_KINDS}
     record = {
         "devices": ["a100-sxm-80gb", "a100-sxm-40gb"],
         "architecture": device.architecture,
@@ -189,7 +233,7 @@ def main() -> None:
         "interval": interval,
         "provenance": {
             "source": SOURCE,
-            "files": ["pointwise.parquet"],
+            "files": ["pointwise.parquet", "paper_layers.csv"],
             "rows": len(rows),
             "split": "each of the three models held out whole in turn; parameters fitted on all of them",
             "command": "python scripts/calibrate_pointwise.py --data DIR",

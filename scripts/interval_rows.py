@@ -18,7 +18,7 @@ from gemm_rows import PAPER, SOURCES, layer_rows, paper_rows
 
 from shapewright.accuracy.columns import Columns, Labels
 from shapewright.accuracy.context import Context
-from shapewright.accuracy.paper_layers import BATCHES, PaperLayer, find_floors, price_block, product_of
+from shapewright.accuracy.paper_layers import BATCHES, PaperLayer, find_floors, find_misfits, price_block, product_of
 from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.tables import TABLES
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, Array, fold_of, folds_of
@@ -174,7 +174,7 @@ def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
     """
     layers = read_table(folder, "paper_layers")
     seconds = layers.numbers["attention_s"]
-    is_stuck = find_floors(layers.labels["log"].codes, seconds)
+    is_stuck = find_floors(layers.labels["log"].codes, seconds) | find_misfits(layers)
     context, rows = Context(), []
     for gpu in sorted(set(words_of(layers, "gpu"))):
         device = find_measured_device(gpu)

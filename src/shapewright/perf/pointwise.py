@@ -77,21 +77,23 @@ def price_pointwises(operations: Sequence[Pointwise], device: Device, record: Ca
 
 
 def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:
-    """What prices each kind; shape [7, kinds].
+    """What prices each kind; shape [8, kinds].
 
-    Fraction and start of the plain and of the gated kernel, widening of the record's interval, and ends beside it.
+    Fraction and start of the plain and of the gated kernel, whether these are of the record's own device, widening of
+    the record's interval, and ends beside it. On another maker's chip a kind has the kernel measured there, if any.
     """
     try:
         table: Mapping[str, Mapping[str, float]] = record.parameters["kinds"]
         rows = []
         for kind in kinds:
-            plain = table.get(kind, table["other"])
+            foreign = table.get(f"foreign_{kind}") if record.distance == "foreign" else None
+            plain = foreign or table.get(kind, table["other"])
             gated = table.get(f"gated_{kind}", plain)
             known = table.get(kind, {}).get("in_table", False)
             measured = _foreign_ends(kind, record)
             widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
             numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
-            rows.append([*numbers, 0.0 if measured else widening, *(measured or (1.0, 1.0))])
+            rows.append([*numbers, float(foreign is None), 0.0 if measured else widening, *(measured or (1.0, 1.0))])
         return np.array(rows).T
     except KeyError as error:
         raise CalibrationError(
@@ -122,10 +124,11 @@ def _price_arrays(
         start_s, memory_s, time_s, label = np.zeros_like(floor_s), floor_s, floor_s, _ROOFLINE_LABEL
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
-        plain_fraction, plain_start_s, gated_fraction, gated_start_s, widening, least, most = kernels
+        plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, widening, least, most = kernels
         has_gate = read_bytes > GATED_READ_RATIO * written_bytes
         start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
-        fraction = _carry_fraction(np.where(has_gate, gated_fraction, plain_fraction), device, record)
+        fraction = np.where(has_gate, gated_fraction, plain_fraction)
+        fraction = np.where(is_carried > 0.0, _carry_fraction(fraction, device, record), fraction)
         memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
         time_s, label = np.maximum(start_s + memory_s, floor_s), record.label
         low, high = interval_factors(record.interval, time_s, widening)
