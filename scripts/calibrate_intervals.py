@@ -60,6 +60,8 @@ ROWS_OF_A_TABLE = 150_000
 # Regimes of the paper's rows: sweeps of a millisecond, layers of up to a second; a hundred unseen rows a table.
 PAPER_EDGES_S = (1e-3, 1e-2, 1e-1)
 PAPER_FEWEST_ROWS = 60
+# Products inside layers, a part of their own beside products timed alone.
+BLOCKS = "paper_layers/mlp"
 
 
 def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
@@ -70,7 +72,8 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
         record = load_record("gemm", load_device(str(device)))
         if is_batch or record.residual is None:  # devices of the paper alone; others have their single products' rows
             section = f"{next(iter(record.parameters['dtypes']))}{', batches' if is_batch else ''}"
-            parts = parts_of(part.assign(origin=part.table.str.split("/").str[0]), ["origin"])
+            origin = part.table.str.split("/").str[0].where(part.table != BLOCKS, BLOCKS)
+            parts = parts_of(part.assign(origin=origin), ["origin"])
             groups[f"own/{record.id}/{section}"] = pool(
                 list(parts.values()), edges_s=PAPER_EDGES_S, fewest=PAPER_FEWEST_ROWS
             )

@@ -165,6 +165,13 @@ def paper_product_rows(folder: Path) -> Iterator[pd.DataFrame]:
             chosen = _only(layers.take(unseen & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
             if chosen.num_rows:
                 yield price_rows("paper_layers", chosen).assign(is_batch=name in BATCHES)
+        # Two products and little else, in the middle of a layer instead of alone.
+        up = product_of("mlp_up", layers)
+        unseen = _is_unseen(np.asarray(up.n, float), np.asarray(up.k, float), fitted)
+        plain = unseen & (words_of(layers, "flash_attention") == "0") & (layers.numbers["mlp_s"] > 0.0)
+        blocks = _only(layers.take(plain), "mlp_s", "mlp_tflops")
+        if blocks.num_rows:
+            yield price_rows("paper_layers", blocks).assign(is_batch=False)
 
 
 def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
@@ -194,10 +201,10 @@ def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
     return found[found.measured > 0.0]
 
 
-def _only(columns: Columns, name: str) -> Columns:
-    """Layers with one measured quantity alone."""
+def _only(columns: Columns, *names: str) -> Columns:
+    """Layers with some measured quantities alone."""
     optional = TABLES["paper_layers"].columns.optional
-    empty = {column: np.full(columns.num_rows, np.nan) for column in optional if column != name}
+    empty = {column: np.full(columns.num_rows, np.nan) for column in optional if column not in names}
     return replace(columns, numbers={**columns.numbers, **empty})
 
 
