@@ -52,12 +52,16 @@ SMALL_EDGES = {"cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20}}
 # decide between them: V100 runs products with gigabytes of B at 30 TFLOP/s where the last wave is less than half full.
 # Down products, 25,856 columns at most, never do; 2^16, what an axis of a launch holds, is the one round number between.
 IDLE_EDGES = {"volta": {"below": 0.30, "idle_tile_m": 256.0, "idle_tile_n": 128.0, "idle_columns": 2.0**16}}
-# Contractions that MI250X's library runs on a slower kernel: down products drop from 102 to 68 TFLOP/s between 19,968 and
-# 20,992 and rise from 54 to 81 after 32,768, projections drop from 100 to 75 between 21,376 and 21,504.
-SPANS = {"cdna2": {"span_first_k": 20992.0, "span_last_k": 32768.0}}
+# Contractions that a library runs on a slower kernel. MI250X's down products drop from 102 to 68 TFLOP/s between 19,968
+# and 20,992 and rise from 54 to 81 after 32,768, projections drop from 100 to 75 between 21,376 and 21,504. V100's down
+# products drop from 84 to 65 between 41,472 and 41,984, and rise from 59 to 76 between 59,904 and 60,416.
+SPANS = {
+    "cdna2": {"span_first_k": 20992.0, "span_last_k": 32768.0},
+    "volta": {"span_first_k": 41984.0, "span_last_k": 59904.0},
+}
 # Free numbers of slow cases, by architecture: name, start and transform.
 SLOW_ENTRIES: dict[str, Entries] = {
-    "volta": (("long_k", 1e5, "log"),),
+    "volta": (("long_k", 1e5, "log"), ("span_loss", 0.2, "logit")),
     # A thousand pages of 1 MB. MI250X loses a third of its rate beyond, whichever dimension made B so large.
     "cdna2": (
         ("long_k", 1e5, "log"),
