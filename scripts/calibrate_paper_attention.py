@@ -5,8 +5,9 @@
 DIR holds paper_layers.csv. Its flash log (a = 128, b = 4, s = 2048, fp16, A100 40 GB) ran in training mode, so the
 kernel drew a random number for every score, and head widths that are no multiple of 8 were padded by copies. Two
 numbers are fitted, scores per SM and clock and those copies, to the measured layers, and to those attention blocks that
-fit into theirs, less what the other operations are predicted to take; tiles and rates are those of the record's kernel of today. A fifth of the hidden
-sizes is held out whole. Run it after calibrate_attention.py. Needs the ``fit`` extra; some seconds.
+fit into theirs, less what the other operations are predicted to take; tiles and rates are those of the record's kernel
+of today. A fifth of the hidden sizes is held out whole. Run it after calibrate_attention.py. Needs the ``fit`` extra;
+some seconds.
 """
 
 from __future__ import annotations

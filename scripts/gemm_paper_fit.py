@@ -50,7 +50,7 @@ NARROW_CASES: dict[str, tuple[NarrowCase, ...]] = {
 SMALL_EDGES = {"cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20}}
 # Shares of the peak between the kernel without tensor cores (a quarter of it) and those with, and the tile whose waves
 # decide between them: V100 runs products with gigabytes of B at 30 TFLOP/s where the last wave is less than half full.
-# Down products, 25,856 columns at most, never do; 2^16, what an axis of a launch holds, is the one round number between.
+# Down products, 25,856 columns at most, never do; 2^16, what an axis of a launch holds, is the round number between.
 IDLE_EDGES = {"volta": {"below": 0.30, "idle_tile_m": 256.0, "idle_tile_n": 128.0, "idle_columns": 2.0**16}}
 # Contractions that a library runs on a slower kernel. MI250X's down products drop from 102 to 68 TFLOP/s between 19,968
 # and 20,992 and rise from 54 to 81 after 32,768, projections drop from 100 to 75 between 21,376 and 21,504. V100's down

@@ -20,6 +20,7 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.slow_cases import (
     NarrowCase,
     SlowCases,
+    idle_floor_s,
     narrow_floor_s,
     rate_share,
     read_slow_cases,
@@ -109,6 +110,35 @@ def test_small_products_are_bounded_by_edge_and_outputs() -> None:
     assert floor_s == pytest.approx([8.192e-4, 0.0, 0.0])
 
 
+def test_a_half_empty_last_wave_costs_large_products_their_fast_kernel() -> None:
+    """10 SMs, tiles of 256 x 128: last waves of 4 tiles are slow, of 5 and of 10 not, until B is larger still."""
+    cases = SlowCases(idle_columns=1000, idle_elements=1e6, idle_always_elements=3e6, idle_fraction=0.25)
+    n, k = ones(24 * 128, 25 * 128, 30 * 128, 24 * 128, 25 * 128), ones(500, 500, 500, 100, 1000)
+
+    floor_s = idle_floor_s(np.full(5, 256.0), n, k, np.ones(5), 10.0, 1e12, cases)
+
+    alone_s = 2.0 * 256 * n * k / 2.5e11
+    assert floor_s == pytest.approx([alone_s[0], 0.0, 0.0, 0.0, alone_s[4]])
+
+
+def test_few_columns_and_batches_keep_their_fast_kernel() -> None:
+    """However large B is, up to idle_columns of C and in a batch nothing is lost."""
+    cases = SlowCases(idle_columns=1000, idle_elements=1.0, idle_always_elements=1.0, idle_fraction=0.25)
+
+    floor_s = idle_floor_s(ones(256, 256), ones(1000, 2000), ones(1e6, 1e6), ones(1, 2), 10.0, 1e12, cases)
+
+    assert floor_s.tolist() == [0.0, 0.0]
+
+
+def test_a_span_of_contractions_loses_its_share() -> None:
+    """A quarter of the rate is lost from 100 to 200; where far pages cost more, theirs is what counts."""
+    cases = SlowCases(span_first_k=100, span_last_k=200, span_loss=0.25, reach_bytes=1e9, reach_loss=0.5)
+
+    share = rate_share(ones(8, 8, 8, 8, 1e9), ones(99, 100, 200, 201, 150), 2.0, cases)
+
+    assert share == pytest.approx([1.0, 0.75, 0.75, 1.0, 0.5])
+
+
 @pytest.mark.parametrize("raw", [{"long_kk": 1.0}, {"narrow": [{"edge": 128.0}]}])
 def test_malformed_case_is_named(raw: dict[str, Any]) -> None:
     """A record with a misspelt or incomplete case is refused with what is known."""
@@ -163,6 +193,6 @@ def test_an_explanation_names_the_slow_kernel() -> None:
 
     assert score["slow_factor"] > 3.0
     assert "slow kernel" in explanation_rows(score)
-    assert down["rate_share"] == pytest.approx(1.0 / (1.0 + 40960 / 209_000), rel=0.01)
+    assert down["rate_share"] == pytest.approx(1.0 / (1.0 + 40960 / 236_000), rel=0.01)
     assert "long" in explanation_rows(down)
     assert "slow kernel" not in explanation_rows(down)

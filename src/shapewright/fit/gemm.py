@@ -172,7 +172,11 @@ class Form:
             "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
             "cast_row_s": v.get("cast_row_s", 0.0),
             "alignment_factor": factors or factor_table(v),
-            **({"slow_cases": {name: v[name] for name in self.slow_cases} | self.slow_case_edges} if self.slow_cases else {}),
+            **(
+                {"slow_cases": {name: v[name] for name in self.slow_cases} | self.slow_case_edges}
+                if self.slow_cases
+                else {}
+            ),
         }
 
 

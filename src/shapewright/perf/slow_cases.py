@@ -5,7 +5,7 @@ section's ``slow_cases``. Legend: m, n, k in BLAS letters, one entry per shape.
 
     long      rate / (1 + k / long_k)                 SMs that share operands drift apart along a long contraction
     reach     rate * (1 - reach_loss r), r = 1 / (1 + (reach_bytes / bytes of B)^4)     pages beyond the tables' reach
-    span      rate * (1 - span_loss) for k from span_first_k to span_last_k     a kernel that the library keeps for these;
+    span      rate * (1 - span_loss) for k from span_first_k to span_last_k     a kernel that the library keeps for it;
               of reach and span the more costly one counts
     narrow    a contiguous dimension below an edge that is poorly aligned: start + traffic + work / (fraction * peak)
     small     m, n <= small_edge and at most small_outputs of C: start + work / (fraction * peak), whatever k is
