@@ -5,8 +5,8 @@
 DIR holds pointwise.parquet: norms, rotary positions, activations, residual additions and embeddings of three models,
 measured by microsoft/vidur (2024 software); and paper_layers.csv. The kinds that the first lacks come from the layer
 logs of arXiv 2401.14489 (eager PyTorch on A100 40 GB) or are assumptions; the record names each source. Held-out
-errors are those of leaving one whole model out; the record itself is fitted on all three. Needs the ``fit`` extra;
-some seconds.
+errors are those of leaving one whole model out; the record itself is fitted on all three. Mask and softmax on another
+maker's chip come from the unfused layers of paper_layers.csv on MI250X. Needs the ``fit`` extra; some seconds.
 """
 
 from __future__ import annotations

@@ -235,3 +235,15 @@ def test_every_device_has_sane_prices(name: str) -> None:
         assert (price.low_s <= time_s * (1 + 1e-9)).all()
         assert (time_s <= np.asarray(price.high_s) * (1 + 1e-9)).all()
         assert 0.2 <= large.roofline_s / large.time_s <= 1.0, dtype
+
+
+@pytest.mark.parametrize(("kind", "is_own"), [("softmax", True), ("mask", True), ("residual", False)])
+def test_another_makers_chip_has_a_softmax_of_its_own(kind: str, is_own: bool) -> None:
+    """A softmax reaches less of the bandwidth on MI250X than on A100; an addition has no kernel of its own there."""
+    operation = Pointwise(name="x", operation=kind, read_bytes=4e9, written_bytes=4e9)
+    shares = []
+    for name in ("a100-sxm-80gb", "mi250x-gcd"):
+        price = price_pointwise(operation, load_device(name), load_record("pointwise", load_device(name)))
+        shares.append(price.roofline_s / price.time_s)
+
+    assert (shares[1] < 0.5 * shares[0]) == is_own
