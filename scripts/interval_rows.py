@@ -149,10 +149,10 @@ def paper_product_rows(folder: Path) -> Iterator[pd.DataFrame]:
     Yields frames with ``is_batch``, by table and product.
     """
     for gpu in ("a100", "v100", "mi250x"):
-        fitted = _fitted_shapes(folder, gpu)
+        fitted = fitted_shapes(folder, gpu)
         sweeps = read_table(folder, "paper_gemm")
         sweeps = sweeps.take(words_of(sweeps, "gpu") == gpu)
-        unseen = _is_unseen(sweeps.numbers["n"], sweeps.numbers["k"], fitted)
+        unseen = is_unseen(sweeps.numbers["n"], sweeps.numbers["k"], fitted)
         for is_batch in (False, True):
             chosen = sweeps.take(unseen & ((sweeps.numbers["batch"] > 1.0) == is_batch))
             if chosen.num_rows:
@@ -161,15 +161,15 @@ def paper_product_rows(folder: Path) -> Iterator[pd.DataFrame]:
         layers = layers.take(words_of(layers, "gpu") == gpu)
         for name in PRODUCTS:
             product = product_of(name, layers)
-            unseen = _is_unseen(np.asarray(product.n, float), np.asarray(product.k, float), fitted)
-            chosen = _only(layers.take(unseen & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
+            unseen = is_unseen(np.asarray(product.n, float), np.asarray(product.k, float), fitted)
+            chosen = only_measured(layers.take(unseen & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
             if chosen.num_rows:
                 yield price_rows("paper_layers", chosen).assign(is_batch=name in BATCHES)
         # Two products and little else, in the middle of a layer instead of alone.
         up = product_of("mlp_up", layers)
-        unseen = _is_unseen(np.asarray(up.n, float), np.asarray(up.k, float), fitted)
+        unseen = is_unseen(np.asarray(up.n, float), np.asarray(up.k, float), fitted)
         plain = unseen & (words_of(layers, "flash_attention") == "0") & (layers.numbers["mlp_s"] > 0.0)
-        blocks = _only(layers.take(plain), "mlp_s", "mlp_tflops")
+        blocks = only_measured(layers.take(plain), "mlp_s", "mlp_tflops")
         if blocks.num_rows:
             yield price_rows("paper_layers", blocks).assign(is_batch=False)
 
@@ -201,18 +201,19 @@ def foreign_pointwise_rows(folder: Path) -> pd.DataFrame:
     return found[found.measured > 0.0]
 
 
-def _only(columns: Columns, *names: str) -> Columns:
+def only_measured(columns: Columns, *names: str) -> Columns:
     """Layers with some measured quantities alone."""
     optional = TABLES["paper_layers"].columns.optional
     empty = {column: np.full(columns.num_rows, np.nan) for column in optional if column not in names}
     return replace(columns, numbers={**columns.numbers, **empty})
 
 
-def _is_unseen(n: Array, k: Array, fitted: set[tuple[int, int]]) -> np.ndarray:
+def is_unseen(n: Array, k: Array, fitted: set[tuple[int, int]]) -> np.ndarray:
+    """Whether a fit of these (n, k) did not see each product."""
     return np.array([pair not in fitted for pair in zip(n.astype(int).tolist(), k.astype(int).tolist(), strict=True)])
 
 
-def _fitted_shapes(folder: Path, gpu: str) -> set[tuple[int, int]]:
+def fitted_shapes(folder: Path, gpu: str) -> set[tuple[int, int]]:
     """(n, k) that calibrate_gemm.py fitted of the paper's tables on one GPU."""
     device = find_measured_device(gpu).name
     sources = [source.rows(folder) for source in SOURCES if source.table == PAPER and source.device == device]

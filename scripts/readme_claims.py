@@ -17,12 +17,21 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 # Rows of the bars that speak of what no kernel table does, in the README's words.
 _BEYOND = {
-    "GEMM, unseen device": "products on a device that nobody measured: each left out in turn, bf16, mean error",
-    "layer GEMMs of another collector": "products measured by others (vidur), after one factor a device, mean error",
-    "paper's layers, unfused; flash": "whole layers of the paper on A100, mean error: unfused; flash attention",
-    "published training throughput": "published training throughput, mean error",
-    "ranking regret": "shape chosen among products alike in work, slower than the best: median; p90",
-    "90 % interval": "inside the 90 % interval: unseen rows; cells of a device and library, tables within 85 to 95 %",
+    "GEMM, unseen device": ("products on a device that nobody measured, bf16, mean error", "each device in turn"),
+    "layer GEMMs of another collector": (
+        "products measured by others (vidur), mean error",
+        "all but one factor a device",
+    ),
+    "paper's layers, unfused; flash": (
+        "whole layers of the paper on A100, mean error: unfused; flash attention",
+        "whole table; hidden sizes",
+    ),
+    "published training throughput": ("published training throughput, mean error", "models"),
+    "ranking regret": ("shape chosen among products alike in work, slower than the best: median; p90", "(n, k)"),
+    "90 % interval": (
+        "inside the 90 % interval: unseen rows; cells of a device and library, tables within 85 to 95 %",
+        "shapes and layouts; the same; no",
+    ),
 }
 _MODEL, _DEVICE = "llama-3-8b", "h100-sxm-80gb"
 
@@ -53,15 +62,16 @@ def beyond() -> str:
     """How far predictions hold where nothing was fitted, and plain roofline beside them."""
     results = json.loads((DOCS / "accuracy_results.json").read_text(encoding="utf-8"))
     reached = {bar["what"]: bar["reached"] for bar in results["bars"]}
-    rows = [[words, reached[what]] for what, words in _BEYOND.items()]
+    rows = [[words, reached[what], held_out] for what, (words, held_out) in _BEYOND.items()]
     products = next(table for table in results["tables"] if table["table"] == "gemm")
     rows.append(
         [
-            "all measured products, fitted ones too: mean error, and that of max(FLOPs / peak, bytes / bandwidth)",
+            "all measured products: mean error, and that of max(FLOPs / peak, bytes / bandwidth)",
             f"{100 * products['mean']:.1f} %, {100 * products['roofline']:.0f} %",
+            "no: fits saw four fifths",
         ]
     )
-    return markdown_table(["judged on", f"reached, {results['date']}"], rows)
+    return markdown_table(["judged on", f"reached, {results['date']}", "held out"], rows)
 
 
 def software() -> str:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from math import exp
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attention_rows import PHASES
 from coverage_facts import coverage_facts, is_inside
+from residual_facts import FEWEST_ROWS, Curve, alignment_curves, attention_facts, gemm_curves, size_curves
 from write_pages import accuracy_facts
 
 from shapewright import __version__
@@ -34,16 +36,10 @@ RESULTS = DOCS / "accuracy_results.json"
 FIGURES = DOCS / "figures"
 GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 PAPER_DEVICES = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi250x-gcd")
-# Tables with a figure: file name, and what the lines tell apart.
-FIGURE_TABLES = {
-    "attention_prefill": "device",
-    "attention_decode": "device",
-    "moe": "device",
-    "collectives": "device",
-    "pointwise": "part",
-}
-# A point of a figure stands for so many rows at least.
-FEWEST_ROWS = 30
+# Tables with a figure of all of their rows: file name, and what the lines tell apart.
+SEEN_TABLES = {"collectives": "device", "pointwise": "part"}
+# Tables with a figure of the rows that no fit saw, a line for each device.
+UNSEEN_TABLES = ("attention_prefill", "attention_decode", "moe")
 
 
 def percent(value: float) -> str:
@@ -72,19 +68,10 @@ def held_out(operation: str, sections: str = "", device: str = "") -> dict[str, 
     return {name: total / rows for name, (total, rows) in sums.items()}
 
 
-def attention_errors(phase: str) -> dict[str, float]:
-    """The same of the 16-bit kernels that price models, by device."""
-    sums: dict[str, list[float]] = {}
-    for fact in accuracy_facts():
-        if (
-            fact["operation"] == "attention"
-            and fact["section"].startswith("16bit/")
-            and fact["section"].endswith(phase)
-        ):
-            both = sums.setdefault(fact["device"], [0.0, 0.0])
-            both[0] += fact["rows"] * fact["mean"]
-            both[1] += fact["rows"]
-    return {name: total / rows for name, (total, rows) in sums.items()}
+def attention_spans(attention: list[dict[str, Any]], key: str) -> str:
+    """Least and largest mean error over the devices, prefill and decode."""
+    means = [(each["phase"], each["mean"] if key == "mean" else each[key]["mean"]) for each in attention]
+    return "; ".join(span(mean for found, mean in means if found == phase) for phase in PHASES)
 
 
 def training_errors() -> dict[str, tuple[float, int]]:
@@ -105,7 +92,11 @@ def ranking_regrets() -> list[dict[str, Any]]:
 
 
 def bars(
-    rows: dict[str, Accuracy], borrowed: list[Accuracy], paper: dict[str, Accuracy], coverage: list[dict[str, Any]]
+    rows: dict[str, Accuracy],
+    borrowed: list[Accuracy],
+    paper: dict[str, Accuracy],
+    coverage: list[dict[str, Any]],
+    attention: list[dict[str, Any]],
 ) -> list[dict[str, str]]:
     """The table of the design: what, judged on, bar, aim, reached.
 
@@ -114,6 +105,7 @@ def bars(
         borrowed: Errors by device and dtype, as if nobody had measured them.
         paper: Errors of the paper's layers on A100, by table.
         coverage: Coverage and width of intervals, table by table.
+        attention: Errors on unseen head layouts, by device and phase.
     """
     bf16 = {
         fact["device"]: fact["mean"]
@@ -166,11 +158,14 @@ def bars(
                 "10 %, tau 0.97", "6 %", f"{percent(scaled.mape)}, tau {scaled.kendall_tau:.3f}",
             ),
             ("pointwise", "one model left out", "20 %", "12 %", span(
-                fact["mean"] for fact in accuracy_facts() if fact["operation"] == "pointwise"
+                fact["mean"]
+                for fact in accuracy_facts()
+                if fact["operation"] == "pointwise" and fact["section"].startswith("without ")
             )),
             (
-                "attention prefill; decode", "unseen head layouts, 16 bits", "9 %; 9 %", "5 %; 4 %",
-                f"{span(attention_errors('prefill').values())}; {span(attention_errors('decode').values())}",
+                "attention prefill; decode", "unseen head layouts, 16 bits (each layout left out in turn)",
+                "9 %; 9 %", "5 %; 4 %",
+                f"{attention_spans(attention, 'mean')} ({attention_spans(attention, 'in_turn')})",
             ),
             ("collectives", "unseen cells", "12 %", "8 %", span(held_out("collectives").values())),
             ("MoE block", "unseen expert layouts, by device", "30 %", "15 %", span(experts.values())),
@@ -201,25 +196,45 @@ def bars(
     ]  # fmt: skip
 
 
-def residual_chart(table: str, word: str, found: list[Accuracy]) -> XYChart:
-    """Mean error of one table by measured time."""
-    names = sorted({getattr(row, word) for row in found})
-    series = []
-    for name in names:
-        points = sorted(
-            (first_second(row.decade), row.mape)
-            for row in found
-            if getattr(row, word) == name and row.rows >= FEWEST_ROWS
-        )
-        if points:
-            series.append(Line(name, [at for at, _ in points], [100.0 * error for _, error in points]))
-    title = f"{table.replace('_', ' ')}: mean error by measured time"
+def seen_curves(table: str, word: str, data: Path) -> dict[str, Curve]:
+    """Mean error of all rows of a table by measured time."""
+    found = [row for row in judge_folder(data, tables=[table], by=[word, "size"]).rows if row.rows >= FEWEST_ROWS]
+    curves = {}
+    for name in sorted({getattr(row, word) for row in found}):
+        points = sorted((first_second(row.decade), row.mape) for row in found if getattr(row, word) == name)
+        curves[name] = ([at for at, _ in points], [error for _, error in points])
+    return curves
+
+
+def draw_residuals(data: Path) -> None:
+    """Every figure of residuals."""
+    unseen = "unseen rows, mean error by measured time"
+    figures = {
+        "gemm_bf16": (f"products in bf16: {unseen}", gemm_curves(["bf16"])),
+        "gemm_narrow": (f"products in fp8 and fp4: {unseen}", gemm_curves(["fp8", "fp4"])),
+        **{name: (f"{name.replace('_', ' ')}: {unseen}", size_curves(data, name, "device")) for name in UNSEEN_TABLES},
+        **{
+            name: (f"{name}: all rows, mean error by measured time", seen_curves(name, word, data))
+            for name, word in SEEN_TABLES.items()
+        },
+        "gemm_alignment": (
+            "the paper's products in fp16: unseen rows, mean error by the alignment of the worse of n and k",
+            alignment_curves(data),
+        ),
+    }
+    for name, (title, curves) in figures.items():
+        at = "alignment [byte]" if name.endswith("alignment") else "measured time [s], by decade"
+        save_chart(residual_chart(title, at, curves), FIGURES / f"residuals_{name}.svg")
+
+
+def residual_chart(title: str, x_label: str, curves: Mapping[str, Curve]) -> XYChart:
+    """Mean errors, a line for each of what they tell apart."""
     return XYChart(
         title=title,
-        x_label="measured time [s], by decade",
+        x_label=x_label,
         y_label="mean error [%]",
-        series=series,
-        alt=f"{title}, one line per {word}",
+        series=[Line(name, at, [100.0 * error for error in errors]) for name, (at, errors) in curves.items()],
+        alt=title,
         marks=(Mark("y", 10.0, "10 %"),),
         x_log=True,
         y_from_zero=True,
@@ -249,18 +264,18 @@ def main() -> None:
         for row in together.values()
     ]  # fmt: skip
     coverage = coverage_facts(data, together)
+    attention = attention_facts(data)
     content: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "version": __version__,
         "command": "python scripts/write_accuracy_results.py --data DIR",
-        "bars": bars(together, borrowed, {row.table: row for row in paper}, coverage),
+        "bars": bars(together, borrowed, {row.table: row for row in paper}, coverage, attention),
         "tables": tables,
         "coverage": coverage,
+        "attention": attention,
     }
     RESULTS.write_text(json.dumps(_short(content), indent=1) + "\n", encoding="utf-8")
-    for table, word in FIGURE_TABLES.items():
-        found = list(judge_folder(data, tables=[table], by=[word, "size"]).rows)
-        save_chart(residual_chart(table, word, found), FIGURES / f"residuals_{table}.svg")
+    draw_residuals(data)
     for line in content["bars"]:
         print(" | ".join(line.values()))
     print(f"{sum(is_inside(facts['covered']) for facts in coverage)} of {len(coverage)} tables inside 85 to 95 %")

@@ -14,7 +14,7 @@ from typing import Any
 
 import readme_claims
 from page_blocks import refresh_blocks
-from write_pages import accuracy_facts, markdown_table
+from write_pages import accuracy_facts, markdown_table, results
 
 from shapewright.config import list_presets
 from shapewright.hardware import list_devices, load_device
@@ -37,8 +37,8 @@ ACCURACY_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
             "bf16, vllm 0.14.0/vllm_fused_moe",
         ),
     ),
-    "attention, prefill": ("attention", ("16bit/", "/prefill")),
-    "attention, decode": ("attention", ("16bit/", "/decode")),
+    "attention, prefill": ("attention", ("prefill",)),
+    "attention, decode": ("attention", ("decode",)),
     "collectives": ("collectives", ("inside a node",)),
 }
 
@@ -74,7 +74,7 @@ def accuracy_table() -> str:
     facts = accuracy_facts()
     devices = list(dict.fromkeys(fact["device"] for fact in facts if fact["operation"] == "gemm"))
     rows = [[device, *(cell(facts, device, *column) for column in ACCURACY_COLUMNS.values())] for device in devices]
-    pointwise = [fact for fact in facts if fact["operation"] == "pointwise"]
+    pointwise = [fact for fact in facts if fact["operation"] == "pointwise" and fact["section"].startswith("without ")]
     left_out = ", ".join(
         f"{100 * fact['mean']:.0f} % ({fact['section'].removeprefix('without ')})" for fact in pointwise
     )
@@ -87,19 +87,9 @@ def accuracy_table() -> str:
 
 
 def cell(facts: list[dict[str, Any]], device: str, operation: str, sections: tuple[str, ...]) -> str:
-    """Mean and median error of one device and operation, with the number of rows; attention: the mean over kernels."""
+    """Mean and median error of one device and operation, with the number of rows."""
     if operation == "attention":
-        start, end = sections
-        found = [
-            fact
-            for fact in facts
-            if (fact["device"], fact["operation"]) == (device, operation)
-            and fact["section"].startswith(start)
-            and fact["section"].endswith(end)
-        ]
-        num_rows = sum(fact["rows"] for fact in found)
-        mean = sum(fact["rows"] * fact["mean"] for fact in found) / max(num_rows, 1)
-        return f"{100 * mean:.1f} % ({num_rows:,})" if found else ""
+        facts = [{**fact, "operation": operation, "section": fact["phase"]} for fact in results()["attention"]]
     for fact in facts:
         if (fact["device"], fact["operation"]) == (device, operation) and fact["section"] in sections:
             return f"{100 * fact['mean']:.1f} / {100 * fact['median']:.1f} % ({fact['rows']:,})"

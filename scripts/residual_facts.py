@@ -1,0 +1,165 @@
+"""What errors on rows that no fit saw look like: by size, format, alignment, head layout. Not a script itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from attention_rows import DEVICES, PHASES, SECTIONS, read_rows
+from interval_rows import (
+    PRODUCTS,
+    fitted_shapes,
+    is_unseen,
+    only_measured,
+    price_rows,
+    read_table,
+    unseen_rows,
+    words_of,
+)
+
+from shapewright.accuracy.columns import Columns
+from shapewright.accuracy.paper_layers import product_of
+from shapewright.fit.attention import layout_folds
+from shapewright.fit.logs import HELD_OUT_FOLD
+from shapewright.hardware import load_device
+from shapewright.operations import Attention
+from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, alignment_bytes
+from shapewright.perf.attention import price_attention
+from shapewright.perf.calibration import load_record
+
+# A point of a figure stands for so many rows at least.
+FEWEST_ROWS = 30
+GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s")
+# GPUs of the paper's tables, where odd sizes were measured.
+PAPER_GPUS = {"a100": "a100-sxm-40gb", "v100": "v100-sxm2-16gb", "mi250x": "mi250x-gcd"}
+# Section whose kernels price models in 16 bits.
+USUAL_SECTION = "16bit"
+
+Curve = tuple[list[float], list[float]]
+
+
+def attention_facts(data: Path) -> list[dict[str, Any]]:
+    """Errors of the 16-bit kernels that price models on head layouts that no fit saw, all kernels of a device together.
+
+    Beside them the mean over layouts that trees left out in turn, the held-out ones among them; the formulas' constants
+    saw four fifths of these.
+    """
+    facts = []
+    for name, alias in DEVICES.items():
+        record = load_record("attention", load_device(name))
+        for phase in PHASES:
+            rows = read_rows(data, phase, alias, SECTIONS[USUAL_SECTION])
+            rows = rows[layout_folds(rows) == HELD_OUT_FOLD]
+            errors = np.abs(_attention_ratios(rows, name) - 1.0)
+            facts.append(
+                {
+                    "device": name,
+                    "phase": phase,
+                    "rows": len(errors),
+                    "layouts": len(rows.groupby(["num_heads", "num_kv_heads", "head_dim"])),
+                    "mean": float(errors.mean()),
+                    "median": float(np.median(errors)),
+                    "p90": float(np.quantile(errors, 0.9)),
+                    "in_turn": _in_turn(record, phase),
+                }
+            )
+    return facts
+
+
+def _attention_ratios(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """Predicted over measured of rows of one device in 16 bits, each by the kernel that ran."""
+    device = load_device(name)
+    record = load_record("attention", device)
+    sized = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
+    found = []
+    for (library, kernel), part in rows.groupby(["library", "kernel"]):
+        operation = Attention(
+            name="row",
+            dtype="bf16",
+            writes_cache=True,
+            v_head_dim=part.head_dim.to_numpy(),
+            **{column: part[column].to_numpy() for column in sized},
+        )
+        price = price_attention(operation, device, record, hot_cache=True, library=library, kernel=kernel)
+        found.append(np.asarray(price.time_s) / part.latency_s.to_numpy())
+    return np.concatenate(found)
+
+
+def _in_turn(record: Any, phase: str) -> dict[str, float]:
+    """Rows and mean error of layouts left out in turn, over the learned tables of the usual section."""
+    learned = record.residual
+    paths = [path for path in learned["tables"] if path.startswith(f"{USUAL_SECTION}/") and path.endswith(phase)]
+    reports = [
+        report
+        for table in sorted({learned["tables"][path] for path in paths})
+        for report in learned["reports"][table].values()
+    ]
+    rows = sum(report["rows"] for report in reports)
+    return {"rows": rows, "mean": sum(report["rows"] * report["mean_absolute_error"] for report in reports) / rows}
+
+
+def gemm_curves(dtypes: Iterable[str]) -> dict[str, Curve]:
+    """Mean error of products on (n, k) that no fit saw, each library by its own section, by decade of measured time."""
+    curves = {}
+    for name in GEMM_DEVICES:
+        sections = load_record("gemm", load_device(name)).provenance["sections"]
+        for dtype in dtypes:
+            sums: dict[float, list[float]] = {}
+            for report in sections.get(dtype, {}).get("libraries", {}).values():
+                for decade, errors in report["by_size"].items():
+                    both = sums.setdefault(float(decade) * 10**0.5, [0.0, 0.0])
+                    both[0] += errors["rows"] * errors["mean_ape"]
+                    both[1] += errors["rows"]
+            points = sorted((at, total / rows) for at, (total, rows) in sums.items() if rows >= FEWEST_ROWS)
+            if points:
+                curves[f"{name} {dtype}"] = ([at for at, _ in points], [error for _, error in points])
+    return curves
+
+
+def size_curves(data: Path, table: str, word: str) -> dict[str, Curve]:
+    """Mean error of rows of a table that no fit saw, by middle of the decade of measured time."""
+    rows = price_rows(table, unseen_rows(data, table))
+    rows = rows.assign(error=(rows.predicted / rows.measured - 1.0).abs(), decade=np.floor(np.log10(rows.measured)))
+    curves = {}
+    for name, part in rows.groupby(word):
+        found = part.groupby("decade").error.agg(["mean", "size"])
+        found = found[found["size"] >= FEWEST_ROWS]
+        if len(found):
+            curves[str(name)] = ([10.0 ** (decade + 0.5) for decade in found.index], found["mean"].tolist())
+    return curves
+
+
+def alignment_curves(data: Path) -> dict[str, Curve]:
+    """Mean error of the paper's products whose (n, k) no fit saw, by the alignment in bytes of the worse of n and k."""
+    curves: dict[str, Curve] = {}
+    for gpu, device in PAPER_GPUS.items():
+        fitted = fitted_shapes(data, gpu)
+        errors: dict[int, list[np.ndarray]] = {}
+        for name, columns, n, k in _paper_products(data, gpu):
+            unseen = is_unseen(n, k, fitted)
+            worse = np.minimum(alignment_bytes(n, 16), alignment_bytes(k, 16))
+            for width in ALIGNMENT_CLASSES_BYTES:
+                chosen = columns.take(unseen & (worse == width))
+                if chosen.num_rows:
+                    priced = price_rows(name, chosen)
+                    errors.setdefault(width, []).append(np.abs(priced.predicted / priced.measured - 1.0).to_numpy())
+        found = {width: np.concatenate(parts) for width, parts in sorted(errors.items())}
+        found = {width: each for width, each in found.items() if len(each) >= FEWEST_ROWS}
+        curves[device] = ([float(width) for width in found], [float(each.mean()) for each in found.values()])
+    return curves
+
+
+def _paper_products(data: Path, gpu: str) -> Iterable[tuple[str, Columns, np.ndarray, np.ndarray]]:
+    """Products of the paper on one GPU: table, its rows, n and k of each."""
+    sweeps = read_table(data, "paper_gemm")
+    sweeps = sweeps.take(words_of(sweeps, "gpu") == gpu)
+    yield "paper_gemm", sweeps, sweeps.numbers["n"], sweeps.numbers["k"]
+    layers = read_table(data, "paper_layers")
+    layers = layers.take(words_of(layers, "gpu") == gpu)
+    for name in PRODUCTS:
+        measured = only_measured(layers.take(layers.numbers[f"{name}_tflops"] > 0.0), f"{name}_tflops")
+        product = product_of(name, measured)
+        yield "paper_layers", measured, np.asarray(product.n, float), np.asarray(product.k, float)
