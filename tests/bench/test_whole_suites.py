@@ -216,13 +216,20 @@ def test_two_ranks_on_loopback(tmp_path: Path) -> None:
     """Every collective between two processes over gloo: right numbers, times, bus rates, and a store that resumes."""
     path = tmp_path / "s.sqlite"
     arguments = ["bench", "collectives", "--cpu", "--num-ranks", "2", "--budget", "2s", "--store", str(path), "--json"]
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    with Store(path, must_exist=True) as store:
-        rows = store.rows()
+    every = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv"}
+    names: set[str] = set()
+    for _ in range(8):  # a budget ends a run wherever a busy machine has come to; the next one goes on from there
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 0
+        with Store(path, must_exist=True) as store:
+            rows = store.rows()
+        names = {row.name for row in rows}
+        if names == every:
+            break
 
-    assert stop.value.code == 0
-    assert {row.name for row in rows} == {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv"}
+    assert names == every
+    assert len({row.key for row in rows}) == len(rows)
     for row in rows:
         assert row.status == OK
         assert row.sizes["num_ranks"] == 2
