@@ -373,12 +373,12 @@ PUBLISHED_ROW = {
     "activation_checkpointing": "full", "flash_attention": 1, "num_layers": 32, "hidden_size": 4096,
     "num_attention_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 14336, "gated_mlp": 1, "moe": 0,
     "vocab_size": 128256, "seq_len": 4096, "micro_batch": 1, "global_batch": 32, "num_gpus": 16, "tp": 2, "pp": 1,
-    "vp": "", "cp": "", "sequence_parallel": "", "iter_time_s": "",
+    "vp": "", "cp": "", "ep": "", "sequence_parallel": "", "iter_time_s": "",
 }  # fmt: skip
 
 
 def test_published_training(tmp_path: Path) -> None:
-    """Tokens per second as predicted have no error; rows without a field, and MoE, are counted with the reason."""
+    """Tokens per second as predicted have no error; rows without a field, and unknown experts, are counted."""
     prediction = ask(
         "llama-3-8b",
         "h100-sxm-80gb",
@@ -401,8 +401,31 @@ def test_published_training(tmp_path: Path) -> None:
     assert judgement.rows[0].mape == pytest.approx(0.0, abs=1e-3)
     assert judgement.skipped["published_training_throughput"] == {
         "not stated: micro_batch": 1,
-        "mixture of experts; dense rows are judged": 1,
+        "mixture of experts whose shape is not stated and that names no preset as it is": 1,
     }
+
+
+def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
+    """A mixture of experts takes the shape of the preset it names and its expert axis; dropping tokens is another."""
+    layout = {"data_parallel": 64, "expert_parallel": 8}
+    workload = {"micro_batch_size": 2, "global_batch_size": 256, "seq_len": 4096, "dtype": "fp8"}
+    prediction = ask("mixtral-8x7b", "b200-sxm-180gb", workload=workload, layout=layout).predict()
+    shapeless = dict.fromkeys(
+        ("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"), ""
+    )
+    row = PUBLISHED_ROW | shapeless | {
+        "model": "Mixtral-8x7B", "source": "NVIDIA NeMo 25.02", "gpu": "B200-SXM", "dtype": "fp8", "moe": 1, "tp": 1,
+        "micro_batch": 2, "global_batch": 256, "num_gpus": 64, "ep": 8, "fsdp_zero": "", "activation_checkpointing": "",
+        "tokens_per_s_per_gpu": prediction.tokens_per_s_per_device,
+    }  # fmt: skip
+    rows = [row, row | {"model": "Mixtral-8x7B (tokendrop)"}]
+    write_csv(tmp_path / "published_training_throughput.csv", rows)
+    judgement = judge_folder(tmp_path)
+
+    (judged,) = judgement.rows
+    assert (judged.table, judged.rows, judged.coverage_90) == ("published_training_throughput/moe", 1, 1.0)
+    assert judged.mape == pytest.approx(0.0, abs=1e-9)
+    assert sum(judgement.skipped["published_training_throughput"].values()) == 1
 
 
 def test_every_table_has_its_file_s_name() -> None:

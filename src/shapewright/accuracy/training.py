@@ -1,10 +1,14 @@
-"""published_training_throughput.csv: tokens per second and device that vendors and labs published, dense models.
+"""published_training_throughput.csv: tokens per second and device that vendors and labs published.
 
 Judged are pre-training rows that state shape, batches, layout and a time, each as the generation of software that its
 source names would run it. What a row leaves open is taken as that software did it, and said: no recomputation and
 fused attention where checkpointing and attention are not stated; sequence parallelism where attention is fused (both
 came to Megatron in 2022); optimiser states sharded over replicas where NeMo states no sharding. TFLOP/s and MFU are
 not used: their FLOP conventions differ. Here the bias is of tokens/s: above zero means promising too much.
+
+Rows of mixtures of experts state layout and batches but not the model's shape, which is that of the preset they name.
+They are a table of their own, ``published_training_throughput/moe``, and predicted as a tuned stack, with the interval
+that spans all software: no generation was fitted on them.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 from shapewright.accuracy.context import Chunk, Prices
 from shapewright.accuracy.read import Format
 from shapewright.adding_up import add_up
-from shapewright.config import TransformerConfig
+from shapewright.config import TransformerConfig, read_model
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
 from shapewright.perf.software import TUNED
@@ -48,7 +52,9 @@ _NEEDED = (
     "tp",
     "pp",
 )
-_OTHER_COUNTS = ("num_kv_heads", "vp", "cp")
+# What a preset says of a model that is named.
+_SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size")
+_OTHER_COUNTS = ("num_kv_heads", "vp", "cp", "ep")
 _LARGEST_COUNT = 1e9
 FORMAT = Format(
     numbers={},
@@ -60,6 +66,7 @@ FORMAT = Format(
         "moe",
         "vp",
         "cp",
+        "ep",
         "sequence_parallel",
         "flash_attention",
         "tokens_per_s_per_gpu",
@@ -81,6 +88,16 @@ _SOFTWARE = {
 # Its recipes shard optimiser states over replicas.
 _DISTRIBUTED_OPTIMIZER = "nemo-2024"
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
+# Presets of mixtures of experts, by how the table spells their names. DeepSeek-V3 named alone was trained with
+# multi-token prediction, 4 % of its FLOPs by the table's TFLOP/s; predicted is the model without.
+_EXPERT_MODELS = {
+    "Mixtral-8x7B": "mixtral-8x7b",
+    "DeepSeekV3": "deepseek-v3",
+    "DeepSeekV3 (w/o MTP)": "deepseek-v3",
+    "GPT OSS 120B": "gpt-oss-120b",
+    "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b",
+}
 _UNFUSED_ARCHITECTURES = ("volta", "turing")
 
 
@@ -120,7 +137,7 @@ class _UnusableRowError(ShapewrightError):
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Predict every complete row; the library is the first word of the source, parts are sources and models."""
-    for run in read_runs(columns, context):
+    for run in read_runs(columns, context, has_experts=None):
         try:
             prediction = predict(
                 run.config,
@@ -135,7 +152,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
             context.skipped[str(error)] += 1
             continue
         yield Chunk(
-            table="published_training_throughput",
+            table=f"published_training_throughput{'/moe' if run.config.is_moe else ''}",
             device=run.device.name,
             dtype=run.workload.dtype,
             library=run.source.split(" ")[0],
@@ -146,8 +163,14 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         )
 
 
-def read_runs(columns: Columns, context: Context) -> Iterator[PublishedRun]:
-    """Complete the rows that can be; why others cannot is counted in the context."""
+def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = False) -> Iterator[PublishedRun]:
+    """Complete the rows that can be; why others cannot is counted in the context.
+
+    Args:
+        columns: The table.
+        context: How it is judged.
+        has_experts: Whether models have experts; None for both kinds.
+    """
     assumed: Counter[str] = Counter()
     for (gpu,), rows in columns.groups("gpu"):
         device = context.device_of(gpu, rows.num_rows)
@@ -158,7 +181,8 @@ def read_runs(columns: Columns, context: Context) -> Iterator[PublishedRun]:
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1
             else:
-                yield run
+                if has_experts in (None, run.config.is_moe):
+                    yield run
         context.advance(rows.num_rows)
     if assumed:
         listed = "; ".join(f"{count} rows {what}" for what, count in assumed.most_common())
@@ -184,7 +208,7 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     """Complete one row.
 
     Raises:
-        _UnusableRowError: it lacks a field, or is no dense pre-training.
+        _UnusableRowError: it lacks a field, or is no pre-training.
         ShapewrightError: its fields contradict each other.
     """
 
@@ -192,14 +216,17 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
         value = float(rows.numbers[name][row])
         return default if np.isnan(value) else value
 
-    if number("moe", 0.0) > 0.0:
-        raise _UnusableRowError("mixture of experts; dense rows are judged")
+    model = rows.labels["model"][row]
+    is_known = number("moe", 0.0) > 0.0
+    if is_known and model not in _EXPERT_MODELS:
+        raise _UnusableRowError("mixture of experts whose shape is not stated and that names no preset as it is")
     if "(SFT)" in rows.labels["source"][row]:
         raise _UnusableRowError("fine-tuning on packed sequences")
-    missing = [name for name in _NEEDED if not number(name, 0.0) > 0.0]
+    needed = [name for name in _NEEDED if not (is_known and name in _SHAPE)]
+    missing = [name for name in needed if not number(name, 0.0) > 0.0]
     if missing:
         raise _UnusableRowError(f"not stated: {', '.join(missing)}")
-    for name in (*_NEEDED, *_OTHER_COUNTS):
+    for name in (*needed, *_OTHER_COUNTS):
         value = number(name, 1.0)
         if not 0.0 < value <= _LARGEST_COUNT or value != int(value):
             raise _UnusableRowError(f"{name}={value:g} is no whole number from 1 to {_LARGEST_COUNT:g}")
@@ -222,12 +249,13 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     if not checkpointing:
         assumed["do not state activation checkpointing: none"] += 1
     source = rows.labels["source"][row]
-    software = next((name for words, name in _SOFTWARE.items() if source.startswith(words)), TUNED)
+    software = _software_of(source)
+    config = read_model(_EXPERT_MODELS[model]).config if is_known else _make_config(number, name=model)
     return PublishedRun(
         source=source,
-        software=software,
+        software=TUNED if is_known else software,
         device=device,
-        config=_make_config(number, name=rows.labels["model"][row]),
+        config=config,
         workload=Workload(
             micro_batch_size=int(number("micro_batch")),
             global_batch_size=int(number("global_batch")),
@@ -241,12 +269,18 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
             pipeline_parallel=int(number("pp")),
             data_parallel=int(number("num_gpus")) // sharded,
             context_parallel=int(number("cp", 1.0)),
-            virtual_pipeline=_num_chunks(int(number("num_layers")), int(number("pp")), int(number("vp", 1.0)), assumed),
+            expert_parallel=int(number("ep", 1.0)) if is_known else 1,
+            virtual_pipeline=_num_chunks(config.num_layers, int(number("pp")), int(number("vp", 1.0)), assumed),
             sequence_parallel=bool(number("sequence_parallel", fused)),
             zero_stage=_read_zero_stage(rows.labels["fsdp_zero"][row], software, assumed),
         ),
         tokens_per_s_per_device=measured,
     )
+
+
+def _software_of(source: str) -> str:
+    """Generation of software that a source names."""
+    return next((name for words, name in _SOFTWARE.items() if source.startswith(words)), TUNED)
 
 
 def _make_config(number: Number, *, name: str) -> TransformerConfig:
