@@ -1,6 +1,6 @@
 """Fit the expert-layer records of src/shapewright/perf/data/moe from measured blocks.
 
-Usage: python scripts/calibrate_moe.py --data DIR [--device h100-sxm-80gb]
+Usage: python scripts/calibrate_moe.py --data DIR [--device h100-sxm-80gb] [--kernel cutlass]
 
 DIR holds moe.parquet (columns in docs/decisions/0007-moe.md). Run calibrate_gemm.py and calibrate_pointwise.py before:
 alignment factors and the pointwise parts of a block come from their records. Every fifth expert layout (experts, top k,
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from record_file import write_record
+from record_file import RECORDS, write_record
 from scipy.optimize import least_squares
 
 from shapewright.accuracy.moe import block_of
@@ -29,6 +29,7 @@ from shapewright.fit.gemm import PRIOR_WEIGHT, device_rates, judge, predict_rows
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, interval_of
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import load_record
+from shapewright.perf.expert_kernels import expert_kernel_family
 from shapewright.perf.pointwise import price_pointwise
 
 Array = NDArray[np.float64]
@@ -78,17 +79,22 @@ class Form:
         ("write_ratio", 1.0, "log"),
         ("idle_row_share", 0.7, "log"),
     )
+    # What the first expert takes of the start, and how many more take half of the rest.
+    GROWTH = (("first_share", 0.5, "logit"), ("half_count", 8.0, "log"))
     HOT = (("hot_cache_speedup", 3.0, "log"), ("hot_cache_share", 0.3, "log"))
     CAST = (("cast_bytes_per_element", 4.0, "log"), ("cast_row_s", 1e-9, "log"))
     # Rates of a tile: one of its rows times one of its columns.
     ROW_STARTS = (("8", 0.2), ("16", 0.3), ("32", 0.45), ("64", 0.6), ("128", 0.7), ("256", 0.75))
     COLUMN_STARTS = (("64", 0.7), ("128", 0.9))
 
-    def __init__(self, architecture: str, dtype: str) -> None:
+    def __init__(self, architecture: str, dtype: str, kernel: str) -> None:
+        # CUTLASS sets each expert up as a problem of its own.
+        self.start_grows = expert_kernel_family(kernel) == "cutlass"
         self.rows = TILE_ROWS.get(architecture, COMMON_TILE_ROWS)
         self.entries = [(f"rows:{rows}", start, "logit") for rows, start in self.ROW_STARTS if int(rows) in self.rows]
         self.entries += [(f"columns:{columns}", start, "logit") for columns, start in self.COLUMN_STARTS]
         self.entries += self.SCALARS
+        self.entries += self.GROWTH if self.start_grows else ()
         self.entries += self.HOT
         self.entries += self.CAST if dtype in NARROW else ()
 
@@ -115,7 +121,11 @@ class Form:
             "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
             "cast_row_s": v.get("cast_row_s", 0.0),
             "alignment_factor": factors,
+            **({"start_growth": self._growth(v)} if self.start_grows else {}),
         }
+
+    def _growth(self, v: dict[str, float]) -> dict[str, Any]:
+        return {**{name: v[name] for name, _, _ in self.GROWTH}, "counts_groups": True}
 
 
 class Rows(NamedTuple):
@@ -220,28 +230,36 @@ def fit_kernel(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> F
     return Fitted(shipped, interval_of(unseen, rows.measured), report)
 
 
-def fit_device(table: pd.DataFrame, name: str) -> dict[str, Any]:
-    """The record of a device, from the whole table."""
+def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> dict[str, Any]:
+    """The record of a device, from the whole table.
+
+    Args:
+        table: Measured blocks.
+        name: The device.
+        kernels: Words of which a kernel's name must hold one to be fitted; what the record says of others stays.
+    """
     device = load_device(name)
     factors = load_record("gemm", device).parameters["dtypes"]["bf16"]["alignment_factor"]
     table = table[table.device == DEVICES[name]]
-    parameters: dict[str, Any] = {"dtypes": {}, "libraries": {}}
-    intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
-    reports: dict[str, Any] = {}
-    defaults: dict[str, str] = {}
+    known = json.loads((RECORDS / "moe" / f"{name}.json").read_text(encoding="utf-8")) if kernels else {}
+    parameters: dict[str, Any] = known.get("parameters", {"dtypes": {}, "libraries": {}})
+    intervals: dict[str, Any] = known.get("interval", {"dtypes": {}, "libraries": {}})
+    reports: dict[str, Any] = known.get("provenance", {}).get("reports", {})
+    defaults: dict[str, str] = known.get("provenance", {}).get("defaults", {})
     # Larger groups later, so that the default is the newest vllm's most used kernel.
     groups = sorted(table.groupby(["dtype", "library", "kernel"]), key=lambda group: len(group[1]))
     for (word, library, kernel), blocks in groups:
-        if len(blocks[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS:
+        is_asked = not kernels or any(word in kernel for word in kernels)
+        if len(blocks[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS or not is_asked:
             continue
         dtype = DTYPES[word]
-        form = Form(device.architecture, dtype)
+        form = Form(device.architecture, dtype, kernel)
         fitted = fit_kernel(read_rows(blocks, device, dtype), form, device_rates(device, dtype, hot=True), factors)
         key = f"{library}/{kernel}"
         parameters["libraries"].setdefault(key, {})[dtype] = fitted.section
         intervals["libraries"].setdefault(key, {})[dtype] = fitted.interval
         reports[f"{dtype}, {key}"] = fitted.report
-        if library.startswith(DEFAULT_LIBRARY):
+        if defaults.get(dtype) == f"{dtype}, {key}" or (library.startswith(DEFAULT_LIBRARY) and not kernels):
             parameters["dtypes"][dtype], intervals["dtypes"][dtype] = fitted.section, fitted.interval
             defaults[dtype] = f"{dtype}, {key}"
         print(name, dtype, key, json.dumps(fitted.report), flush=True)
@@ -251,7 +269,8 @@ def fit_device(table: pd.DataFrame, name: str) -> dict[str, Any]:
         "parameters": parameters,
         "interval": intervals,
         "provenance": {
-            "command": f"python scripts/calibrate_moe.py --data DIR --device {name}",
+            "command": f"python scripts/calibrate_moe.py --data DIR --device {name}"
+            + "".join(f" --kernel {word}" for word in kernels),
             "date": datetime.now(UTC).date().isoformat(),
             "source": "moe.parquet (ai-dynamo/aiconfigurator @095f58a, Apache-2.0)",
             "split": "a fifth of whole layouts (experts, top k, hidden, inner) held out; reports: each fifth in turn",
@@ -266,10 +285,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with moe.parquet")
     parser.add_argument("--device", action="append", choices=DEVICES, help="may be given again; default: all")
+    parser.add_argument("--kernel", action="append", default=[], help="part of a kernel's name: fit such alone")
     given = parser.parse_args(arguments)
     table = read_table(given.data)
     for name in given.device or DEVICES:
-        write_record("moe", name, fit_device(table, name))
+        write_record("moe", name, fit_device(table, name, given.kernel))
     return 0
 
 

@@ -147,3 +147,22 @@ def test_a_mixed_list_is_priced_one_by_one() -> None:
     together = price_grouped_gemms(mixed, H100, load_record("moe", H100))
 
     assert together == [price(each) for each in mixed]
+
+
+def test_cutlass_sets_up_each_expert(record: CalibrationRecord) -> None:
+    """Its start grows with the experts in use to the whole that the section names; other kernels' stays the same."""
+    starts = {
+        kernel: [
+            float(price_grouped_gemm(replace(MIXTRAL, groups=groups), H100, record, library=library).start_s)
+            for groups in (1, 8, 4096)
+        ]
+        for kernel, library in (
+            ("cutlass", "sglang 0.5.14/sglang_flashinfer_cutlass_moe"),
+            ("triton", "sglang 0.5.14/sglang_fused_moe_triton"),
+        )
+    }
+    section = record.parameters["libraries"]["sglang 0.5.14/sglang_flashinfer_cutlass_moe"]["bf16"]
+
+    assert starts["cutlass"][0] == pytest.approx(section["start_growth"]["first_share"] * section["start_s"])
+    assert starts["cutlass"][0] < starts["cutlass"][1] < starts["cutlass"][2] < section["start_s"]
+    assert len(set(starts["triton"])) == 1

@@ -51,6 +51,8 @@ def estimate_block_s(
     time_s = fastest_s(*products[:4], rate, parameters, rates, compiled=compiled)
     if parameters.slow_cases is not None:
         time_s = np.maximum(time_s, _slow_kernels_s(products, parameters, rates)[1])
+    if parameters.start_growth is not None:
+        time_s = time_s - parameters.start_s * parameters.start_growth.missing_share(products.m, products.batch)
     return time_s
 
 
@@ -69,9 +71,13 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
         factor = np.where(narrow_s > time_s, factor / slow_factor, factor)
         compute_s = np.where(slow_factor > 1.0, slow_s, compute_s)
         time_s = np.maximum(time_s, slow_s)
+    start_s = np.full_like(time_s, p.start_s)
+    if p.start_growth is not None:
+        missing_s = p.start_s * p.start_growth.missing_share(products.m, products.batch)
+        start_s, time_s = start_s - missing_s, time_s - missing_s
     return {
         "time_s": time_s,
-        "start_s": np.full_like(time_s, p.start_s),
+        "start_s": start_s,
         "compute_s": compute_s,
         "memory_s": times.memory_s,
         "tile_m": chosen.tile_m,

@@ -47,6 +47,27 @@ _ACCUMULATOR_BYTES = 4.0
 _RESIDENCY_STEEPNESS = 3.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class StartGrowth:
+    """How the fixed cost of a grouped kernel grows to the whole of it: sorting rows, and setting groups up, is work.
+
+    Attributes:
+        first_share: What the first row, or group, takes of the whole. [fraction]
+        half_count: Further ones that take half of the rest.
+        counts_groups: Whether groups are counted (CUTLASS sets each up as a problem of its own), and not rows.
+    """
+
+    first_share: float
+    half_count: float
+    counts_groups: bool
+
+    def missing_share(self, m: Array, batch: Array) -> Array:
+        """Share of the whole fixed cost that products of m rows in each of some groups do not have yet."""
+        further = (batch if self.counts_groups else m * batch) - 1.0
+        share: Array = (1.0 - self.first_share) * self.half_count / (self.half_count + np.maximum(further, 0.0))
+        return share
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GemmParameters:
     """What a record knows of one device and dtype, ready for arithmetic. The menu is every tile with every split.
@@ -74,6 +95,7 @@ class GemmParameters:
         write_ratio: Cost of writing a byte of C, in bytes read.
         alignment_factor: Rate factor by role of a contiguous dimension (ROLES) and alignment class; shape [4, 8].
         slow_cases: Products that leave these kernels; None where nothing is known of such.
+        start_growth: How start_s grows to what it is; None where every product has all of it.
     """
 
     tile_m: Array
@@ -97,6 +119,7 @@ class GemmParameters:
     write_ratio: float
     alignment_factor: Array
     slow_cases: SlowCases | None
+    start_growth: StartGrowth | None = None
 
 
 def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
@@ -118,6 +141,7 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
                 [[factors[role][str(width)] for width in ALIGNMENT_CLASSES_BYTES] for role in ROLES]
             ),
             slow_cases=read_slow_cases(raw.get("slow_cases")),
+            start_growth=StartGrowth(**raw["start_growth"]) if "start_growth" in raw else None,
             **{name: float(raw[name]) for name in _SCALARS},
         )
     except (KeyError, TypeError) as error:
