@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shapewright.errors import CalibrationError
+from shapewright.fit.attention_residual import fade_past_most_heads
 from shapewright.hardware import load_device
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
@@ -104,6 +106,34 @@ def test_many_calls_equal_one_by_one() -> None:
     for row in range(0, 10_000, 997):
         alone, _ = correct(**{name: values[row] for name, values in columns.items()})
         assert logs[row] / LOG_STEP == pytest.approx(alone)
+
+
+def test_more_heads_than_any_model_has_keep_less_and_less() -> None:
+    """From 64 key-value heads on, two queries each are the last layout within 128; a doubling later half is left."""
+    faded = fade_past_most_heads(np.full((1, 4), 40, dtype=np.int8), np.array([64.0]), np.array([1.0, 2.0, 4.0, 8.0]))
+
+    assert faded.tolist() == [[40, 40, 20, 0]]
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_tables_end_without_a_cliff(group: int) -> None:
+    """Twice the heads never decode a fifth faster, be they more than any table holds."""
+    times = [
+        float(
+            price(
+                physics_only=False,
+                name="b200-sxm-180gb",
+                batch_size=1,
+                query_len=1,
+                num_heads=heads * group,
+                num_kv_heads=heads,
+                kv_cache_dtype="fp8",
+            ).time_s
+        )
+        for heads in (16, 32, 64, 128, 256)
+    ]
+
+    assert all(after > 0.8 * before for before, after in pairwise(times))
 
 
 def test_price_is_physics_times_the_correction() -> None:

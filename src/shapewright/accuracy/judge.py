@@ -314,9 +314,14 @@ def _require_known(option: str, given: Sequence[str], known: Sequence[str]) -> N
             )
 
 
+def _is_unknown_device(reason: str) -> bool:
+    return reason.startswith("no device file for ")
+
+
 def _why_nothing(skipped: dict[str, dict[str, int]], unreadable: dict[str, str], devices: frozenset[str]) -> str:
     """The reasons in one line."""
     reasons = [*unreadable.values(), *(reason for counts in skipped.values() for reason in counts)]
     if reasons:
-        return "; ".join(dict.fromkeys(reasons[:3]))
+        way_out = "; --calibration FILE describes a device that has none" if _is_unknown_device(reasons[0]) else ""
+        return "; ".join(dict.fromkeys(reasons[:3])) + way_out
     return f"no row of {', '.join(sorted(devices))}" if devices else "no rows"

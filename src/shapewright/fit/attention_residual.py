@@ -17,11 +17,13 @@ from shapewright.fit.logs import NUM_FOLDS, Array, folds_of
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
 from shapewright.perf.attention_residual import LOG_STEP, AttentionResidual
+from shapewright.perf.residual import FADE_DOUBLINGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
+    from numpy.typing import NDArray
 
     from shapewright.hardware import Device
     from shapewright.perf.calibration import CalibrationRecord
@@ -47,7 +49,7 @@ TREES: dict[str, Any] = {
 # Knots of key-value heads and of query heads for each: the counts of public models lie on these or between two of them.
 KV_HEAD_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96)
 GROUP_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
-# Query heads of the largest models on one device; knots beyond were never measured, and hold nothing.
+# Query heads of the largest models on one device; knots beyond were never measured.
 MOST_HEADS = 128
 _SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
 
@@ -170,16 +172,33 @@ def tabulate(
     for window in sorted(int(size) for size in rows.window_size.unique()):
         logs = trees.predict(physics.features(cells.assign(window_size=float(window)), family)[1])
         steps = np.clip(np.rint(logs / LOG_STEP), -127, 127).astype(np.int8)
-        steps[(cells.num_heads > MOST_HEADS).to_numpy()] = 0
         table = steps.reshape(axes[0].shape)
         for place in range(1, table.shape[2]):
             table[:, :, place] = np.where(is_measured[:, :, place], table[:, :, place], table[:, :, place - 1])
-        tables[window] = table
+        tables[window] = fade_past_most_heads(table, *list(kept.values())[:2])
     return AttentionResidual(
         knots_log2=tuple(np.log2(axis) for axis in kept.values()),  # type: ignore[arg-type]
         windows=tuple(tables),
         log_steps=np.stack(list(tables.values())),
     )
+
+
+def fade_past_most_heads(table: NDArray[np.int8], kv_heads: Array, groups: Array) -> NDArray[np.int8]:
+    """The table with knots past MOST_HEADS taking what the widest group within it has, less with every doubling.
+
+    Args:
+        table: Corrections in steps; shape [kv_heads, groups, ...].
+        kv_heads: Knots of key-value heads.
+        groups: Knots of query heads per key-value head, rising from 1.
+    """
+    faded = table.copy()
+    for row, num_kv_heads in enumerate(kv_heads):
+        doublings = np.log2(num_kv_heads * groups / MOST_HEADS)
+        within = int(np.flatnonzero(doublings <= 0.0).max())
+        for column in range(within + 1, len(groups)):
+            share = max(1.0 - doublings[column] / FADE_DOUBLINGS, 0.0)
+            faded[row, column] = np.rint(share * table[row, within])
+    return faded
 
 
 def _work_of(rows: pd.DataFrame, heads: str) -> Any:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shapewright.accuracy import Accuracy, Judgement
 
 # Heading, how soon it leaves a narrow terminal, whether it is words. Covered is the share inside the 90 % interval,
-# roofline is its mean error,
-# Regret is how much slower than the measured best of its size the shape is that predictions choose: median, and p90.
+# roofline is the mean error of that bound,
+# regret is how much slower than the measured best of its size the shape is that predictions choose: median, and p90.
 _WORDS = (("table", 0, True), ("device", 0, True), ("dtype", 0, True), ("library", 2, True))
 _EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True), "file": ("file", 0, True)}
 _FIGURES = (
