@@ -15,6 +15,8 @@ from shapewright.perf.experts import price_grouped_gemm, price_grouped_gemms, re
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.price import GemmPrice
 from shapewright.perf.pricing import price_operations
+from shapewright.question import ask
+from shapewright.report.explain import explain_operation, explanation_rows
 
 H100 = load_device("h100-sxm-80gb")
 # Gate and up projections of Mixtral 8x7B, 4096 tokens to 2 of 8 experts.
@@ -166,3 +168,14 @@ def test_cutlass_sets_up_each_expert(record: CalibrationRecord) -> None:
     assert starts["cutlass"][0] == pytest.approx(section["start_growth"]["first_share"] * section["start_s"])
     assert starts["cutlass"][0] < starts["cutlass"][1] < starts["cutlass"][2] < section["start_s"]
     assert len(set(starts["triton"])) == 1
+
+
+def test_an_explanation_names_the_kernel_that_stands_in() -> None:
+    """Training's FP8 experts on a borrowed Hopper record say what was left out and whose fractions are used."""
+    prediction = ask(
+        "qwen3-30b-a3b", "h800-sxm-80gb", workload={"dtype": "fp8"}, layout={"data_parallel": 8, "expert_parallel": 8}
+    ).predict()
+    (entry,) = explain_operation(prediction, "moe.down")["operations"]
+
+    words = explanation_rows(entry)["record"]
+    assert words.endswith("(architecture; without cutlass, fractions of bf16)")

@@ -107,6 +107,12 @@ def print_explanation(facts: dict[str, Any], console: Console) -> None:
             console.print(f"{name:<{margin}}  {text}", soft_wrap=True)
 
 
+def _say_record(record: dict[str, Any], label: str) -> str:
+    """A record and how far it is used, with what the price's label adds: kernels left out, formats that stand in."""
+    added = label.partition(record["id"])[2].replace(")", "", 1).strip(" ,")
+    return f"{record['id']} ({record['transfer']}{f'; {added}' if added else ''})"
+
+
 def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
     """One explanation in words by name."""
     middle, low, high = (format_seconds(entry[key]) for key in ("time_s", "time_low_s", "time_high_s"))
@@ -136,6 +142,6 @@ def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
     if "correction" in entry:
         rows["learned"] = f"time x {entry['correction']:.3f}, what measured shapes near it took beyond the formula"
     rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
-    rows["record"] = f"{entry['record']['id']} ({entry['record']['transfer']})"
+    rows["record"] = _say_record(entry["record"], entry["calibration"])
     rows["code"] = entry["module"]
     return rows
