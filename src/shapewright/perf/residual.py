@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Doublings beyond the table after which nothing is left of the correction. Judgement: data end there.
 FADE_DOUBLINGS = 2.0
 # Shapes corrected together: a few dozen arrays of this many float64 stay in the second cache.
-_ROWS_PER_BLOCK = 1024
+_ROWS_PER_BLOCK = 4096
 # What one unit of a stored number stands for; a byte then spans factors of 0.28 to 3.6.
 LOG_STEP = 0.01
 # The corners of a cell as steps along m, n and k.
