@@ -10,7 +10,6 @@ and the interval.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plan import machine
+from record import write_record
 
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
@@ -70,9 +69,7 @@ def main() -> None:
             f"| {name} | {row['num_threads']} | {row['shapes_per_s'] / 1e6:.2f} | "
             f"{row['shapes_per_processor_s'] / 1e6:.2f} | {row['over_every_kernel']:.1f} | {row['over_roofline']:.3f} |"
         )
-    if given.json:
-        facts = {"machine": machine(), "device": given.device, "results": rows}
-        given.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_record(given.json, device=given.device, results=rows)
 
 
 def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, tuple[int, int, Callable[[], object]]]:

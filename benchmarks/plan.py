@@ -11,18 +11,15 @@ nothing remembered, measured on a sample and counted for all.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import random
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+from record import job_options, run_alone, write_record
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -41,18 +38,13 @@ _SAMPLE = 40
 
 def main() -> None:
     """Run every job and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="h100-sxm-80gb")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=JOBS, help="run one job here, and print its numbers as JSON")
-    arguments = parser.parse_args()
+    arguments = job_options(__doc__, JOBS).parse_args()
     if arguments.only:
         print(json.dumps(measure(arguments.device, **JOBS[arguments.only])))
         return
     rows = {}
     for name in JOBS:
-        runs = [in_own_process(name, arguments.device) for _ in range(arguments.repeats)]
+        runs = [run_alone(__file__, name, device=arguments.device) for _ in range(arguments.repeats)]
         rows[name] = {**runs[0], "cold_each_s": [run["cold_s"] for run in runs]}
         for key in ("cold_s", "cold_processor_s", "warm_s", "one_prediction_s", "one_estimate_s"):
             rows[name][key] = statistics.median(run[key] for run in runs)
@@ -68,18 +60,7 @@ def main() -> None:
             f"{per_processor_s / CALCULON_PLANS_PER_S:,.0f} times calculon's"
         )
     print(f"calculon, quoted: {CALCULON_PLANS_PER_S:.0f} plans/s")
-    if arguments.json:
-        facts = {"machine": machine(), "device": arguments.device, "results": rows}
-        facts["calculon_plans_per_s"] = CALCULON_PLANS_PER_S
-        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def in_own_process(name: str, device: str) -> dict[str, Any]:
-    """Measure one job in a fresh interpreter."""
-    command = [sys.executable, __file__, "--only", name, "--device", device]
-    facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert isinstance(facts, dict)
-    return facts
+    write_record(arguments.json, device=arguments.device, results=rows, calculon_plans_per_s=CALCULON_PLANS_PER_S)
 
 
 def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[str, Any]:
@@ -120,22 +101,6 @@ def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[
         "warm_s": seconds[1],
         "one_prediction_s": statistics.mean(predictions),
         "one_estimate_s": statistics.mean(estimates),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    import numpy
-
-    names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
-    return {
-        "cpu": model,
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "date": time.strftime("%F"),
-        "load_average": list(os.getloadavg()),
-        "command": " ".join(["python", *sys.argv]),
     }
 
 

@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import json
 import logging
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,9 +21,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from record import write_record
 
 PRESET = "llama-3-70b"  # 80 layers
 DEVICE = "h100-sxm-80gb"
@@ -76,13 +74,7 @@ def main() -> int:
         _time(FLOOR, roofline_of_a_layer, arguments.repeats, calls=1000),
     ]
     print(render(timings))
-    if arguments.json:
-        record = {
-            "machine": describe_machine(),
-            "timings": [asdict(timing) for timing in timings],
-            "quoted_s": QUOTED_S,
-        }
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_record(arguments.json, timings=[asdict(timing) for timing in timings], quoted_s=QUOTED_S)
     return int(any(timing.limit_s is not None and timing.median_s > timing.limit_s for timing in timings))
 
 
@@ -208,25 +200,6 @@ def render(timings: list[Timing]) -> str:
 
 def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
-
-
-def describe_machine() -> dict[str, object]:
-    """Name what the numbers depend on."""
-    model = ""
-    cpu_info = Path("/proc/cpuinfo")
-    if cpu_info.exists():
-        names = [line for line in cpu_info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
-        model = names[0].partition(": ")[2] if names else ""
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu": model or platform.processor(),
-        "num_cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "versions": {name: metadata.version(name) for name in ("numpy", "click", "rich")},
-        "command": " ".join(["python", "benchmarks/run.py", *sys.argv[1:]]),
-    }
 
 
 if __name__ == "__main__":

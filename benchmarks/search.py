@@ -10,17 +10,14 @@ cold and then with every price known, stands beside them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import resource
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
+
+from record import job_options, run_alone, write_record
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -37,19 +34,16 @@ SPACES = {
 
 def main() -> None:
     """Run both spaces and print them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = job_options(__doc__, SPACES)
     parser.add_argument("--params", default="3b")
-    parser.add_argument("--device", default="h100-sxm-80gb")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=SPACES, help="run one space here, and print its numbers as JSON")
     arguments = parser.parse_args()
     if arguments.only:
         print(json.dumps(measure(arguments.only, arguments.params, arguments.device)))
         return
     rows = {}
     for name in SPACES:
-        runs = [in_own_process(name, arguments) for _ in range(arguments.repeats)]
+        given = {"params": arguments.params, "device": arguments.device}
+        runs = [run_alone(__file__, name, **given) for _ in range(arguments.repeats)]
         rows[name] = {**runs[0], "elapsed_s": statistics.median(run["elapsed_s"] for run in runs)}
         rows[name]["elapsed_each_s"] = [run["elapsed_s"] for run in runs]
         row = rows[name]
@@ -60,18 +54,7 @@ def main() -> None:
         )
     rows["one prediction"] = predict_one(arguments.params, arguments.device)
     print("one prediction: {cold_s:.2e} s cold, {warm_s:.2e} s with every price known".format(**rows["one prediction"]))
-    if arguments.json:
-        facts = {"machine": machine(), "params": arguments.params, "device": arguments.device, "results": rows}
-        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def in_own_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure one space in a fresh interpreter, so that its memory is its own."""
-    command = [sys.executable, __file__, "--only", name, "--params", arguments.params, "--device", arguments.device]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    facts = json.loads(run.stdout)
-    assert isinstance(facts, dict)
-    return facts
+    write_record(arguments.json, params=arguments.params, device=arguments.device, results=rows)
 
 
 def measure(name: str, params: str, device: str) -> dict[str, Any]:
@@ -112,15 +95,6 @@ def predict_one(params: str, device: str) -> dict[str, float]:
             predict(fresh, device=question.device, workload=question.workload, layout=question.layout)
             times.append(time.perf_counter() - start_s)
     return {"cold_s": statistics.median(cold), "warm_s": statistics.median(warm)}
-
-
-def machine() -> dict[str, str]:
-    """What it ran on."""
-    import numpy
-
-    names = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.partition(":")[2].strip() for line in names if line.startswith("model name")), "")
-    return {"cpu": model, "python": platform.python_version(), "numpy": numpy.__version__, "date": time.strftime("%F")}
 
 
 if __name__ == "__main__":

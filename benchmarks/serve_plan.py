@@ -10,7 +10,6 @@ user runs it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -18,10 +17,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from plan import machine
+from record import job_options, run_alone, write_record
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -37,18 +35,13 @@ _SAMPLE = 40
 
 def main() -> None:
     """Run every job and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="h100-sxm-80gb")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=JOBS, help="run one job here, and print its numbers as JSON")
-    arguments = parser.parse_args()
+    arguments = job_options(__doc__, JOBS).parse_args()
     if arguments.only:
         print(json.dumps(measure(arguments.device, **JOBS[arguments.only])))
         return
     rows = {}
     for name, job in JOBS.items():
-        runs = [in_own_process(name, arguments.device) for _ in range(arguments.repeats)]
+        runs = [run_alone(__file__, name, device=arguments.device) for _ in range(arguments.repeats)]
         row = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         row["command_s"] = statistics.median(time_command(arguments.device, **job) for _ in range(arguments.repeats))
         rows[name] = row
@@ -60,17 +53,7 @@ def main() -> None:
             f"{one_by_one_s:.2f} s, {one_by_one_s / row['search_processor_s']:.1f} times as long; "
             f"whole command {row['command_s']:.2f} s"
         )
-    if arguments.json:
-        facts = {"machine": machine(), "device": arguments.device, "results": rows}
-        arguments.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def in_own_process(name: str, device: str) -> dict[str, float]:
-    """Measure one job in a fresh interpreter."""
-    command = [sys.executable, __file__, "--only", name, "--device", device]
-    facts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert isinstance(facts, dict)
-    return facts
+    write_record(arguments.json, device=arguments.device, results=rows)
 
 
 def time_command(device: str, *, model: str, gpus: int | None = None) -> float:
