@@ -15,7 +15,6 @@ Source: arXiv 2307.08691 (FlashAttention-2: split of keys).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +28,6 @@ from shapewright.perf.attention_kernels import (
     soften,
     traffic_factor,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # Sequences up to which flash-attn plans the splits of a batch in a kernel before (31 per warp, 32 warps). Source: its
 # hopper/flash_api.cpp, PREPARE_VARLEN_MAX_BATCHES_1CTA.
