@@ -12,17 +12,6 @@ import pandas as pd
 from shapewright.fit.attention import Source
 from shapewright.perf.attention_sections import SMALL_GROUPS, kernel_family
 
-SOURCE = "ai-dynamo/aiconfigurator @095f58a, Apache-2.0"
-# Record name -> name in the tables.
-DEVICES = {
-    "a100-sxm-80gb": "a100_sxm",
-    "h100-sxm-80gb": "h100_sxm",
-    "h200-sxm-141gb": "h200_sxm",
-    "b200-sxm-180gb": "b200_sxm",
-    "l40s": "l40s",
-}
-# Devices of the same chip with the same kernels: their record is exact for them too.
-SAME_CHIP = {"a100-sxm-80gb": ["a100-sxm-40gb"]}
 # Sections that price models: (library, arithmetic, cache) of the rows that each is fitted on.
 SECTIONS = {
     "16bit": ("vllm", "bf16", "bfloat16"),

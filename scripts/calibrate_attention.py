@@ -10,14 +10,13 @@ calibrate_paper_attention.py afterwards. Needs the ``fit`` extra; about four min
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from attention_rows import DEVICES, OTHER_SECTIONS, PHASES, SAME_CHIP, SECTIONS, SOURCE, read_rows
-from record_file import write_record
+from attention_rows import OTHER_SECTIONS, PHASES, SECTIONS, read_rows
+from calibration import DEVICES, SAME_CHIP, SOURCE, argument_parser, write_record
 
 from shapewright.fit.attention import ENOUGH_LAYOUTS, OF_THE_COPY, Source, calibrate_family
 from shapewright.hardware import Device, load_device
@@ -101,10 +100,7 @@ class Library:
 
 def main() -> None:
     """Fit every device and write its record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
-    parser.add_argument("--device", choices=sorted(DEVICES), action="append", help="only this device")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, DEVICES).parse_args()
     for name in arguments.device or DEVICES:
         device = load_device(name)
         fits = Library(arguments.data, device, DEVICES[name])
@@ -125,7 +121,7 @@ def main() -> None:
                 for table, entries in ((intervals, found[1]), (reports, found[2])):
                     table.update({f"{prefix}{section}/{path}": entry for path, entry in entries.items()})
         record = {
-            "devices": [name, *SAME_CHIP.get(name, [])],
+            "devices": [name, *SAME_CHIP.get(name, ())],
             "architecture": device.architecture,
             "parameters": {"sections": sections, "libraries": libraries},
             "interval": intervals,

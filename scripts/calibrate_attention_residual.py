@@ -9,15 +9,14 @@ gets a table at all, come from layouts left out in turn among the rest. Needs th
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from attention_rows import DEVICES, OTHER_SECTIONS, PHASES, SECTIONS, read_rows
-from record_file import RECORDS
+from attention_rows import OTHER_SECTIONS, PHASES, SECTIONS, read_rows
+from calibration import DEVICES, argument_parser, read_record, save_record
 
 from shapewright.fit.attention import AIMED_COVERAGE, Source, error_of, layout_folds, shape_of
 from shapewright.fit.attention_residual import (
@@ -34,7 +33,6 @@ from shapewright.perf.attention_residual import AttentionResidual, log_correctio
 from shapewright.perf.attention_sections import SMALL_GROUPS
 from shapewright.perf.calibration import load_record
 
-FOLDER = RECORDS / "attention"
 # A kernel gets a table if that errs less than this share of its physics on layouts left out in turn.
 WORTHWHILE_RATIO = 0.97
 
@@ -135,18 +133,14 @@ def _sources() -> list[Source]:
 
 def main() -> None:
     """Learn the tables of every record, or of one device's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
-    parser.add_argument("--device", choices=sorted(DEVICES), action="append", help="only this device")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__, DEVICES).parse_args()
     for name in arguments.device or DEVICES:
         learner = Learner(arguments.data, name)
         for phase in PHASES:
             for source in _sources():
                 if phase == "prefill" or source[1] == "bf16" or (source[0], "bf16", source[2]) not in _sources():
                     learner.learn(phase, source if phase == "prefill" else (source[0], "bf16", source[2]))
-        path = FOLDER / f"{name}.json"
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_record("attention", name)
         used = {kernel: learner.table_of(kernel) for kernel in content["interval"]}
         used = {kernel: table for kernel, table in used.items() if table}
         content["residual"] = {
@@ -163,9 +157,9 @@ def main() -> None:
             for axis, values in axes.items()
         }
         kept = {key: table for key, table in learner.tables.items() if key.split("@")[0] in set(used.values())}
-        np.savez_compressed(FOLDER / f"{name}.npz", **knots, **kept)
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        print(name, f"{(FOLDER / f'{name}.npz').stat().st_size / 1e3:.0f} kB", flush=True)
+        tables = save_record("attention", name, content).with_suffix(".npz")
+        np.savez_compressed(tables, **knots, **kept)
+        print(name, f"{tables.stat().st_size / 1e3:.0f} kB", flush=True)
 
 
 if __name__ == "__main__":

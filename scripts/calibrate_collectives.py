@@ -10,13 +10,11 @@ cross-validation among the others. Needs the ``fit`` extra; some seconds.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from record_file import write_record
+from calibration import DEVICES, SAME_CHIP, SOURCE, argument_parser, write_record
 
 from shapewright.fit.logs import (
     HELD_OUT_FOLD,
@@ -31,18 +29,9 @@ from shapewright.fit.logs import (
 )
 from shapewright.hardware import Device, load_device
 
-DEVICES = {
-    "a100-sxm-80gb": "a100_sxm",
-    "h100-sxm-80gb": "h100_sxm",
-    "h200-sxm-141gb": "h200_sxm",
-    "b200-sxm-180gb": "b200_sxm",
-    "l40s": "l40s",
-}
-SAME_LINKS = {"a100-sxm-80gb": ["a100-sxm-40gb"]}
 # Groups whose measurement says more of one machine than of its links: L40S has no NVLink, and its 8-device rows fall
 # to 1 GB/s (two sockets, no peer access). Devices that borrow the record do without them.
 ONE_MACHINE_GROUPS = {"l40s": ["8"]}
-SOURCE = "ai-dynamo/aiconfigurator @095f58a, Apache-2.0"
 ROUNDS = {"all_reduce": 2.0}
 NUM_PROTOCOLS = 3
 
@@ -139,7 +128,7 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
     report = {"fit": judge(seen), "held_out": judge(held)}
     print(f"{name:16s} {report['fit']} held out {report['held_out']}")
     record = {
-        "devices": [name, *SAME_LINKS.get(name, [])],
+        "devices": [name, *SAME_CHIP.get(name, ())],
         "architecture": device.architecture,
         "parameters": {
             "operations": operations,
@@ -171,10 +160,7 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
 
 def main() -> None:
     """Fit every device."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
-    arguments = parser.parse_args()
-    table = pd.read_parquet(arguments.data / "collectives.parquet")
+    table = pd.read_parquet(argument_parser(__doc__).parse_args().data / "collectives.parquet")
     for name in DEVICES:
         calibrate(name, table)
 

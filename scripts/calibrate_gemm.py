@@ -8,16 +8,14 @@ fifth of the whole (n, k) shapes is never fitted: the errors and the interval of
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from calibration import RECORDS, SAME_CHIP, argument_parser, read_record, save_record
 from gemm_paper_fit import NARROW_CASES, fit_paper_device, narrow_cases, narrow_rows
 from gemm_rows import PAPER, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
@@ -47,13 +45,6 @@ from shapewright.fit.split import split_by_shape
 from shapewright.hardware import Device, load_device
 from shapewright.perf.kernels import ROLES
 
-RECORDS = Path(__file__).parent.parent / "src/shapewright/perf/data/gemm"
-
-# Devices that share the measured chip and its clocks, and differ in memory alone.
-SHARED_CHIPS = {
-    "a100-sxm-80gb": ("a100-sxm-40gb",),
-    "v100-sxm2-16gb": ("v100-sxm2-32gb",),
-}
 # Sweeps with odd n and k exist for these alone; the rest of a vendor's chips borrow the nearest table.
 ALIGNMENT_SOURCES = {"a100-sxm-80gb": "a100"}
 ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada": "a100-sxm-80gb"}
@@ -127,17 +118,18 @@ def fit_alignment_table(
 def refit_alignment(folder: Path) -> None:
     """Fit the alignment tables again, kernels as they are, and hand them to the records that borrow them."""
     for name, gpu in ALIGNMENT_SOURCES.items():
-        record = _read_record(name)
+        record = read_record("gemm", name)
         section = record["parameters"]["dtypes"]["bf16"]
         table, slow_cases, report = fit_alignment_table(folder, gpu, load_device(name), section)
         record["provenance"]["sections"]["bf16"]["alignment"] = report
         print(name, json.dumps(report), flush=True)
-        _write_record(name, _with_table(record, table, slow_cases))
-    for path in sorted(RECORDS.glob("*.json")):
-        record = _read_record(path.stem)
+        save_record("gemm", name, round_section(_with_table(record, table, slow_cases)))
+    for path in sorted((RECORDS / "gemm").glob("*.json")):
+        record = read_record("gemm", path.stem)
         lender = ALIGNMENT_FROM.get(record["architecture"])
         if lender:
-            _write_record(path.stem, _with_table(record, borrowed_table(lender, record["architecture"])))
+            record = _with_table(record, borrowed_table(lender, record["architecture"]))
+            save_record("gemm", path.stem, round_section(record))
 
 
 def borrowed_table(lender: str, architecture: str) -> dict[str, dict[str, float]]:
@@ -161,19 +153,17 @@ def _with_table(
     return record
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Fit every record, or those of one device."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with gemm.parquet and paper_gemm.csv")
-    parser.add_argument("--device", action="append", help="canonical name; may be given again; default: all")
+    devices = list(dict.fromkeys(source.device for source in SOURCES))
+    parser = argument_parser(__doc__, devices)
     parser.add_argument("--alignment", action="store_true", help="fit the alignment tables alone again")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     if given.alignment:
         refit_alignment(given.data)
-        return 0
+        return
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    chosen = given.device or list(dict.fromkeys(source.device for source in SOURCES))
-    for name in chosen:
+    for name in given.device or devices:
         device = load_device(name)
         fitted = {source.dtype: fit_source(given.data, source, device) for source in SOURCES if source.device == name}
         libraries: dict[str, Any] = {}
@@ -185,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = {
             "id": f"gemm/{name}/{today}",
             "kind": "gemm",
-            "devices": [name, *SHARED_CHIPS.get(name, ())],
+            "devices": [name, *SAME_CHIP.get(name, ())],
             "architecture": device.architecture,
             "parameters": {"dtypes": {dtype: one.section for dtype, one in fitted.items()}, "libraries": libraries},
             "interval": {"dtypes": {dtype: one.interval for dtype, one in fitted.items()}, "libraries": intervals},
@@ -196,8 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "sections": {dtype: one.report for dtype, one in fitted.items()},
             },
         }
-        _write_record(name, record)
-    return 0
+        save_record("gemm", name, round_section(record))
 
 
 class Fitted(NamedTuple):
@@ -267,25 +256,11 @@ def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
     return Fitted(section, interval(predicted, held.latency_s.to_numpy()), libraries, report)
 
 
-def _write_record(name: str, record: dict[str, Any]) -> None:
-    """Write a record whole, so that an interrupted fit leaves the old one."""
-    RECORDS.mkdir(parents=True, exist_ok=True)
-    draft = RECORDS / f".{name}.json.tmp"
-    draft.write_text(json.dumps(round_section(record), indent=1) + "\n", encoding="utf-8")
-    draft.replace(RECORDS / f"{name}.json")
-
-
-def _read_record(name: str) -> dict[str, Any]:
-    """A record that was fitted before."""
-    record: dict[str, Any] = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
-    return record
-
-
 def _stored_table(name: str) -> dict[str, dict[str, float]]:
     """Alignment factors of a record that was fitted before."""
-    table: dict[str, dict[str, float]] = _read_record(name)["parameters"]["dtypes"]["bf16"]["alignment_factor"]
+    table: dict[str, dict[str, float]] = read_record("gemm", name)["parameters"]["dtypes"]["bf16"]["alignment_factor"]
     return table
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,16 +8,13 @@ stays unseen and judges; intervals come from shapes left out in turn among the r
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from calibrate_gemm import RECORDS
+from calibration import argument_parser, read_record, save_record
 from gemm_rows import SOURCES, Source
 
 from shapewright.fit.gemm import Array, interval, judge, round_section
@@ -115,19 +112,16 @@ def judge_ranking(rows: pd.DataFrame, predicted: dict[str, Array], everything: p
     return report
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Learn the residuals of every record, or of one device's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with gemm.parquet")
-    parser.add_argument("--device", action="append", help="canonical name; may be given again; default: all")
-    given = parser.parse_args(arguments)
-    knots = measured_knots(given.data)
     sources = [source for source in SOURCES if source.table == TABLE]
-    for name in given.device or list(dict.fromkeys(source.device for source in sources)):
+    devices = list(dict.fromkeys(source.device for source in sources))
+    given = argument_parser(__doc__, devices).parse_args()
+    knots = measured_knots(given.data)
+    for name in given.device or devices:
         tables: dict[str, Array] = {}
         intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
-        path = RECORDS / f"{name}.json"
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_record("gemm", name)
         for source in (source for source in sources if source.device == name):
             origin = content["provenance"]["sections"][source.dtype]
             for library in ("", *sorted(source.rows(given.data).library.unique())):
@@ -145,12 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "interval": intervals,
             "command": f"python scripts/calibrate_gemm_residual.py --data DIR --device {name}",
         }
+        path = save_record("gemm", name, round_section(content))
         np.savez_compressed(
-            RECORDS / f"{name}.npz", **knots, **{f"residual:{section}": table for section, table in tables.items()}
+            path.with_suffix(".npz"), **knots, **{f"residual:{section}": table for section, table in tables.items()}
         )
-        path.write_text(json.dumps(round_section(content), indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ extra; two minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from calibrate_collectives import ONE_MACHINE_GROUPS
+from calibration import argument_parser, record_path
 from interval_groups import Groups, library_groups, own_groups, parts_of, transfer_groups
 from interval_rows import (
     FOLDS,
@@ -37,7 +37,6 @@ from interval_rows import (
     unseen_rows,
     words_of,
 )
-from record_file import RECORDS
 
 from shapewright.accuracy.columns import Columns
 from shapewright.dtypes import get_dtype
@@ -322,7 +321,7 @@ def write_groups(kind: str, groups: Groups, report: dict[str, Any]) -> Path:
         "held_out": report,
     }
     lines = [f" {json.dumps(name)}: {json.dumps(tidy(value))}" for name, value in sorted(groups.items())]
-    path = RECORDS / "intervals" / f"{kind}.json"
+    path = record_path("intervals", kind)
     path.parent.mkdir(exist_ok=True)
     body = json.dumps(head, indent=1)[:-2]
     path.write_text(f'{body},\n "groups": {{\n' + ",\n".join(lines) + "\n }\n}\n", encoding="utf-8")
@@ -331,8 +330,7 @@ def write_groups(kind: str, groups: Groups, report: dict[str, Any]) -> Path:
 
 def main() -> None:
     """Fit and write the groups of every kind."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
+    parser = argument_parser(__doc__)
     parser.add_argument("--kind", choices=KINDS, action="append", help="may be given again; default: all")
     given = parser.parse_args()
     for kind in given.kind or KINDS:

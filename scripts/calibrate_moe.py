@@ -10,18 +10,15 @@ fold by fold. Kernels that were timed on fewer than three layouts are left out.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from calibration import DEVICES, SAME_CHIP, SOURCE, argument_parser, read_record, write_record
 from numpy.typing import NDArray
-from record_file import RECORDS, write_record
 from scipy.optimize import least_squares
 
 from shapewright.accuracy.moe import block_of
@@ -53,14 +50,6 @@ NARROW = ("fp8", "fp4")
 # Whose kernels stand for an unnamed library: today's vllm.
 DEFAULT_LIBRARY = "vllm"
 
-DEVICES = {
-    "a100-sxm-80gb": "a100_sxm",
-    "h100-sxm-80gb": "h100_sxm",
-    "h200-sxm-141gb": "h200_sxm",
-    "b200-sxm-180gb": "b200_sxm",
-    "l40s": "l40s",
-}
-SHARED_CHIPS = {"a100-sxm-80gb": ("a100-sxm-40gb",)}
 DTYPES = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4"}
 
 
@@ -241,7 +230,7 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
     device = load_device(name)
     factors = load_record("gemm", device).parameters["dtypes"]["bf16"]["alignment_factor"]
     table = table[table.device == DEVICES[name]]
-    known = json.loads((RECORDS / "moe" / f"{name}.json").read_text(encoding="utf-8")) if kernels else {}
+    known = read_record("moe", name) if kernels else {}
     parameters: dict[str, Any] = known.get("parameters", {"dtypes": {}, "libraries": {}})
     intervals: dict[str, Any] = known.get("interval", {"dtypes": {}, "libraries": {}})
     reports: dict[str, Any] = known.get("provenance", {}).get("reports", {})
@@ -264,15 +253,14 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
             defaults[dtype] = f"{dtype}, {key}"
         print(name, dtype, key, json.dumps(fitted.report), flush=True)
     return {
-        "devices": [name, *SHARED_CHIPS.get(name, ())],
+        "devices": [name, *SAME_CHIP.get(name, ())],
         "architecture": device.architecture,
         "parameters": parameters,
         "interval": intervals,
         "provenance": {
             "command": f"python scripts/calibrate_moe.py --data DIR --device {name}"
             + "".join(f" --kernel {word}" for word in kernels),
-            "date": datetime.now(UTC).date().isoformat(),
-            "source": "moe.parquet (ai-dynamo/aiconfigurator @095f58a, Apache-2.0)",
+            "source": f"moe.parquet ({SOURCE})",
             "split": "a fifth of whole layouts (experts, top k, hidden, inner) held out; reports: each fifth in turn",
             "defaults": defaults,
             "reports": reports,
@@ -280,18 +268,15 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Fit every record, or those of some devices."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with moe.parquet")
-    parser.add_argument("--device", action="append", choices=DEVICES, help="may be given again; default: all")
+    parser = argument_parser(__doc__, DEVICES)
     parser.add_argument("--kernel", action="append", default=[], help="part of a kernel's name: fit such alone")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     table = read_table(given.data)
     for name in given.device or DEVICES:
         write_record("moe", name, fit_device(table, name, given.kernel))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

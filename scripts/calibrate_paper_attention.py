@@ -12,16 +12,14 @@ some seconds.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record_file import RECORDS, write_record
+from calibration import argument_parser, read_record, write_record
 
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.paper_gemm import PAPER_LIBRARY, noted_overhead_s
@@ -92,10 +90,8 @@ def read_rows(data: Path) -> Rows:
 
 def main() -> None:
     """Fit and put the section into the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured table")
-    rows = read_rows(parser.parse_args().data)
-    record: dict[str, Any] = json.loads((RECORDS / "attention" / f"{NAME}.json").read_text(encoding="utf-8"))
+    rows = read_rows(argument_parser(__doc__).parse_args().data)
+    record = read_record("attention", NAME)
     today = record["parameters"]["sections"][SECTION]["kernels"][KERNEL]
     base = read_parameters(PrefillParameters, today["prefill"], record["id"])
     device = load_device(MEASURED_DEVICE)

@@ -11,14 +11,13 @@ maker's chip come from the unfused layers of paper_layers.csv on MI250X. Needs t
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from record_file import write_record
+from calibration import argument_parser, write_record
 
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
@@ -179,9 +178,7 @@ def fit_foreign(data: Path) -> tuple[float, dict[str, Any]]:
 
 def main() -> None:
     """Fit and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured table")
-    data = parser.parse_args().data
+    data = argument_parser(__doc__).parse_args().data
     rows = pd.read_parquet(data / "pointwise.parquet").reset_index(drop=True)
     device = load_device("a100-sxm-80gb")
     bandwidth, l2_bytes = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)

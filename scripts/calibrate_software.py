@@ -10,15 +10,13 @@ Needs the ``fit`` extra; about a minute on one core.
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record_file import write_record
+from calibration import argument_parser, write_record
 
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.read import read_columns
@@ -212,9 +210,7 @@ def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any
 
 def main() -> None:
     """Fit and write the records."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured table")
-    path = parser.parse_args().data / TABLE
+    path = argument_parser(__doc__).parse_args().data / TABLE
     neutral = Software(overlap_share=OVERLAP_SHARE)
     runs = []
     for run in read_runs(read_columns(path, FORMAT, Counter()), Context()):

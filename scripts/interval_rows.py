@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from gemm_rows import PAPER, SOURCES, layer_rows, paper_rows
+from gemm_rows import PAPER, PRODUCTS, SOURCES, layer_rows, paper_rows
 
 from shapewright.accuracy.columns import Columns, Labels
 from shapewright.accuracy.context import Context
@@ -26,8 +26,6 @@ from shapewright.fit.split import split_by_shape
 from shapewright.hardware import find_measured_device
 from shapewright.operations import Gemm
 from shapewright.perf.calibration import load_record
-
-PRODUCTS = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
 
 
 @cache

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from attention_rows import DEVICES, PHASES, SECTIONS, read_rows
+from attention_rows import PHASES, SECTIONS, read_rows
+from calibration import DEVICES
+from gemm_rows import PRODUCTS
 from interval_rows import (
-    PRODUCTS,
     fitted_shapes,
     is_unseen,
     only_measured,

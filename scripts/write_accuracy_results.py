@@ -9,7 +9,6 @@ Needs the ``fit`` and ``plot`` extras; about a minute.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from attention_rows import PHASES
+from calibration import argument_parser
 from coverage_facts import coverage_facts, is_inside
 from residual_facts import FEWEST_ROWS, Curve, alignment_curves, attention_facts, gemm_curves, size_curves
 from write_pages import accuracy_facts
@@ -249,9 +249,7 @@ def first_second(decade: str) -> float:
 
 def main() -> None:
     """Judge, write the file and draw the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
-    data = parser.parse_args().data
+    data = argument_parser(__doc__).parse_args().data
     together = {row.table: row for row in judge_folder(data, by=[]).rows}
     paper = judge_folder(data, tables=["paper_layers"], devices=["a100-sxm-40gb"], by=[]).rows
     borrowed = list(judge_folder(data, tables=["gemm"], by=["device", "dtype"], uncalibrated=True).rows)

@@ -49,7 +49,7 @@ def price_unseen(script: ModuleType, name: str, section: str, phase: str, *, unc
     folder = measured_file(f"attention_{phase}.parquet").parent
     library, _, plain = section.rpartition("/")
     source = (script.OTHER_SECTIONS if library else script.SECTIONS)[plain]
-    rows = script.read_rows(folder, phase, script.DEVICES[name], source)
+    rows = script.read_rows(folder, phase, load_script("calibration").DEVICES[name], source)
     rows = rows[layout_folds(rows) == HELD_OUT_FOLD]
     _, dtype, cache_dtype = source
     columns = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
