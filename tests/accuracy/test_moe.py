@@ -15,8 +15,9 @@ from calibration_script import REPOSITORY, load_script
 from measured import measured_file
 
 from shapewright.accuracy import moe
+from shapewright.accuracy.chunk import Chunk
 from shapewright.accuracy.columns import Columns, Labels
-from shapewright.accuracy.context import Chunk, Context
+from shapewright.accuracy.context import Context
 
 ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS, BORROWED = ALL_LIMITS["moe"], ALL_LIMITS["moe_borrowed"]

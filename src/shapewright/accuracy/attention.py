@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.accuracy.context import Chunk, prices_of, split_chunks
+from shapewright.accuracy.chunk import Chunk, prices_of, split_chunks
 from shapewright.accuracy.read import Format
 from shapewright.dtypes import get_dtype
 from shapewright.operations import Attention
@@ -13,8 +13,9 @@ from shapewright.perf.attention import price_attention
 from shapewright.perf.roofline import roofline_s
 
 if TYPE_CHECKING:
+    from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.context import Context
     from shapewright.accuracy.formats import ElementFormat
     from shapewright.hardware import Device
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.accuracy.chunk import Chunk, prices_of, split_chunks
 from shapewright.accuracy.columns import Labels
-from shapewright.accuracy.context import Chunk, prices_of, split_chunks
 from shapewright.accuracy.read import Format
 from shapewright.errors import MeasuredFileError
 from shapewright.operations import Collective
@@ -19,8 +19,9 @@ from shapewright.perf.collectives import price_collective
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
 
     Array = NDArray[np.float64]

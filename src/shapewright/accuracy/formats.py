@@ -14,7 +14,7 @@ from shapewright.dtypes import get_dtype
 from shapewright.errors import MeasuredFileError, WorkloadError
 
 if TYPE_CHECKING:
-    from shapewright.accuracy.context import Prices
+    from shapewright.accuracy.chunk import Prices
     from shapewright.hardware import Device
 
 # Widening of the logarithmic interval where a word is priced as a format that it is not quite: judgement, as for

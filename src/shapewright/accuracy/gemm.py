@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.accuracy.context import Alternatives, Chunk, prices_of, split_chunks
+from shapewright.accuracy.chunk import Alternatives, Chunk, prices_of, split_chunks
 from shapewright.accuracy.read import Format
 from shapewright.operations import Gemm
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.roofline import roofline_s
 
 if TYPE_CHECKING:
+    from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
 
 FORMAT = Format(

@@ -28,7 +28,7 @@ from shapewright.hardware import load_device
 from shapewright.perf.calibration_file import calibrated_device, read_calibration
 
 if TYPE_CHECKING:
-    from shapewright.accuracy.context import Chunk
+    from shapewright.accuracy.chunk import Chunk
     from shapewright.accuracy.tables import Table
     from shapewright.hardware import Device
 

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shapewright.accuracy.chunk import Chunk, split_chunks
 from shapewright.accuracy.columns import Labels, group_rows
-from shapewright.accuracy.context import Chunk, split_chunks
 from shapewright.accuracy.gemm import price_gemms
 from shapewright.accuracy.read import Format
 from shapewright.operations import Gemm
 
 if TYPE_CHECKING:
+    from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
 
 FORMAT = Format(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.accuracy.context import Chunk, Prices, split_chunks
+from shapewright.accuracy.chunk import Chunk, Prices, split_chunks
 from shapewright.accuracy.read import Format
 from shapewright.accuracy.routing import busiest_loads
 from shapewright.operations import GroupedGemm, Pointwise

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.accuracy.context import Chunk, split_chunks
+from shapewright.accuracy.chunk import Chunk, split_chunks
 from shapewright.accuracy.gemm import price_gemms
 from shapewright.accuracy.read import Format
 from shapewright.operations import Gemm
 from shapewright.units import TERA, format_seconds
 
 if TYPE_CHECKING:
+    from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
     from shapewright.perf.calibration import CalibrationRecord
 

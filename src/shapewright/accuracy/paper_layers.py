@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.accuracy.context import Alternatives, Chunk, Prices, split_chunks
+from shapewright.accuracy.chunk import Alternatives, Chunk, Prices, split_chunks
 from shapewright.accuracy.gemm import SAME_SIZE_FACTOR, price_gemms
 from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s
 from shapewright.accuracy.read import Format

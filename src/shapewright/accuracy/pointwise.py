@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.accuracy.context import Chunk, prices_of, split_chunks
+from shapewright.accuracy.chunk import Chunk, prices_of, split_chunks
 from shapewright.accuracy.linear_layers import join_labels
 from shapewright.accuracy.read import Format
 from shapewright.dtypes import get_dtype
@@ -17,8 +17,9 @@ from shapewright.operations import Pointwise
 from shapewright.perf.pointwise import price_pointwise
 
 if TYPE_CHECKING:
+    from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Context, Prices
+    from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
 
 _SIZES = (

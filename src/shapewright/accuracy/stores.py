@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.accuracy.chunk import Chunk, Prices, prices_of, split_chunks
 from shapewright.accuracy.columns import Labels
-from shapewright.accuracy.context import ROWS_AT_ONCE, Chunk, Prices, prices_of, split_chunks
+from shapewright.accuracy.context import ROWS_AT_ONCE
 from shapewright.accuracy.gemm import HOT_CACHE_ARCHITECTURES
 from shapewright.adding_up import PricedOperation, add_up
 from shapewright.errors import MeasuredFileError, ShapewrightError, StoreError

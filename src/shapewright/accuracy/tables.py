@@ -18,8 +18,9 @@ from shapewright.accuracy import (
 )
 
 if TYPE_CHECKING:
+    from shapewright.accuracy.chunk import Chunk
     from shapewright.accuracy.columns import Columns
-    from shapewright.accuracy.context import Chunk, Context
+    from shapewright.accuracy.context import Context
     from shapewright.accuracy.read import Format
 
 

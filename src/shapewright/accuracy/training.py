@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.accuracy.context import Chunk, Prices
+from shapewright.accuracy.chunk import Chunk, Prices
 from shapewright.accuracy.read import Format
 from shapewright.adding_up import add_up
 from shapewright.config import TransformerConfig, read_model
