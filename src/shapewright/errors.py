@@ -86,6 +86,12 @@ class BenchError(ShapewrightError):
     """There is nothing to measure on, or it cannot do what is asked."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what a library complains of, without its full stop, to quote in one's own error."""
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return words[0][:200].rstrip(".")
+
+
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return a hint such as ``did you mean 'a', 'b'?``, or an empty string.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.accuracy.columns import Columns, Labels
-from shapewright.errors import MeasuredFileError
+from shapewright.errors import MeasuredFileError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,9 +84,3 @@ def require_columns(path: Path, names: Sequence[str], present: Any) -> None:
             f"{path.name} lacks column{'s' * (len(missing) > 1)} {', '.join(missing)} "
             f"(it has {', '.join(map(str, present)) or 'none'}); rename its columns or leave the file out"
         )
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error of a library, without its full stop."""
-    words = str(error).strip().splitlines() or [type(error).__name__]
-    return words[0][:200].rstrip(".")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.accuracy.columns import Columns, Labels
-from shapewright.accuracy.read_csv import first_line, read_number, require_columns
-from shapewright.errors import MeasuredFileError, MissingExtraError
+from shapewright.accuracy.read_csv import read_number, require_columns
+from shapewright.errors import MeasuredFileError
+from shapewright.parquet import reading_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,22 +29,11 @@ def read_parquet(
         MeasuredFileError: the file cannot be read, lacks a column, or holds something else in one.
         MissingExtraError: pyarrow is not installed.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError(
-            f"reading {path.name} needs pyarrow, which is not installed; run: pip install 'shapewright[fit]'"
-        ) from error
-    try:
-        require_columns(path, (*label_names, *number_names), pq.read_schema(path).names)
-        table = pq.read_table(path, columns=[*dict.fromkeys((*number_names, *label_names))])
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, MeasuredFileError):
-            raise
-        raise MeasuredFileError(
-            f"{path.name} cannot be read as parquet ({first_line(error)}); fetch it anew"
-        ) from error
+    with reading_parquet(path) as parquet:
+        require_columns(path, (*label_names, *number_names), parquet.read_schema(path).names)
+        table = parquet.read_table(path, columns=[*dict.fromkeys((*number_names, *label_names))])
+    import pyarrow as pa
+
     numbers: dict[str, Array] = {}
     words: dict[str, tuple[str, int]] = {}
     for name in number_names:

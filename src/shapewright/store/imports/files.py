@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.dtypes import get_dtype
-from shapewright.errors import MeasuredFileError, MissingExtraError, ShapewrightError
+from shapewright.errors import MeasuredFileError, ShapewrightError
+from shapewright.parquet import reading_parquet
 from shapewright.store.file import Store
 from shapewright.store.imports import own
 from shapewright.store.imports.campaign import read_campaign, read_environment, read_lines
@@ -183,18 +184,8 @@ def _read_csv(path: Path) -> tuple[frozenset[str], list[dict[str, Any]]]:
 
 
 def _read_parquet(path: Path) -> tuple[frozenset[str], Iterator[dict[str, Any]]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingExtraError(
-            f"reading {path.name} needs pyarrow, which is not installed; run: pip install 'shapewright[fit]'"
-        ) from error
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, ValueError) as error:
-        words = str(error).splitlines()[0][:160]
-        raise MeasuredFileError(f"{path} cannot be read as parquet ({words}); fetch it anew") from error
+    with reading_parquet(path) as parquet:
+        table = parquet.read_table(path)
     return frozenset(table.column_names), (record for batch in table.to_batches() for record in batch.to_pylist())
 
 

@@ -1,0 +1,36 @@
+"""Parquet files of measurements: pyarrow, which is imported here alone to read them, and what it may complain of."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from shapewright.errors import MeasuredFileError, MissingExtraError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import ModuleType
+
+
+@contextmanager
+def reading_parquet(path: Path) -> Iterator[ModuleType]:
+    """Give ``pyarrow.parquet`` to read a file with; what it raises becomes an error of the package.
+
+    Raises:
+        MeasuredFileError: the file is not there, or no parquet.
+        MissingExtraError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError(
+            f"reading {path.name} needs pyarrow, which is not installed; run: pip install 'shapewright[fit]'"
+        ) from error
+    try:
+        yield pq
+    except MeasuredFileError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise MeasuredFileError(f"{path} cannot be read as parquet ({first_line(error)}); fetch it anew") from error
