@@ -1,6 +1,6 @@
 """Load on the explorer: latency of predictions at a steady rate, then many clients at once, with the server's memory.
 
-    python benchmarks/explorer_load.py --rate 50 --seconds 30 --clients 200 -o explorer_load.json
+    python benchmarks/explorer_load.py --rate 50 --seconds 30 --clients 200 --json explorer_load.json
 
 Starts a server of its own on a free port of this machine, and runs the clients in another process beside it. Arrivals
 are timed by the clock and not by answers, so that a slow answer does not slow the next request down; latency counts
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
-import platform
 import random
 import sys
 import time
@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from explorer_server import heading, running_explorer, show_record
+from explorer_server import running_explorer
+from record import write_record
 
 MODELS = ("gpt3-2.7b", "llama-3-8b", "llama-3-70b", "mixtral-8x7b", "gpt2-xl", "qwen2.5-7b")
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
@@ -33,12 +34,13 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=50.0, help="predictions a second")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of each load")
     parser.add_argument("--clients", type=int, default=200, help="clients at once")
-    parser.add_argument("-o", "--output", type=Path, help="file for the record")
+    parser.add_argument("--json", type=Path, help="write the record to this file")
     arguments = parser.parse_args()
     with running_explorer() as (address, pid):
-        record = asyncio.run(measure(address, pid, arguments))
-    show_record(record, arguments.output)
-    return 0 if not record["steady"]["num_lost"] and not record["crowd"]["num_lost"] else 1
+        facts = asyncio.run(measure(address, pid, arguments))
+    print(json.dumps(facts, indent=2))
+    write_record(arguments.json, **facts)
+    return 0 if not facts["steady"]["num_lost"] and not facts["crowd"]["num_lost"] else 1
 
 
 async def measure(address: str, pid: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -51,9 +53,6 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace) -> dict
         before_bytes = resident_bytes(pid)
         crowd, memory = await run_crowd(client, pid, arguments.clients, arguments.seconds)
     return {
-        **heading(),
-        "machine": {"cpu": platform.processor() or platform.machine(), "num_cores": os.cpu_count()},
-        "python": platform.python_version(),
         "steady": {"rate_per_s": arguments.rate, **summary(steady, arguments.seconds)},
         "crowd": {
             "num_clients": arguments.clients,

@@ -1,6 +1,6 @@
 """What a reader waits for: first paint of the explorer, and from the move of a slider to the frame with its answer.
 
-    python benchmarks/explorer_paint.py -o explorer_paint.json
+    python benchmarks/explorer_paint.py --json explorer_paint.json
 
 Needs playwright and a Chromium on the PATH. Starts a server of its own; the page measures itself (User Timing), so
 nothing of the driver is in the numbers.
@@ -9,13 +9,14 @@ nothing of the driver is in the numbers.
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from explorer_server import heading, running_explorer, show_record
+from explorer_server import running_explorer
 from playwright.sync_api import sync_playwright
+from record import write_record
 
 from shapewright.report.pdf import QUIET_BROWSER, find_browser
 
@@ -27,11 +28,12 @@ _BETWEEN_MOVES_MS = 200.0
 def main() -> int:
     """Measure, and print what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path, help="file for the record")
+    parser.add_argument("--json", type=Path, help="write the record to this file")
     arguments = parser.parse_args()
     with running_explorer() as (address, _):
-        record = measure(address)
-    show_record(record, arguments.output)
+        facts = measure(address)
+    print(json.dumps(facts, indent=2))
+    write_record(arguments.json, **facts)
     return 0
 
 
@@ -65,8 +67,6 @@ def measure(address: str) -> dict[str, Any]:
         browser.close()
     every = sorted(time_ms for _, found in moves for time_ms in found)
     return {
-        **heading(),
-        "num_cores": os.cpu_count(),
         "chromium": version,
         "first_paint_ms": sorted(paints),
         "wire_bytes_of_first_load": wire_bytes,

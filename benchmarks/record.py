@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+SCHEMA_VERSION = 1
+
 
 def describe_machine() -> dict[str, Any]:
     """Name what the numbers depend on."""
@@ -35,7 +37,8 @@ def describe_machine() -> dict[str, Any]:
 def write_record(path: Path | None, **facts: Any) -> None:
     """Write the machine and the facts as JSON, where a path is given."""
     if path:
-        path.write_text(json.dumps({"machine": describe_machine(), **facts}, indent=2) + "\n", encoding="utf-8")
+        record = {"schema_version": SCHEMA_VERSION, "machine": describe_machine(), **facts}
+        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def job_options(description: str, jobs: Iterable[str]) -> argparse.ArgumentParser:
