@@ -119,7 +119,6 @@ def predict(
     layout: ParallelLayout | None = None,
     uncalibrated: bool = False,
     software: str | Software = TUNED,
-    physics_only: bool = False,
 ) -> Prediction:
     """Predict the time, throughput and memory of one step.
 
@@ -131,7 +130,6 @@ def predict(
         uncalibrated: Price as if nobody had measured this device.
         software: Generation of the training software, one of ``shapewright.perf.software.software_names()``; by default
             a tuned stack of today. It has no meaning in prefill and decode.
-        physics_only: Leave aside what was learned beyond the formulas (perf.residual, perf.attention_residual).
 
     Returns:
         The prediction, with every operation and its price.
@@ -148,7 +146,7 @@ def predict(
     layout = layout or ParallelLayout()
     stack = software_of(software, workload.phase)
     operations = lower(config, workload, layout, node_size=device.node_size)
-    prices = price_operations(operations, device, uncalibrated=uncalibrated, physics_only=physics_only)
+    prices = price_operations(operations, device, uncalibrated=uncalibrated)
     priced = hide_communication(
         [
             PricedOperation(operation, stack.adjust(operation, price, device))

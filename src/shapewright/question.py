@@ -88,11 +88,11 @@ class Question:
             software=self.software,
         )
 
-    def predict(self, *, physics_only: bool = False) -> Prediction:
-        """Predict the step; ``physics_only`` leaves aside what was learned beyond the formulas."""
+    def predict(self) -> Prediction:
+        """Predict the step."""
         from shapewright.predict import predict
 
-        return predict(self.config, **self.terms, physics_only=physics_only)
+        return predict(self.config, **self.terms)
 
 
 def ask(
@@ -104,6 +104,7 @@ def ask(
     layout: Mapping[str, Any] | ParallelLayout | None = None,
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
 ) -> Question:
     """Complete a question.
 
@@ -116,12 +117,13 @@ def ask(
         layout: A ParallelLayout, or some of its fields.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software.
+        physics_only: Leave aside what was learned beyond the formulas (perf.residual, perf.attention_residual).
 
     Raises:
         ShapewrightError: whatever is wrong with any of them.
     """
     model = find_model(source, overrides)
-    found = find_device(device)
+    found = find_device(device, physics_only=physics_only)
     remarks: tuple[str, ...] = ()
     if not isinstance(workload, Workload):
         _refuse_unknown(workload or {}, Workload, WorkloadError)
@@ -157,13 +159,14 @@ def find_model(source: ModelLike, overrides: Mapping[str, object] | None = None)
     return source if isinstance(source, Model) else read_model(source, overrides)
 
 
-def find_device(device: DeviceLike) -> Device:
-    """The device that is meant.
+def find_device(device: DeviceLike, *, physics_only: bool = False) -> Device:
+    """The device that is meant, priced by physics alone where that is asked.
 
     Raises:
         DeviceError: there is no such device.
     """
-    return device if isinstance(device, Device) else load_device(str(device))
+    found = device if isinstance(device, Device) else load_device(str(device))
+    return found.by_physics if physics_only else found
 
 
 def complete_workload(config: TransformerConfig, device: Device, given: Mapping[str, Any]) -> Workload:

@@ -54,14 +54,15 @@ def make_row(case: Case, median_s: float, device: str = H100.name, **fields: obj
 @pytest.mark.parametrize("physics_only", [False, True])
 def test_every_kind_is_priced_as_a_step_prices_it(physics_only: bool) -> None:
     """Rows that took what their own operations are predicted to take have no error at all, whatever their kind."""
-    times = [float(one.time_s) for one in price_operations(OPERATIONS, H100, physics_only=physics_only)]
+    device = H100.by_physics if physics_only else H100
+    times = [float(one.time_s) for one in price_operations(OPERATIONS, device)]
     rows = [make_row(Case(operation=one), time_s) for one, time_s in zip(OPERATIONS, times, strict=True)]
     layer = layer_run(CONFIG, WORKLOAD)
     listed = layer.operations()
-    priced = zip(price_operations(listed, H100, physics_only=physics_only), listed, strict=True)
+    priced = zip(price_operations(listed, device), listed, strict=True)
     layer_s = sum(float(one.time_s) * int(entry.repeats) for one, entry in priced)
     rows.append(make_row(Case(operation=layer), layer_s))
-    whole = predict(CONFIG, device=H100, workload=WORKLOAD, physics_only=physics_only)
+    whole = predict(CONFIG, device=device, workload=WORKLOAD)
     rows.append(make_row(Case(operation=step_run(CONFIG, WORKLOAD)), whole.step_time_s))
     found = {row.table: row for row in summarise(price(rows, Context(physics_only=physics_only)))}
 

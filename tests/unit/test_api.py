@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shapewright
+from shapewright import api
 from shapewright.cli import main
+from shapewright.hardware import Device, load_device
 from shapewright.lint import to_json
 from shapewright.report.prediction_json import prediction_to_json
 
@@ -43,6 +47,41 @@ def test_check_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) ->
     assert report.findings
     for key in ("findings", "better_shapes", "num_suppressed", "step_time_s"):
         assert facts[key] == json.loads(json.dumps(to_json(report)))[key]
+
+
+# What each verb that prices is asked beyond a model and a device, and a number in its answer that prices decide.
+PRICED: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
+    "predict": ({}, lambda answer: answer.step_time_s),
+    "check": ({}, lambda answer: answer.prediction.step_time_s),
+    "search": ({"vary": ["vocab"]}, lambda answer: answer.baseline.prediction.step_time_s),
+    "sweep": ({"axes": {"micro_batch_size": [1]}}, lambda answer: answer.rows[0].prediction.step_time_s),
+    "fits": ({"workload": {"micro_batch_size": 64}}, lambda answer: answer.remedies[0].step_time_s),
+    "mfu": ({"seconds": 9.0, "num_devices": 1, "global_batch_size": 8}, lambda answer: answer.prediction.step_time_s),
+    "plan": ({"num_devices": 8, "global_batch_size": 64}, lambda answer: answer.plans[0].expected_step_s),
+    "serve_plan": (
+        {"prompt_len": 512, "output_len": 64, "num_devices": 1},
+        lambda answer: answer.points[0].requests_per_s,
+    ),
+    "compare": ({}, lambda answer: answer.rows[0].prediction.step_time_s),
+}
+
+
+@pytest.mark.parametrize("verb", sorted(PRICED))
+def test_every_verb_can_price_by_physics_alone(verb: str) -> None:
+    """``physics_only`` gives what a device that is marked so gives, and another number than without it."""
+    fields, number_of = PRICED[verb]
+    device = load_device("h100-sxm-80gb")
+
+    def asked(chip: Device, **words: Any) -> float:
+        chips = {"devices": [chip]} if verb == "compare" else {"device": chip}
+        return number_of(getattr(shapewright, verb)("gpt3-1.3b", **chips, **fields, **words))
+
+    assert asked(device, physics_only=True) == asked(device.by_physics) != asked(device)
+
+
+def test_every_verb_is_held_to_it() -> None:
+    """No verb of the package prices without being asked above."""
+    assert set(PRICED) == set(api.__all__)
 
 
 def test_paths_and_overrides(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.price import GemmPrice
 from shapewright.perf.residual import LOG_STEP, ResidualTable, load_residuals, log_correction, section_name
-from shapewright.predict import predict
 from shapewright.question import ask
 
 H100 = load_device("h100-sxm-80gb")
@@ -93,11 +92,9 @@ def test_siblings_lend_their_correction_other_families_do_not() -> None:
 
 def test_whole_steps_can_be_predicted_by_physics_alone() -> None:
     """The switch reaches every product of a step."""
-    question = ask("gpt3-2.7b", "h100-sxm-80gb")
-    words = {"device": question.device, "workload": question.workload, "layout": question.layout}
 
     def corrections(physics_only: bool) -> set[float]:
-        step = predict(question.config, physics_only=physics_only, **words)  # type: ignore[arg-type]
+        step = ask("gpt3-2.7b", "h100-sxm-80gb", physics_only=physics_only).predict()
         return {float(entry.price.correction) for entry in step.operations if isinstance(entry.price, GemmPrice)}
 
     assert corrections(True) == {1.0}

@@ -74,6 +74,10 @@ class Context:
             self.note(f"{kind} on {device.name}: nobody measured it, priced by the record of {record.device}")
         return record
 
+    def priced(self, device: Device) -> Device:
+        """The device as a model's step is priced on it: by physics alone where that is asked."""
+        return device.by_physics if self.physics_only else device
+
     def note_library(self, kind: str, library: str, record: CalibrationRecord) -> None:
         """Say what stands for a library that the record does not know."""
         known = {each.partition("/")[0] for each in record.parameters["libraries"]}

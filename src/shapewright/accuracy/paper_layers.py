@@ -258,7 +258,7 @@ def price_block(
         and operation.stage == "every"
         and (name == "layer" or operation.name.startswith(f"{name}."))
     ]
-    prices = price_operations(operations, device, uncalibrated=context.uncalibrated, physics_only=True)
+    prices = price_operations(operations, device.by_physics, uncalibrated=context.uncalibrated)
     products = [operation for operation in operations if isinstance(operation, Gemm)]
     record = context.record("gemm", device, older_software=True)
     of_that_time = iter(price_products(products, device, record))

@@ -159,8 +159,7 @@ def _price_collective(rows: Sequence[Row], device: Device, context: Context) -> 
 def _price_single(rows: Sequence[Row], device: Device, context: Context) -> Prices:
     """Any other operation, as a model's step prices it."""
     operations: list[Any] = [row.operation() for row in rows]
-    prices = price_operations(operations, device, uncalibrated=context.uncalibrated, physics_only=context.physics_only)
-    return _joined(prices)
+    return _joined(price_operations(operations, context.priced(device), uncalibrated=context.uncalibrated))
 
 
 def _price_layer(rows: Sequence[Row], device: Device, context: Context) -> Prices:
@@ -169,9 +168,7 @@ def _price_layer(rows: Sequence[Row], device: Device, context: Context) -> Price
         layer = row.operation()
         assert isinstance(layer, LayerRun)
         operations = layer.operations()
-        prices = price_operations(
-            operations, device, uncalibrated=context.uncalibrated, physics_only=context.physics_only
-        )
+        prices = price_operations(operations, context.priced(device), uncalibrated=context.uncalibrated)
         priced = [PricedOperation(operation, one) for operation, one in zip(operations, prices, strict=True)]
         bounds = [replace(entry, price=replace(entry.price, time_s=entry.price.roofline_s)) for entry in priced]
         config, workload = layer.question()
@@ -187,13 +184,7 @@ def _price_step(rows: Sequence[Row], device: Device, context: Context) -> Prices
         step = row.operation()
         assert isinstance(step, StepRun)
         config, workload = step.question()
-        whole = predict(
-            config,
-            device=device,
-            workload=workload,
-            uncalibrated=context.uncalibrated,
-            physics_only=context.physics_only,
-        )
+        whole = predict(config, device=context.priced(device), workload=workload, uncalibrated=context.uncalibrated)
         floor_s = sum(float(e.price.roofline_s) * int(e.operation.repeats) for e in whole.busiest_operations)
         found.append((whole.step_time_s, whole.step_time_low_s, whole.step_time_high_s, floor_s))
     return Prices(*np.array(found, dtype=float).T)

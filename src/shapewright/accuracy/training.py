@@ -141,11 +141,10 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         try:
             prediction = predict(
                 run.config,
-                device=run.device,
+                device=context.priced(run.device),
                 workload=run.workload,
                 layout=run.layout,
                 uncalibrated=context.uncalibrated,
-                physics_only=context.physics_only,
                 software=run.software,
             )
         except ShapewrightError as error:

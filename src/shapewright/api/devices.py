@@ -28,6 +28,7 @@ def compare(
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
 ) -> Comparison:
     """Predict the same job on several devices.
 
@@ -40,6 +41,7 @@ def compare(
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the devices.
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Returns:
         A row for each device; one that cannot run the job has the reason in its row.
@@ -59,7 +61,13 @@ def compare(
     for device in found.values():
         try:
             question = ask(
-                model, device, workload=workload, layout=layout, uncalibrated=uncalibrated, software=software
+                model,
+                device,
+                workload=workload,
+                layout=layout,
+                uncalibrated=uncalibrated,
+                software=software,
+                physics_only=physics_only,
             )
             outcomes.append((device, question.predict()))
             notes.update(dict.fromkeys(question.notes))

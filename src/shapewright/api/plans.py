@@ -36,6 +36,7 @@ def plan(
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
     """Find how to spread a training job over devices.
@@ -59,6 +60,7 @@ def plan(
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, such as ``nemo-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
         progress: Told now and then how many splits of the devices are done, of how many.
 
     Raises:
@@ -68,7 +70,15 @@ def plan(
 
     fields = {**(workload or {}), **({} if global_batch_size is None else {"global_batch_size": global_batch_size})}
     kept = keep_given(keep or {}, fields, layout or {})
-    question = ask(config, device, overrides=overrides, workload={"optimizer": optimizer, **fields})
+    question = ask(
+        config,
+        device,
+        overrides=overrides,
+        workload={"optimizer": optimizer, **fields},
+        uncalibrated=uncalibrated,
+        software=software,
+        physics_only=physics_only,
+    )
     request = PlanRequest(
         num_devices=num_devices,
         objective=objective,
@@ -108,6 +118,7 @@ def serve_plan(
     layout: Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
+    physics_only: bool = False,
 ) -> ServingPlan:
     """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
 
@@ -127,6 +138,7 @@ def serve_plan(
         layout: tensor_parallel, pipeline_parallel and expert_parallel, each if fixed.
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
@@ -148,7 +160,14 @@ def serve_plan(
         speculation=Speculation(**speculation) if speculation else None,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
-    question = ask(config, device, overrides=overrides, workload={**(workload or {}), "phase": "prefill"})
+    question = ask(
+        config,
+        device,
+        overrides=overrides,
+        workload={**(workload or {}), "phase": "prefill"},
+        uncalibrated=uncalibrated,
+        physics_only=physics_only,
+    )
     if num_devices is not None:
         check_units(num_devices, question.device)
     asked = question.workload

@@ -33,6 +33,7 @@ def check(
     ignore: Sequence[str] = (),
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
 ) -> CheckReport:
     """Lint a model's shape against a device: findings with their predicted cost, and nearest better shapes.
 
@@ -45,6 +46,7 @@ def check(
         ignore: Rule codes or names to leave out; the report says how many findings that suppressed.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
@@ -59,6 +61,7 @@ def check(
         layout=layout,
         uncalibrated=uncalibrated,
         software=software,
+        physics_only=physics_only,
     )
     return check_model(question.config, **question.terms, ignore=ignore)
 
@@ -85,6 +88,7 @@ def search(
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SearchResult:
     """Find shapes of the same size that run faster.
@@ -111,6 +115,7 @@ def search(
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
         progress: Told now and then how many shapes of how many are done.
 
     Raises:
@@ -142,6 +147,7 @@ def search(
             layout=layout,
             uncalibrated=uncalibrated,
             software=software,
+            physics_only=physics_only,
         )
         for one in found
     ]

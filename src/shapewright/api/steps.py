@@ -52,8 +52,9 @@ def predict(
         layout=layout,
         uncalibrated=uncalibrated,
         software=software,
+        physics_only=physics_only,
     )
-    return question.predict(physics_only=physics_only)
+    return question.predict()
 
 
 def sweep(
@@ -66,6 +67,7 @@ def sweep(
     overrides: Mapping[str, object] | None = None,
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
 ) -> Sweep:
     """Predict a step for every combination of some fields' values.
 
@@ -78,6 +80,7 @@ def sweep(
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line; a combination that cannot run has its reason in
@@ -93,6 +96,7 @@ def sweep(
         layout=layout,
         uncalibrated=uncalibrated,
         software=software,
+        physics_only=physics_only,
     )
     return predict_sweep(question.config, **question.terms, axes=axes, notes=question.notes)
 
@@ -107,6 +111,7 @@ def fits(
     optimizer: str | None = None,
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
 ) -> Capacity:
     """Say whether a job fits in memory, what is the largest that does, and what to change if it does not.
 
@@ -119,6 +124,7 @@ def fits(
         optimizer: A key of ``shapewright.memory.OPTIMIZERS``, instead of the workload's.
         uncalibrated: Price remedies as if nobody had measured the device.
         software: Generation of the training software that remedies are priced with; by default a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
@@ -133,6 +139,7 @@ def fits(
         layout=layout,
         uncalibrated=uncalibrated,
         software=software,
+        physics_only=physics_only,
     )
     return estimate_capacity(question.config, **question.terms, optimizer=optimizer, notes=question.notes)
 
@@ -150,6 +157,7 @@ def mfu(
     convention: str = "megatron",
     uncalibrated: bool = False,
     software: str = TUNED,
+    physics_only: bool = False,
 ) -> Utilization:
     """Say what a measured training step means: MFU and HFU by every convention, and where the rest went.
 
@@ -165,6 +173,7 @@ def mfu(
         convention: FLOP convention of the headline, a key of ``shapewright.lowering.conventions.CONVENTIONS``.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software that ran it; by default it is held against a tuned stack of today.
+        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
@@ -173,7 +182,15 @@ def mfu(
     from shapewright.utilization import check_measurement, explain_utilization
 
     fields = {**(workload or {}), "global_batch_size": global_batch_size}
-    question = ask(config, device, overrides=overrides, workload=fields, uncalibrated=uncalibrated, software=software)
+    question = ask(
+        config,
+        device,
+        overrides=overrides,
+        workload=fields,
+        uncalibrated=uncalibrated,
+        software=software,
+        physics_only=physics_only,
+    )
     check_measurement(question.workload, seconds, num_devices)
     job = assume_layout(
         question.config,

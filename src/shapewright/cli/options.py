@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -182,7 +181,7 @@ def named_device(name: str) -> Device:
 
 def heed_physics_only(device: Device) -> Device:
     """The device as --physics-only wants it priced."""
-    return replace(device, physics_only=True) if _is_physics_only() else device
+    return device.by_physics if _is_physics_only() else device
 
 
 def _is_physics_only() -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 from shapewright.errors import UnknownRateError
 
@@ -144,6 +145,11 @@ class Device:
                 f"in a device file of your own"
             )
         return rate
+
+    @cached_property
+    def by_physics(self) -> Device:
+        """The same device, priced without what was learned beyond the formulas; one object, whose prices are kept."""
+        return self if self.physics_only else replace(self, physics_only=True)
 
     @property
     def numbers(self) -> dict[str, float]:

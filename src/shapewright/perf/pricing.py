@@ -38,7 +38,7 @@ _read_key = {
 # it here keeps its identity its own. Past a limit, about 1 kB each over all devices, everything is forgotten: a search
 # has its own, vectorised road.
 _MOST_DEVICES, _MOST_PRICES = 256, 50_000
-_remembered: dict[tuple[int, bool, bool], tuple[Device, dict[tuple[Any, ...], Price]]] = {}
+_remembered: dict[tuple[int, bool], tuple[Device, dict[tuple[Any, ...], Price]]] = {}
 
 
 def price_key(operation: Operation) -> tuple[Any, ...]:
@@ -47,16 +47,13 @@ def price_key(operation: Operation) -> tuple[Any, ...]:
     return (kind, *[value.tobytes() if type(value) is np.ndarray else value for value in _read_key[kind](operation)])
 
 
-def price_operations(
-    operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False, physics_only: bool = False
-) -> list[Price]:
+def price_operations(operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False) -> list[Price]:
     """Price scalar operations, in their order; those of a kind are evaluated together, attention one by one.
 
     Args:
         operations: What to price.
         device: Where it runs.
         uncalibrated: Price as if nobody had measured this device.
-        physics_only: Leave aside what was learned beyond the formulas.
 
     Raises:
         UnknownRateError: the device's sheet lacks a number that is needed.
@@ -66,21 +63,19 @@ def price_operations(
     # Copied first: other threads may add devices meanwhile.
     if len(_remembered) > _MOST_DEVICES or sum(len(prices) for _, prices in [*_remembered.values()]) > _MOST_PRICES:
         _remembered.clear()
-    _, known = _remembered.setdefault((id(device), uncalibrated, physics_only), (device, {}))
+    _, known = _remembered.setdefault((id(device), uncalibrated), (device, {}))
     keys = [(type(operation), *_read_key[type(operation)](operation)) for operation in operations]
     # Own copies of what is found: another thread may forget everything in between.
     prices = {key: known.get(key) for key in keys}
     fresh = {key: operation for key, operation in zip(keys, operations, strict=True) if prices[key] is None}
     if fresh:
-        priced = dict(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated, physics_only), strict=True))
+        priced = dict(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated), strict=True))
         known.update(priced)
         prices |= priced
     return [price for key in keys if (price := prices[key]) is not None]
 
 
-def _price_fresh(
-    operations: Iterable[Operation], device: Device, uncalibrated: bool, physics_only: bool
-) -> list[Price]:
+def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: bool) -> list[Price]:
     """Price operations that were not seen before, in their order."""
     listed = list(operations)
     prices: dict[int, Price] = {}
@@ -89,7 +84,7 @@ def _price_fresh(
         by_kind.setdefault(type(operation), {})[index] = operation
     for kind, own in by_kind.items():
         name, price_all = _PRICES[kind]
-        record = load_record(name, device, uncalibrated=uncalibrated, physics_only=physics_only)
+        record = load_record(name, device, uncalibrated=uncalibrated)
         prices.update(zip(own, price_all(list(own.values()), device, record), strict=True))
     return [prices[index] for index in range(len(listed))]
 
