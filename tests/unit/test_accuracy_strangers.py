@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from measured_tables import write_parquet
 from shapewright.accuracy import judge_folder
 from shapewright.accuracy.formats import ElementFormat, read_format, read_stored_format
 from shapewright.accuracy.routing import busiest_load, busiest_loads
@@ -17,7 +18,6 @@ from shapewright.errors import MeasuredFileError, UnknownDeviceError
 from shapewright.hardware import find_measured_device, load_device
 
 pa = pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
-pq = pytest.importorskip("pyarrow.parquet", reason="parquet needs the fit extra")
 
 ROWS = 4
 GEMM: Mapping[str, list[Any]] = {
@@ -34,7 +34,7 @@ GEMM: Mapping[str, list[Any]] = {
 
 def judged_rows(folder: Path, **changes: Any) -> int:
     """Rows judged of a gemm.parquet with changed columns."""
-    pq.write_table(pa.table(dict(GEMM) | changes), folder / "gemm.parquet")
+    write_parquet(folder / "gemm.parquet", dict(GEMM) | changes)
     return sum(row.rows for row in judge_folder(folder).rows)
 
 
@@ -153,7 +153,7 @@ def test_the_measured_library_is_no_stranger(tmp_path: Path) -> None:
         "window_size": [0] * 2,
         "latency_s": [3e-4] * 2,
     }
-    pq.write_table(pa.table(prefill), tmp_path / "attention_prefill.parquet")
+    write_parquet(tmp_path / "attention_prefill.parquet", prefill)
 
     strangers = [note for note in judge_folder(tmp_path).notes if "is a library that nobody measured" in note]
     assert strangers == ["attention: 'trtllm 1.2.0' is a library that nobody measured"]
@@ -275,7 +275,7 @@ def test_an_unknown_distribution_leaves_the_others(tmp_path: Path) -> None:
     }  # fmt: skip
     labels = {"device": "gb300", "library": "trtllm 1.2.0", "kernel": "moe_torch_flow", "dtype": "fp8_block"}
     columns = {name: [value] * ROWS for name, value in (sizes | labels).items()}
-    pq.write_table(pa.table(columns | {"distribution": words}), tmp_path / "moe.parquet")
+    write_parquet(tmp_path / "moe.parquet", columns | {"distribution": words})
     judgement = judge_folder(tmp_path, by=("part",))
 
     assert {row.part: row.rows for row in judgement.rows} == {"balanced": 1, "uniform": 1, "power_law_1.0": 1}
@@ -311,7 +311,7 @@ def test_groups_beyond_a_node(tmp_path: Path, device: str, ranks: list[int], rea
         "device": [device] * ROWS, "library": ["nccl 3"] * ROWS, "op_name": ["AllReduce", "all2all", "p2p", "gossip"],
         "num_gpus": ranks, "message_bytes": [1 << 20] * ROWS, "latency_s": [1e-4] * ROWS,
     }  # fmt: skip
-    pq.write_table(pa.table(columns), tmp_path / "collectives.parquet")
+    write_parquet(tmp_path / "collectives.parquet", columns)
     judgement = judge_folder(tmp_path)
     reasons = judgement.skipped["collectives"]
 

@@ -1,0 +1,200 @@
+"""Judging each measured table: rows that took what the package predicts have no error."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from measured_tables import H100, PUBLISHED_ROW, only_row, paper_layer, write_csv, write_parquet
+from shapewright.accuracy import judge_folder
+from shapewright.accuracy.moe import _SIZES as MOE_SIZES
+from shapewright.hardware import load_device
+from shapewright.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.perf.attention import price_attention
+from shapewright.perf.calibration import load_record
+from shapewright.perf.collectives import price_collective
+from shapewright.perf.experts import read_idle_row_share
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.pointwise import price_pointwise
+from shapewright.question import ask
+
+
+def test_attention_decode(tmp_path: Path) -> None:
+    """Rows timed as the package prices fused attention with a cache write have no error; a narrow cache is named."""
+    context = np.array([128, 4096, 65536])
+    operation = Attention(
+        name="x",
+        batch_size=8,
+        query_len=1,
+        kv_len=context,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        v_head_dim=128,
+        kv_cache_dtype="fp8",
+        writes_cache=True,
+    )
+    price = price_attention(operation, H100, load_record("attention", H100), hot_cache=True)
+    same = {"batch_size": 8, "query_len": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "window_size": 0}
+    words = {"device": "h100_sxm", "library": "v", "kernel": "k", "dtype": "bf16", "kv_cache_dtype": "fp8"}
+    columns = {key: [value] * 3 for key, value in (same | words).items()}
+    write_parquet(tmp_path / "attention_decode.parquet", columns | {"context_len": context, "latency_s": price.time_s})
+    row = only_row(tmp_path)
+
+    assert (row.table, row.dtype) == ("attention_decode", "bf16+fp8kv")
+    assert row.mape == pytest.approx(0.0, abs=1e-12)
+
+
+def test_collectives(tmp_path: Path) -> None:
+    """Rows timed as the package prices them have no error; operations that no one knows are a reason."""
+    message = np.array([1e4, 1e6, 1e8])
+    operation = Collective(
+        name="x", op_name="all_reduce", axis="tensor", message_bytes=message, num_ranks=8, ranks_per_node=8
+    )
+    price = price_collective(operation, H100, load_record("collectives", H100))
+    columns = {
+        "op_name": ["all_reduce"] * 3 + ["gossip"],
+        "num_gpus": [8] * 4,
+        "device": ["h100_sxm"] * 4,
+        "library": ["nccl"] * 4,
+        "message_bytes": [*message, 1e4],
+        "latency_s": [*np.asarray(price.time_s), 1.0],
+    }
+    write_parquet(tmp_path / "collectives.parquet", columns)
+    judgement = judge_folder(tmp_path, by=("part",))
+
+    assert [(row.part, row.rows) for row in judgement.rows] == [("all_reduce x8", 3)]
+    assert judgement.rows[0].mape == pytest.approx(0.0, abs=1e-12)
+    assert "unknown op_name 'gossip'" in next(iter(judgement.skipped["collectives"]))
+
+
+def test_pointwise_bytes(tmp_path: Path) -> None:
+    """A gated activation of f = 1000 over t = 2 reads 2 x 500 and writes 500 elements a token."""
+    tokens = 4096
+    device = load_device("a100-sxm-80gb")
+    operation = Pointwise(
+        name="x", operation="activation", read_bytes=2.0 * tokens * 1000, written_bytes=2.0 * tokens * 500
+    )
+    price = price_pointwise(operation, device, load_record("pointwise", device))
+    row = {"device": "a100_sxm", "library": "v", "model": "m", "operation": "mlp_act", "dtype": "fp16", "gated": True}
+    row |= {"num_tokens": tokens, "hidden_size": 256, "intermediate_size": 1000, "num_heads": 2, "num_kv_heads": 1}
+    row |= {"tensor_parallel": 2, "latency_s": price.time_s}
+    write_parquet(tmp_path / "pointwise.parquet", {key: [value] for key, value in row.items()})
+
+    assert only_row(tmp_path).mape == pytest.approx(0.0, abs=1e-12)
+
+
+def test_experts_under_sharding(tmp_path: Path) -> None:
+    """Two tensor shards halve the inner width; four devices share experts and rows, and clear those of the others."""
+    shared = {"num_tokens": 512, "hidden_size": 2048, "inter_size": 1024, "topk": 8, "num_experts": 32}
+    shared |= {"moe_tp_size": 2, "moe_ep_size": 4}
+    alone = {**shared, "num_tokens": 128, "inter_size": 512, "num_experts": 8, "moe_tp_size": 1, "moe_ep_size": 1}
+    words = {"device": "h100_sxm", "library": "v", "kernel": "k", "dtype": "bf16", "distribution": "balanced"}
+    found_s = []
+    for row in (shared, alone):
+        assert set(row) == set(MOE_SIZES)
+        columns = {key: [value] for key, value in (row | words | {"latency_s": 1e-3}).items()}
+        write_parquet(tmp_path / "moe.parquet", columns)
+        found_s.append(1e-3 * math.exp(only_row(tmp_path).bias))
+    # 512 x 8 rows less a quarter; gate and up (2 x 512), activation (512) and output (2048) of each, in 2 bytes; what
+    # products wrote is read again.
+    idle_bytes = 3072 * (2 * 2 * 512 + 512 + 2 * 2048) * 2
+    idle_s = idle_bytes / H100.memory_bandwidth_bytes_per_s * read_idle_row_share(load_record("moe", H100), "bf16")
+
+    assert found_s[0] - found_s[1] == pytest.approx(idle_s)
+
+
+def test_experts_of_a_skewed_router(tmp_path: Path) -> None:
+    """A power law makes the busiest of eight devices slower than even rows do, for the same shape."""
+    row = {"num_tokens": 8192, "hidden_size": 4096, "inter_size": 14336, "topk": 2, "num_experts": 8}
+    row |= {"moe_tp_size": 1, "moe_ep_size": 8, "latency_s": 1e-3}
+    words = {"device": "h100_sxm", "library": "v", "kernel": "k", "dtype": "bf16"}
+    columns = {key: [value] * 2 for key, value in (row | words).items()}
+    write_parquet(tmp_path / "moe.parquet", columns | {"distribution": ["balanced", "power_law_1.2"]})
+    bias = {found.part: found.bias for found in judge_folder(tmp_path, by=["part"]).rows}
+
+    assert bias["power_law_1.2"] > bias["balanced"] + math.log(1.5)
+
+
+def test_paper_sweeps_add_the_collector_s_cost(tmp_path: Path) -> None:
+    """A tiny product of the paper's A100 is priced above its record by the time of one synchronisation, and said so."""
+    device = load_device("a100-sxm-40gb")
+    record = load_record("gemm", device)
+    plain = price_gemm(Gemm(name="x", dtype="fp16", layout="NN", m=64, n=64, k=64), device, record)
+    tflops = 2.0 * 64**3 / plain.time_s / 1e12
+    row = {"sweep": "mm", "gpu": "a100", "batch": 1, "m": 64, "n": 64, "k": 64, "tflops": tflops}
+    write_csv(tmp_path / "paper_gemm.csv", [row])
+    judgement = judge_folder(tmp_path)
+
+    assert judgement.rows[0].bias > math.log(2.0)
+    assert any("synchronisation" in note for note in judgement.notes)
+
+
+def test_paper_layers(tmp_path: Path) -> None:
+    """The paper's own 2.7B layer is within 12 %; placeholders and layers that ran unsharded are left out."""
+    rows = [
+        paper_layer(layer_s=0.0104, layer_tflops=140.7, mlp_up_tflops=220.0),
+        paper_layer(layer_s=0.0104, layer_tflops=1.0),
+        paper_layer(layer_s=0.0104, layer_tflops=70.0, tensor_parallel=2),
+    ]
+    write_csv(tmp_path / "paper_layers.csv", rows)
+    judgement = judge_folder(tmp_path)
+    found = {row.table: row for row in judgement.rows}
+
+    assert {name: row.rows for name, row in found.items()} == {"paper_layers/mlp_up": 1, "paper_layers/layer": 1}
+    assert found["paper_layers/layer"].mape < 0.12
+    assert sum(judgement.skipped["paper_layers"].values()) == 2
+
+
+def test_published_training(tmp_path: Path) -> None:
+    """Tokens per second as predicted have no error; rows without a field, and unknown experts, are counted."""
+    prediction = ask(
+        "llama-3-8b",
+        "h100-sxm-80gb",
+        overrides={"fused_qkv": True, "fused_gate_up": True},
+        workload={
+            "micro_batch_size": 1, "global_batch_size": 32, "seq_len": 4096, "dtype": "bf16", "recompute": "full",
+        },
+        layout={"tensor_parallel": 2, "data_parallel": 8, "zero_stage": 3},
+    ).predict()  # fmt: skip
+    full = PUBLISHED_ROW | {"tokens_per_s_per_gpu": prediction.tokens_per_s_per_device}
+    tokens = 32 * 4096
+    timed = PUBLISHED_ROW | {"tokens_per_s_per_gpu": "", "iter_time_s": prediction.step_time_s}
+    write_csv(
+        tmp_path / "published_training_throughput.csv", [full, timed, full | {"micro_batch": ""}, full | {"moe": 1}]
+    )
+    judgement = judge_folder(tmp_path)
+
+    assert tokens == prediction.tokens_per_step
+    assert (judgement.rows[0].rows, judgement.rows[0].library) == (2, "lab")
+    assert judgement.rows[0].mape == pytest.approx(0.0, abs=1e-3)
+    assert judgement.skipped["published_training_throughput"] == {
+        "not stated: micro_batch": 1,
+        "mixture of experts whose shape is not stated and that names no preset as it is": 1,
+    }
+
+
+def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
+    """A mixture of experts takes the shape of the preset it names and its expert axis; dropping tokens is another."""
+    layout = {"data_parallel": 64, "expert_parallel": 8, "zero_stage": 1}
+    workload = {"micro_batch_size": 2, "global_batch_size": 256, "seq_len": 4096, "dtype": "fp8"}
+    prediction = ask("mixtral-8x7b", "b200-sxm-180gb", workload=workload, layout=layout).predict()
+    shapeless = dict.fromkeys(
+        ("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"), ""
+    )
+    row = PUBLISHED_ROW | shapeless | {
+        "model": "Mixtral-8x7B", "source": "NVIDIA NeMo 25.02", "gpu": "B200-SXM", "dtype": "fp8", "moe": 1, "tp": 1,
+        "micro_batch": 2, "global_batch": 256, "num_gpus": 64, "ep": 8, "fsdp_zero": "", "activation_checkpointing": "",
+        "tokens_per_s_per_gpu": prediction.tokens_per_s_per_device,
+    }  # fmt: skip
+    rows = [row, row | {"model": "Mixtral-8x7B (tokendrop)"}]
+    write_csv(tmp_path / "published_training_throughput.csv", rows)
+    judgement = judge_folder(tmp_path)
+
+    (judged,) = judgement.rows
+    assert (judged.table, judged.rows, judged.coverage_90) == ("published_training_throughput/moe", 1, 1.0)
+    assert judged.mape == pytest.approx(0.0, abs=1e-9)
+    assert sum(judgement.skipped["published_training_throughput"].values()) == 1
