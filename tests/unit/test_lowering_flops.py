@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lowered import gpt
 from shapewright.config import TransformerConfig, read_model
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import count_hardware_flops, count_model_flops, lower
@@ -24,18 +25,6 @@ TABLE = {
 }
 
 
-def gpt(num_layers: int, hidden_size: int, num_heads: int) -> TransformerConfig:
-    """A GPT of the papers: f = 4h, one QKV GEMM."""
-    return TransformerConfig(
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        vocab_size=VOCAB_SIZE,
-        fused_qkv=True,
-        position_embedding="learned",
-    )
-
-
 def iteration(size: str, recompute: str = "none", attention: str = "unfused") -> tuple[TransformerConfig, Workload]:
     """Model and step of one row of the table."""
     num_layers, hidden_size, num_heads, batch, micro_batch, *_ = TABLE[size]
@@ -46,7 +35,7 @@ def iteration(size: str, recompute: str = "none", attention: str = "unfused") ->
         recompute=recompute,
         attention=attention,
     )
-    return gpt(num_layers, hidden_size, num_heads), workload
+    return gpt(num_layers=num_layers, hidden_size=hidden_size, num_heads=num_heads), workload
 
 
 @pytest.mark.parametrize("attention", ["unfused", "flash"])
@@ -54,7 +43,11 @@ def iteration(size: str, recompute: str = "none", attention: str = "unfused") ->
 def test_forward_flops_of_a_layer(b: int, s: int, h: int, a: int, attention: str) -> None:
     """24 b s h^2 + 4 b s^2 h, and 2 b s h v for the logits (arXiv 2401.14489, section on FLOPs)."""
     workload = Workload(micro_batch_size=b, seq_len=s, attention=attention)
-    forward = [each for each in lower(gpt(1, h, a), workload, ParallelLayout()) if each.pass_name == "forward"]
+    forward = [
+        each
+        for each in lower(gpt(hidden_size=h, num_heads=a), workload, ParallelLayout())
+        if each.pass_name == "forward"
+    ]
     logits = sum(each.flops for each in forward if each.name == "logits")
     assert logits == 2 * b * s * h * VOCAB_SIZE
     assert sum_flops(forward, ("forward",)) - logits == 24 * b * s * h**2 + 4 * b * s**2 * h
@@ -144,6 +137,6 @@ def test_llama_7b_forward() -> None:
 
 def test_decode_flops_grow_with_the_context() -> None:
     """One token: 24 h^2 + 4 (c + 1) h per layer, 2 h v for the logits."""
-    config, h = gpt(2, 768, 12), 768
+    config, h = gpt(num_layers=2, hidden_size=768, num_heads=12), 768
     workload = Workload(phase="decode", micro_batch_size=3, context_len=99)
     assert count_model_flops(config, workload) == 3 * (2 * (24 * h**2 + 4 * 100 * h) + 2 * h * VOCAB_SIZE)

@@ -1,0 +1,92 @@
+"""Bytes that the lowered operations beside products move, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowered import ONE_DEVICE, gpt, letters, moved, named
+from shapewright.config import count_parameters, read_model
+from shapewright.lowering import lower
+from shapewright.operations import Pointwise
+from shapewright.workload import Workload
+
+
+def test_residual_stream_of_a_layer() -> None:
+    """T h = 16 * 64 elements of 2 bytes: 2 norms (x in, y out), 2 sums that drop (two in, one and mask out)."""
+    workload = Workload(micro_batch_size=2, seq_len=8)
+    operations = lower(gpt(hidden_size=64, num_heads=4, num_layers=3, hidden_dropout=0.1), workload, ONE_DEVICE)
+    row_bytes = 16 * 64 * 2
+    norm, residual = (named(operations, name) for name in ("norm", "residual_dropout"))
+    assert (norm.read_bytes, norm.written_bytes, norm.repeats) == (row_bytes, row_bytes, 6)
+    assert (residual.read_bytes, residual.written_bytes, residual.repeats) == (2 * row_bytes, 1.5 * row_bytes, 6)
+    # Both gradients are added (two in, one out); that of the branch is dropped (dy and mask in, one out).
+    gradient = named(operations, "residual_dropout.backward", "backward")
+    assert (gradient.read_bytes, gradient.written_bytes) == (3.5 * row_bytes, 2 * row_bytes)
+    assert gradient.num_kernels == 2
+    # dx: x and dy; weights: x and dy once more
+    gradient = named(operations, "norm.backward", "backward")
+    assert (gradient.read_bytes, gradient.written_bytes, gradient.num_kernels) == (4 * row_bytes, row_bytes, 2)
+
+
+def test_gated_activation_reads_two_inputs() -> None:
+    """Gate and up in, product out; backward reads those and dy and writes two gradients."""
+    config = gpt(hidden_size=64, num_heads=4, gated_mlp=True, intermediate_size=160)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    bytes_of_f = 16 * 160 * 2
+    forward = named(operations, "mlp.activation")
+    assert (forward.read_bytes, forward.written_bytes) == (2 * bytes_of_f, bytes_of_f)
+    backward = named(operations, "mlp.activation.backward", "backward")
+    assert (backward.read_bytes, backward.written_bytes) == (3 * bytes_of_f, 2 * bytes_of_f)
+    assert letters(named(operations, "mlp.gate")) == letters(named(operations, "mlp.up")) == (1, 16, 160, 64, "NT")
+
+
+def test_cross_entropy_takes_its_logits_in_fp32() -> None:
+    """16 * 96 bf16 logits: cast (2 in, 4 out) and log-softmax (4 in, 4 out)."""
+    config = gpt(hidden_size=64, num_heads=4, vocab_size=96)
+    loss = named(lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE), "cross_entropy")
+    assert (loss.read_bytes, loss.written_bytes) == (16 * 96 * 6, 16 * 96 * 8)
+
+
+def test_embedding_rows_are_gathered_and_their_gradients_scattered() -> None:
+    """T h = 1024 elements out of rows; backward zeroes all 96 * 64 gradients and adds the tokens' to their rows."""
+    operations = lower(
+        gpt(hidden_size=64, num_heads=4, vocab_size=96), Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE
+    )
+    assert moved(named(operations, "embedding")) == (1024 * 2, 1024 * 2)
+    # 8 learned positions are read for all sequences together
+    assert moved(named(operations, "embedding.positions")) == ((1024 + 8 * 64) * 2, 1024 * 2)
+    assert moved(named(operations, "embedding.backward", "backward")) == (2 * 1024 * 2, (1024 + 96 * 64) * 2)
+
+
+def test_routing_reads_scores_and_moves_rows() -> None:
+    """16 * 8 fp32 scores: softmax reads and writes them, top-k reads them, writes 2 weights and 2 indices a token."""
+    config = gpt(hidden_size=64, num_heads=4, num_experts=8, num_experts_per_token=2)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    assert moved(named(operations, "moe.choose")) == (2 * 16 * 8 * 4, 16 * 8 * 4 + 16 * 2 * 8)
+    # 32 routed rows of 64 out; back in, they are added up to 16
+    assert moved(named(operations, "moe.permute")) == (32 * 64 * 2, 32 * 64 * 2)
+    assert moved(named(operations, "moe.unpermute")) == (32 * 64 * 2, 16 * 64 * 2)
+
+
+def test_biases_cost_a_sum_over_tokens_in_backward() -> None:
+    """Columns: qkv 192, out 64, up 256 and down 64, of 16 rows each."""
+    config = gpt(hidden_size=64, num_heads=4, qkv_bias=True, attention_out_bias=True, mlp_bias=True)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    sums = [each for each in operations if isinstance(each, Pointwise) and each.name.endswith("bias_gradient")]
+    assert {each.name: each.read_bytes for each in sums} == {
+        "attention.bias_gradient": 16 * (192 + 64) * 2,
+        "mlp.bias_gradient": 16 * (256 + 64) * 2,
+    }
+
+
+@pytest.mark.parametrize("preset", ["llama-3-8b", "gpt3-2.7b", "mixtral-8x7b", "qwen2.5-0.5b", "deepseek-v3"])
+def test_the_optimizer_steps_over_the_weights_of_the_model(preset: str) -> None:
+    """Weights counted from GEMMs are the model's parameters but for norms, biases and positions: within 0.3 %."""
+    config = read_model(preset).config
+    operations = lower(config, Workload(micro_batch_size=1, seq_len=64), ONE_DEVICE)
+    # AdamW reads gradient, weight and two moments, 16 bytes, and writes weight, moments and the bf16 copy, 14 bytes.
+    steps = [each for each in operations if isinstance(each, Pointwise) and each.name.startswith("optimizer.")]
+    weights = sum(each.read_bytes for each in steps) / 16
+    assert weights == pytest.approx(count_parameters(config).total, rel=3e-3)
+    assert weights <= count_parameters(config).total
+    assert sum(each.written_bytes for each in steps) / 14 == weights
