@@ -145,3 +145,29 @@ def test_another_family_lends_another_version_by_the_middle_of_its_libraries() -
         middle, own = (price_gemm(operation, device, record, library=library) for library in ("", "vllm 0.24.0"))
         assert record.device == "a100-sxm-80gb"
         assert (middle.time_s == own.time_s) == is_middle
+
+
+def test_what_no_sheet_tells_is_the_mean_of_all_families() -> None:
+    """B200 without its record: Ampere, Hopper (two devices, one vote) and Ada, by hand; a sibling keeps its lender's."""
+    sections = {
+        name: load_record("gemm", load_device(name)).parameters["dtypes"]["bf16"]
+        for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s")
+    }
+    weights = (1 / 3, 1 / 6, 1 / 6, 1 / 3)
+    give_back = sum(w * own["wave_give_back"] for w, own in zip(weights, sections.values(), strict=True))
+    logs = sum(w * np.log(own["bandwidth_fraction"]) for w, own in zip(weights, sections.values(), strict=True))
+
+    _, borrowed = adapted(load_device("b200-sxm-180gb"), "h100-sxm-80gb", "bf16")
+    own, sibling = adapted(load_device("h200-sxm-141gb"), "h100-sxm-80gb", "bf16", transfer="architecture")
+
+    assert borrowed.wave_give_back == pytest.approx(give_back)
+    assert borrowed.bandwidth_fraction == pytest.approx(np.exp(logs))
+    assert (sibling.bandwidth_fraction, sibling.wave_give_back) == (own.bandwidth_fraction, own.wave_give_back)
+
+
+def test_a_sweep_of_one_paper_is_no_family() -> None:
+    """V100 and MI250X were measured in fp16 sweeps alone: they lend no mean, and take that of the others."""
+    _, v100 = adapted(load_device("v100-sxm2-16gb"), "a100-sxm-80gb", "fp16")
+    _, t4 = adapted(load_device("t4"), "a100-sxm-80gb", "fp16")
+
+    assert v100.bandwidth_fraction == t4.bandwidth_fraction

@@ -10,6 +10,8 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
               lender's power for a cycle of a multiplier holds x^(1/3) of its clock, where the lender holds all of it
     format    a lender without the element format has its kernels, and the nearest record with it says what casting
               costs, that the contraction is hardly split, and what writing costs
+    means     the share of bandwidth that kernels reach (0.74 to 0.85) and of a last wave that they win back (0 to 0.97)
+              follow no line of a sheet: another family's device takes the mean of all families that were measured
     habits    slow cases, like learned tables, are fingerprints of a library on one family: they stay at home
 
 How far each helps on devices left out: docs/decisions/0003-gemm-calibration.md.
@@ -19,6 +21,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shapewright.dtypes import get_dtype
 from shapewright.hardware import load_device
@@ -52,6 +56,8 @@ SWITCHING_ENERGY = {
 _FORMAT_LENDERS = ("hopper", "blackwell", "ada")
 # Formats of this width and above come as they are; narrower ones are cast to. [bit]
 _UNCAST_BITS = 16
+# The format that every family of the tables was measured in.
+_WIDE_FORMAT = "bf16"
 
 
 def adapt_parameters(
@@ -74,10 +80,30 @@ def adapt_parameters(
         share = borrowed_power_share(device, lender)
         sustained = (1.0 - parameters.power_drop_fraction) * share
         parameters = replace(parameters, power_drop_fraction=1.0 - sustained)
-    if record.transfer == "generic" and parameters.slow_cases is not None:
-        parameters = replace(parameters, slow_cases=None)
+    if record.transfer == "generic":
+        parameters = replace(_take_means(parameters, device, dtype), slow_cases=None)
     is_cast = parameters.cast_bytes_per_element > 0.0
     return parameters if is_cast or get_dtype(dtype).bits >= _UNCAST_BITS else _borrow_format(parameters, device)
+
+
+def _take_means(parameters: GemmParameters, device: Device, dtype: str) -> GemmParameters:
+    """A lender's parameters with what no data sheet tells as the mean of the families measured, each of which counts once.
+
+    Shares of bandwidth are averaged on logarithms, shares of a last wave, which may be 0, as they are. Families of which
+    only the sweeps of one paper were measured have no bf16 section, and are left out.
+    """
+    families: dict[str, list[tuple[float, float]]] = {}
+    for record in list_records("gemm"):
+        sections = record.parameters["dtypes"]
+        if device.name in record.devices or _WIDE_FORMAT not in sections:
+            continue
+        own = sections.get(dtype, sections[_WIDE_FORMAT])
+        pair = (float(np.log(own["bandwidth_fraction"])), float(own["wave_give_back"]))
+        families.setdefault(record.architecture, []).append(pair)
+    if not families:
+        return parameters
+    log_bandwidth, give_back = np.mean([np.mean(pairs, axis=0) for pairs in families.values()], axis=0)
+    return replace(parameters, bandwidth_fraction=float(np.exp(log_bandwidth)), wave_give_back=float(give_back))
 
 
 def borrowed_power_share(device: Device, lender: Device) -> float:
@@ -129,8 +155,8 @@ def _scale_start(parameters: GemmParameters, raw: Mapping[str, Any], device: Dev
     """Starts in cycles of the device's clock; that of a cast before the product as it is."""
     slower = _clock_ratio(lender, device)
     kernel_s = parameters.start_s
-    if parameters.cast_bytes_per_element > 0.0 and "bf16" in raw:
-        kernel_s = min(kernel_s, float(raw["bf16"]["start_s"]))
+    if parameters.cast_bytes_per_element > 0.0 and _WIDE_FORMAT in raw:
+        kernel_s = min(kernel_s, float(raw[_WIDE_FORMAT]["start_s"]))
     per_row = slower * (lender.num_sms or 1) / (device.num_sms or 1)
     return replace(
         parameters,
