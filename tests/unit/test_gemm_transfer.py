@@ -148,7 +148,7 @@ def test_another_family_lends_another_version_by_the_middle_of_its_libraries() -
 
 
 def test_what_no_sheet_tells_is_the_mean_of_all_families() -> None:
-    """B200 without its record: Ampere, Hopper (two devices, one vote) and Ada, by hand; a sibling keeps its lender's."""
+    """B200 without its record: Ampere, Hopper (two devices, one vote) and Ada; a sibling keeps its lender's."""
     sections = {
         name: load_record("gemm", load_device(name)).parameters["dtypes"]["bf16"]
         for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s")

@@ -11,6 +11,7 @@ from shapewright.errors import CalibrationError, UnknownRateError
 from shapewright.hardware import Device, load_device
 from shapewright.operations import Collective
 from shapewright.perf.calibration import CalibrationRecord, load_record
+from shapewright.perf.collective_transfer import borrowed_start_scale
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.price import Price
 
@@ -175,3 +176,31 @@ def test_four_nodes_of_eight_b200() -> None:
     found = price_collective(operation, device, record)
 
     np.testing.assert_allclose(found.time_s, [22.05e-3, 10.15e-3], rtol=0.06)
+
+
+def test_another_family_starts_as_the_families_do_in_the_mean() -> None:
+    """B200 without its record: Hopper lends, and starts lie between what Ampere and Hopper take."""
+    device = load_device("b200-sxm-180gb")
+    lent = load_record("collectives", device, uncalibrated=True)
+    a100 = load_record("collectives", load_device("a100-sxm-80gb"))
+    assert lent.device == "h100-sxm-80gb"
+
+    scale = borrowed_start_scale(lent, device)
+    # The first protocol of two and eight ranks: 1.45 to 1.7 times as late on A100, so about the root of that.
+    assert 1.2 < scale < 1.3
+    own, borrowed = (
+        price_collective(call("all_reduce", 8.0, 4, 4), device, record)
+        for record in (replace(lent, borrower="", transfer="exact"), lent)
+    )
+    assert borrowed.start_s == pytest.approx(own.start_s * scale)
+    assert borrowed.start_s < price_collective(call("all_reduce", 8.0, 4, 4), device, a100).start_s
+
+
+@pytest.mark.parametrize(
+    ("device", "uncalibrated"), [("gb200", False), ("h200-sxm-141gb", True), ("l40s", True), ("rtx-pro-6000", False)]
+)
+def test_siblings_and_other_links_keep_the_lenders_start(device: str, uncalibrated: bool) -> None:
+    """A sibling's starts are its lender's, and so are those of cards without a link of their own."""
+    card = load_device(device)
+
+    assert borrowed_start_scale(load_record("collectives", card, uncalibrated=uncalibrated), card) == 1.0

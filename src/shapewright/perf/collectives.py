@@ -23,6 +23,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError, UnknownRateError
 from shapewright.operations.collective import HOST_OPS
+from shapewright.perf.collective_transfer import borrowed_start_scale
 from shapewright.perf.host import price_host
 from shapewright.perf.intervals import choose_interval, interval_factors
 from shapewright.perf.price import Price, split_rows
@@ -128,7 +129,7 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
         sent_bytes = np.where(exchanges, message_bytes * (local - 1.0) / receivers, ring_bytes)
         sent_bytes = np.where(sends, message_bytes, sent_bytes)
         floor_s = sent_bytes / link_bytes_per_s
-        start_s, transfer_s = _inside_node(calls, floor_s, record)
+        start_s, transfer_s = _inside_node(calls, floor_s, device, record)
     if crosses.any():
         network_bytes_per_s = _network_bandwidth(device)
         between = record.parameters["between_nodes"]
@@ -160,12 +161,13 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
     }
 
 
-def _inside_node(calls: _Calls, link_s: Array, record: CalibrationRecord) -> tuple[Array, Array]:
+def _inside_node(calls: _Calls, link_s: Array, device: Device, record: CalibrationRecord) -> tuple[Array, Array]:
     """Start and transfer time inside a node, 0 where a rank has none of the others beside it. [s]
 
     Args:
         calls: The calls.
         link_s: What their links would take at all of their bandwidth. [s]
+        device: The device.
         record: The record.
     """
     doublings = np.where(calls.of("send_recv"), 1.0, np.log2(calls.local))
@@ -174,7 +176,9 @@ def _inside_node(calls: _Calls, link_s: Array, record: CalibrationRecord) -> tup
     for name in dict.fromkeys(calls.op_names):
         here = inside & calls.of(name)
         if here.any():
-            start_s[here], transfer_s[here] = _best_protocol(_protocols(name, record), link_s[here], doublings[here])
+            start_s[here], transfer_s[here] = _best_protocol(
+                _protocols(name, device, record), link_s[here], doublings[here]
+            )
     return start_s, transfer_s
 
 
@@ -217,12 +221,12 @@ class _Protocols:
     start_per_doubling_s: float
 
 
-_PROTOCOLS: dict[tuple[str, str, str], _Protocols] = {}
+_PROTOCOLS: dict[tuple[str, str, str, str], _Protocols] = {}
 
 
-def _protocols(op_name: str, record: CalibrationRecord) -> _Protocols:
+def _protocols(op_name: str, device: Device, record: CalibrationRecord) -> _Protocols:
     """Protocols of an operation, unfolded once per record."""
-    key = (record.id, record.transfer, op_name)
+    key = (record.id, record.transfer, device.name, op_name)
     if key not in _PROTOCOLS:
         operations: Mapping[str, Any] = record.parameters["operations"]
         name = op_name if op_name in operations else _STAND_INS.get(op_name, op_name)
@@ -239,6 +243,7 @@ def _protocols(op_name: str, record: CalibrationRecord) -> _Protocols:
         for row, size in enumerate(sizes):
             for column, protocol in enumerate(operations[name][size]):
                 starts_s[row, column], fractions[row, column] = protocol["start_s"], protocol["bandwidth_fraction"]
+        starts_s *= borrowed_start_scale(record, device)
         doublings = np.log2([float(size) for size in sizes])
         first_s = starts_s.min(axis=1)
         growth = 0.0 if len(sizes) == 1 else (first_s[-1] - first_s[-2]) / (doublings[-1] - doublings[-2])

@@ -43,8 +43,8 @@ _SAME_KERNELS = {frozenset({"fp16", "bf16"})}
 # Whose residual a device takes: its own, and that of a sibling of its architecture.
 _RESIDUAL_TRANSFERS = ("exact", "architecture")
 # What a benchmark's hot cache is worth where a borrowed record does not say. The speed-up is where the fit starts
-# (fit.gemm), set before any such device was seen; products of few rows on H100, H200 and B200 read faster than memory up
-# to 0.12 to 0.16 of the cache, as if six weights took turns (docs/decisions/0003-gemm-calibration.md).
+# (fit.gemm), set before any such device was seen; products of few rows on H100, H200 and B200 read faster than others
+# up to 0.12 to 0.16 of the cache, as if six weights took turns (docs/decisions/0003-gemm-calibration.md).
 _ASSUMED_HOT_CACHE_SPEEDUP, _ASSUMED_HOT_CACHE_SHARE = 4.0, 1.0 / 6.0
 # Widening of the logarithmic interval for a dtype that borrows another's fractions. Judgement, as TRANSFER_WIDENING is.
 _DTYPE_WIDENING = 1.6

@@ -87,10 +87,10 @@ def adapt_parameters(
 
 
 def _take_means(parameters: GemmParameters, device: Device, dtype: str) -> GemmParameters:
-    """A lender's parameters with what no data sheet tells as the mean of the families measured, each of which counts once.
+    """A lender's parameters, but what no data sheet tells is the mean of the families measured, each of one vote.
 
-    Shares of bandwidth are averaged on logarithms, shares of a last wave, which may be 0, as they are. Families of which
-    only the sweeps of one paper were measured have no bf16 section, and are left out.
+    Shares of bandwidth are averaged on logarithms, shares of a last wave, which may be 0, as they are. Families of
+    which only the sweeps of one paper were measured have no bf16 section, and are left out.
     """
     families: dict[str, list[tuple[float, float]]] = {}
     for record in list_records("gemm"):
