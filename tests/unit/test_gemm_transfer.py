@@ -166,8 +166,10 @@ def test_what_no_sheet_tells_is_the_mean_of_all_families() -> None:
 
 
 def test_a_sweep_of_one_paper_is_no_family() -> None:
-    """V100 and MI250X were measured in fp16 sweeps alone: they lend no mean, and take that of the others."""
+    """V100 and MI250X were measured in fp16 sweeps alone: they have no vote, and lend what they have as it is."""
     _, v100 = adapted(load_device("v100-sxm2-16gb"), "a100-sxm-80gb", "fp16")
     _, t4 = adapted(load_device("t4"), "a100-sxm-80gb", "fp16")
+    own, mi300x = adapted(load_device("mi300x"), "mi250x-gcd", "fp16", "fp16")
 
     assert v100.bandwidth_fraction == t4.bandwidth_fraction
+    assert mi300x.bandwidth_fraction == own.bandwidth_fraction

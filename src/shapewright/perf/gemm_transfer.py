@@ -81,7 +81,8 @@ def adapt_parameters(
         sustained = (1.0 - parameters.power_drop_fraction) * share
         parameters = replace(parameters, power_drop_fraction=1.0 - sustained)
     if record.transfer == "generic":
-        parameters = replace(_take_means(parameters, device, dtype), slow_cases=None)
+        means = _take_means(parameters, device, dtype) if _WIDE_FORMAT in raw else parameters
+        parameters = replace(means, slow_cases=None)
     is_cast = parameters.cast_bytes_per_element > 0.0
     return parameters if is_cast or get_dtype(dtype).bits >= _UNCAST_BITS else _borrow_format(parameters, device)
 
