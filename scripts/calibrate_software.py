@@ -23,7 +23,7 @@ from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.training import FORMAT, PublishedRun, read_runs
 from shapewright.errors import ShapewrightError
 from shapewright.fit.logs import Array, error_summary, fit_logs
-from shapewright.perf.software import OVERLAP_SHARE, Software
+from shapewright.perf.software import OVERLAP_SHARE, TUNED, Software, load_software
 from shapewright.predict import predict
 
 TABLE = "published_training_throughput.csv"
@@ -175,6 +175,7 @@ def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any
     values = fit(generation, runs)
     reports["held out"] = error_summary(unseen, measured)
     reports["fit"] = error_summary(predict_steps(apply(generation.software, values), runs), measured)
+    reports["as a tuned stack"] = error_summary(predict_steps(load_software(TUNED), runs), measured)
     final = apply(generation.software, values)
     ratio = measured / unseen
     share = min(1.0, QUANTILES[1] * (len(ratio) + 1) / len(ratio))
