@@ -7,11 +7,15 @@ The list is what PyTorch's autograd saves when norms, activations and (with ``at
 kernel each: every linear layer keeps its input, a norm its input, a product both factors, softmax its output, dropout
 a mask of one byte. A tensor that two operations need is kept once. For GPT with dropout this gives Table 2 of
 arXiv 2205.05198: s*b*h*(34 + 5*a*s/h) bytes and its rows for parallelism and recomputation.
+
+Two choices of software change it (docs/decisions/0005): ``fused_activation`` makes activation, gate and routing weight
+one kernel, which keeps its inputs and none of its factors; ``narrow_inputs`` keeps what a narrow product read as narrow
+as it read it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
@@ -26,6 +30,14 @@ if TYPE_CHECKING:
 _MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
 _ROUTER_BYTES = 4.0  # routing probabilities are computed in fp32 by every framework looked at
 _NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; what lies between them stays 16 bits wide
+
+NARROW_PRODUCTS = {"fp8": 1.0 / 32.0, "fp4": 1.0 / 16.0}
+"""Formats of products that activations are cast to, with what an element has of its block's scale. [byte] Source: OCP
+MX, 8 bits for 32 elements (fp8); NVFP4, 8 bits for 16 (fp4)."""
+# Inputs of linear layers that no other operation needs for its gradient. A router reads its layer's input in 16 bits.
+_INPUTS_OF_PRODUCTS = ("attention.input", "mlp.input", ".down_input", ".q_latent", ".kv_latent", "expert.input")
+# Fused attention needs its output beside the projection that reads it.
+_ALSO_IN_FULL = "attention.output"
 
 # Activations whose gradient follows from their output alone, so that their input need not be kept.
 _OUTPUT_IS_ENOUGH = ("relu", "sigmoid", "tanh")
@@ -103,7 +115,23 @@ def list_saved_tensors(
         tensors += _mlp_tensors(shape, "mlp", shape.tokens, config.intermediate_size)
     if shape.hidden_dropout:
         tensors.append(shape.residual("mlp.output_dropout_mask", _MASK_BYTES))
+    if workload.narrow_inputs:
+        tensors = [_narrow(tensor, workload.dtype, has_experts=has_experts) for tensor in tensors]
     return tuple(tensors)
+
+
+def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTensor:
+    """A tensor as products that read it in a narrow format keep it; others are what they were.
+
+    Source: NVIDIA/TransformerEngine, pytorch/module/linear.py and layernorm_mlp.py: what is saved for the backward pass
+        is the quantized input.
+    """
+    if dtype not in NARROW_PRODUCTS or (has_experts and tensor.name == "mlp.input"):
+        return tensor
+    narrow_bytes = get_dtype(dtype).num_bytes + NARROW_PRODUCTS[dtype]
+    if tensor.name.endswith(_ALSO_IN_FULL):
+        return replace(tensor, element_bytes=tensor.element_bytes + narrow_bytes)
+    return replace(tensor, element_bytes=narrow_bytes) if tensor.name.endswith(_INPUTS_OF_PRODUCTS) else tensor
 
 
 def keep_tensors(tensors: tuple[SavedTensor, ...], recompute: str) -> tuple[SavedTensor, ...]:
@@ -137,6 +165,7 @@ class _LayerShape:
         self.num_kv_heads = ceil_div(config.num_kv_heads, self.degree)
         self.head_dim = config.head_dim
         self.v_head_dim = config.v_head_dim
+        self.fuses_activation = workload.fused_activation and workload.is_training and config.gated_mlp
         self.hidden_dropout = workload.is_training and config.hidden_dropout > 0
         self.attention_dropout = workload.is_training and config.attention_dropout > 0
 
@@ -240,16 +269,18 @@ def _mlp_tensors(shape: _LayerShape, block: str, rows: int, intermediate_size: i
     if config.activation not in _OUTPUT_IS_ENOUGH:
         yield shape.inner(f"{block}.activation_input", columns, rows)
     if config.gated_mlp:
-        # The product keeps both of its factors.
-        yield shape.inner(f"{block}.activation_output", columns, rows)
+        # The product keeps both of its factors; one kernel computes the activation again from its input.
+        if not shape.fuses_activation:
+            yield shape.inner(f"{block}.activation_output", columns, rows)
         yield shape.inner(f"{block}.up_output", columns, rows)
     yield shape.inner(f"{block}.down_input", columns, rows)
 
 
 def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
-    """Routed experts: each token's copies in, inner tensors, and outputs before they are weighted.
+    """Routed experts: each token's copies in, inner tensors, and outputs where they are weighted afterwards.
 
-    Expert parallelism exchanges tokens for tokens: as many come as go when the load is even.
+    Expert parallelism exchanges tokens for tokens: as many come as go when the load is even. A fused activation
+    weights what it puts out (Megatron-LM's weighted SwiGLU), so that outputs are only added up.
     """
     config = shape.config
     copies = shape.tokens * config.num_experts_per_token
@@ -257,7 +288,8 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
     own_copies = ceil_div(copies, shape.token_degree)
     yield shape.inner("expert.input", config.hidden_size, own_copies)
     yield from _mlp_tensors(shape, "expert", copies, config.moe_intermediate_size)
-    yield shape.inner("expert.output", config.hidden_size, own_copies)
+    if not shape.fuses_activation:
+        yield shape.inner("expert.output", config.hidden_size, own_copies)
 
 
 def ceil_div(amount: int, parts: int) -> int:

@@ -53,6 +53,15 @@ class Workload:
         default="flash",
         choices=ATTENTION_KINDS,
     )
+    fused_activation: bool = note(
+        "activation, gate and routing weight are one kernel that keeps its inputs alone for the backward pass",
+        default=True,
+    )
+    narrow_inputs: bool = note(
+        "products in fp8 or fp4 keep their inputs in that format for the backward pass (Transformer Engine); otherwise "
+        "in 16 bits",
+        default=False,
+    )
     recompute: str = note("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
     recompute_layers: int | None = note(
         "layers of each pipeline stage that full recomputation takes (Megatron's block method); default: all"
@@ -107,7 +116,7 @@ class Workload:
         self._check_offload()
 
     def _check_offload(self) -> None:
-        for name in ("offload_activations", "offload_optimizer"):
+        for name in ("offload_activations", "offload_optimizer", "narrow_inputs"):
             if getattr(self, name) and not self.is_training:
                 raise WorkloadError(f"{name} has no meaning in {self.phase}; leave it out or use --phase train")
         if self.offload_optimizer and OPTIMIZERS[self.optimizer].newton_schulz_steps:

@@ -111,6 +111,7 @@ def test_layer_keeps_what_autograd_saves(
         seq_len=SEQ_LEN,
         dtype="fp32",
         attention="flash" if attention == "sdpa" else "unfused",
+        fused_activation=False,
     )
     tensors = list_saved_tensors(config, workload, ParallelLayout(), has_experts=config.is_moe_layer(layer_index))
     assert sum(tensor.num_bytes for tensor in tensors) == pytest.approx(measured, rel=0.05)

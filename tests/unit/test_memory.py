@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from shapewright.config import TransformerConfig, count_parameters, list_presets, read_model
+from shapewright.errors import WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.memory import (
     CUDA_CONTEXT_BYTES,
@@ -270,11 +271,52 @@ def test_full_recompute_keeps_inputs_and_works_on_one_layer() -> None:
 
 
 def test_swiglu_layer_by_hand() -> None:
-    """Llama-3-8B, one token, flash: 4h + (q, k, v, o) + 4f = 16384 + 10240 + 57344 elements of 2 bytes."""
-    tensors = list_saved_tensors(LLAMA_3_8B, Workload(micro_batch_size=1, seq_len=1), ParallelLayout())
+    """Llama-3-8B, one token, flash: 4h + (q, k, v, o) + 4f = 16384 + 10240 + 57344 elements of 2 bytes; fused 3f."""
     # residual stream: layer input, attention input, second norm's input, MLP input = 4 * 4096 = 16384
     # attention: q 4096, k 1024, v 1024, o 4096 = 10240; MLP: gate, silu(gate), up, product = 4 * 14336 = 57344
-    assert sum(tensor.num_bytes for tensor in tensors) == 2 * (16384 + 10240 + 57344)
+    workload = Workload(micro_batch_size=1, seq_len=1)
+    assert kept_bytes(dataclasses.replace(workload, fused_activation=False)) == 2 * (16384 + 10240 + 57344)
+    assert kept_bytes(workload) == 2 * (16384 + 10240 + 3 * 14336)
+
+
+def kept_bytes(workload: Workload) -> float:
+    """What a layer of Llama-3-8B keeps."""
+    return sum(tensor.num_bytes for tensor in list_saved_tensors(LLAMA_3_8B, workload, ParallelLayout()))
+
+
+def test_inputs_kept_as_products_read_them() -> None:
+    """In fp8, inputs of attention, MLP and down projection take 1 + 1/32 bytes, attention's output as much more."""
+    wide = Workload(micro_batch_size=1, seq_len=1, dtype="fp8")
+    narrow = dataclasses.replace(wide, narrow_inputs=True)
+    # Two inputs of h and one of f give up 2 - 33/32 bytes each; flash attention needs its output of h in 16 bits too.
+    assert kept_bytes(wide) - kept_bytes(narrow) == (2 * 4096 + 14336) * (2 - 33 / 32) - 4096 * 33 / 32
+    assert kept_bytes(dataclasses.replace(narrow, dtype="bf16")) == kept_bytes(dataclasses.replace(wide, dtype="bf16"))
+
+
+def test_fused_experts_keep_no_outputs() -> None:
+    """Where the activation weights its output, neither its factors nor the experts' outputs are kept."""
+    config = TransformerConfig(
+        hidden_size=64,
+        num_layers=1,
+        num_heads=4,
+        vocab_size=100,
+        gated_mlp=True,
+        num_experts=8,
+        num_experts_per_token=2,
+        moe_intermediate_size=32,
+    )
+    names = [
+        {tensor.name for tensor in list_saved_tensors(config, workload, ParallelLayout(), has_experts=True)}
+        for workload in (Workload(fused_activation=False), Workload())
+    ]
+    assert names[0] - names[1] == {"expert.activation_output", "expert.output"}
+    assert not names[1] - names[0]
+
+
+def test_narrow_inputs_belong_to_training() -> None:
+    """Nothing is kept for a backward pass in inference."""
+    with pytest.raises(WorkloadError, match="narrow_inputs has no meaning in decode"):
+        Workload(phase="decode", narrow_inputs=True)
 
 
 def test_relu_needs_only_its_output() -> None:

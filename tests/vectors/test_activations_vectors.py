@@ -67,13 +67,13 @@ def test_megatrons_report_of_22b_without_sequence_parallelism() -> None:
 
 
 def test_megatrons_report_of_llama_3_8b() -> None:
-    """36,936 MiB: 32 s b h a layer by sbh (18 + 4 f/h). Autograd keeps 41: SwiGLU four tensors of f, not two.
+    """36,936 MiB: 32 s b h a layer by sbh (18 + 4 f/h). Autograd keeps 41: SwiGLU four tensors of f, fused three (34).
 
     Its remaining 4,168 MiB are the embedding's dropout mask, which Llama has not (32), inputs of final norm and logits
     (128), fp32 logits (4,008) and token ids.
     """
     config = read_model("llama-3-8b").config
-    workload = Workload(micro_batch_size=1, seq_len=8192)
+    workload = Workload(micro_batch_size=1, seq_len=8192, fused_activation=False)
     memory = estimate_memory(config, workload, ParallelLayout(data_parallel=8, zero_stage=1))
     layer = sum(one.num_bytes for one in list_saved_tensors(config, workload, ParallelLayout()))
     ends = memory.activations_bytes - 32 * layer
@@ -122,7 +122,7 @@ def test_ml_engineerings_llama_3_8b_at_32k() -> None:
     Its 28 copies are what a run was seen to hold at the peak; what a layer keeps for the backward pass is 20.5 of them.
     """
     config = read_model("llama-3-8b").config
-    step = Workload(micro_batch_size=1, seq_len=32768)
+    step = Workload(micro_batch_size=1, seq_len=32768, fused_activation=False)
     layer = sum(one.num_bytes for one in list_saved_tensors(config, step, ParallelLayout()))
     full = estimate_memory(config, replace(step, recompute="full"), ParallelLayout())
     hidden = 2 * 32768 * 4096

@@ -85,8 +85,10 @@ _SOFTWARE = {
     "BigScience": "megatron-2020",
     "2104.04473": "megatron-2020",
 }
-# Its recipes shard optimiser states over replicas.
-_DISTRIBUTED_OPTIMIZER = "nemo-2024"
+# Its recipes shard optimiser states over replicas and sum gradients in 16 bits (grad_reduce_in_fp32 = False), and its
+# products in fp8 and fp4 are Transformer Engine's, which keeps their inputs as narrow as it read them. Source:
+# NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs; NVIDIA/TransformerEngine, pytorch/module/linear.py.
+_NVIDIA = "nemo-2024"
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
 # Presets of mixtures of experts, by how the table spells their names. DeepSeek-V3 named alone was trained with
 # multi-token prediction, 4 % of its FLOPs by the table's TFLOP/s; predicted is the model without.
@@ -261,6 +263,8 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
             seq_len=int(number("seq_len")),
             dtype=dtype,
             attention="flash" if fused else "unfused",
+            optimizer="adamw-narrow-gradients" if software == _NVIDIA else "adamw",
+            narrow_inputs=software == _NVIDIA and dtype in ("fp8", "fp4"),
             recompute=_RECOMPUTE[checkpointing],
         ),
         layout=ParallelLayout(
@@ -333,7 +337,7 @@ def _read_zero_stage(word: str, software: str, assumed: Counter[str]) -> int:
     """
     if "ZeRO-3" in word or "FSDP" in word or "FULL_SHARD" in word:
         return 3
-    if software == _DISTRIBUTED_OPTIMIZER and "ZeRO" not in word:
+    if software == _NVIDIA and "ZeRO" not in word:
         assumed["are of NeMo and state no sharding: optimiser states over replicas"] += 1
         return 1
     return 2 if "SHARD_GRAD_OP" in word else 1 if "ZeRO-1" in word else 0

@@ -16,6 +16,7 @@ from shapewright.capacity.remedies import MOST_DEVICES, Remedy, Situation, find_
 from shapewright.lowering import describe_overlong, longest_sequence, num_microbatches, validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, OPTIMIZERS, estimate_memory, estimate_stages, find_recipe
 from shapewright.perf.software import TUNED
+from shapewright.saved_tensors import NARROW_PRODUCTS
 from shapewright.shown import ShownInNotebook
 
 if TYPE_CHECKING:
@@ -149,7 +150,12 @@ def estimate_capacity(
     situation = Situation(config, device, workload, layout, uncalibrated, software)
     fits = max(stage.total_bytes for stage in stages) <= device.memory_bytes
     remedies, nearest = ((), None) if fits else find_remedies(situation)
-    said = [*notes, *_describe_optimizer(workload), *describe_overlong(config, workload)]
+    said = [
+        *notes,
+        *_describe_optimizer(workload),
+        *_describe_kept(config, workload),
+        *describe_overlong(config, workload),
+    ]
     if software != TUNED:
         said.append(f"steps are priced as software of {software} runs them")
     if not fits and not remedies:
@@ -183,6 +189,27 @@ def _describe_optimizer(workload: Workload) -> list[str]:
     recipe = find_recipe(optimizer, workload.dtype)
     total = recipe.weight_bytes + recipe.gradient_bytes + recipe.optimizer_bytes
     return [f"{optimizer}: {chosen.title}; {total:g} bytes a parameter with weights and gradients ({chosen.source})"]
+
+
+def _describe_kept(config: TransformerConfig, workload: Workload) -> list[str]:
+    """What software is taken to keep of the MLP and of narrow products, and how to ask for the other."""
+    is_narrow = workload.dtype in NARROW_PRODUCTS
+    if workload.narrow_inputs and not is_narrow:
+        return [f"narrow_inputs has no effect with dtype={workload.dtype}, whose products read 16 bits or more"]
+    if not workload.is_training or workload.recompute == "full":
+        return []
+    said = []
+    if config.gated_mlp and workload.fused_activation:
+        said.append(
+            "activation and gate are one kernel that keeps its inputs (Megatron-LM's bias_swiglu_fusion, Liger, "
+            "torch.compile); --no-fused-activation counts the factors that separate kernels keep as well"
+        )
+    if is_narrow and not workload.narrow_inputs:
+        said.append(
+            f"inputs of {workload.dtype} products are kept in 16 bits (torchao); --narrow-inputs counts them in "
+            f"{workload.dtype} (Transformer Engine)"
+        )
+    return said
 
 
 def _largest_micro_batch(situation: Situation) -> int:

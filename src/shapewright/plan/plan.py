@@ -126,7 +126,7 @@ def plan_job(
     device: Device,
     workload: Workload,
     request: PlanRequest,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
     software: str = TUNED,
@@ -139,7 +139,7 @@ def plan_job(
         device: What it runs on.
         workload: The job: length, dtype, attention and global batch; plans choose micro-batch and recomputation.
         request: Devices, objective, and what is kept as it is.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS`` instead of the workload's.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, one of ``shapewright.perf.software.software_names()``.
@@ -152,6 +152,7 @@ def plan_job(
         CalibrationError: the software is not known.
     """
     check_job(device, workload, request)
+    optimizer = optimizer or workload.optimizer
     workload = replace(workload, optimizer=optimizer)
     own_recipe = None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
     started_s = time.perf_counter()
