@@ -113,19 +113,74 @@ def test_every_name_is_documented() -> None:
     assert [name for name in names if name not in pages] == []
 
 
-@pytest.mark.parametrize("command", ["predict", "check", "predict --explain logits"])
-def test_json_keys_are_documented(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/json.md names every key that the JSON output has, down to each operation, finding and suggestion."""
-    with pytest.raises(SystemExit):
-        run_command([*command.split(), "gpt2", "--device", "a100-sxm-40gb", "--json"])
-    facts = json.loads(capsys.readouterr().out)
-    keys = set(facts)
-    for name in ("operations", "findings", "better_shapes"):
-        keys |= {key for entry in facts.get(name, []) for key in entry}
-    keys |= {key for finding in facts.get("findings", []) for entry in finding["suggestions"] for key in entry}
-    named = set(re.findall(r"`(\w+)`", text_of("docs/json.md")))
+JSON_COMMANDS = (
+    "batch --global-batch 64 --gpus 8",
+    "check gpt2 --device a100-sxm-40gb",
+    "compare gpt2 --devices a100-sxm-40gb,cerebras-wse-2",
+    "flops gpt2 --train-tokens 1b --gpus 8 --device a100-sxm-40gb --mfu 0.4 --usd-per-hour 2",
+    "memory llama-3-8b --device a100-sxm-40gb",
+    "mfu gpt2 --device a100-sxm-40gb --seconds 1 --gpus 1 --global-batch 8",
+    "models",
+    "params gpt2",
+    "plan gpt2 --device a100-sxm-40gb --gpus 2 --global-batch 16 --seq-len 1024",
+    "predict gpt2 --device a100-sxm-40gb",
+    "predict gpt2 --device a100-sxm-40gb --explain logits",
+    "predict gpt2 --device a100-sxm-40gb --sweep micro_batch_size=1,2",
+    "rule TC101",
+    "search gpt2 --devices a100-sxm-40gb,l40s --vary vocab",
+    "search gpt2 --device a100-sxm-40gb --vary vocab --train-tokens 1b",
+    "serve-plan gpt2 --device a100-sxm-40gb --gpus 1 --isl 128 --osl 16",
+)
+# What these print is tested where there is something to measure, to fit or to judge; the fields of a device are those
+# of its file.
+OTHER_JSON_COMMANDS = {"accuracy", "bench", "calibrate", "devices", "store"}
+# Objects whose keys are names of things (fields, formats, modules, reasons), not words of the form.
+KEYED_BY_NAME = re.compile(
+    r"config$|workload$|layout$|changes$|inputs$|values$|axes$|kept$|parameters$|calibration_records$|refused$"
+    r"|breakdown_s$|hidden_communication_s$|conventions$|other_peaks$|best_by_|capacities$|measures$|gains$|guard$"
+    r"|on_devices$|formats$|front$|bound_fractions$|record$|terms$|device$|provenance$|contiguous_dims$"
+)
 
-    assert keys - named == set()
+
+def keys_of(facts: object) -> set[str]:
+    """Words of the form of a JSON answer: keys at every depth, but for names of things."""
+    if isinstance(facts, list):
+        return set().union(*map(keys_of, facts))
+    if not isinstance(facts, dict):
+        return set()
+    inner = (value for key, value in facts.items() if not KEYED_BY_NAME.search(key))
+    return set(facts).union(*map(keys_of, inner))
+
+
+def words_of(text: str) -> set[str]:
+    """Words of a page that stand in code type."""
+    return set(re.findall(r"`(\w+)`", text))
+
+
+@pytest.mark.parametrize("command", JSON_COMMANDS)
+def test_json_keys_are_documented(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/json.md names every key of the JSON output under the command's heading, and every inner one somewhere."""
+    with pytest.raises(SystemExit):
+        run_command([*command.split(), "--json"])
+    facts = json.loads(capsys.readouterr().out)
+    sections = re.split(r"^## shapewright ", text_of("docs/json.md"), flags=re.MULTILINE)
+    (own,) = (each for each in sections if command.split(maxsplit=1)[0] in re.split(r",? ", each.partition("\n")[0]))
+
+    assert set(facts) - words_of(own) == set()
+    assert keys_of(facts) - set().union(*map(words_of, sections)) == set()
+
+
+def test_every_command_with_json_is_asked() -> None:
+    """No command prints JSON whose form nobody holds against the page."""
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    with_json = {
+        name
+        for name, command in commands.items()
+        if isinstance(command, click.Group) or any("--json" in each.opts for each in command.params)  # type: ignore[union-attr]
+    }
+
+    assert with_json == {command.split()[0] for command in JSON_COMMANDS} | OTHER_JSON_COMMANDS
 
 
 def test_links_lead_somewhere() -> None:

@@ -47,6 +47,10 @@ SCOPES = ("card", "die", "package")
 RATE_TABLES = ("dense_flops_per_s", "sparse_flops_per_s")
 
 
+# Fields that say how a device is priced, not what it is: no device file has them, and no output that tells of one.
+PRICING_FIELDS = ("own_records", "physics_only")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One accelerator as its data sheet describes it. Absent numbers are None and asking for them is an error.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.errors import CalibrationError, UnknownDeviceError
-from shapewright.hardware import Device, device_of, load_device
+from shapewright.hardware import PRICING_FIELDS, Device, device_of, load_device
 from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, parse_record
 
 SCHEMA_VERSION = 1
@@ -108,7 +108,7 @@ def _of_the_package(measured: Device) -> Device:
         return measured
 
 
-_NOT_OF_A_SHEET = ("own_records", "physics_only", "provenance", "sources")
+_NOT_OF_A_SHEET = (*PRICING_FIELDS, "provenance", "sources")
 
 
 def device_table(device: Device) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import CalibrationError
-from shapewright.hardware import list_devices, load_device
+from shapewright.hardware import PRICING_FIELDS, list_devices, load_device
 from shapewright.perf.calibration import RECORD_KINDS, load_record
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
@@ -71,7 +71,11 @@ def _row(device: Device) -> list[str]:
 
 def device_to_json(device: Device) -> dict[str, Any]:
     """One device as plain values."""
-    facts = {key: dict(value) if hasattr(value, "items") else value for key, value in asdict(device).items()}
+    facts = {
+        key: dict(value) if hasattr(value, "items") else value
+        for key, value in asdict(device).items()
+        if key not in PRICING_FIELDS
+    }
     return {"schema_version": SCHEMA_VERSION, **facts, "measured": calibration_words(device)}
 
 
