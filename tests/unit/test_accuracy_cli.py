@@ -12,7 +12,7 @@ from shapewright.cli import main
 
 KEYS = [
     "table", "device", "dtype", "library", "rows", "mape", "median_ape", "p90_ape", "bias", "kendall_tau",
-    "coverage_90", "interval_width", "roofline_mape", "file",
+    "coverage_90", "roofline_mape", "interval_width", "file",
 ]  # fmt: skip
 
 

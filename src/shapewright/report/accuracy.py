@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shapewright.accuracy import Accuracy, Judgement
 
 # Heading, how soon it leaves a narrow terminal, whether it is words. Covered is the share inside the 90 % interval,
-# roofline is the mean error of that bound,
-# regret is how much slower than the measured best of its size the shape is that predictions choose: median, and p90.
+# roofline the mean error of that bound, regret how much slower than the measured best of its size the shape is that
+# predictions choose: median, and p90.
 _WORDS = (("table", 0, True), ("device", 0, True), ("dtype", 0, True), ("library", 2, True))
 _EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True), "file": ("file", 0, True)}
 _FIGURES = (
@@ -38,9 +38,9 @@ _FIGURE_KEYS = (
     "bias",
     "kendall_tau",
     "coverage_90",
-    "interval_width",
     "roofline_mape",
 )
+_MORE_KEYS = ("interval_width", "file")
 _REGRET_KEYS = ("regret_groups", "regret_median", "regret_p90")
 # Where JSON says it as --by does.
 _JSON_KEYS = {"decade": "size"}
@@ -49,9 +49,9 @@ _MOST_REASONS = 20
 
 
 def accuracy_to_json(judgement: Judgement, *, regret: bool = False) -> list[dict[str, Any]]:
-    """One object for each row of the table; part and decade stand there only where they are told apart."""
-    extra = tuple(key for key in _extra_words(judgement) if key != "file")
-    keys = (*_KEYS, *extra, *_FIGURE_KEYS, "file", *(_REGRET_KEYS if regret else ()))
+    """One object for each row of the table: what every row has, then part and decade where they are told apart."""
+    told_apart = tuple(key for key in _extra_words(judgement) if key != "file")
+    keys = (*_KEYS, *_FIGURE_KEYS, *_MORE_KEYS, *told_apart, *(_REGRET_KEYS if regret else ()))
     return [{_JSON_KEYS.get(key, key): facts[key] for key in keys} for facts in map(asdict, judgement.rows)]
 
 
