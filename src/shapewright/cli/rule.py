@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(code: str | None, as_json: bool) -> int:
     """Print the page of rule CODE (its name does too), or list all rules."""
     from shapewright.lint import get_rule, list_rules, rule_page
-    from shapewright.report.columns import columns_of, print_table
+    from shapewright.report.columns import Column, columns_of, print_table
 
     if as_json:
         rules = list_rules() if code is None else (get_rule(code),)
@@ -28,7 +28,11 @@ def command(code: str | None, as_json: bool) -> int:
         print_json({"schema_version": 1, "rules": pages})
     elif code is None:
         rows = [[rule.code, rule.name, rule.summary] for rule in list_rules()]
-        names = (("code", 0, True), ("name", 0, True), ("what it finds", 1, True))
+        names = (
+            Column("code", is_text=True),
+            Column("name", is_text=True),
+            Column("what it finds", rank=1, is_text=True),
+        )
         print_table(columns_of(rows, names), make_console())
     else:
         _print_page(rule_page(code))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.units import format_percent
 
 if TYPE_CHECKING:
@@ -13,22 +13,31 @@ if TYPE_CHECKING:
 
     from shapewright.accuracy import Accuracy, Judgement
 
-# Heading, how soon it leaves a narrow terminal, whether it is words. Covered is the share inside the 90 % interval,
+# Covered is the share inside the 90 % interval,
 # roofline the mean error of that bound, regret how much slower than the measured best of its size the shape is that
 # predictions choose: median, and p90.
-_WORDS = (("table", 0, True), ("device", 0, True), ("dtype", 0, True), ("library", 2, True))
-_EXTRA_WORDS = {"part": ("part", 1, True), "decade": ("measured time", 0, True), "file": ("file", 0, True)}
-_FIGURES = (
-    ("rows", 0, False),
-    ("mean error", 0, False),
-    ("median", 2, False),
-    ("p90", 2, False),
-    ("bias (ln)", 1, False),
-    ("Kendall tau", 0, False),
-    ("covered", 1, False),
-    ("roofline", 1, False),
+_WORDS = (
+    Column("table", is_text=True),
+    Column("device", is_text=True),
+    Column("dtype", is_text=True),
+    Column("library", rank=2, is_text=True),
 )
-_REGRETS = (("sizes", 0, False), ("regret", 0, False), ("regret p90", 0, False))
+_EXTRA_WORDS = {
+    "part": Column("part", rank=1, is_text=True),
+    "decade": Column("measured time", is_text=True),
+    "file": Column("file", is_text=True),
+}
+_FIGURES = (
+    Column("rows"),
+    Column("mean error"),
+    Column("median", rank=2),
+    Column("p90", rank=2),
+    Column("bias (ln)", rank=1),
+    Column("Kendall tau"),
+    Column("covered", rank=1),
+    Column("roofline", rank=1),
+)
+_REGRETS = (Column("sizes"), Column("regret"), Column("regret p90"))
 _KEYS = ("table", "device", "dtype", "library")
 _FIGURE_KEYS = (
     "rows",

@@ -11,7 +11,7 @@ from shapewright.calculators.budget import CHINCHILLA_TOKENS_PER_PARAMETER
 from shapewright.config import count_parameters
 from shapewright.dtypes import stored_weight_bytes
 from shapewright.lowering.conventions import CONVENTIONS
-from shapewright.report.columns import columns_of, print_facts, print_table
+from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import GIGA, format_bytes, format_count, format_percent, format_rate
 
@@ -106,11 +106,11 @@ def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Co
         for name, flops in found.conventions.items()
     ]
     names = (
-        ("FLOP convention", 0, True),
-        ("training, GFLOP a token", 0, False),
-        ("with recompute", 1, False),
-        ("formula", 2, True),
-        ("used by", 3, True),
+        Column("FLOP convention", is_text=True),
+        Column("training, GFLOP a token"),
+        Column("with recompute", rank=1),
+        Column("formula", rank=2, is_text=True),
+        Column("used by", rank=3, is_text=True),
     )
     print_table(columns_of(rows, names), console)
     console.print()
@@ -161,11 +161,11 @@ def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explain
         for one in solutions[:_BATCH_ROWS]
     ]
     names = (
-        ("global batch", 0, False),
-        ("micro-batch", 0, False),
-        ("replicas", 0, False),
-        ("accumulation", 0, False),
-        ("bubble", 0, False),
+        Column("global batch"),
+        Column("micro-batch"),
+        Column("replicas"),
+        Column("accumulation"),
+        Column("bubble"),
     )
     print_table(columns_of(rows, names), console)
     if len(solutions) > _BATCH_ROWS:
@@ -191,7 +191,13 @@ def _print_terms(terms: Sequence[Term], console: Console, *, explains: bool, tot
         ]
         for term in terms
     ]
-    names = (("part", 0, True), ("count", 0, False), ("share", 1, False), ("formula", 2, True), ("in numbers", 3, True))
+    names = (
+        Column("part", is_text=True),
+        Column("count"),
+        Column("share", rank=1),
+        Column("formula", rank=2, is_text=True),
+        Column("in numbers", rank=3, is_text=True),
+    )
     print_table(columns_of(rows, names), console)
 
 

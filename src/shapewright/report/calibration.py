@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.units import format_percent
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _NAMES = (
-    ("records", 0, True),
-    ("part", 0, True),
-    ("held-out rows", 0, False),
-    ("mean error", 0, False),
-    ("median", 1, False),
-    ("p90", 1, False),
-    ("bias", 1, False),
+    Column("records", is_text=True),
+    Column("part", is_text=True),
+    Column("held-out rows"),
+    Column("mean error"),
+    Column("median", rank=1),
+    Column("p90", rank=1),
+    Column("bias", rank=1),
 )
 
 

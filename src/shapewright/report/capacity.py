@@ -198,7 +198,7 @@ def _print_components(found: Capacity, console: Console) -> None:
     capacity = max(found.device.memory_bytes, found.busiest.total_bytes)
     parts = _shown_components(found)
     rows = _component_rows(found, parts)
-    names = (("component", 0, True), ("memory", 0, False), ("of device", 0, False))
+    names = (Column("component", is_text=True), Column("memory"), Column("of device"))
     lines = ["  ".join(cells) for cells in zip(*(column.lines() for column in columns_of(rows, names)), strict=True)]
     console.print(lines[0], style="dim", soft_wrap=True)
     room = min(_BAR_CHARACTERS, console.width - len(lines[0]) - 2)
@@ -237,7 +237,7 @@ def stage_columns(found: Capacity) -> list[Column]:
         ]
         for stage in stages
     ]
-    names = [("stage", 0, False), ("total", 0, False), *((name.replace("_", " "), 1, False) for name in kinds)]
+    names = [Column("stage"), Column("total"), *(Column(name.replace("_", " "), rank=1) for name in kinds)]
     return columns_of(rows, names)
 
 
@@ -254,11 +254,11 @@ def remedy_columns(found: Capacity) -> list[Column]:
         for remedy in found.remedies
     ]
     names = (
-        ("change", 0, True),
-        ("devices", 0, False),
-        ("memory", 1, False),
-        ("step", 1, False),
-        ("time per token", 0, False),
+        Column("change", is_text=True),
+        Column("devices"),
+        Column("memory", rank=1),
+        Column("step", rank=1),
+        Column("time per token"),
     )
     return columns_of(rows, names)
 

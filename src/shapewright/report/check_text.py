@@ -109,5 +109,10 @@ def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
         ]
         for shape in shapes
     ]
-    names = (("change", 0, True), ("step", 0, False), ("speed-up", 0, False), ("parameters", 1, False))
+    names = (
+        Column("change", is_text=True),
+        Column("step"),
+        Column("speed-up"),
+        Column("parameters", rank=1),
+    )
     return columns_of(rows, names)

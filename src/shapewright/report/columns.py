@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ class Column:
 
     Attributes:
         name: Its heading.
-        cells: Its texts, one for each row.
+        cells: Its texts, one for each row; none before columns_of fills it.
         rank: How soon it is left out of a table that is too wide: the highest first, 0 never.
         is_text: Whether it is flushed left, as words are, and not right, as numbers are.
     """
 
     name: str
-    cells: tuple[str, ...]
+    cells: tuple[str, ...] = ()
     rank: int = 0
     is_text: bool = False
 
@@ -39,17 +39,15 @@ class Column:
         return [f"{text:{place}{self.num_characters}}" for text in (self.name, *self.cells)]
 
 
-def columns_of(rows: Iterable[Sequence[str]], names: Sequence[tuple[str, int, bool]]) -> list[Column]:
-    """Turn rows into columns.
+def columns_of(rows: Iterable[Sequence[str]], headings: Sequence[Column]) -> list[Column]:
+    """Fill columns with rows.
 
     Args:
         rows: Texts, row by row.
-        names: Heading, rank and is_text of each column.
+        headings: The columns, without cells.
     """
-    cells = list(zip(*rows, strict=True)) or [()] * len(names)
-    return [
-        Column(name, tuple(texts), rank, is_text) for (name, rank, is_text), texts in zip(names, cells, strict=True)
-    ]
+    cells = list(zip(*rows, strict=True)) or [()] * len(headings)
+    return [replace(column, cells=tuple(texts)) for column, texts in zip(headings, cells, strict=True)]
 
 
 def fit(columns: Sequence[Column], num_characters: int) -> list[Column]:

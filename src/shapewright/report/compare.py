@@ -18,19 +18,18 @@ if TYPE_CHECKING:
 # A bound below this share of the step is left out of the table; the JSON has them all.
 _SHOWN_FROM_FRACTION = 0.01
 
-# Heading, how soon it leaves a narrow terminal, whether it is words.
 _COLUMNS = (
-    ("device", 0, True),
-    ("format", 5, True),
-    ("step", 0, False),
-    ("90 % interval", 4, False),
-    ("tokens/s", 0, False),
-    ("speed", 0, False),
-    ("MFU", 1, False),
-    ("memory", 1, False),
-    ("tokens/$", 2, False),
-    ("tokens/J", 2, False),
-    ("waits for", 3, True),
+    Column("device", is_text=True),
+    Column("format", rank=5, is_text=True),
+    Column("step"),
+    Column("90 % interval", rank=4),
+    Column("tokens/s"),
+    Column("speed"),
+    Column("MFU", rank=1),
+    Column("memory", rank=1),
+    Column("tokens/$", rank=2),
+    Column("tokens/J", rank=2),
+    Column("waits for", rank=3, is_text=True),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.report.columns import columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -12,20 +12,19 @@ if TYPE_CHECKING:
 
     from shapewright.store.contents import Contents, Group
 
-# Heading, how soon it leaves a narrow terminal, whether it is words.
 _NAMES = (
-    ("suite", 0, True),
-    ("device", 0, True),
-    ("kind", 0, True),
-    ("dtype", 0, True),
-    ("rows", 0, False),
-    ("failed", 1, False),
-    ("median from", 1, False),
-    ("to", 1, False),
-    ("GFLOP from", 3, False),
-    ("to", 3, False),
-    ("last measured", 2, True),
-    ("library", 4, True),
+    Column("suite", is_text=True),
+    Column("device", is_text=True),
+    Column("kind", is_text=True),
+    Column("dtype", is_text=True),
+    Column("rows"),
+    Column("failed", rank=1),
+    Column("median from", rank=1),
+    Column("to", rank=1),
+    Column("GFLOP from", rank=3),
+    Column("to", rank=3),
+    Column("last measured", rank=2, is_text=True),
+    Column("library", rank=4, is_text=True),
 )
 
 

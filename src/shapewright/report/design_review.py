@@ -11,7 +11,7 @@ from shapewright.perf.calibration import RECORD_KINDS, load_record
 from shapewright.report.capacity import remedy_columns, verdict_words
 from shapewright.report.charts import BarChart, BarPart, Mark
 from shapewright.report.check_text import better_shape_columns
-from shapewright.report.columns import columns_of
+from shapewright.report.columns import Column, columns_of
 from shapewright.report.devices import device_number_columns
 from shapewright.report.page import Figure, Section, Table, Words, table_of
 from shapewright.report.prediction_text import describe, operation_columns, verdict
@@ -36,11 +36,11 @@ _BACKWARD_WORDS = ("dgrad", "wgrad", "backward")
 # Losses below this share of the step are left out of the waterfall.
 _DRAWN_FROM_FRACTION = 0.0005
 _FINDING_COLUMNS = (
-    ("severity", 0, True),
-    ("rule", 0, True),
-    ("what is wrong", 0, True),
-    ("cost", 0, False),
-    ("instead", 0, True),
+    Column("severity", is_text=True),
+    Column("rule", is_text=True),
+    Column("what is wrong", is_text=True),
+    Column("cost"),
+    Column("instead", is_text=True),
 )
 
 
@@ -278,7 +278,11 @@ def _provenance(review: Review) -> list[Section]:
         record = load_record(kind, device)
         measured = "this device" if record.transfer == "exact" else f"borrowed from {record.device}"
         rows.append([kind, record.id, measured])
-    names = (("operations", 0, True), ("calibration record", 0, True), ("measured on", 0, True))
+    names = (
+        Column("operations", is_text=True),
+        Column("calibration record", is_text=True),
+        Column("measured on", is_text=True),
+    )
     return [
         table_of("Calibration records", columns_of(rows, names)),
         table_of(f"Numbers of {device.title}", device_number_columns(device), note=device.notes or ""),

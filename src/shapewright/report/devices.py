@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
 
-# Heading, how soon it leaves a narrow terminal, whether it is words.
 _COLUMNS = (
-    ("name", 0, True),
-    ("title", 3, True),
-    ("architecture", 2, True),
-    ("SMs", 1, False),
-    ("16-bit TFLOP/s", 1, False),
-    ("fp8 TFLOP/s", 1, False),
-    ("memory", 0, False),
-    ("TB/s", 1, False),
-    ("node", 3, False),
-    ("measured", 0, True),
+    Column("name", is_text=True),
+    Column("title", rank=3, is_text=True),
+    Column("architecture", rank=2, is_text=True),
+    Column("SMs", rank=1),
+    Column("16-bit TFLOP/s", rank=1),
+    Column("fp8 TFLOP/s", rank=1),
+    Column("memory"),
+    Column("TB/s", rank=1),
+    Column("node", rank=3),
+    Column("measured", is_text=True),
 )
 
 
@@ -110,7 +109,12 @@ def device_number_columns(device: Device) -> list[Column]:
         source = device.sources.get(origin.get("source", ""), {})
         place = ", ".join(part for part in (source.get("title", ""), origin.get("place", "")) if part)
         rows.append([key, _in_units(key, value), origin.get("kind", ""), place])
-    names = (("number", 0, True), ("value", 0, False), ("kind", 0, True), ("source", 0, True))
+    names = (
+        Column("number", is_text=True),
+        Column("value"),
+        Column("kind", is_text=True),
+        Column("source", is_text=True),
+    )
     return columns_of(rows, names)
 
 

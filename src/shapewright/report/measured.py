@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.errors import ShapewrightError
 from shapewright.perf.pricing import price_operations
 from shapewright.predict import predict
-from shapewright.report.columns import columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.units import GIGA, TERA, format_bytes, format_percent, format_seconds
 from shapewright.whole import LayerRun, StepRun
 
@@ -40,6 +40,23 @@ _LETTERS = {
     "batch_size": "b", "query_len": "s", "kv_len": "keys", "num_heads": "a", "num_kv_heads": "a_kv", "head_dim": "d",
     "groups": "E", "row_width": "width", "operation": "", "op_name": "", "num_ranks": "ranks", "passes": "",
 }  # fmt: skip
+_COLUMNS = (
+    Column("operation", is_text=True),
+    Column("sizes", rank=1, is_text=True),
+    Column("dtype", rank=5, is_text=True),
+    Column("layout", rank=3, is_text=True),
+    Column("times", rank=4),
+    Column("measured"),
+    Column("+-", rank=2),
+    Column("predicted"),
+    Column("off", rank=1),
+    Column("TFLOP/s", rank=2),
+    Column("GB/s", rank=3),
+    Column("launch", rank=4),
+    Column("memory", rank=2),
+    Column("planned", rank=2),
+    Column("remark", rank=1, is_text=True),
+)
 # Waiting for a core is told where it took more than this share of a call.
 _TOLD_WAIT_FRACTION = 0.02
 # Longer lists are cut on a screen; the store shows all.
@@ -80,15 +97,8 @@ def print_rows(rows: Sequence[Mapping[str, Any]], console: Console, *, most: int
         most: Rows to print at most.
     """
     shown = rows[:most]
-    names: list[tuple[str, int, bool]] = [
-        ("operation", 0, True), ("sizes", 1, True), ("dtype", 5, True), ("layout", 3, True), ("times", 4, False),
-        ("measured", 0, False), ("+-", 2, False), ("predicted", 0, False), ("off", 1, False),
-        ("TFLOP/s", 2, False), ("GB/s", 3, False), ("launch", 4, False),
-        ("memory", 2, False), ("planned", 2, False), ("remark", 1, True),
-    ]  # fmt: skip
-    cells = [_cells(row) for row in shown]
-    kept = [place for place in range(len(names)) if any(line[place] for line in cells)]
-    print_table(columns_of([[line[place] for place in kept] for line in cells], [names[at] for at in kept]), console)
+    columns = columns_of([_cells(row) for row in shown], _COLUMNS)
+    print_table([column for column in columns if any(column.cells)], console)
     if len(rows) > len(shown):
         console.print(f"{len(rows) - len(shown)} more rows; 'shapewright store show PATH' lists all", soft_wrap=True)
 

@@ -11,21 +11,21 @@ from shapewright.report.columns import Column, columns_of
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import format_count
 
-# Heading, how soon it leaves a narrow terminal, whether it is words; letters as in docs/notation.md.
+# Letters as in docs/notation.md.
 _COLUMNS = (
-    ("name", 0, True),
-    ("title", 5, True),
-    ("type", 4, True),
-    ("parameters", 0, False),
-    ("L", 1, False),
-    ("h", 1, False),
-    ("a", 1, False),
-    ("a_kv", 1, False),
-    ("d", 1, False),
-    ("f", 1, False),
-    ("v", 2, False),
-    ("experts", 3, False),
-    ("positions", 6, False),
+    Column("name", is_text=True),
+    Column("title", rank=5, is_text=True),
+    Column("type", rank=4, is_text=True),
+    Column("parameters"),
+    Column("L", rank=1),
+    Column("h", rank=1),
+    Column("a", rank=1),
+    Column("a_kv", rank=1),
+    Column("d", rank=1),
+    Column("f", rank=1),
+    Column("v", rank=2),
+    Column("experts", rank=3),
+    Column("positions", rank=6),
 )
 
 

@@ -17,23 +17,28 @@ if TYPE_CHECKING:
 
     from shapewright.plan import Breakdown, Plan, PlanResult
 
-# Heading, how soon it leaves a narrow terminal, whether it is words.
 _PLAN_COLUMNS = (
-    ("rank", 0, False),
-    ("plan", 0, True),
-    ("step", 0, False),
-    ("90 % interval", 3, False),
-    ("tokens/s", 1, False),
-    ("MFU", 0, False),
-    ("HFU", 6, False),
-    ("memory", 1, False),
-    ("links", 4, False),
-    ("bubble", 4, False),
-    ("USD/1M tokens", 2, False),
-    ("loses by", 2, True),
+    Column("rank"),
+    Column("plan", is_text=True),
+    Column("step"),
+    Column("90 % interval", rank=3),
+    Column("tokens/s", rank=1),
+    Column("MFU"),
+    Column("HFU", rank=6),
+    Column("memory", rank=1),
+    Column("links", rank=4),
+    Column("bubble", rank=4),
+    Column("USD/1M tokens", rank=2),
+    Column("loses by", rank=2, is_text=True),
 )
-_FRONT_COLUMNS = (("plan", 0, True), ("GPUs", 0, False), ("step", 0, False), ("memory", 0, False))
-_PARTS_COLUMNS = (("part", 0, True), ("best", 0, False), ("share", 0, False), ("hidden", 1, False), ("next", 0, False))
+_FRONT_COLUMNS = (Column("plan", is_text=True), Column("GPUs"), Column("step"), Column("memory"))
+_PARTS_COLUMNS = (
+    Column("part", is_text=True),
+    Column("best"),
+    Column("share"),
+    Column("hidden", rank=1),
+    Column("next"),
+)
 _FRONT_SHOWN = 8
 
 

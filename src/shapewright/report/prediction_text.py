@@ -17,22 +17,21 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "again", "step": "step"}
-# Heading, how soon it leaves a narrow terminal, whether it is words.
 _OPERATION_COLUMNS = (
-    ("operation", 0, True),
-    ("pass", 4, True),
-    ("size (m x n x k)", 3, True),
-    ("runs", 5, False),
-    ("time", 0, False),
-    ("share", 0, False),
-    ("TFLOP/s", 6, False),
-    ("of peak", 1, False),
-    ("tile", 8, False),
-    ("tile eff.", 7, False),
-    ("waves", 9, False),
-    ("wave eff.", 7, False),
-    ("align", 2, False),
-    ("bound by", 0, True),
+    Column("operation", is_text=True),
+    Column("pass", rank=4, is_text=True),
+    Column("size (m x n x k)", rank=3, is_text=True),
+    Column("runs", rank=5),
+    Column("time"),
+    Column("share"),
+    Column("TFLOP/s", rank=6),
+    Column("of peak", rank=1),
+    Column("tile", rank=8),
+    Column("tile eff.", rank=7),
+    Column("waves", rank=9),
+    Column("wave eff.", rank=7),
+    Column("align", rank=2),
+    Column("bound by", is_text=True),
 )
 
 

@@ -21,29 +21,29 @@ if TYPE_CHECKING:
     from shapewright.search import Candidate, SearchResult
 
 _CANDIDATE_COLUMNS = (
-    ("rank", 0, False),
-    ("changes", 0, True),
-    ("speed-up", 0, False),
-    ("90 % interval", 1, False),
-    ("faster", 3, False),
-    ("at equal size", 2, False),
-    ("parameters", 2, False),
-    ("step", 4, False),
-    ("memory", 5, False),
-    ("KV/token", 6, False),
+    Column("rank"),
+    Column("changes", is_text=True),
+    Column("speed-up"),
+    Column("90 % interval", rank=1),
+    Column("faster", rank=3),
+    Column("at equal size", rank=2),
+    Column("parameters", rank=2),
+    Column("step", rank=4),
+    Column("memory", rank=5),
+    Column("KV/token", rank=6),
 )
 _SIDE_COLUMNS = (
-    ("operation", 0, True),
-    ("pass", 3, True),
-    ("baseline", 2, True),
-    ("shape", 2, True),
-    ("before", 0, False),
-    ("after", 0, False),
-    ("share saved", 0, False),
-    ("TFLOP/s", 1, True),
-    ("aligned to", 4, True),
-    ("tiles full", 5, True),
-    ("waves full", 6, True),
+    Column("operation", is_text=True),
+    Column("pass", rank=3, is_text=True),
+    Column("baseline", rank=2, is_text=True),
+    Column("shape", rank=2, is_text=True),
+    Column("before"),
+    Column("after"),
+    Column("share saved"),
+    Column("TFLOP/s", rank=1, is_text=True),
+    Column("aligned to", rank=4, is_text=True),
+    Column("tiles full", rank=5, is_text=True),
+    Column("waves full", rank=6, is_text=True),
 )
 _GAINS_SHOWN = 4
 _FRONT_SHOWN = 8
@@ -150,7 +150,7 @@ def device_columns(result: SearchResult) -> list[Column]:
         ]
         for candidate in (result.baseline, *result.candidates)
     ]
-    return columns_of(rows, (("rank", 0, False), *((name, 0, False) for name in names)))
+    return columns_of(rows, (Column("rank"), *(Column(name) for name in names)))
 
 
 def describe_portability(result: SearchResult) -> list[str]:

@@ -19,19 +19,19 @@ _FRONT_ROWS = 10
 _CAPACITY_ROWS = 8
 
 _POINT_COLUMNS = (
-    ("", 0, True),
-    ("instances", 0, True),
-    ("GPUs", 0, False),
-    ("batch", 0, False),
-    ("first token", 0, False),
-    ("90 % interval", 5, False),
-    ("per token", 0, False),
-    ("90 % interval ", 6, False),
-    ("tokens/s/GPU", 0, False),
-    ("tokens/s/user", 1, False),
-    ("requests/s", 3, False),
-    ("prefill load", 2, False),
-    ("prompt tokens a pass", 4, False),
+    Column("", is_text=True),
+    Column("instances", is_text=True),
+    Column("GPUs"),
+    Column("batch"),
+    Column("first token"),
+    Column("90 % interval", rank=5),
+    Column("per token"),
+    Column("90 % interval ", rank=6),
+    Column("tokens/s/GPU"),
+    Column("tokens/s/user", rank=1),
+    Column("requests/s", rank=3),
+    Column("prefill load", rank=2),
+    Column("prompt tokens a pass", rank=4),
 )
 
 
@@ -131,13 +131,13 @@ def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column
         for capacity in own[:most]
     ]
     names = (
-        ("instance", 0, True),
-        ("GPUs", 0, False),
-        ("weights a GPU", 1, False),
-        ("free for cache", 1, False),
-        ("cache a token", 2, False),
-        ("tokens in cache", 0, False),
-        ("sequences", 0, False),
+        Column("instance", is_text=True),
+        Column("GPUs"),
+        Column("weights a GPU", rank=1),
+        Column("free for cache", rank=1),
+        Column("cache a token", rank=2),
+        Column("tokens in cache"),
+        Column("sequences"),
     )
     return columns_of(rows, names)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import format_bytes, format_percent, format_seconds
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from shapewright.sweep import Sweep, SweptStep
 
 _COLUMNS = (
-    ("time", 0, False),
-    ("90 % interval", 3, False),
-    ("tokens/s/device", 0, False),
-    ("tokens/s/sequence", 2, False),
-    ("MFU", 1, False),
-    ("memory", 1, False),
-    ("", 0, True),
+    Column("time"),
+    Column("90 % interval", rank=3),
+    Column("tokens/s/device"),
+    Column("tokens/s/sequence", rank=2),
+    Column("MFU", rank=1),
+    Column("memory", rank=1),
+    Column("", is_text=True),
 )
 
 
@@ -33,7 +33,7 @@ def print_sweep(found: Sweep, console: Console) -> None:
     console.print(
         f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
     )
-    names = [(field, 0, False) for field in found.axes]
+    names = [Column(field) for field in found.axes]
     rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row)] for row in found.rows]
     print_table(columns_of(rows, [*names, *_COLUMNS]), console)
     for line in found.notes:

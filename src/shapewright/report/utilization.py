@@ -145,7 +145,7 @@ def peak_columns(found: Utilization) -> list[Column]:
     peaks = {f"{describe_peak(found.device, found.workload.dtype)} *": found.peak_flops_per_s, **found.other_peaks}
     rate = found.result.model_flops_per_s_per_device
     rows = [[kind, format_rate(peak), format_percent(rate / peak)] for kind, peak in peaks.items()]
-    return columns_of(rows, (("peak", 0, True), ("rate", 0, False), ("MFU", 0, False)))
+    return columns_of(rows, (Column("peak", is_text=True), Column("rate"), Column("MFU")))
 
 
 def convention_columns(found: Utilization) -> list[Column]:
@@ -165,13 +165,13 @@ def convention_columns(found: Utilization) -> list[Column]:
             ]
         )
     names = (
-        ("FLOP convention", 0, True),
-        ("TFLOP/s", 0, False),
-        ("MFU", 0, False),
-        ("with recompute", 2, False),
-        ("HFU", 1, False),
-        ("FLOPs per token", 3, True),
-        ("used by", 4, True),
+        Column("FLOP convention", is_text=True),
+        Column("TFLOP/s"),
+        Column("MFU"),
+        Column("with recompute", rank=2),
+        Column("HFU", rank=1),
+        Column("FLOPs per token", rank=3, is_text=True),
+        Column("used by", rank=4, is_text=True),
     )
     return columns_of(rows, names)
 
@@ -187,11 +187,11 @@ def waterfall_columns(found: Utilization) -> list[Column]:
         rows.append([part.name.replace("_", " "), format_seconds(part.time_s), format_percent(fraction), bar, part.why])
     rows.append(["measured", format_seconds(found.seconds), "100 %", "", ""])
     names = (
-        ("from peak to measured", 0, True),
-        ("time", 0, False),
-        ("share", 0, False),
-        ("", 1, True),
-        ("what it is", 2, True),
+        Column("from peak to measured", is_text=True),
+        Column("time"),
+        Column("share"),
+        Column("", rank=1, is_text=True),
+        Column("what it is", rank=2, is_text=True),
     )
     return columns_of(rows, names)
 
@@ -220,7 +220,7 @@ def reachable_columns(found: Utilization) -> list[Column]:
         for step in found.reachable
         if step.without == "unexplained" or step.step_time_s < (1.0 - _SHOWN_FROM_FRACTION) * _predicted_s(found)
     ]
-    names = (("without", 0, True), ("step", 0, False), ("MFU", 0, False), ("how", 1, True))
+    names = (Column("without", is_text=True), Column("step"), Column("MFU"), Column("how", rank=1, is_text=True))
     return columns_of(rows, names)
 
 

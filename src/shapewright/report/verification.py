@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from shapewright.search.verified import Verification
 
 _COLUMNS = (
-    ("rank", 0, False),
-    ("predicted", 0, False),
-    ("of what is measured", 0, False),
-    ("measured", 0, False),
-    ("rounds", 1, False),
-    ("covered", 2, False),
+    Column("rank"),
+    Column("predicted"),
+    Column("of what is measured"),
+    Column("measured"),
+    Column("rounds", rank=1),
+    Column("covered", rank=2),
 )
-_MODULE_COLUMNS = (("part", 0, True), ("baseline", 0, False), ("shape", 0, False), ("saves", 0, False))
+_MODULE_COLUMNS = (Column("part", is_text=True), Column("baseline"), Column("shape"), Column("saves"))
 
 
 def verification_to_json(found: Verification) -> dict[str, Any]:
