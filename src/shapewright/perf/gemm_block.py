@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shapewright.perf.batch_kernels import BatchTimes, time_batches
 from shapewright.perf.fastest import fastest_s, find_fastest
 from shapewright.perf.kernels import DeviceRates, GemmParameters, Kernels, alignment_factor, estimate_kernels
 from shapewright.perf.slow_cases import idle_floor_s, narrow_floor_s, rate_share, small_floor_s
@@ -51,6 +52,9 @@ def estimate_block_s(
     time_s = fastest_s(*products[:4], rate, parameters, rates, compiled=compiled)
     if parameters.slow_cases is not None:
         time_s = np.maximum(time_s, _slow_kernels_s(products, parameters, rates)[1])
+    if parameters.batch_kernels is not None:
+        own = _batches(products, parameters, rates)
+        time_s = np.where(own.is_run, own.time_s, time_s)
     if parameters.start_growth is not None:
         time_s = time_s - parameters.start_s * parameters.start_growth.missing_share(products.m, products.batch)
     return time_s
@@ -75,7 +79,7 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
     if p.start_growth is not None:
         missing_s = p.start_s * p.start_growth.missing_share(products.m, products.batch)
         start_s, time_s = start_s - missing_s, time_s - missing_s
-    return {
+    columns = {
         "time_s": time_s,
         "start_s": start_s,
         "compute_s": compute_s,
@@ -92,6 +96,41 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
         "rate_share": rate_share,
         "slow_factor": slow_factor,
     }
+    return columns if p.batch_kernels is None else columns | _batch_columns(columns, products, p, rates)
+
+
+def _batches(
+    products: Products, parameters: GemmParameters, rates: DeviceRates, *, aligned: bool = False
+) -> BatchTimes:
+    return time_batches(*products, round(rates.element_bytes * 8), parameters, rates, aligned=aligned)
+
+
+def _batch_columns(
+    columns: dict[str, Array], products: Products, parameters: GemmParameters, rates: DeviceRates
+) -> dict[str, Array]:
+    """Columns of a block in which products that kernels for batches run have what those say."""
+    own = _batches(products, parameters, rates)
+    if not own.is_run.any():
+        return {}
+    aligned = _batches(products, parameters, rates, aligned=True)
+    one = np.ones_like(own.time_s)
+    found = {
+        "time_s": own.time_s,
+        "compute_s": own.compute_s,
+        "memory_s": own.memory_s,
+        "tile_m": own.tile_m,
+        "tile_n": own.tile_n,
+        "split_k": one,
+        "num_tiles": own.num_tiles,
+        "num_waves": own.num_waves,
+        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, own.tile_m, own.tile_n)),  # type: ignore[arg-type]
+        "wave_efficiency": own.num_tiles / (own.num_waves * rates.num_sms),
+        # What is left of the speed that the same sizes would have on the kernel for aligned ones.
+        "alignment_factor": np.minimum(aligned.time_s / own.time_s, 1.0),
+        "rate_share": one,
+        "slow_factor": one,
+    }
+    return {name: np.where(own.is_run, value, columns[name]) for name, value in found.items()}
 
 
 def _alignment(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:

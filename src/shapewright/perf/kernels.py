@@ -24,6 +24,7 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLASS, WIDTH_MASK, classes_of_widths
+from shapewright.perf.batch_kernels import BatchKernels, read_batch_kernels
 from shapewright.perf.slow_cases import SlowCases, read_slow_cases
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class GemmParameters:
         alignment_factor: Rate factor by role of a contiguous dimension (ROLES) and alignment class; shape [4, 8].
         slow_cases: Products that leave these kernels; None where nothing is known of such.
         start_growth: How start_s grows to what it is; None where every product has all of it.
+        batch_kernels: Kernels that batches run; None where they run the menu.
     """
 
     tile_m: Array
@@ -120,6 +122,7 @@ class GemmParameters:
     alignment_factor: Array
     slow_cases: SlowCases | None
     start_growth: StartGrowth | None = None
+    batch_kernels: BatchKernels | None = None
 
 
 def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
@@ -142,6 +145,7 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
             ),
             slow_cases=read_slow_cases(raw.get("slow_cases")),
             start_growth=StartGrowth(**raw["start_growth"]) if "start_growth" in raw else None,
+            batch_kernels=read_batch_kernels(raw),
             **{name: float(raw[name]) for name in _SCALARS},
         )
     except (KeyError, TypeError) as error:
