@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from calibration import RECORDS, SAME_CHIP, argument_parser, read_record, save_record
+from gemm_batch_fit import LEAST_WAVES, PLANS, fit_batch_kernels
 from gemm_paper_fit import NARROW_CASES, fit_paper_device, narrow_cases, narrow_rows
 from gemm_rows import PAPER, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
@@ -42,7 +43,7 @@ from shapewright.fit.gemm import (
     untransform,
 )
 from shapewright.fit.split import split_by_shape
-from shapewright.hardware import Device, load_device
+from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.perf.kernels import ROLES
 
 # Sweeps with odd n and k exist for these alone; the rest of a vendor's chips borrow the nearest table.
@@ -65,14 +66,15 @@ def split_odd_sizes(folder: Path, gpu: str) -> tuple[pd.DataFrame, pd.DataFrame]
 def fit_alignment_table(
     folder: Path, gpu: str, device: Device, section: dict[str, Any]
 ) -> tuple[dict[str, dict[str, float]], dict[str, Any], dict[str, Any]]:
-    """Alignment factors and slow cases of batches from the paper's odd sizes, the kernels of `section` held fixed.
+    """Alignment factors and what batches have of their own from the paper's odd sizes, kernels of `section` held fixed.
 
     Single products come from paper_gemm.csv, batches from the attention products of paper_layers.csv. Free besides the
     factors: the collector's fixed cost per call, and a factor on all times of each table (an older library; the slowest
-    iteration instead of the mean).
+    iteration instead of the mean). Batches that fill the device have kernels of their own, fitted apart.
     """
+    section = {name: value for name, value in section.items() if name != "batched"}
     train, held = split_odd_sizes(folder, gpu)
-    narrow = NARROW_CASES[device.architecture]
+    all_layers, narrow = train[train.scale == "scale_slowest"], NARROW_CASES[device.architecture]
     narrow_train = train[narrow_rows(train, narrow)]
     train = train[~narrow_rows(train, narrow)]
     layers = train[train.scale == "scale_slowest"]
@@ -99,20 +101,26 @@ def fit_alignment_table(
     v = untransform(x, entries)
     times = np.maximum(narrow_train.latency_s - v["overhead_s"], 1e-6) / narrow_train.scale.map(v)
     slow_cases = narrow_cases(narrow_train.assign(latency_s=times), narrow, section, rates)
-    section = {**section, "batched": {"slow_cases": slow_cases}}
+    plans, least_waves = PLANS[device.architecture], LEAST_WAVES[device.architecture]
+    measured_rates = device_rates(find_measured_device(gpu), "fp16", hot=False)  # its memory is not this device's
+    kernels = fit_batch_kernels(all_layers, plans, section, measured_rates, "NN", least_waves)
+    own_batches = {"slow_cases": slow_cases, **kernels.content}
+    section = {**section, "batched": own_batches}
     single, batches = held[held.scale == "scale"], held[held.scale == "scale_slowest"]
     report = {
         "source": "paper_gemm.csv, paper_layers.csv",
         "rows": len(train),
         "collector_overhead_s": v["overhead_s"],
         "collector_scale": v["scale"],
-        "slowest_iteration_scale": v["scale_slowest"],
+        "slowest_batch_extra_s": kernels.extra_s,
         "held_out": judge(predicted(x, single), single.latency_s.to_numpy()),
-        "held_out_batches": judge(predicted(x, batches), batches.latency_s.to_numpy()),
+        "held_out_batches": judge(
+            predict_rows(batches, section, measured_rates, "NN") + kernels.extra_s, batches.latency_s.to_numpy()
+        ),
     }
     # No single product with an odd free dimension was measured: what oddness costs a batch, it is taken to cost it.
     v["free:2"] = v["free:4"] * v["free_batched:2"] / v["free_batched:4"]
-    return factor_table(v), slow_cases, report
+    return factor_table(v), own_batches, report
 
 
 def refit_alignment(folder: Path) -> None:
@@ -120,10 +128,10 @@ def refit_alignment(folder: Path) -> None:
     for name, gpu in ALIGNMENT_SOURCES.items():
         record = read_record("gemm", name)
         section = record["parameters"]["dtypes"]["bf16"]
-        table, slow_cases, report = fit_alignment_table(folder, gpu, load_device(name), section)
+        table, own_batches, report = fit_alignment_table(folder, gpu, load_device(name), section)
         record["provenance"]["sections"]["bf16"]["alignment"] = report
         print(name, json.dumps(report), flush=True)
-        save_record("gemm", name, round_section(_with_table(record, table, slow_cases)))
+        save_record("gemm", name, round_section(_with_table(record, table, own_batches)))
     for path in sorted((RECORDS / "gemm").glob("*.json")):
         record = read_record("gemm", path.stem)
         lender = ALIGNMENT_FROM.get(record["architecture"])
@@ -142,14 +150,14 @@ def borrowed_table(lender: str, architecture: str) -> dict[str, dict[str, float]
 
 
 def _with_table(
-    record: dict[str, Any], table: dict[str, dict[str, float]], slow_cases: dict[str, Any] | None = None
+    record: dict[str, Any], table: dict[str, dict[str, float]], own_batches: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Put one alignment table, and slow cases of batches, into every section of a record."""
+    """Put one alignment table, and what batches have of their own, into every section of a record."""
     for sections in (record["parameters"]["dtypes"], *record["parameters"]["libraries"].values()):
         for section in sections.values():
             section["alignment_factor"] = table
-            if slow_cases:
-                section["batched"] = {"slow_cases": slow_cases}
+            if own_batches:
+                section["batched"] = own_batches
     return record
 
 

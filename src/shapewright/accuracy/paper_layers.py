@@ -32,7 +32,7 @@ from shapewright.operations import Attention, Gemm, Pointwise
 from shapewright.perf.attention import price_attention
 from shapewright.perf.gemm import price_gemms as price_products
 from shapewright.perf.pricing import price_operations
-from shapewright.units import TERA
+from shapewright.units import TERA, format_seconds
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ FORMAT = Format(
     ),
 )
 _VOCAB_SIZE = 51200
+# Above any of a log: makes one number of a size and these.
+_MOST = {"micro_batch_size": 2.0**8, "seq_len": 2.0**20, "tensor_parallel": 2.0**8}
 # So many rows of different sizes within this factor of one another are no coincidence.
 _FEWEST_AT_FLOOR, _FLOOR_WIDTH = 20, 1.002
 # Attention and MLP over the layer that holds them: 0.94 to 1.06 in rows of one state, up to 1.6 in the others.
@@ -95,43 +97,49 @@ def product_of(name: str, rows: Columns) -> Gemm:
 
 
 def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Chunk]:
-    def price_group(rows: Columns, device: Device, _: tuple[str, ...]) -> Prices:
-        overhead_s = noted_overhead_s("paper_layers", device, context)
-        factor = noted_slowest_factor(device, context) if name in BATCHES else 1.0
-        prices = price_gemms(product_of(name, rows), device, context, extra_s=overhead_s / factor, older_software=True)
-        return prices.scale(factor)
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        if name in BATCHES:
+            extra_s = noted_slowest_extra_s(device, context)
+        else:
+            extra_s = noted_overhead_s("paper_layers", device, context)
+        known = context.record("gemm", device).parameters["libraries"]
+        library = words[1] if words[1] in known else ""
+        return price_gemms(
+            product_of(name, rows), device, context, library=library, extra_s=extra_s, older_software=True
+        )
 
-    for rows, device, _, prices in context.price_groups(chosen, ("gpu",), price_group):
+    for rows, device, _, prices in context.price_groups(chosen, ("gpu", "log"), price_group):
         seconds = np.asarray(product_of(name, rows).flops) / (rows.numbers[f"{name}_tflops"] * TERA)
         names = (device.name, PAPER_DTYPE, PAPER_LIBRARY)
         rivals = _layers_alike(rows)
         yield from split_chunks(f"paper_layers/{name}", names, rows.labels["log"], seconds, prices, alternatives=rivals)
 
 
-def noted_slowest_factor(device: Device, context: Context) -> float:
-    """The slowest of 100 to 200 iterations of a batch over its mean, as the device's record has it; said in the notes.
+def noted_slowest_extra_s(device: Device, context: Context) -> float:
+    """What the slowest of 100 to 200 iterations of a batch takes on top of the kernel, said in the notes. [s]
 
-    Fitted with the alignment factors to a fifth of the batches (scripts/calibrate_gemm.py). Records that were fitted to
-    the paper's slowest iterations themselves hold it already: 1.
+    Fitted with the kernels of batches, which tell it from the head counts that a width was measured with
+    (scripts/gemm_batch_fit.py). Where the record knows none, the cost of the synchronisation.
     """
     sections = context.record("gemm", device).provenance.get("sections", {})
-    found = [section.get("alignment", {}).get("slowest_iteration_scale") for section in sections.values()]
-    factor = float(next((scale for scale in found if scale), 1.0))
-    if factor != 1.0:
-        context.note(
-            f"paper_layers on {device.name}: score and aov times {factor:.3f}, the slowest iteration over the mean, as "
-            f"its record was fitted with"
-        )
-    return factor
+    found = [section.get("alignment", {}).get("slowest_batch_extra_s") for section in sections.values()]
+    extra_s = next((float(extra) for extra in found if extra is not None), None)
+    if extra_s is None:
+        return noted_overhead_s("paper_layers", device, context)
+    context.note(
+        f"paper_layers on {device.name}: score and aov plus {format_seconds(extra_s)}, what the slowest iteration takes "
+        f"on top, as its record was fitted with"
+    )
+    return extra_s
 
 
 def _layers_alike(rows: Columns) -> Alternatives:
     """Layers of as many tokens and parameters (12 h^2, within 3 %): they differ in their heads, and a little in h."""
     h = rows.numbers["hidden_size"]
-    size = np.floor(np.log(h**2) / np.log(SAME_SIZE_FACTOR))
-    others = np.stack([rows.numbers[name] for name in ("micro_batch_size", "seq_len", "tensor_parallel")])
-    _, case = np.unique(others, axis=1, return_inverse=True)
-    return Alternatives(size * (1.0 + case.max(initial=0)) + case.ravel(), h**2)
+    group = np.floor(np.log(h**2) / np.log(SAME_SIZE_FACTOR))
+    for name, most in _MOST.items():
+        group = group * most + rows.numbers[name]
+    return Alternatives(group, h**2)
 
 
 def _price_blocks(name: str, columns: Columns, context: Context) -> Iterator[Chunk]:

@@ -44,8 +44,10 @@ class BatchKernel:
     Attributes:
         role: ``contracted`` or ``free``: the least aligned of the contiguous dimensions; empty for either.
         alignments_bytes: Alignments of that dimension. [byte]
-        first: Smallest size, of k or for a free dimension of n, that it takes. [element]
-        last: Largest one.
+        first_k: Shortest contraction that it takes. [element]
+        last_k: Longest one.
+        first_n: Fewest columns that it takes. [element]
+        last_n: Most.
         tile_m: Rows of its tiles. [element]
         widths: Columns of its tiles, rising. [element]
         rates: Rate of a busy SM with each width, as a fraction of its peak.
@@ -60,8 +62,10 @@ class BatchKernel:
 
     role: str = ""
     alignments_bytes: tuple[int, ...]
-    first: float = 0.0
-    last: float = np.inf
+    first_k: float = 0.0
+    last_k: float = np.inf
+    first_n: float = 0.0
+    last_n: float = np.inf
     tile_m: float
     widths: tuple[float, ...]
     rates: tuple[float, ...]
@@ -199,9 +203,8 @@ def _choose(
     for index, kernel in enumerate(kernels):
         takes_class = np.isin(ALIGNMENT_CLASSES_BYTES, kernel.alignments_bytes)
         by_class = np.array([kernel.alignment_rates.get(str(width), 1.0) for width in ALIGNMENT_CLASSES_BYTES])
-        size = n if kernel.role == "free" else k
-        takes = takes_class[worst] & (size >= kernel.first) & (size <= kernel.last)
-        takes &= (m >= kernel.tile_m) & (batch > 1.0)
+        takes = takes_class[worst] & (m >= kernel.tile_m) & (batch > 1.0)
+        takes &= (k >= kernel.first_k) & (k <= kernel.last_k) & (n >= kernel.first_n) & (n <= kernel.last_n)
         if kernel.role:
             takes &= is_contracted == (kernel.role == "contracted")
         found = np.where((found < 0) & takes, index, found)
