@@ -18,9 +18,11 @@ import pandas as pd
 from calibration import RECORDS, SAME_CHIP, argument_parser, read_record, save_record
 from gemm_batch_fit import LEAST_WAVES, PLANS, fit_batch_kernels
 from gemm_paper_fit import NARROW_CASES, fit_paper_device, narrow_cases, narrow_rows
-from gemm_rows import PAPER, SOURCES, Source, layer_rows, paper_rows
+from gemm_rows import PAPER, PRODUCTS, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
 
+from shapewright.accuracy.paper_gemm import PAPER_LIBRARY
+from shapewright.accuracy.paper_layers import BATCHES
 from shapewright.fit.gemm import (
     FIT_ROWS,
     FIT_SCALE,
@@ -44,7 +46,7 @@ from shapewright.fit.gemm import (
 )
 from shapewright.fit.split import split_by_shape
 from shapewright.hardware import Device, find_measured_device, load_device
-from shapewright.perf.kernels import ROLES
+from shapewright.perf.kernels import ROLES, DeviceRates
 
 # Sweeps with odd n and k exist for these alone; the rest of a vendor's chips borrow the nearest table.
 ALIGNMENT_SOURCES = {"a100-sxm-80gb": "a100"}
@@ -53,19 +55,38 @@ ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada"
 # (stas00/ml-engineering, training/performance). 398 is half of what this chip reaches in its SXM form, so that the pair
 # may be that of a card short of power, which hides part of the loss: it is averaged with the borrowed factor.
 HOPPER_PAIR = 273.0 / 398.0
+# Contractions that the paper's software multiplies slower than today's: qkv, mlp_up and proj of A100's layers lose 4 to
+# 12 % from h = 1280 to 3968 and nothing from 4224 on; its sweeps, of a later version, have 4096 and more. [element]
+OLDER_SPANS = {"a100": {"span_first_k": 1024.0, "span_last_k": 4095.0}}
 # Factors on the times of the paper's sweeps and of its batches, which are the slowest of many iterations.
 SCALES = ("scale", "scale_slowest")
 
 
 def split_odd_sizes(folder: Path, gpu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Sweeps and batches of the paper, seen and unseen; column ``scale`` names the factor of each row's table."""
-    tables = (paper_rows(gpu)(folder), layer_rows(gpu, ("score", "aov"))(folder))
+    tables = (paper_rows(gpu)(folder), layer_rows(gpu, BATCHES)(folder))
     return split_by_shape(pd.concat(table.assign(scale=name) for name, table in zip(SCALES, tables, strict=True)))
 
 
-def fit_alignment_table(
-    folder: Path, gpu: str, device: Device, section: dict[str, Any]
-) -> tuple[dict[str, dict[str, float]], dict[str, Any], dict[str, Any]]:
+class PaperTeaches(NamedTuple):
+    """What the paper's tables teach a device whose kernels other tables taught.
+
+    Attributes:
+        factors: Alignment table.
+        batched: What batches have of their own.
+        older_cases: Slow cases of single products in the paper's software.
+        older_interval: Interval of its single products.
+        report: How wrong all this is on unseen rows.
+    """
+
+    factors: dict[str, dict[str, float]]
+    batched: dict[str, Any]
+    older_cases: dict[str, float]
+    older_interval: dict[str, list[float]]
+    report: dict[str, Any]
+
+
+def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[str, Any]) -> PaperTeaches:
     """Alignment factors and what batches have of their own from the paper's odd sizes, kernels of `section` held fixed.
 
     Single products come from paper_gemm.csv, batches from the attention products of paper_layers.csv. Free besides the
@@ -120,7 +141,24 @@ def fit_alignment_table(
     }
     # No single product with an odd free dimension was measured: what oddness costs a batch, it is taken to cost it.
     v["free:2"] = v["free:4"] * v["free_batched:2"] / v["free_batched:4"]
-    return factor_table(v), own_batches, report
+    section = {**section, "alignment_factor": factor_table(v)}
+    cases, ends, report["older_products"] = fit_older_products(folder, gpu, section, measured_rates, v["overhead_s"])
+    return PaperTeaches(section["alignment_factor"], own_batches, cases, ends, report)
+
+
+def fit_older_products(
+    folder: Path, gpu: str, section: dict[str, Any], rates: DeviceRates, overhead_s: float
+) -> tuple[dict[str, float], dict[str, list[float]], dict[str, Any]]:
+    """What single products with short contractions lose in the paper's software, and how wrong all of them are."""
+    rows = layer_rows(gpu, [name for name in PRODUCTS if name not in BATCHES])(folder)
+    seen, unseen = split_by_shape(rows)
+    span = OLDER_SPANS[gpu]
+    inside = seen[(seen.k >= span["span_first_k"]) & (seen.k <= span["span_last_k"])]
+    lost = 1.0 - (predict_rows(inside, section, rates, "NT") + overhead_s) / inside.latency_s
+    cases = {**span, "span_loss": float(np.median(lost))}
+    predicted = predict_rows(unseen, {**section, "slow_cases": cases}, rates, "NT") + overhead_s
+    measured = unseen.latency_s.to_numpy()
+    return cases, interval(predicted, measured), judge(predicted, measured)
 
 
 def refit_alignment(folder: Path) -> None:
@@ -128,16 +166,26 @@ def refit_alignment(folder: Path) -> None:
     for name, gpu in ALIGNMENT_SOURCES.items():
         record = read_record("gemm", name)
         section = record["parameters"]["dtypes"]["bf16"]
-        table, own_batches, report = fit_alignment_table(folder, gpu, load_device(name), section)
-        record["provenance"]["sections"]["bf16"]["alignment"] = report
-        print(name, json.dumps(report), flush=True)
-        save_record("gemm", name, round_section(_with_table(record, table, own_batches)))
+        taught = fit_alignment_table(folder, gpu, load_device(name), section)
+        record["provenance"]["sections"]["bf16"]["alignment"] = taught.report
+        print(name, json.dumps(taught.report), flush=True)
+        for place, content in older_library(section, taught).items():
+            record[place]["libraries"][PAPER_LIBRARY] = content
+        save_record("gemm", name, round_section(_with_table(record, taught.factors, taught.batched)))
     for path in sorted((RECORDS / "gemm").glob("*.json")):
         record = read_record("gemm", path.stem)
         lender = ALIGNMENT_FROM.get(record["architecture"])
         if lender:
             record = _with_table(record, borrowed_table(lender, record["architecture"]))
             save_record("gemm", path.stem, round_section(record))
+
+
+def older_library(section: dict[str, Any], taught: PaperTeaches) -> dict[str, dict[str, Any]]:
+    """The section that prices the paper's own rows, and its interval, by their places in a record."""
+    return {
+        "parameters": {"bf16": {**section, "slow_cases": taught.older_cases}},
+        "interval": {"bf16": taught.older_interval},
+    }
 
 
 def borrowed_table(lender: str, architecture: str) -> dict[str, dict[str, float]]:
@@ -248,13 +296,16 @@ def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
         "held_out": judge(predicted, held.latency_s.to_numpy()),
     }
     own_batches: dict[str, Any] = {}
+    libraries: dict[str, tuple[dict[str, Any], dict[str, list[float]]]] = {}
     if own_alignment:
-        factors, slow_cases, report["alignment"] = fit_alignment_table(folder, own_alignment, device, section)
-        own_batches = {"batched": {"slow_cases": slow_cases}}
+        taught = fit_alignment_table(folder, own_alignment, device, section)
+        factors, report["alignment"] = taught.factors, taught.report
+        own_batches = {"batched": taught.batched}
         section |= {"alignment_factor": factors, **own_batches}
+        older = older_library(section, taught)
+        libraries[PAPER_LIBRARY] = (older["parameters"]["bf16"], older["interval"]["bf16"])
     else:
         report["alignment"] = {"borrowed_from": borrowed}
-    libraries = {}
     for library in sorted(set(train.library)):
         seen, unseen = train[train.library == library], held[held.library == library]
         own = form.section(fit(seen, form, rates, source.layout, factors, start=x), factors) | own_batches

@@ -30,7 +30,8 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         dims = {name: rows.numbers[name] for name in ("batch", "m", "n", "k")}
         operation = Gemm(name="gemm", dtype=PAPER_DTYPE, layout="NN", **dims)  # type: ignore[arg-type]
         overhead_s = noted_overhead_s("paper_gemm", device, context)
-        return price_gemms(operation, device, context, extra_s=overhead_s, older_software=True)
+        library = paper_library(context.record("gemm", device))
+        return price_gemms(operation, device, context, library=library, extra_s=overhead_s, older_software=True)
 
     for rows, device, _, prices in context.price_groups(columns, ("gpu",), price_group):
         numbers = rows.numbers
@@ -39,6 +40,15 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         yield from split_chunks("paper_gemm", names, rows.labels["sweep"], flops / (numbers["tflops"] * TERA), prices)
     if columns.num_rows:
         context.note("paper_gemm: bmm_* rows are the slowest of 100-200 iterations, the others means")
+
+
+def paper_library(record: CalibrationRecord, log: str = "") -> str:
+    """Library of a record that prices the paper's rows: that of a log, else that of all of them, else its usual one.
+
+    Two logs of one device differ where its library switched kernels; nothing that they hold says why.
+    """
+    known = record.parameters["libraries"]
+    return next((name for name in (log, PAPER_LIBRARY) if name in known), "")
 
 
 def noted_overhead_s(table: str, device: Device, context: Context) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 
 from shapewright.accuracy.chunk import Alternatives, Chunk, Prices, split_chunks
 from shapewright.accuracy.gemm import SAME_SIZE_FACTOR, price_gemms
-from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s
+from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s, paper_library
 from shapewright.accuracy.read import Format
 from shapewright.adding_up import PricedOperation, add_up
 from shapewright.config import TransformerConfig
@@ -102,8 +102,7 @@ def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Ch
             extra_s = noted_slowest_extra_s(device, context)
         else:
             extra_s = noted_overhead_s("paper_layers", device, context)
-        known = context.record("gemm", device).parameters["libraries"]
-        library = words[1] if words[1] in known else ""
+        library = paper_library(context.record("gemm", device), words[1])
         return price_gemms(
             product_of(name, rows), device, context, library=library, extra_s=extra_s, older_software=True
         )
@@ -269,7 +268,7 @@ def price_block(
     prices = price_operations(operations, device.by_physics, uncalibrated=context.uncalibrated)
     products = [operation for operation in operations if isinstance(operation, Gemm)]
     record = context.record("gemm", device, older_software=True)
-    of_that_time = iter(price_products(products, device, record))
+    of_that_time = iter(price_products(products, device, record, library=paper_library(record)))
 
     def price_of(operation: Operation, price: Price) -> Price:
         if isinstance(operation, Gemm):

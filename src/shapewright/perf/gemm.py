@@ -90,7 +90,9 @@ def estimate_gemm_s(
     return float(time_s[0]) if shape == () else time_s.reshape(shape)
 
 
-def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationRecord) -> list[GemmPrice]:
+def price_gemms(
+    operations: Sequence[Gemm], device: Device, record: CalibrationRecord, *, library: str = ""
+) -> list[GemmPrice]:
     """Price many scalar GEMMs at once: those of one combination of element formats share one evaluation."""
     groups: dict[tuple[str, str | None], list[int]] = {}
     for index, operation in enumerate(operations):
@@ -100,7 +102,7 @@ def price_gemms(operations: Sequence[Gemm], device: Device, record: CalibrationR
         own = [operations[index] for index in indices]
         m, n, k, batch = np.array([(one.m, one.n, one.k, one.batch) for one in own], dtype=float).T.copy()
         letters = contiguous_letters([one.layout for one in own])
-        job = make_gemm_job(dtype, weight_dtype, device, record, False, "")
+        job = make_gemm_job(dtype, weight_dtype, device, record, False, library)
         columns = _price_flat(Products(m, n, k, batch, letters), job)
         for index, price in zip(indices, split_rows(GemmPrice, columns, job.label), strict=True):
             prices[index] = price

@@ -119,8 +119,10 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         library: Library of the section; empty for that of all libraries together.
         match: How near that is to the library that runs.
     """
-    # Another family's residual does harm, a sibling's helps (docs/decisions/0003).
+    # Another family's residual does harm, a sibling's helps (docs/decisions/0003). Some libraries have none.
     residual = record.residual if record.transfer in _RESIDUAL_TRANSFERS else None
+    if residual and library and library not in residual["interval"]["libraries"]:
+        residual = None
     name = section_name(dtype, library)
 
     def part(whole: Mapping[str, Any]) -> Any:
