@@ -126,8 +126,8 @@ def noted_slowest_extra_s(device: Device, context: Context) -> float:
     if extra_s is None:
         return noted_overhead_s("paper_layers", device, context)
     context.note(
-        f"paper_layers on {device.name}: score and aov plus {format_seconds(extra_s)}, what the slowest iteration takes "
-        f"on top, as its record was fitted with"
+        f"paper_layers on {device.name}: score and aov plus {format_seconds(extra_s)}, what the slowest iteration "
+        f"takes on top, as its record was fitted with"
     )
     return extra_s
 

@@ -122,12 +122,15 @@ def read_batch_kernels(raw: Mapping[str, Any]) -> BatchKernels | None:
     """
     if "kernels" not in raw:
         return None
+
+    def read(kernel: Mapping[str, Any]) -> BatchKernel:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in kernel.items()
+        }
+        return BatchKernel(**values)
+
     try:
-        kernels = tuple(
-            BatchKernel(**{name: tuple(value) if isinstance(value, list) else value for name, value in kernel.items()})
-            for kernel in raw["kernels"]
-        )
-        return BatchKernels(kernels, float(raw["kernels_least_waves"]))
+        return BatchKernels(tuple(map(read, raw["kernels"])), float(raw["kernels_least_waves"]))
     except (KeyError, TypeError) as error:
         known = ", ".join(field.name for field in fields(BatchKernel))
         raise CalibrationError(f"kernels of a gemm record's batches: {error}; they know {known}") from error
