@@ -177,9 +177,7 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     """
     fields = {name: value for name, value in given.items() if value is not None}
     if config.stack == "encoder" and fields.get("phase") == "decode":
-        raise WorkloadError(
-            f"{config.name or 'this model'} is an encoder and does not decode; use --phase prefill or train"
-        )
+        raise WorkloadError(f"{config.title} is an encoder and does not decode; use --phase prefill or train")
     phase = fields.setdefault("phase", "train")
     fields.setdefault("micro_batch_size", _DEFAULT_MICRO_BATCH_SIZE.get(phase, 1))
     longest = min(_DEFAULT_SEQ_LEN, config.max_position_embeddings)

@@ -46,7 +46,7 @@ def command(
         from shapewright.report.job_pages import memory_sections
         from shapewright.report.page import render_page
 
-        name = found.config.name or found.config.model_type or "model"
+        name = found.config.title
         title = f"Memory of {name} on {found.layout.num_devices} x {found.device.title}"
         write_text_file(html, render_page(title, memory_sections(found)))
         click.echo(f"wrote {html}", err=True)

@@ -77,7 +77,7 @@ def command(
         from shapewright.report.job_pages import utilization_sections
         from shapewright.report.page import render_page
 
-        name = found.config.name or found.config.model_type or "model"
+        name = found.config.title
         title = f"Where the peak went: {name} on {found.num_devices} x {found.device.title}"
         write_text_file(html, render_page(title, utilization_sections(found)))
         click.echo(f"wrote {html}", err=True)

@@ -134,6 +134,11 @@ class TransformerConfig:
             object.__setattr__(self, field_name, value)
 
     @property
+    def title(self) -> str:
+        """What to call it in a sentence: its name, or its family, or ``this model``."""
+        return self.name or self.model_type or "this model"
+
+    @property
     def is_moe(self) -> bool:
         """Whether any layer has experts."""
         return self.num_experts > 0

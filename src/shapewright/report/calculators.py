@@ -46,7 +46,7 @@ def parameters_to_json(config: TransformerConfig) -> dict[str, Any]:
 def print_parameters(config: TransformerConfig, console: Console, *, explains: bool) -> None:
     """Print counts by component."""
     counts = count_parameters(config)
-    console.print(f"{config.name or config.model_type or 'model'}: {counts.total:,} parameters", style="bold")
+    console.print(f"{config.title}: {counts.total:,} parameters", style="bold")
     facts = {"non-embedding": f"{counts.non_embedding:,}"}
     if counts.active != counts.total:
         facts["used by a token"] = f"{counts.active:,}"
@@ -87,7 +87,7 @@ def flops_to_json(found: FlopsPerToken, budget: TrainingBudget | None) -> dict[s
 
 def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
     """Print FLOPs of a token, by convention, and what a training run takes."""
-    name = found.config.name or found.config.model_type or "model"
+    name = found.config.title
     recompute = "no" if found.recompute == "none" else found.recompute
     console.print(f"{name}: FLOPs of a token, s={found.seq_len}, {recompute} recompute", style="bold")
     _print_terms(found.terms, console, explains=explains)

@@ -100,7 +100,7 @@ def capacity_words(found: Capacity) -> dict[str, Any]:
 
 def print_capacity(found: Capacity, console: Console) -> None:
     """Print verdict, components, stages, largest sizes and remedies."""
-    workload, name = found.workload, found.config.name or found.config.model_type or "model"
+    workload, name = found.workload, found.config.title
     length = f"context={workload.context_len}" if workload.phase == "decode" else f"s={workload.seq_len}"
     recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
     console.print(

@@ -68,7 +68,7 @@ class Review:
 def review_title(review: Review) -> str:
     """Heading of the page."""
     config = review.question.config
-    return f"{config.name or config.model_type or 'This model'} on {review.question.device.title}"
+    return f"{config.title} on {review.question.device.title}"
 
 
 def review_subtitle(review: Review) -> str:

@@ -72,7 +72,7 @@ def warnings_of(result: PlanResult) -> tuple[str, ...]:
 def describe_job(result: PlanResult) -> str:
     """One line: model, devices, batch, objective."""
     config, workload, request = result.config, result.workload, result.request
-    name = config.name or config.model_type or "model"
+    name = config.title
     software = result.plans[0].prediction.software if result.plans else TUNED
     stack = "" if software == TUNED else f", software of {software}"
     return (

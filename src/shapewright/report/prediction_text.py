@@ -76,7 +76,7 @@ def describe(prediction: Prediction) -> str:
         "EP": layout.expert_parallel,
     }
     spread = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one device"
-    name = config.name or config.model_type or "model"
+    name = config.title
     recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
     software = f", software of {prediction.software}" if prediction.software != TUNED else ""
     size = format_count(prediction.parameters.total)

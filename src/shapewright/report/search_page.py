@@ -30,7 +30,7 @@ _MICRO = 1e-6
 def search_page(result: SearchResult) -> str:
     """Write a result as one HTML document."""
     config = result.baseline.config
-    title = f"Shapes of the size of {config.name or config.model_type or 'this model'}"
+    title = f"Shapes of the size of {config.title}"
     return render_page(title, search_sections(result), subtitle=describe(result.baseline.prediction))
 
 

@@ -102,7 +102,7 @@ def serving_sections(found: ServingPlan) -> list[Section]:
 
 def serving_title(found: ServingPlan) -> str:
     """Heading of the page."""
-    return f"Serving {found.config.name or found.config.model_type or 'a model'}"
+    return f"Serving {found.config.title}"
 
 
 def serving_subtitle(found: ServingPlan) -> str:

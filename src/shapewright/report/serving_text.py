@@ -73,7 +73,7 @@ def print_serving(found: ServingPlan, console: Console) -> None:
 
 def describe_serving(found: ServingPlan) -> str:
     """The question in one line."""
-    request, name = found.request, found.config.name or found.config.model_type or "model"
+    request, name = found.request, found.config.title
     limits = [
         f"{word} at most {format_seconds(limit)}"
         for word, limit in (("first token", request.ttft_limit_s), ("per token", request.tpot_limit_s))

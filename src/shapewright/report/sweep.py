@@ -29,7 +29,7 @@ _COLUMNS = (
 def print_sweep(found: Sweep, console: Console) -> None:
     """Print one row for each combination; what cannot run has the reason."""
     first = next(row.prediction for row in found.rows if row.prediction is not None)
-    name = found.config.name or found.config.model_type or "model"
+    name = found.config.title
     console.print(
         f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
     )

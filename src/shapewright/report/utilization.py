@@ -99,7 +99,7 @@ def utilization_line(found: Utilization) -> str:
 
 def print_utilization(found: Utilization, console: Console) -> None:
     """Print headline, conventions, waterfall and what is reachable."""
-    name = found.config.name or found.config.model_type or "model"
+    name = found.config.title
     recompute = "no" if found.workload.recompute == "none" else found.workload.recompute
     console.print(
         f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} a step of "

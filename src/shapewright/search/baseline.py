@@ -61,14 +61,12 @@ def scale_model(model: Model, num_parameters: int, tolerance_fraction: float = 0
         return model
     if config.is_moe or config.is_mla or config.stack != "decoder":
         raise ConfigError(
-            f"--params {num_parameters:,}: {config.name or 'this model'} has {own:,} parameters, and only dense "
+            f"--params {num_parameters:,}: {config.title} has {own:,} parameters, and only dense "
             f"decoders are scaled; leave --params out, or give a config of that size"
         )
     scaled = _scaled(config, (num_parameters / own) ** (1.0 / 3.0), num_parameters)
     size = count_parameters(scaled).total
-    words = (
-        f"{config.name or 'the config'} scaled to {size:,} parameters: L={scaled.num_layers}, h={scaled.hidden_size}"
-    )
+    words = f"{config.title} scaled to {size:,} parameters: L={scaled.num_layers}, h={scaled.hidden_size}"
     return replace(model, config=scaled, source=f"{model.source}, scaled", notes=(*model.notes, words))
 
 
