@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,29 +180,59 @@ class Form:
         }
 
 
-def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str) -> Array:
-    """Price measured rows with a section. [s]
+class RowBlock(NamedTuple):
+    """Measured rows that are priced in one call.
 
-    Rows may have a layout each, in a column ``layout``; those whose column ``is_cold`` is true found no operand in the
-    cache, whatever the rates say.
+    Attributes:
+        places: Where they stand in their table. [rows]
+        products: Their sizes and contiguous dimensions.
+        is_cold: They found no operand in the cache, whatever the rates say.
+        is_batch: They are batches, which may have kernels of their own.
     """
-    parameters = read_parameters(section)
-    batched = read_batched_parameters(section) or parameters
+
+    places: NDArray[np.intp]
+    products: Products
+    is_cold: bool
+    is_batch: bool
+
+
+def blocks_of(rows: pd.DataFrame, layout: str) -> list[RowBlock]:
+    """Cut a table into blocks; a fit does so once, and prices them again and again.
+
+    Args:
+        rows: Sizes in columns ``m``, ``n``, ``k`` and ``batch``; columns ``layout`` and ``is_cold`` where rows differ.
+        layout: Layout of all rows where there is no such column.
+    """
     columns = [rows[c].to_numpy(float) for c in ("m", "n", "k", "batch")]
     layouts = rows.layout.to_numpy() if "layout" in rows else np.full(len(rows), layout)
     is_cold = rows.is_cold.to_numpy(bool) if "is_cold" in rows else np.zeros(len(rows), dtype=bool)
-    out = np.empty(len(rows))
     is_batch = columns[3] > 1.0
+    blocks = []
     kinds = {(str(one), bool(two), bool(three)) for one, two, three in zip(layouts, is_cold, is_batch, strict=True)}
     for kind, cold, batch_too in sorted(kinds):
         places = np.flatnonzero((layouts == kind) & (is_cold == cold) & (is_batch == batch_too))
-        own_rates = replace(rates, l2_bytes=0.0) if cold else rates
         for start in range(0, len(places), ROWS_PER_BLOCK):
             here = places[start : start + ROWS_PER_BLOCK]
             m, n, k, batch = (column[here] for column in columns)
-            known = batched if batch_too else parameters
-            out[here] = estimate_block_s(Products(m, n, k, batch, contiguous_letters(kind)), known, own_rates)
+            blocks.append(RowBlock(here, Products(m, n, k, batch, contiguous_letters(kind)), cold, batch_too))
+    return blocks
+
+
+def price_blocks(blocks: Sequence[RowBlock], section: dict[str, Any], rates: DeviceRates) -> Array:
+    """Price all rows of a table with a section. [s], shape [rows]"""
+    parameters = read_parameters(section)
+    batched = read_batched_parameters(section) or parameters
+    cold_rates = replace(rates, l2_bytes=0.0)
+    out = np.empty(sum(len(block.places) for block in blocks))
+    for block in blocks:
+        known, own_rates = batched if block.is_batch else parameters, cold_rates if block.is_cold else rates
+        out[block.places] = estimate_block_s(block.products, known, own_rates)
     return out
+
+
+def predict_rows(rows: pd.DataFrame, section: dict[str, Any], rates: DeviceRates, layout: str) -> Array:
+    """Price measured rows with a section. [s], shape [rows]; arguments as of ``blocks_of``."""
+    return price_blocks(blocks_of(rows, layout), section, rates)
 
 
 def fit(
@@ -218,9 +248,10 @@ def fit(
 
     sample = rows.sample(min(len(rows), FIT_ROWS), random_state=0)
     target, prior = np.log(sample.latency_s.to_numpy()), form.start() if start is None else start
+    blocks = blocks_of(sample, layout)
 
     def residuals(x: Array) -> Array:
-        predicted = predict_rows(sample, form.section(x, factors), rates, layout)
+        predicted = price_blocks(blocks, form.section(x, factors), rates)
         return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)])
 
     found: Array = least_squares(residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=60, diff_step=1e-3).x
