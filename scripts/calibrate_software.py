@@ -23,7 +23,7 @@ from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.training import FORMAT, PublishedRun, read_runs
 from shapewright.errors import ShapewrightError
 from shapewright.fit.logs import Array, error_summary, fit_logs
-from shapewright.perf.software import OVERLAP_SHARE, TUNED, Software, load_software
+from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, OVERLAP_SHARE, TUNED, Software, load_software
 from shapewright.predict import predict
 
 TABLE = "published_training_throughput.csv"
@@ -75,6 +75,37 @@ GENERATIONS = (
         {},
         model_family,
         "no factor: what a tuned stack does, communication of the tensor axis beside gradients of products included",
+    ),
+    Generation(
+        Software(
+            name="nemo-moe-2025",
+            title="NVIDIA NeMo and Megatron-Bridge of 2025 with experts, launched one by one",
+        ),
+        {"host_s": (1e-6, 2e-3)},
+        model_family,
+        "each operation costs the host a fixed time: in each layer it waits for how many rows each expert gets, and "
+        "cannot run ahead. Recipes without CUDA graphs",
+    ),
+    Generation(
+        Software(
+            name="nemo-moe-2025-graphs",
+            title="NVIDIA NeMo and Megatron-Bridge of 2025 with experts, attention and router in CUDA graphs",
+            host_scope="experts",
+        ),
+        {"host_s": (1e-6, 2e-3)},
+        model_family,
+        "the same of operations of experts alone: recipes with cuda_graph_scope attn, moe_router, moe_preprocess",
+    ),
+    Generation(
+        Software(
+            name="nemo-moe-2026",
+            title="NVIDIA Megatron-Bridge since 26.06 with experts, the iteration in one CUDA graph",
+            expert_hidden_fraction=EXCHANGE_HIDDEN_FRACTION,
+        ),
+        {},
+        model_family,
+        "no factor: exchanges of experts run beside another micro-batch (moe_a2a_overlap), which hides what a product "
+        "hides of communication beside it; no launches are left (cuda_graph_impl full_iteration)",
     ),
     Generation(
         Software(name="megatron-2020", title="Megatron-LM of 2020 and 2021", tensor_hidden_fraction=0.0),
@@ -184,6 +215,8 @@ def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any
         "tensor_hidden_fraction": final.tensor_hidden_fraction,
         "time_factor": final.time_factor,
         "host_s": final.host_s,
+        "host_scope": final.host_scope,
+        "expert_hidden_fraction": final.expert_hidden_fraction,
         "attention_factor": dict(final.attention_factor),
         "unaligned_heads_fraction": final.unaligned_heads_fraction,
     }
@@ -214,7 +247,7 @@ def main() -> None:
     path = argument_parser(__doc__).parse_args().data / TABLE
     neutral = Software(overlap_share=OVERLAP_SHARE)
     runs = []
-    for run in read_runs(read_columns(path, FORMAT, Counter()), Context()):
+    for run in read_runs(read_columns(path, FORMAT, Counter()), Context(), has_experts=None):
         try:
             predict_steps(neutral, [run])
         except ShapewrightError:

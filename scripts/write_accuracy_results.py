@@ -74,12 +74,22 @@ def attention_spans(attention: list[dict[str, Any]], key: str) -> str:
     return "; ".join(span(mean for found, mean in means if found == phase) for phase in PHASES)
 
 
-def training_errors() -> dict[str, tuple[float, int]]:
-    """Mean error and rows of models that each generation's fit left out."""
+def training_errors(*, has_experts: bool) -> dict[str, tuple[float, int]]:
+    """Mean error and rows of models that each generation's fit left out, of dense models or of mixtures of experts."""
     reports = {
-        name: load_software(name).provenance["reports"]["held out"] for name in software_names() if name != "tuned"
+        name: load_software(name).provenance["reports"]["held out"]
+        for name in software_names()
+        if name != "tuned" and ("moe" in name) == has_experts
     }
     return {name: (report["mean_absolute_error"], report["rows"]) for name, report in reports.items()}
+
+
+def describe_training(table: str, rows: dict[str, Accuracy], *, has_experts: bool) -> str:
+    """Mean error of models left out, all and by generation, and the order of all rows."""
+    found = training_errors(has_experts=has_experts)
+    together = sum(error * count for error, count in found.values()) / sum(count for _, count in found.values())
+    each = ", ".join(f"{name} {percent(error)}" for name, (error, _) in found.items())
+    return f"{percent(together)} ({each}), tau {rows[table].kendall_tau or 0.0:.2f}"
 
 
 def ranking_regrets() -> list[dict[str, Any]]:
@@ -125,10 +135,13 @@ def bars(
     strangers = {row.device: row.mape for row in borrowed if row.table == "gemm" and row.dtype == "bf16"}
     experts = held_out("moe")
     flash_fit = next(fact["mean"] for fact in accuracy_facts() if fact["section"].startswith("pytorch"))
-    training = training_errors()
-    together = sum(error * count for error, count in training.values()) / sum(count for _, count in training.values())
-    each = [f"{name} {percent(error)}" for name, (error, _) in training.items()]
-    judged_tau = rows["published_training_throughput"].kendall_tau or 0.0
+    training = {
+        table: describe_training(table, rows, has_experts=has_experts)
+        for table, has_experts in (
+            ("published_training_throughput", False),
+            ("published_training_throughput/moe", True),
+        )
+    }
     covered = [row.coverage_90 for row in rows.values()]
     inside = sum(map(is_inside, covered))
     unseen = [facts["unseen"] for facts in coverage if facts["unseen"]]
@@ -177,7 +190,11 @@ def bars(
             ),
             (
                 "published training throughput", "models left out of their software's fit", "15 %, tau 0.9", "8 %",
-                f"{percent(together)} ({', '.join(each)}), tau {judged_tau:.2f}",
+                training["published_training_throughput"],
+            ),
+            (
+                "published training of mixtures of experts", "models left out of their software's fit", "", "",
+                training["published_training_throughput/moe"],
             ),
             (
                 "90 % interval", "rows no fit saw, by table; cells of device, format, library; all rows, by table",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from shapewright.layout import ParallelLayout
+from shapewright.layout import SPLIT_SCHEDULES, ParallelLayout
 from shapewright.lowering import (
     is_weight_gradient,
     layers_per_stage,
@@ -17,7 +17,7 @@ from shapewright.lowering import (
 from shapewright.operations import Collective, Gemm, GroupedGemm
 from shapewright.perf.calibration import UNCALIBRATED
 from shapewright.perf.pricing import price_operations
-from shapewright.perf.software import TUNED_SOFTWARE, Software
+from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, TUNED_SOFTWARE, Software
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -43,6 +43,12 @@ device is left out in turn."""
 BESIDE_PRODUCTS = "products"
 POOLS = ("forward", "backward", BESIDE_PRODUCTS)
 """Computation that hides communication: forward and backward pass, and in the latter gradients of products alone."""
+
+EXCHANGES = "exchanges"
+"""Communication of the expert axis, which the computation of another micro-batch may hide: that of both passes."""
+
+WANTED_POOLS = (*POOLS, EXCHANGES)
+"""Communication that can be hidden, by what hides it."""
 
 WEIGHT_GRADIENTS = "weight_gradients"
 """Key of the part of every stage's time that gradients of its weights take; a part of ``every``, not beside it."""
@@ -88,9 +94,10 @@ def add_up(
     With m micro-batches, p stages and v chunks each, the busiest stage works m passes and waits (p - 1) / v passes of
     an average stage; so prefill and decode (m = 1) take all p stages one after the other. GPipe waits as long as 1F1B.
     The zero-bubble schedule ZB-H1 waits for (p - 1) (T_F + T_B - T_W), where 1F1B has (p - 1) (T_F + T_B + T_W):
-    gradients of weights, W, fill the end.
+    gradients of weights, W, fill the end. DualPipe, whose devices have a stage from either end, waits for
+    (p / 2 - 1) (T_F&B + T_B - 2 T_W), with T_B - T_W taken as long as T_F; so (p - 2) (T_F + T_B - T_W).
 
-    Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1).
+    Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
     """
     spread_alone, spread_together = [0.0, 0.0], [0.0, 0.0]
     layer_forward_s = 0.0
@@ -161,8 +168,8 @@ def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayo
 
     Args:
         sums: Times of one step of the operations of ``every`` stage, of the ``first``, of the ``last``, and of those
-            that run once per ``step``; where the schedule is zero-bubble also WEIGHT_GRADIENTS, those of ``every``
-            stage that compute gradients of weights; numbers, or arrays of one shape. [s]
+            that run once per ``step``; where the schedule is one of SPLIT_SCHEDULES also WEIGHT_GRADIENTS, those of
+            ``every`` stage that compute gradients of weights; numbers, or arrays of one shape. [s]
         passes: Micro-batches of one step.
         layout: How the model is spread.
 
@@ -171,10 +178,13 @@ def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayo
     """
     first_s, last_s = sums["first"], sums["last"]
     ends_s = larger(first_s, last_s) if layout.pipeline_parallel > 1 else first_s + last_s
-    waited_s = sums["every"]
-    if layout.pipeline_schedule == "zero-bubble":
+    waited_s, waited_passes = sums["every"], (layout.pipeline_parallel - 1) / layout.virtual_pipeline
+    if layout.pipeline_schedule in SPLIT_SCHEDULES:
         waited_s = larger(0.0, waited_s - 2.0 * sums[WEIGHT_GRADIENTS])
-    bubble_s = (layout.pipeline_parallel - 1) / layout.virtual_pipeline * waited_s / passes
+    if layout.pipeline_schedule == "dualpipe":
+        # Both ends of the model are on one device, each for half of the micro-batches.
+        ends_s, waited_passes = 0.5 * (first_s + last_s), layout.pipeline_parallel - 2
+    bubble_s = waited_passes * waited_s / passes
     return sums["every"] + ends_s + bubble_s + sums["step"], bubble_s
 
 
@@ -226,8 +236,8 @@ def settle_ends(
 def pools_of(operation: Operation, pass_name: str) -> tuple[str, ...]:
     """Pools that an operation belongs to: a collective to the one that hides it, any other to those that it covers.
 
-    Collectives of the tensor axis hide behind the gradients of the products that they stand beside, all others behind
-    the whole forward or backward pass.
+    Collectives of the tensor axis hide behind the gradients of the products that they stand beside, those of the expert
+    axis behind another micro-batch if at all, all others behind the whole forward or backward pass.
 
     Args:
         operation: What runs.
@@ -235,6 +245,8 @@ def pools_of(operation: Operation, pass_name: str) -> tuple[str, ...]:
     """
     side = "forward" if pass_name == "forward" else "backward"
     if isinstance(operation, Collective):
+        if operation.axis == "expert":
+            return (EXCHANGES,)
         if not operation.overlaps:
             return ()
         return (BESIDE_PRODUCTS,) if operation.axis == "tensor" and side == "backward" else (side,)
@@ -244,17 +256,45 @@ def pools_of(operation: Operation, pass_name: str) -> tuple[str, ...]:
     return (side, BESIDE_PRODUCTS) if is_gradient else (side,)
 
 
+def hidden_exchange_fraction(software: Software, layout: ParallelLayout, passes: Count) -> Any:
+    """Share of the expert axis' communication that computation of another micro-batch hides where it takes as long.
+
+    The first micro-batch of a step has none before it, and the last none after it.
+
+    Args:
+        software: What runs beside what.
+        layout: The schedule; DualPipe is made for it.
+        passes: Micro-batches of one step.
+    """
+    share = software.expert_hidden_fraction
+    if layout.pipeline_schedule == "dualpipe":
+        share = max(share, EXCHANGE_HIDDEN_FRACTION)
+    return share * (1.0 - 1.0 / passes)
+
+
+def cover_of(cover_s: Mapping[str, Numeric], pool: str) -> Any:
+    """Computation that communication of a pool hides behind: its own, and for exchanges that of both passes. [s]"""
+    return cover_s["forward"] + cover_s["backward"] if pool == EXCHANGES else cover_s[pool]
+
+
 def exposed_fraction(
-    cover_s: Numeric, wanted_s: Numeric, pool: str = "backward", software: Software = TUNED_SOFTWARE
+    cover_s: Numeric,
+    wanted_s: Numeric,
+    pool: str = "backward",
+    software: Software = TUNED_SOFTWARE,
+    hidden_exchanges: Numeric = 0.0,
 ) -> Numeric:
     """Share of overlapping communication that nothing hides.
 
     Args:
         cover_s: Computation of its pool. [s]
         wanted_s: Overlapping communication of its pool, above zero. [s]
-        pool: One of POOLS.
+        pool: One of WANTED_POOLS.
         software: What it can hide behind.
+        hidden_exchanges: See hidden_exchange_fraction.
     """
+    if pool == EXCHANGES:
+        return 1.0 - hidden_exchanges * smaller(1.0, cover_s / wanted_s)
     if pool == BESIDE_PRODUCTS:
         return 1.0 - software.tensor_hidden_fraction * smaller(1.0, cover_s / wanted_s)
     return larger(0.0, 1.0 - software.overlap_share * cover_s / wanted_s)
@@ -274,18 +314,27 @@ def larger(one: Numeric, other: Numeric) -> Numeric:
     return np.maximum(one, other)
 
 
-def hide_communication(priced: list[PricedOperation], software: Software = TUNED_SOFTWARE) -> list[PricedOperation]:
+def hide_communication(
+    priced: list[PricedOperation], software: Software = TUNED_SOFTWARE, hidden_exchanges: float = 0.0
+) -> list[PricedOperation]:
     """Give overlapping collectives the share of their time that the computation of their pass cannot hide.
 
     Weights gathered for the forward pass hide behind it, gradients behind the backward pass.
+
+    Args:
+        priced: Operations of a step.
+        software: What communication can hide behind.
+        hidden_exchanges: See hidden_exchange_fraction.
     """
-    cover_s, wanted_s = dict.fromkeys(POOLS, 0.0), dict.fromkeys(POOLS, 0.0)
+    cover_s, wanted_s = dict.fromkeys(POOLS, 0.0), dict.fromkeys(WANTED_POOLS, 0.0)
     pools_of_each = [pools_of(entry.operation, entry.operation.pass_name) for entry in priced]
     for entry, pools in zip(priced, pools_of_each, strict=True):
         for pool in pools:
             (wanted_s if isinstance(entry.operation, Collective) else cover_s)[pool] += entry.total_time_s
     exposed = {
-        pool: float(exposed_fraction(cover_s[pool], wanted, pool, software)) if wanted > 0.0 else 1.0
+        pool: float(exposed_fraction(cover_of(cover_s, pool), wanted, pool, software, hidden_exchanges))
+        if wanted > 0.0
+        else 1.0
         for pool, wanted in wanted_s.items()
     }
     shares = [

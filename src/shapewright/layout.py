@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from shapewright.errors import LayoutError
 from shapewright.fields import note, noted_fields
 
-PIPELINE_SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
+PIPELINE_SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "dualpipe")
+SPLIT_SCHEDULES = ("zero-bubble", "dualpipe")
+"""Schedules that compute gradients of weights apart from those of inputs, to fill what a pipeline waits."""
+
+MOST_ZERO_STAGE_IN_PIPELINES = 2
+"""Highest ZeRO stage that is proposed under a pipeline: weights in shards would be gathered for each micro-batch anew.
+DeepSpeed runs stage 1 there and refuses the others (runtime/pipe/engine.py), Megatron-LM's distributed optimizer is
+stage 1, torchtitan's FSDP keeps weights gathered between micro-batches (reshard_after_forward = "default"), stage 2."""
 _LARGEST_DEGREE = 2**24
 
 
@@ -34,7 +41,8 @@ class ParallelLayout:
     virtual_pipeline: int = note("model chunks per pipeline stage (interleaved schedule)", default=1)
     pipeline_schedule: str = note(
         "order of a pipeline's passes: 1f1b (interleaved with chunks), gpipe (all forward, then all backward), "
-        "zero-bubble (ZB-H1: weight gradients fill the end)",
+        "zero-bubble (ZB-H1: weight gradients fill the end), dualpipe (DeepSeek-V3: a stage from either end on each "
+        "device, exchanges of experts beside another micro-batch)",
         default="1f1b",
         choices=PIPELINE_SCHEDULES,
     )
@@ -67,6 +75,11 @@ class ParallelLayout:
                     f"virtual_pipeline={self.virtual_pipeline} interleaves 1f1b and does not go with "
                     f"pipeline_schedule={self.pipeline_schedule!r}; use one of the two"
                 )
+        if self.pipeline_schedule == "dualpipe" and self.pipeline_parallel % 2:
+            raise LayoutError(
+                f"pipeline_schedule='dualpipe' pairs stages from both ends: pipeline_parallel={self.pipeline_parallel} "
+                f"must be even; use {self.pipeline_parallel + 1} or {self.pipeline_parallel - 1}"
+            )
 
     @property
     def num_devices(self) -> int:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, hypot, log
 from typing import TYPE_CHECKING
 
-from shapewright.adding_up import PricedOperation, StepTimes, add_up, hide_communication, settle_priced_ends
+from shapewright.adding_up import (
+    PricedOperation,
+    StepTimes,
+    add_up,
+    hidden_exchange_fraction,
+    hide_communication,
+    settle_priced_ends,
+)
 from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import (
@@ -91,8 +98,16 @@ class Prediction(ShownInNotebook):
     def busiest_operations(self) -> tuple[PricedOperation, ...]:
         """Operations of the stage that the step waits for; their times and the bubble add up to the step.
 
-        Without a pipeline one device is first and last stage at once; with one, the slower end counts.
+        Without a pipeline one device is first and last stage at once; with one, the slower end counts. DualPipe's ends
+        are on one device, each for half of the micro-batches.
         """
+        if self.layout.pipeline_schedule == "dualpipe":
+            return tuple(
+                replace(entry, exposed_fraction=0.5 * entry.exposed_fraction)
+                if entry.operation.stage != "every" and entry.operation.pass_name != "step"
+                else entry
+                for entry in self.operations
+            )
         left_out = ""
         if self.layout.pipeline_parallel > 1:
             ends_s = {
@@ -153,6 +168,7 @@ def predict(
             for operation, price in zip(operations, prices, strict=True)
         ],
         stack,
+        float(hidden_exchange_fraction(stack, layout, num_microbatches(workload, layout))),
     )
     priced = settle_priced_ends(priced, config, workload, layout)
     times = add_up(priced, config, workload, layout)

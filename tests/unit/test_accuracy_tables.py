@@ -182,7 +182,9 @@ def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
     layout = {"data_parallel": 64, "expert_parallel": 8, "zero_stage": 1}
     workload = {"micro_batch_size": 2, "global_batch_size": 256, "seq_len": 4096, "dtype": "fp8"}
     workload |= {"optimizer": "adamw-narrow-gradients"}
-    prediction = ask("mixtral-8x7b", "b200-sxm-180gb", workload=workload, layout=layout).predict()
+    generation = "nemo-moe-2025"
+    question = ask("mixtral-8x7b", "b200-sxm-180gb", workload=workload, layout=layout, software=generation)
+    prediction = question.predict()
     shapeless = dict.fromkeys(
         ("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"), ""
     )

@@ -341,8 +341,8 @@ def test_long_sequences_get_context_ranks() -> None:
 
 
 def test_hopeless_job_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """Layers of 200 G parameters fit nowhere that was looked at: what comes closest is named, with what it needs."""
-    huge = TransformerConfig(hidden_size=131_072, num_layers=500, num_heads=1024, vocab_size=128_000)
+    """Layers of 800 G parameters fit nowhere that was looked at: what comes closest is named, with what it needs."""
+    huge = TransformerConfig(hidden_size=262_144, num_layers=500, num_heads=1024, vocab_size=128_000)
     found = shapewright.fits(huge, device="h100-sxm-80gb")
     nearest = found.nearest
 

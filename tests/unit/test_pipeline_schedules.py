@@ -7,9 +7,9 @@ import re
 import pytest
 
 from shapewright.adding_up import WEIGHT_GRADIENTS, join_stages
-from shapewright.errors import LayoutError
+from shapewright.errors import LayoutError, WorkloadError
 from shapewright.layout import ParallelLayout
-from shapewright.lowering import is_weight_gradient
+from shapewright.lowering import is_weight_gradient, num_microbatches
 from shapewright.memory import count_microbatches_in_flight
 from shapewright.question import ask
 from shapewright.workload import Workload
@@ -37,6 +37,59 @@ def test_zero_bubble_leaves_a_third_where_passes_are_equal() -> None:
     layout = {"pipeline_parallel": 8, "pipeline_schedule": "zero-bubble"}
     assert bubble_share(64, 64 / 3, **layout) == pytest.approx(0.109375 / 3)
     assert bubble_share(64, 60.0, **layout) == 0.0
+
+
+def test_dualpipe_by_its_formula() -> None:
+    """With T_F = 1, T_B = 2 and T_W = 1, (8 / 2 - 1) (3 + 2 - 3) = 6 passes' thirds, where 1F1B waits 7 passes."""
+    layout = {"pipeline_parallel": 8, "pipeline_schedule": "dualpipe"}
+    # 64 passes of a second: F and W are a third of it each, so 6 thirds are 2 s of 64.
+    assert bubble_share(64, 64 / 3, **layout) == pytest.approx(2 / 64)
+
+
+def test_dualpipe_shares_the_ends() -> None:
+    """Embedding and logits are on the same devices, each for half of the micro-batches."""
+    sums = {"every": 64.0, "first": 2.0, "last": 6.0, "step": 1.0, WEIGHT_GRADIENTS: 32.0}
+    step_s, bubble_s = join_stages(sums, 64, ParallelLayout(pipeline_parallel=8, pipeline_schedule="dualpipe"))
+    assert (step_s, bubble_s) == (64.0 + 4.0 + 1.0, 0.0)
+
+
+def test_dualpipe_hides_exchanges_of_experts() -> None:
+    """Three quarters of the exchange run beside another micro-batch, but for the first and the last one's half."""
+    layout = {"pipeline_parallel": 2, "data_parallel": 8, "expert_parallel": 8}
+    workload = {"micro_batch_size": 1, "global_batch_size": 64, "seq_len": 4096}
+    shown, hidden = (
+        ask("mixtral-8x7b", H100, workload=workload, layout={**layout, "pipeline_schedule": schedule}).predict()
+        for schedule in ("1f1b", "dualpipe")
+    )
+    (shown_share,), (hidden_share,) = (
+        {entry.exposed_fraction for entry in found.operations if "alltoall" in entry.operation.name}
+        for found in (shown, hidden)
+    )
+    assert (shown_share, hidden_share) == (1.0, pytest.approx(1.0 - 0.75 * 7 / 8))
+    assert hidden.step_time_s < shown.step_time_s
+
+
+def test_dualpipe_has_weights_twice() -> None:
+    """A device has a stage from either end: weights and gradients twice, optimiser states once."""
+    workload = {"micro_batch_size": 1, "global_batch_size": 16}
+    one, two = (
+        ask("llama-3-8b", H100, workload=workload, layout={"pipeline_parallel": 4, "pipeline_schedule": schedule})
+        .predict()
+        .memory
+        for schedule in ("zero-bubble", "dualpipe")
+    )
+    assert two.weights_bytes == 2.0 * one.weights_bytes
+    assert two.gradients_bytes == 2.0 * one.gradients_bytes
+    assert two.optimizer_bytes == one.optimizer_bytes
+
+
+@pytest.mark.parametrize(("batch", "words"), [(14, "give a global_batch_size of 16"), (19, "of 20")])
+def test_dualpipe_needs_two_micro_batches_for_each_stage(batch: int, words: str) -> None:
+    """Fewer, or an odd number, are refused with the next batch that works."""
+    layout = ParallelLayout(pipeline_parallel=8, pipeline_schedule="dualpipe")
+    with pytest.raises(WorkloadError, match=words):
+        num_microbatches(Workload(global_batch_size=batch, micro_batch_size=1), layout)
+    assert num_microbatches(Workload(micro_batch_size=1), layout) == 16
 
 
 def test_zero_bubble_step_waits_without_weight_gradients() -> None:
@@ -75,6 +128,7 @@ def test_products_without_weights_have_no_weight_gradients() -> None:
         ("1f1b", 2, [23 / 2, 21 / 2, 9 / 2]),  # 2 (p - i - 1) + (v - 1) p + 1 chunks
         ("gpipe", 1, [64, 64, 64]),
         ("zero-bubble", 1, [8, 8, 8]),
+        ("dualpipe", 1, [9, 9, 9]),
     ],
 )
 def test_microbatches_in_flight(schedule: str, chunks: int, expected: list[float]) -> None:
@@ -89,8 +143,9 @@ def test_microbatches_in_flight(schedule: str, chunks: int, expected: list[float
     [
         (
             {"pipeline_schedule": "2f2b"},
-            "pipeline_schedule='2f2b' is not known; choose one of 1f1b, gpipe, zero-bubble",
+            "pipeline_schedule='2f2b' is not known; choose one of 1f1b, gpipe, zero-bubble, dualpipe",
         ),
+        ({"pipeline_schedule": "dualpipe", "pipeline_parallel": 3}, "pipeline_parallel=3 must be even; use 4 or 2"),
         ({"pipeline_schedule": "gpipe"}, "pipeline_schedule='gpipe' needs pipeline_parallel above 1"),
         (
             {"pipeline_schedule": "zero-bubble", "pipeline_parallel": 4, "virtual_pipeline": 2},

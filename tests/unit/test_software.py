@@ -14,7 +14,7 @@ from shapewright.operations import Attention, Collective
 from shapewright.perf.software import TUNED, Software, load_software, software_names
 from shapewright.predict import Prediction
 from shapewright.predict import predict as predict_step
-from shapewright.question import ask
+from shapewright.question import Question, ask
 
 A100 = "a100-sxm-80gb"
 H100 = "h100-sxm-80gb"
@@ -27,6 +27,12 @@ def predict(software: Software | str, layout: ParallelLayout = SHARDED) -> Predi
     return predict_step(
         question.config, device=question.device, workload=question.workload, layout=layout, software=software
     )
+
+
+def of(question: Question, software: Software) -> Prediction:
+    """A question's step, run by other software."""
+    terms = {"device": question.device, "workload": question.workload, "layout": question.layout}
+    return predict_step(question.config, **terms, software=software)  # type: ignore[arg-type]
 
 
 def test_tuned_changes_nothing() -> None:
@@ -120,6 +126,36 @@ def test_a_host_that_waits_costs_small_batches_most() -> None:
         return steps[0] / steps[1]
 
     assert slowdown(1) > slowdown(4) > 1.0
+
+
+def test_a_host_that_launches_experts_alone() -> None:
+    """Where attention and router are captured, the cost counts for what works on routed rows, and for nothing else."""
+    question = ask("mixtral-8x7b", H100, layout={"data_parallel": 8, "expert_parallel": 8})
+
+    def operations(software: Software) -> dict[str, float]:
+        found = of(question, software).operations
+        return {f"{entry.operation.name} {entry.operation.pass_name}": entry.price.time_s for entry in found}
+
+    plain, slow = operations(Software()), operations(Software(host_s=1e-4, host_scope="experts"))
+    costly = {name for name in plain if slow[name] == pytest.approx(plain[name] + 1e-4)}
+    assert {name for name in plain if slow[name] != plain[name]} == costly
+    assert {name.split(" ")[0].split(".")[0] for name in costly} == {"moe"}
+    assert {"moe.gate_up forward", "moe.dispatch.alltoall forward", "moe.down.wgrad backward"} <= costly
+    assert not {name for name in costly if "router" in name or "choose" in name}
+
+
+def test_exchanges_beside_another_micro_batch() -> None:
+    """Software that overlaps exchanges hides its share of them, but of a single micro-batch nothing."""
+    overlaps = Software(expert_hidden_fraction=0.75)
+
+    def exposed(batch: int) -> set[float]:
+        workload = {"micro_batch_size": 1, "global_batch_size": 8 * batch, "seq_len": 4096}
+        question = ask("mixtral-8x7b", H100, workload=workload, layout={"data_parallel": 8, "expert_parallel": 8})
+        found = of(question, overlaps).operations
+        return {entry.exposed_fraction for entry in found if "alltoall" in entry.operation.name}
+
+    assert exposed(1) == {1.0}
+    assert list(exposed(4)) == [pytest.approx(1.0 - 0.75 * 3 / 4)]
 
 
 def test_interval_of_a_known_generation() -> None:

@@ -7,8 +7,10 @@ came to Megatron in 2022); optimiser states sharded over replicas where NeMo sta
 not used: their FLOP conventions differ. Here the bias is of tokens/s: above zero means promising too much.
 
 Rows of mixtures of experts state layout and batches but not the model's shape, which is that of the preset they name.
-They are a table of their own, ``published_training_throughput/moe``, and predicted as a tuned stack, with the interval
-that spans all software: no generation was fitted on them.
+They are a table of their own, ``published_training_throughput/moe``; which generation ran them is in
+accuracy.training_software. What NVIDIA's recipes state and its tables do not is read from the recipes: optimiser states
+sharded over replicas, gradients summed in 16 bits (``grad_reduce_in_fp32 = False``), and products in fp8 and fp4 by
+Transformer Engine, which keeps their inputs as narrow as it read them (pytorch/module/linear.py).
 """
 
 from __future__ import annotations
@@ -22,11 +24,17 @@ import numpy as np
 
 from shapewright.accuracy.chunk import Chunk, Prices
 from shapewright.accuracy.read import Format
+from shapewright.accuracy.training_software import (
+    NVIDIA,
+    find_setbacks,
+    setting_of,
+    software_of,
+    software_of_experts,
+)
 from shapewright.adding_up import add_up
 from shapewright.config import TransformerConfig, read_model
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
-from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.workload import Workload
 
@@ -54,6 +62,8 @@ _NEEDED = (
 )
 # What a preset says of a model that is named.
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size")
+# What makes one configuration of a model on a device.
+_SETTING = ("seq_len", "micro_batch", "global_batch", "num_gpus", "tp", "pp", "vp", "cp", "ep")
 _OTHER_COUNTS = ("num_kv_heads", "vp", "cp", "ep")
 _LARGEST_COUNT = 1e9
 FORMAT = Format(
@@ -73,22 +83,6 @@ FORMAT = Format(
         "iter_time_s",
     ),
 )
-# Generation of software by the first words of a source.
-_SOFTWARE = {
-    "NVIDIA NeMo": "nemo-2024",
-    "NVIDIA Megatron-Bridge": "nemo-2024",
-    "mosaicml/llm-foundry": "fsdp-2023",
-    "torchtitan": "fsdp-2024",
-    "BLOOM": "megatron-deepspeed-2021",
-    "MT-NLG": "megatron-deepspeed-2021",
-    "Megatron-LM": "megatron-2020",
-    "BigScience": "megatron-2020",
-    "2104.04473": "megatron-2020",
-}
-# Its recipes shard optimiser states over replicas and sum gradients in 16 bits (grad_reduce_in_fp32 = False), and its
-# products in fp8 and fp4 are Transformer Engine's, which keeps their inputs as narrow as it read them. Source:
-# NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs; NVIDIA/TransformerEngine, pytorch/module/linear.py.
-_NVIDIA = "nemo-2024"
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
 # Presets of mixtures of experts, by how the table spells their names. DeepSeek-V3 named alone was trained with
 # multi-token prediction, 4 % of its FLOPs by the table's TFLOP/s; predicted is the model without.
@@ -173,11 +167,14 @@ def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = 
         has_experts: Whether models have experts; None for both kinds.
     """
     assumed: Counter[str] = Counter()
+    setbacks = find_setbacks(columns, _SETTING)
     for (gpu,), rows in columns.groups("gpu"):
         device = context.device_of(gpu, rows.num_rows)
         for row in range(rows.num_rows if device else 0):
             assert device is not None
             try:
+                if (setting_of(rows, row, _SETTING), rows.labels["source"][row]) in setbacks:
+                    raise _UnusableRowError("slower by a third than the same configuration in the releases around it")
                 run = _read_run(rows, row, device, assumed)
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1
@@ -250,11 +247,17 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     if not checkpointing:
         assumed["do not state activation checkpointing: none"] += 1
     source = rows.labels["source"][row]
-    software = _software_of(source)
-    config = read_model(_EXPERT_MODELS[model]).config if is_known else _make_config(number, name=model)
+    software = software_of(source)
+    own_software = software
+    if is_known:
+        config = read_model(_EXPERT_MODELS[model]).config
+        words, num_stages = rows.labels["dtype"][row], int(number("pp"))
+        own_software = software_of_experts(source, _EXPERT_MODELS[model], device, words, num_stages)
+    else:
+        config = _make_config(number, name=model)
     return PublishedRun(
         source=source,
-        software=TUNED if is_known else software,
+        software=own_software,
         device=device,
         config=config,
         workload=Workload(
@@ -263,8 +266,8 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
             seq_len=int(number("seq_len")),
             dtype=dtype,
             attention="flash" if fused else "unfused",
-            optimizer="adamw-narrow-gradients" if software == _NVIDIA else "adamw",
-            narrow_inputs=software == _NVIDIA and dtype in ("fp8", "fp4"),
+            optimizer="adamw-narrow-gradients" if software == NVIDIA else "adamw",
+            narrow_inputs=software == NVIDIA and dtype in ("fp8", "fp4"),
             recompute=_RECOMPUTE[checkpointing],
         ),
         layout=ParallelLayout(
@@ -279,11 +282,6 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
         ),
         tokens_per_s_per_device=measured,
     )
-
-
-def _software_of(source: str) -> str:
-    """Generation of software that a source names."""
-    return next((name for words, name in _SOFTWARE.items() if source.startswith(words)), TUNED)
 
 
 def _make_config(number: Number, *, name: str) -> TransformerConfig:
@@ -337,7 +335,7 @@ def _read_zero_stage(word: str, software: str, assumed: Counter[str]) -> int:
     """
     if "ZeRO-3" in word or "FSDP" in word or "FULL_SHARD" in word:
         return 3
-    if software == _NVIDIA and "ZeRO" not in word:
+    if software == NVIDIA and "ZeRO" not in word:
         assumed["are of NeMo and state no sharding: optimiser states over replicas"] += 1
         return 1
     return 2 if "SHARD_GRAD_OP" in word else 1 if "ZeRO-1" in word else 0

@@ -16,7 +16,7 @@ from shapewright.capacity.offload import OFFLOADS
 from shapewright.dtypes import get_dtype
 from shapewright.errors import ShapewrightError
 from shapewright.hardware.nodes import fills_units
-from shapewright.layout import ParallelLayout
+from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES, ParallelLayout
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.memory import estimate_memory
 from shapewright.perf.software import TUNED
@@ -289,7 +289,8 @@ def _model_splits(situation: Situation) -> list[tuple[int, int]]:
 def _zero_stages(situation: Situation, split: _Split) -> range:
     """Sharding at least as far as it is, where there are replicas (context ranks are some) to shard over."""
     present, replicas = situation.layout.zero_stage, split[2] * split[3]
-    return range(present, 4 if situation.workload.is_training and replicas > 1 else present + 1)
+    most = MOST_ZERO_STAGE_IN_PIPELINES if split[1] > 1 else 3
+    return range(present, max(present, most if situation.workload.is_training and replicas > 1 else present) + 1)
 
 
 def _workload_changes(situation: Situation) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def software_option(command: Command) -> Command:
         default=TUNED,
         show_default=True,
         metavar="NAME",
-        help="training software: a tuned stack of today, or a generation such as nemo-2024, fsdp-2024 or fsdp-2023",
+        help="training software: a tuned stack of today, or a generation such as nemo-2024, nemo-moe-2026 or fsdp-2024",
     )(command)
 
 

@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
     """Passes that one replica accumulates before an optimiser step: B / (b * data_parallel).
 
-    Without a global batch size it is one micro-batch per pipeline stage. In prefill and decode one pass is the step.
+    Without a global batch size it is one micro-batch per pipeline stage, of DualPipe two. In prefill and decode one
+    pass is the step.
 
     Raises:
-        WorkloadError: the global batch does not split into whole micro-batches.
+        WorkloadError: the global batch does not split into whole micro-batches, or DualPipe has too few of them.
 
     Source: arXiv 2104.04473, section 2.2.
     """
     if not workload.is_training:
         return 1
+    fewest = 2 * layout.pipeline_parallel if layout.pipeline_schedule == "dualpipe" else 1
     if workload.global_batch_size is None:
-        return layout.pipeline_parallel
+        return max(layout.pipeline_parallel, fewest)
     per_round = workload.micro_batch_size * layout.data_parallel
     if workload.global_batch_size % per_round:
         below = workload.global_batch_size // per_round * per_round
@@ -38,7 +40,14 @@ def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
             f"global_batch_size={workload.global_batch_size} must be a multiple of micro_batch_size * data_parallel = "
             f"{workload.micro_batch_size} * {layout.data_parallel}; try {allowed}"
         )
-    return workload.global_batch_size // per_round
+    passes = workload.global_batch_size // per_round
+    if fewest > 1 and (passes < fewest or passes % 2):
+        raise WorkloadError(
+            f"pipeline_schedule='dualpipe' needs an even number of micro-batches, two for each of pipeline_parallel="
+            f"{layout.pipeline_parallel} stages and more: {passes} are too few or odd; give a global_batch_size of "
+            f"{max(fewest, passes + passes % 2) * per_round}"
+        )
+    return passes
 
 
 def layers_per_stage(config: TransformerConfig, layout: ParallelLayout) -> int:

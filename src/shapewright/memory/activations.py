@@ -122,7 +122,7 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
 
     1F1B: p - i on stage i. Interleaved with v chunks: 2(p - i - 1) + (v - 1)p + 1 chunks of 1/v, which on the first
     stage is p(1 + (p - 1)/(pv)). GPipe: all of the step. Zero-bubble (ZB-H1): p on every stage, where i of them wait
-    for gradients of weights alone and could free a part. Never more than the step has.
+    for gradients of weights alone and could free a part. DualPipe: p + 1. Never more than the step has.
 
     >>> from shapewright.layout import ParallelLayout
     >>> from shapewright.workload import Workload
@@ -131,7 +131,7 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
     10.333
 
     Source: arXiv 2104.04473, section 2.2; arXiv 2205.05198, section 4.2; arXiv 1811.06965, section 2 (GPipe); arXiv
-        2401.10241, section 2.3 (ZB-H1).
+        2401.10241, section 2.3 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
     """
     p, v = layout.pipeline_parallel, layout.virtual_pipeline
     in_step = p
@@ -141,6 +141,8 @@ def count_microbatches_in_flight(workload: Workload, layout: ParallelLayout, sta
         return in_step
     if layout.pipeline_schedule == "zero-bubble":
         return min(p, in_step)
+    if layout.pipeline_schedule == "dualpipe":
+        return min(p + 1, in_step)
     if v == 1:
         return min(p - stage, in_step)
     return min(2 * (p - stage - 1) + (v - 1) * p + 1, in_step * v) / v

@@ -137,6 +137,14 @@ class StateBytes:
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.gathered_bytes
 
 
+def num_stage_copies(layout: ParallelLayout) -> int:
+    """Stages that a device has weights of: DualPipe's have one from either end of the model.
+
+    Source: arXiv 2412.19437, table 2 (twice the parameters).
+    """
+    return 2 if layout.pipeline_schedule == "dualpipe" else 1
+
+
 # The layer at work and the one fetched ahead of it (PyTorch FSDP's default backward prefetch).
 _GATHERED_LAYERS = 2
 
@@ -151,6 +159,8 @@ def estimate_states(
         workload: Phase and dtype.
         layout: Degrees and ZeRO stage.
         recipe: Bytes a parameter in training; by default that of the workload's optimiser.
+
+    DualPipe's devices have two stages of weights and gradients; the two devices of a stage share its optimiser states.
 
     Source: arXiv 1910.02054, section 5: stage 1 divides optimiser states by the replicas, 2 gradients too, 3 weights
         too. Ranks of the context axis count as replicas (Megatron-LM).
@@ -176,10 +186,11 @@ def estimate_states(
         # The host's optimiser needs the weights themselves where no master stands behind them.
         weights = 0.0 if used.has_master else used.weight_bytes * (sharded if stage >= 1 else everything)
         host_bytes, optimizer_bytes = optimizer_bytes + weights, 0.0
+    copies = num_stage_copies(layout)
     return StateBytes(
         host_bytes=host_bytes,
-        weights_bytes=used.weight_bytes * (sharded if stage >= 3 else everything),
-        gradients_bytes=used.gradient_bytes * (sharded if stage >= 2 else everything),
+        weights_bytes=copies * used.weight_bytes * (sharded if stage >= 3 else everything),
+        gradients_bytes=copies * used.gradient_bytes * (sharded if stage >= 2 else everything),
         optimizer_bytes=optimizer_bytes,
         gathered_bytes=gathered if stage >= 3 and replicas > 1 else 0.0,
     )

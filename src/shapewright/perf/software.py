@@ -41,6 +41,12 @@ TENSOR_HIDDEN_FRACTION = 0.75
 """What a product hides of the communication that runs beside it: the rest is what it loses to the SMs that move data.
 NCCL runs up to 24 channels, one SM each, of an A100's 108, and 32 of an H100's 132. NVIDIA's recipes are met as well
 with anything from 0.75 to 0.9 (docs/decisions/0002)."""
+EXCHANGE_HIDDEN_FRACTION = TENSOR_HIDDEN_FRACTION
+"""What computation of another micro-batch hides of an exchange of experts: as much as a product hides of what runs
+beside it, for the same reason. DeepSeek-V3's kernels take 20 of an H800's 132 SMs (arXiv 2412.19437, section 3.2.2)."""
+HOST_SCOPES = ("all", "experts")
+"""Operations that cost the host time: all of a pass, or those of experts alone where the others are captured in CUDA
+graphs (attention and router have sizes that do not depend on the routing)."""
 _TENSOR_CORE_BITS = 128
 """Alignment below which older kernels of batched products use no tensor cores. Source: CUDA 10 cuBLAS documentation,
 tensor core usage (multiples of 8 half-precision elements)."""
@@ -58,6 +64,9 @@ class Software:
             products beside it hide, where they take as long.
         time_factor: Factor on every operation.
         host_s: What each operation of a pass costs more, because the host launches it and waits. [s]
+        host_scope: Operations that this counts for, one of HOST_SCOPES.
+        expert_hidden_fraction: Share of the expert axis' communication that computation of another micro-batch hides,
+            where it takes as long.
         attention_factor: Factor on fused attention by architecture; 1 where it is not named.
         unaligned_heads_fraction: Share of the fp32 rate of the ordinary cores at which batched products of heads that
             are no whole number of 16 bytes run; 0 where they run on tensor cores.
@@ -73,6 +82,8 @@ class Software:
     tensor_hidden_fraction: float = TENSOR_HIDDEN_FRACTION
     time_factor: float = 1.0
     host_s: float = 0.0
+    host_scope: str = "all"
+    expert_hidden_fraction: float = 0.0
     attention_factor: Mapping[str, float] = field(default_factory=dict)
     unaligned_heads_fraction: float = 0.0
     low: float | None = None
@@ -113,7 +124,11 @@ class Software:
         elif self.unaligned_heads_fraction and isinstance(operation, Gemm):
             least_s = self._time_off_tensor_cores_s(operation, device)
             factor = factor * _larger(1.0, least_s / time_s)
-        return factor, 0.0 if operation.pass_name == "step" else self.host_s
+        return factor, self.host_s if self._costs_host(operation) else 0.0
+
+    def _costs_host(self, operation: Operation) -> bool:
+        """Whether the host launches an operation by itself and the device waits for it."""
+        return operation.pass_name != "step" and (self.host_scope == "all" or is_of_experts(operation))
 
     def _time_off_tensor_cores_s(self, operation: Gemm, device: Device) -> Any:
         """Time of batched products, one per head, whose operands do not start on whole 16 bytes; 0 for others. [s]"""
@@ -124,6 +139,18 @@ class Software:
 
 
 TUNED_SOFTWARE = Software()
+
+_EXPERT_BLOCKS = ("moe.", "shared_expert.")
+_ROUTER_ROLES = ("moe.router", "moe.choose")
+
+
+def is_of_experts(operation: Operation) -> bool:
+    """Whether an operation works on routed rows or shared experts; the router works on tokens as they come.
+
+    Software tells such operations apart, so that equal ones of other blocks need not take as long.
+    """
+    name = operation.name
+    return any(block in name for block in _EXPERT_BLOCKS) and not any(role in name for role in _ROUTER_ROLES)
 
 
 def _larger(one: float, other: Numeric) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.errors import LayoutError
-from shapewright.layout import ParallelLayout
+from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES, ParallelLayout
 from shapewright.lowering import validate_layout
 from shapewright.perf.software import TUNED_SOFTWARE, Software
 from shapewright.plan.memory import MemoryOfFrames, layout_of
@@ -244,17 +244,22 @@ class _Explorer:
     def _valid(self, chunk: list[Frame], order: Order) -> NDArray[np.bool_]:
         """Plans that there are. [frames, modes, shardings]
 
-        Interleaving needs the micro-batches in groups of as many as there are stages (Megatron-LM refuses others), and
-        sharding over replicas more than one of them, unless it is asked for.
+        Interleaving needs the micro-batches in groups of as many as there are stages (Megatron-LM refuses others),
+        DualPipe two for each stage, and sharding over replicas more than one of them. Weights are not sharded under a
+        pipeline, which would gather them for each micro-batch anew. What is asked for is looked at anyway.
         """
         passes = np.array([frame.num_microbatches for frame in chunk])
         replicas = np.array([frame.data_parallel * frame.context_parallel for frame in chunk])
         whole = np.ones(len(chunk), dtype=bool)
         if order.virtual_pipeline > 1 and "virtual_pipeline" not in self._request.kept:
             whole = passes % chunk[0].pipeline_parallel == 0
+        if order.pipeline_schedule == "dualpipe":
+            whole = (passes >= 2 * chunk[0].pipeline_parallel) & (passes % 2 == 0)
         has_choice = np.full(len(chunk), "zero_stage" in self._request.kept)
-        unsharded = np.array([sharding.zero_stage == 0 for sharding in self._shardings])
-        stages = whole[:, None] & (unsharded | (has_choice | (replicas > 1))[:, None])
+        zero_stages = np.array([sharding.zero_stage for sharding in self._shardings])
+        most = MOST_ZERO_STAGE_IN_PIPELINES if chunk[0].pipeline_parallel > 1 else 3
+        usual = (zero_stages == 0) | ((replicas > 1)[:, None] & (zero_stages <= most))
+        stages = whole[:, None] & (has_choice[:, None] | usual)
         valid: NDArray[np.bool_] = np.repeat(stages[:, None, :], len(self._modes), axis=1)
         return valid
 

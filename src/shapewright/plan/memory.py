@@ -43,6 +43,7 @@ class FrameMemory:
     Attributes:
         stages: Stages that may need most.
         states: Weights, gradients, optimiser states and gathered layers. [frames, stages, shardings]
+        copied: What of them DualPipe's devices have twice. [frames, stages, shardings]
         kept: Activations of a micro-batch in flight. [frames, stages, modes]
         host: Those of them that the host keeps. [frames, stages, modes]
         moving: The most of them that the device holds besides. [frames, stages, modes]
@@ -54,6 +55,7 @@ class FrameMemory:
 
     stages: tuple[int, ...]
     states: Array
+    copied: Array
     kept: Array
     host: Array
     moving: Array
@@ -67,7 +69,8 @@ class FrameMemory:
         in_flight = self._in_flight(order)[:, :, None]
         on_device = self.kept * in_flight + np.minimum(self.moving, self.host * in_flight)
         by_mode = on_device + self.momentary + self.once[:, :, None]
-        total: Array = (by_mode[:, :, :, None] + self.states[:, :, None, :]).max(axis=1)
+        states = self.states + self.copied if order.pipeline_schedule == "dualpipe" else self.states
+        total: Array = (by_mode[:, :, :, None] + states[:, :, None, :]).max(axis=1)
         return total
 
     def _in_flight(self, order: Order) -> Array:
@@ -108,14 +111,14 @@ class MemoryOfFrames:
     def estimate(self, frames: Sequence[Frame]) -> FrameMemory:
         """Estimate frames of one pipeline degree."""
         stages = tuple(stages_to_compare(self._config, layout_of(frames[0])))
-        states = np.array([self._states_of(frame, stages) for frame in frames])
+        states, copied = np.moveaxis(np.array([self._states_of(frame, stages) for frame in frames]), 3, 0)
         terms = np.array([self._terms_of(frame, stages) for frame in frames])
         kept, host, moving, momentary, once = (terms[:, part] for part in range(5))
         for frame in frames:
             count = frame.num_microbatches
             if count not in self._alone:
                 self._alone[count] = replace(self._workload, micro_batch_size=1, global_batch_size=count)
-        return FrameMemory(stages, states, kept, host, moving, once[:, :, 0], momentary, frames, self._alone)
+        return FrameMemory(stages, states, copied, kept, host, moving, once[:, :, 0], momentary, frames, self._alone)
 
     def _workload_of(self, frame: Frame, mode: Mode) -> Workload:
         """The workload of a plan."""
@@ -135,25 +138,29 @@ class MemoryOfFrames:
         return stage
 
     def _states_of(self, frame: Frame, stages: Sequence[int]) -> Array:
-        """States; micro-batch and sequence parallelism have no part in them. [stages, shardings, byte]"""
+        """States, and those that DualPipe has twice, by stage and sharding. [stages, shardings, 2, byte]
+
+        Micro-batch and sequence parallelism have no part in them.
+        """
         replicas = frame.data_parallel * frame.context_parallel
         key = (frame.pipeline_parallel, frame.tensor_parallel, frame.expert_parallel, replicas)
         if key not in self._states:
             self._states[key] = np.array([self._states_of_stage(self._stage(frame, index)) for index in stages])
         return self._states[key]
 
-    def _states_of_stage(self, stage: Stage) -> list[float]:
-        """States by sharding. [byte]"""
+    def _states_of_stage(self, stage: Stage) -> list[tuple[float, float]]:
+        """States by sharding, and those that DualPipe has twice. [byte]"""
         parameters = count_stage_parameters(stage, self._counts)
-        return [
+        found = [
             estimate_states(
                 parameters,
                 replace(self._workload, offload_optimizer=sharding.offload_optimizer),
                 replace(stage.layout, zero_stage=sharding.zero_stage),
                 self._recipe,
-            ).total_bytes
+            )
             for sharding in self._shardings
         ]
+        return [(states.total_bytes, states.weights_bytes + states.gradients_bytes) for states in found]
 
     def _terms_of(self, frame: Frame, stages: Sequence[int]) -> Array:
         """Activations; how many replicas there are and where experts lie has no part in them. [5, stages, modes, byte]

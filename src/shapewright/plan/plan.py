@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
 from shapewright.perf.calibration import load_record
 from shapewright.perf.expert_kernels import say_expert_kernel
@@ -288,6 +289,11 @@ def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device, sof
         yield (
             "no stragglers: large jobs that met fail-slow devices or links took 1.34 times as long on average "
             "(GREYHOUND, USENIX ATC 2025); --straggler-factor takes a factor of your own"
+        )
+    if "zero_stage" not in request.kept and any(plan.layout.pipeline_parallel > 1 for plan in plans):
+        yield (
+            f"under a pipeline ZeRO stage {MOST_ZERO_STAGE_IN_PIPELINES} is the highest looked at: DeepSpeed and "
+            f"Megatron-LM shard no weights there; --keep zero=0,1,2,3 looks at stage 3 too"
         )
     if any(plan.layout.pipeline_schedule == "zero-bubble" for plan in plans[:1]):
         yield (

@@ -151,6 +151,9 @@ def orders(config: TransformerConfig, pipeline_parallel: int, request: PlanReque
         one = Order(1, "1f1b")
         return [one] if _allows(request, one) else []
     found = [Order(1, schedule) for schedule in ("1f1b", "gpipe", "zero-bubble")]
+    if "dualpipe" in request.kept.get("pipeline_schedule", ()) and pipeline_parallel % 2 == 0:
+        # One project has it (DeepSeek's own): looked at where it is asked for.
+        found.append(Order(1, "dualpipe"))
     per_stage = -(-config.num_layers // pipeline_parallel)
     found += [
         Order(chunks, "1f1b") for chunks in divisors(per_stage)[1:] if pipeline_parallel * chunks <= config.num_layers

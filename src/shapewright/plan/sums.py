@@ -15,8 +15,11 @@ import numpy as np
 from shapewright.adding_up import (
     BESIDE_PRODUCTS,
     POOLS,
+    WANTED_POOLS,
     WEIGHT_GRADIENTS,
+    cover_of,
     exposed_fraction,
+    hidden_exchange_fraction,
     join_stages,
     pools_of,
     settle_ends,
@@ -35,14 +38,14 @@ if TYPE_CHECKING:
 
 _STAGES = ("every", "first", "last")
 # Pools that recomputation, sharding and schedule change; the last one is settled before.
-_SIDES = tuple(pool for pool in POOLS if pool != BESIDE_PRODUCTS)
+_SIDES = tuple(pool for pool in WANTED_POOLS if pool != BESIDE_PRODUCTS)
 # Columns: times of the stages and of what runs once, computation that hides communication, communication that can be
 # hidden, and gradients of weights.
 COLUMNS = (
     *_STAGES,
     "step",
     *(f"cover.{pool}" for pool in POOLS),
-    *(f"wanted.{pool}.{stage}" for pool in POOLS for stage in _STAGES),
+    *(f"wanted.{pool}.{stage}" for pool in WANTED_POOLS for stage in _STAGES),
     WEIGHT_GRADIENTS,
 )
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
@@ -83,11 +86,14 @@ class FrameSums:
         send = self.send if chunks == 1 else chunks * self.send_chunk
         total = (self.base + send)[:, None, None, :] + self.recompute[:, :, None, :] + self.sharding[:, None, :, :]
         sums: dict[str, Any] = {name: total[..., _INDEX[name]] for name in (*_STAGES, "step", WEIGHT_GRADIENTS)}
+        passes = num_microbatches[:, None, None]
+        hidden = hidden_exchange_fraction(self.software, layout, passes)
+        covers = {pool: total[..., _INDEX[f"cover.{pool}"]] for pool in POOLS}
         for side in _SIDES:
             wanted = {stage: total[..., _INDEX[f"wanted.{side}.{stage}"]] for stage in _STAGES}
             wanted_s = wanted["every"] + wanted["first"] + wanted["last"]
-            cover_s = total[..., _INDEX[f"cover.{side}"]]
-            exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), side, self.software)
+            cover_s = cover_of(covers, side)
+            exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), side, self.software, hidden)
             shown = np.where(wanted_s > 0.0, exposed, 1.0)
             for stage in _STAGES:
                 sums[stage] = sums[stage] + shown * wanted[stage]
@@ -95,7 +101,7 @@ class FrameSums:
             layer_s = sums["every"] / self.layers_per_stage
             ends = sums["first"], sums["last"], layer_s, self.num_spare, self.layers_per_stage
             sums["first"], sums["last"] = settle_ends(*ends)
-        step_s, _ = join_stages(sums, num_microbatches[:, None, None], layout)
+        step_s, _ = join_stages(sums, passes, layout)
         return np.asarray(step_s, dtype=float)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weight gradients"
+SIMULATED_SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
+"""Schedules that are simulated; DualPipe, whose devices work on two stages at once, is priced by its formula alone."""
 
 
 class Pass(NamedTuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError
 from shapewright.lowering import num_microbatches
-from shapewright.plan.timeline import Pass, pass_times, simulate_pipeline
+from shapewright.plan.timeline import SIMULATED_SCHEDULES, Pass, pass_times, simulate_pipeline
 from shapewright.report.charts import Span, Timeline
 
 if TYPE_CHECKING:
@@ -65,7 +65,16 @@ def pipeline_chart(prediction: Prediction, title: str = "Pipeline") -> tuple[Tim
 
 
 def simulate(prediction: Prediction, passes: int) -> list[Pass]:
-    """The first passes of a step, with the predicted times."""
+    """The first passes of a step, with the predicted times.
+
+    Raises:
+        LayoutError: the schedule is priced by a formula alone.
+    """
+    if prediction.layout.pipeline_schedule not in SIMULATED_SCHEDULES:
+        raise LayoutError(
+            f"pipeline_schedule={prediction.layout.pipeline_schedule!r} is priced by a formula and not simulated; "
+            f"choose one of {', '.join(SIMULATED_SCHEDULES)} to draw it"
+        )
     return simulate_pipeline(prediction.layout, passes, pass_times(prediction))
 
 

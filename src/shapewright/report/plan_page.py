@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering import num_microbatches
 from shapewright.plan import BUBBLE
+from shapewright.plan.timeline import SIMULATED_SCHEDULES
 from shapewright.report.charts import BarChart, BarPart, Points, XYChart
 from shapewright.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.report.pipeline_chart import pass_words, pipeline_chart, simulate
@@ -35,7 +36,7 @@ def render_plan(result: PlanResult) -> str:
         Words("Why the next one loses", describe_losses(result) or ["There is no next one."]),
         Figure(steps_chart(result), "Parts of a step add up to it; of communication, what computation does not hide."),
     ]
-    if best.layout.pipeline_parallel > 1:
+    if best.layout.pipeline_parallel > 1 and best.layout.pipeline_schedule in SIMULATED_SCHEDULES:
         chart, shown, passes = pipeline_chart(best.prediction, f"Pipeline of rank {best.rank}: {describe_plan(best)}")
         simulated_s = max(each.end_s for each in simulate(best.prediction, passes))
         sections.append(

@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.adding_up import POOLS, WEIGHT_GRADIENTS, exposed_fraction, join_stages, pools_of, settle_ends
+from shapewright.adding_up import (
+    EXCHANGES,
+    POOLS,
+    WANTED_POOLS,
+    WEIGHT_GRADIENTS,
+    cover_of,
+    exposed_fraction,
+    hidden_exchange_fraction,
+    join_stages,
+    pools_of,
+    settle_ends,
+)
 from shapewright.errors import ShapewrightError
+from shapewright.layout import SPLIT_SCHEDULES
 from shapewright.lowering import is_weight_gradient, lower, num_microbatches, validate_layout
 from shapewright.operations import Collective, Pointwise
 from shapewright.perf.software import TUNED_SOFTWARE, Software
@@ -160,7 +172,9 @@ class StepTimes:
         self._weight_gradients = Sum(self.grid)
         # Computation that overlapping communication hides behind, and that communication, by pool and stage.
         self._cover = {pool: Sum(self.grid) for pool in POOLS}
-        self._wanted = {(pool, stage): Sum(self.grid) for pool in POOLS for stage in ("every", "first", "last")}
+        self._wanted = {(pool, stage): Sum(self.grid) for pool in WANTED_POOLS for stage in ("every", "first", "last")}
+        # Most of an exchange shows, or all of it; which one depends on no shape.
+        self._hides_exchanges = hidden_exchange_fraction(setting.software, setting.layout, 2) > 0.0
         self._add_operations(lowered.operations, setting)
         self._hides = any(self._wanted.values()) or any(
             isinstance(operation, Collective) and operation.overlaps for operation in self._late
@@ -183,15 +197,17 @@ class StepTimes:
         late = self._late_sums(index) if whole else {}
         sums: dict[str, Any] = {stage: self._read_sum(total, index, late) for stage, total in self._stages.items()}
         if self._hides:
-            for pool, cover in self._cover.items():
+            covers = {pool: self._read_sum(cover, index, late) for pool, cover in self._cover.items()}
+            software = self._setting.software
+            num_passes = self._read(self._num_passes, index)
+            hidden = hidden_exchange_fraction(software, self._layout, num_passes)
+            for pool in WANTED_POOLS:
                 wanted = {
                     stage: self._read_sum(self._wanted[pool, stage], index, late)
                     for stage in ("every", "first", "last")
                 }
                 wanted_s = np.asarray(sum(wanted.values()))
-                cover_s = self._read_sum(cover, index, late)
-                software = self._setting.software
-                exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), pool, software)
+                exposed = exposed_fraction(cover_of(covers, pool), np.maximum(wanted_s, 1e-300), pool, software, hidden)
                 shown = np.where(wanted_s > 0.0, exposed, 1.0)
                 for stage, part_s in wanted.items():
                     sums[stage] = sums[stage] + shown * part_s
@@ -265,13 +281,15 @@ class StepTimes:
     def _targets(self, operation: Operation) -> Iterator[Sum]:
         """Sums that an operation's time belongs to."""
         pools = pools_of(operation, operation.pass_name)
+        if pools == (EXCHANGES,) and not self._hides_exchanges:
+            pools = ()
         if isinstance(operation, Collective) and pools:
             yield self._wanted[pools[0], operation.stage]
         else:
             yield self._stages["step" if operation.pass_name == "step" else operation.stage]
             for pool in pools:
                 yield self._cover[pool]
-        fills_bubble = self._layout.pipeline_schedule == "zero-bubble" and operation.stage == "every"
+        fills_bubble = self._layout.pipeline_schedule in SPLIT_SCHEDULES and operation.stage == "every"
         if fills_bubble and is_weight_gradient(operation):
             yield self._weight_gradients
 

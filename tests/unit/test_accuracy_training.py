@@ -1,0 +1,84 @@
+"""Which software published training rows are read as, and which rows are set aside."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.accuracy.context import Context
+from shapewright.accuracy.read import read_columns
+from shapewright.accuracy.training import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_software import software_of_experts
+from shapewright.hardware import load_device
+
+BRIDGE = "NVIDIA Megatron-Bridge {} NeMo Container"
+
+
+@pytest.mark.parametrize(
+    ("release", "preset", "device", "dtype", "stages", "software"),
+    [
+        ("25.11", "qwen3-30b-a3b", "b200-sxm-180gb", "fp8-mx", 1, "nemo-moe-2025"),
+        ("26.02.01", "qwen3-30b-a3b", "b200-sxm-180gb", "mxfp8", 1, "nemo-moe-2025-graphs"),
+        ("26.04", "qwen3-235b-a22b", "b200-sxm-180gb", "mxfp8", 8, "nemo-moe-2025"),
+        ("25.11", "deepseek-v3", "gb300", "bf16", 2, "nemo-moe-2025-graphs"),
+        ("26.06", "deepseek-v3", "gb300", "mxfp8", 2, "nemo-moe-2026"),
+        ("26.06", "deepseek-v3", "b300-sxm-288gb", "mxfp8", 8, "nemo-moe-2025"),
+        ("26.06", "qwen3-30b-a3b", "h100-sxm-80gb", "fp8", 1, "nemo-moe-2025"),
+        ("26.04", "gpt-oss-120b", "gb200", "bf16", 1, "nemo-moe-2025"),
+        ("26.04", "gpt-oss-120b", "gb300", "bf16", 1, "nemo-moe-2025-graphs"),
+    ],
+)
+def test_software_of_experts(release: str, preset: str, device: str, dtype: str, stages: int, software: str) -> None:
+    """Release, host and format say whether kernels were launched, captured in part, or all in one graph."""
+    found = software_of_experts(BRIDGE.format(release), preset, load_device(device), dtype, stages)
+    assert found == software
+
+
+def test_strangers_are_a_tuned_stack() -> None:
+    """A source that nobody knows is predicted as a tuned stack, whose interval spans all software."""
+    assert (
+        software_of_experts("DeepSeek, own report", "deepseek-v3", load_device("h800-sxm-80gb"), "fp8", 16) == "tuned"
+    )
+
+
+def read(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[PublishedRun], Counter[str]]:
+    """Runs of a table, and why others are none."""
+    path = folder / "published_training_throughput.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*FORMAT.labels, *FORMAT.optional], restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    context = Context()
+    return list(read_runs(read_columns(path, FORMAT, Counter()), context, has_experts=None)), context.skipped
+
+
+def experts(release: str, tokens_per_s: float) -> dict[str, Any]:
+    """A published row of GPT-OSS."""
+    return {
+        "source": BRIDGE.format(release), "model": "GPT OSS 120B", "gpu": "GB200", "dtype": "mxfp8", "moe": 1,
+        "seq_len": 4096, "micro_batch": 4, "global_batch": 1280, "num_gpus": 64, "tp": 1, "pp": 1, "ep": 64,
+        "fsdp_zero": "", "activation_checkpointing": "", "tokens_per_s_per_gpu": tokens_per_s,
+    }  # fmt: skip
+
+
+def test_setback_of_one_release(tmp_path: Path) -> None:
+    """A configuration a third slower than in the releases around it says nothing; one that stays slow does."""
+    setback, skipped = read(tmp_path, [experts("26.08", 28672), experts("26.06", 28947), experts("26.06.01", 18304)])
+    assert [run.tokens_per_s_per_device for run in setback] == [28672, 28947]
+    assert skipped == {"slower by a third than the same configuration in the releases around it": 1}
+
+    stays, skipped = read(tmp_path, [experts("26.06", 28947), experts("26.06.01", 18304), experts("26.08", 18300)])
+    assert len(stays) == 3
+    assert not skipped
+
+
+def test_what_recipes_say(tmp_path: Path) -> None:
+    """NVIDIA's rows have 16-bit gradients and keep narrow inputs; others neither."""
+    (run,), _ = read(tmp_path, [experts("26.06", 28947)])
+    assert (run.workload.optimizer, run.workload.narrow_inputs) == ("adamw-narrow-gradients", True)
+    (other,), _ = read(tmp_path, [experts("26.06", 28947) | {"source": "somebody"}])
+    assert (other.software, other.workload.optimizer, other.workload.narrow_inputs) == ("tuned", "adamw", False)
