@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,17 @@ import numpy as np
 import pandas as pd
 from calibrate_collectives import ONE_MACHINE_GROUPS
 from calibration import argument_parser, record_path
-from interval_groups import Groups, library_groups, own_groups, parts_of, transfer_groups
+from interval_devices import best_rate_biases
+from interval_groups import Groups, library_groups, own_groups, parts_of
 from interval_rows import (
     FOLDS,
+    PRODUCTS,
     attention_layouts,
     collective_cells,
     expert_layouts,
     foreign_pointwise_rows,
     halves,
+    only_measured,
     paper_product_rows,
     price_rows,
     read_table,
@@ -37,8 +41,10 @@ from interval_rows import (
     unseen_rows,
     words_of,
 )
+from interval_transfer import OtherDevices, transfer_groups
 
 from shapewright.accuracy.columns import Columns
+from shapewright.accuracy.paper_layers import BATCHES
 from shapewright.dtypes import get_dtype
 from shapewright.fit.intervals import (
     Interval,
@@ -46,6 +52,7 @@ from shapewright.fit.intervals import (
     spread_over,
     widened,
 )
+from shapewright.fit.left_out import bias_of
 from shapewright.fit.logs import HELD_OUT_FOLD, tidy
 from shapewright.hardware import find_measured_device, load_device
 from shapewright.perf.attention_kernels import AttentionShape
@@ -56,6 +63,8 @@ KINDS = ("gemm", "attention", "moe", "collectives", "pointwise")
 ATTENTION_TABLES = ("attention_prefill", "attention_decode")
 # Rows of a table that are priced to see how far devices and libraries are apart.
 ROWS_OF_A_TABLE = 150_000
+# The paper's A100, whose products other tables have too.
+A100_OF_PAPER = "a100-sxm-40gb"
 # Regimes of the paper's rows: sweeps of a millisecond, layers of up to a second; a hundred unseen rows a table.
 PAPER_EDGES_S = (1e-3, 1e-2, 1e-1)
 PAPER_FEWEST_ROWS = 60
@@ -76,7 +85,7 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
             groups[f"own/{record.id}/{section}"] = pool(
                 list(parts.values()), edges_s=PAPER_EDGES_S, fewest=PAPER_FEWEST_ROWS
             )
-    a100 = paper[paper.device == "a100-sxm-40gb"]
+    a100 = paper[paper.device == A100_OF_PAPER]
     groups["batches"] = pool(list(parts_of(a100[a100.is_batch], ["table"]).values()))
 
     unseen = unseen_rows(folder, "gemm")
@@ -92,16 +101,39 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
 
     far = price_rows("gemm", sampled(unseen, ROWS_OF_A_TABLE), uncalibrated=True)
     far["format"] = far.dtype.map(lambda word: get_dtype(word).name)
-    far = pd.concat([far, far_paper_rows(folder)], ignore_index=True)
-    groups |= transfer_groups("gemm", far)
+    products = far_paper_rows(folder)
+    # Devices that no other table has; fp16 and bf16 share their kernels and their numbers.
+    alone = products[~products.is_batch & (products.device != A100_OF_PAPER)].assign(format="bf16")
+    others = OtherDevices(same=best_rate_biases(folder))
+    groups |= transfer_groups("gemm", pd.concat([far, alone], ignore_index=True), others)
+    batches = transfer_groups("gemm", products[products.is_batch].assign(format="batches"), others)
+    groups |= {name: group for name, group in batches.items() if "/batches" in name}
     return groups, {}
 
 
+@cache
 def far_paper_rows(folder: Path) -> pd.DataFrame:
-    """The paper's sweeps on devices that no other table has, priced uncalibrated."""
-    rows = price_rows("paper_gemm", read_table(folder, "paper_gemm"), uncalibrated=True)
-    rows = rows[~rows.device.str.startswith("a100")]
-    return rows.assign(format=rows.dtype)
+    """The paper's products, priced uncalibrated, with ``is_batch``."""
+    sweeps = read_table(folder, "paper_gemm")
+    is_batch = sweeps.numbers["batch"] > 1.0
+    frames = [
+        price_rows("paper_gemm", sweeps.take(is_batch == chosen), uncalibrated=True).assign(is_batch=chosen)
+        for chosen in (False, True)
+    ]
+    layers = read_table(folder, "paper_layers")
+    for name in PRODUCTS:
+        rows = only_measured(layers.take(layers.numbers[f"{name}_tflops"] > 0.0), f"{name}_tflops")
+        frames.append(price_rows("paper_layers", rows, uncalibrated=True).assign(is_batch=name in BATCHES))
+    return pd.concat(frames, ignore_index=True)
+
+
+def usual_biases(folder: Path) -> OtherDevices:
+    """What products say of the biases that siblings and other makers' chips have in operations of other kinds."""
+    found = best_rate_biases(folder)
+    for device, rows in far_paper_rows(folder).query("not is_batch").groupby("device"):
+        if load_record("gemm", load_device(str(device)), uncalibrated=True).distance == "foreign":
+            found["foreign"][str(device)] = bias_of((rows.predicted.to_numpy(), rows.measured.to_numpy()))
+    return OtherDevices(usual=found)
 
 
 def swapped_libraries(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
@@ -182,7 +214,10 @@ def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     learned = [path for path in set(rows.path) if path.endswith(", learned")]
     rows["regime"] = rows.device + rows.library + rows.dtype + rows.phase + rows.path.isin(learned).astype(str)
     groups, report = own_groups(rows, "regime", {path: learned_form(path) for path in learned})
-    for collected, make in ((swapped, library_groups), (far, lambda found: transfer_groups("attention", found))):
+    for collected, make in (
+        (swapped, library_groups),
+        (far, lambda found: transfer_groups("attention", found, usual_biases(folder))),
+    ):
         found = pd.concat(collected, ignore_index=True)
         pairs = zip(found.dtype, found.phase, strict=True)
         found["format"] = [attention_format(dtype, phase) for dtype, phase in pairs]
@@ -248,7 +283,7 @@ def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
             )  # type: ignore[misc]
     for found, make in (
         (pd.concat(frames, ignore_index=True), library_groups),
-        (price_rows("moe", some, uncalibrated=True), lambda found: transfer_groups("moe", found)),
+        (price_rows("moe", some, uncalibrated=True), lambda found: transfer_groups("moe", found, usual_biases(folder))),
     ):
         groups |= make(
             found.assign(  # type: ignore[operator]
@@ -293,7 +328,7 @@ def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     # Groups that say more of one machine than of its links, as the records hold them apart.
     for name, sizes in ONE_MACHINE_GROUPS.items():
         far = far[~((far.device == name) & far.part.str.endswith(tuple(f" x{size}" for size in sizes)))]
-    return groups | transfer_groups("collectives", far.assign(format="")), report
+    return groups | transfer_groups("collectives", far.assign(format=""), usual_biases(folder)), report
 
 
 def pointwise_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Groups of intervals from priced rows: of sections, of libraries, of devices left out. Not a script itself."""
+"""Groups of intervals from priced rows: of sections and of libraries. Not a script itself."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from shapewright.fit.intervals import (
     at_least,
     form_of,
     pool,
-    spread_over,
     stretch,
     stretch_scores,
     stretches,
     widened,
 )
-from shapewright.hardware import load_device
-from shapewright.perf.calibration import load_record
 
 # A third library lies nearer the middle of two than they lie to each other: with spreads alike and independent, its
 # distance has 3/2 of the variance of one, and theirs has 2.
@@ -35,35 +32,6 @@ def parts_of(rows: pd.DataFrame, by: list[str]) -> Parts:
     return {
         " ".join(map(str, key)): (part.predicted.to_numpy(), part.measured.to_numpy()) for key, part in rows.groupby(by)
     }
-
-
-def transfer_groups(kind: str, rows: pd.DataFrame) -> Groups:
-    """Pools of devices priced without their own record, by how far the lender is and by format.
-
-    Args:
-        kind: Kind of record.
-        rows: Rows priced uncalibrated, with the ``format`` of each as groups are named.
-    """
-    places = {name: load_record(kind, load_device(name), uncalibrated=True).distance for name in rows.device.unique()}
-    rows = rows.assign(place=rows.device.map(places))
-    groups: Groups = {}
-    for place, there in rows.groupby("place"):
-        formats = sorted(set(there.format) - {""})
-        for name in ("", *formats, *sorted({entry.split("/")[0] for entry in formats if "/" in entry})):
-            here = there[(there.format == name) | there.format.str.startswith(f"{name}/")] if name else there
-            full = f"{place}/{name}" if name else str(place)
-            groups |= left_out_in_turn(full, parts_of(here, ["device"]))
-    return groups
-
-
-def left_out_in_turn(name: str, parts: Parts) -> Groups:
-    """A pool of all parts and, for each of them, one without it; all as much wider as unseen parts ask for."""
-    spread = spread_over(parts)
-    groups: Groups = {name: widened(pool(list(parts.values()), both_ways=True), spread)}
-    for left_out in parts:
-        others = [rows for part, rows in parts.items() if part != left_out]
-        groups[f"{name}/without {left_out}"] = widened(pool(others, both_ways=True), spread) if others else None
-    return groups
 
 
 def own_groups(

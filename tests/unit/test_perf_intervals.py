@@ -80,11 +80,54 @@ def chosen(formats: tuple[str, ...] = ("bf16",), *, library: LibraryMatch = "own
         ({**FAR, "borrower": "anyone", "formats": ("fp4", "fp8")}, 1.08),
         ({**FAR, "borrower": "there", "formats": ("fp4", "fp8")}, 1.09),
         ({**FAR, "borrower": "anyone", "farther": "foreign"}, 1.10),
+        ({**FAR, "borrower": "anyone", "older_software": True}, float(np.exp(np.hypot(np.log(1.07), np.log(1.04))))),
     ],
 )
 def test_case_finds_its_group(fields: dict[str, Any], high: float) -> None:
     """Device, library, age and distance choose; a measured device left out gets what the others alone say."""
     assert list(chosen(**fields).quantiles["high"]) == pytest.approx([high])
+
+
+@pytest.mark.usefixtures("groups")
+def test_a_class_that_nobody_left_out_is_wider_than_the_nearer_one() -> None:
+    """Two generations away there is no group: that of one generation counts, 3.5 / 2.5 as wide."""
+    found = chosen(**FAR, borrower="anyone", farther="distant")
+
+    assert list(found.quantiles["high"]) == [1.07]
+    assert found.widening == pytest.approx(3.5 / 2.5)
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "distance", "words"),
+    [
+        ("gb200", "gemm", "architecture", "a sibling"),
+        ("l4", "moe", "generic", "a sibling of another size"),
+        ("rtx-pro-6000", "attention", "generic", "another family"),
+        ("v100-sxm2-16gb", "attention", "distant", "a family two generations away"),
+        ("v100-sxm2-16gb", "pointwise", "generic", "another family"),
+        ("arc-pro-b60", "gemm", "foreign", "another maker's, or joined by other links"),
+        ("h100-sxm-80gb", "gemm", "exact", "itself"),
+    ],
+)
+def test_distances_in_words(device: str, kind: str, distance: str, words: str) -> None:
+    """How far a lender is decides the interval and is said in words."""
+    found = load_record(kind, load_device(device))
+
+    assert (found.distance, found.distance_words) == (distance, words)
+
+
+def test_other_links_are_foreign() -> None:
+    """L40S without its record borrows collectives of devices that have links of their own: nobody tells of PCIe."""
+    lent = load_record("collectives", load_device("l40s"), uncalibrated=True)
+
+    assert lent.distance == "foreign"
+    assert load_record("attention", load_device("l40s"), uncalibrated=True).distance == "generic"
+
+
+def test_a_device_is_left_out_by_the_name_it_was_measured_under() -> None:
+    """A100 of 40 GB has the record of A100 of 80 GB; without it, it takes the groups made without that one."""
+    assert load_record("gemm", load_device("a100-sxm-40gb"), uncalibrated=True).borrower == "a100-sxm-80gb"
+    assert load_record("gemm", load_device("gb200")).borrower == "gb200"
 
 
 def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ the rows that the fit saw give the form (ends by kernel and regime) and the unse
 
     stretch = 90 % quantile of max(r / E low, r / E high)          over unseen rows of a regime of time
 
-Devices, libraries and collections are pooled with equal weight, however many rows each has. How far a device that no
-record holds may lie outside the others' pool is asked of each device in turn (``spread_over``).
+Libraries and collections are pooled with equal weight, however many rows each has. How far one that was not measured
+may lie outside the others' pool is asked of each in turn (``spread_over``). Devices left out: ``fit.left_out``.
 """
 
 from __future__ import annotations

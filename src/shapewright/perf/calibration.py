@@ -44,12 +44,46 @@ GENERIC_KIN = ("ampere",)
 # less int8; its compute capability 10.3 is of the family 10.0.
 SAME_KERNELS: Mapping[str, tuple[str, ...]] = {"blackwell-ultra": ("blackwell",), "blackwell": ("blackwell-ultra",)}
 
+# Generations of a maker, whose chips and libraries change together; what is two apart is distant.
+GENERATIONS: Mapping[str, int] = {
+    "volta": 0,
+    "turing": 1,
+    "ampere": 2,
+    "ada": 3,
+    "hopper": 3,
+    "blackwell": 4,
+    "blackwell-ultra": 4,
+    "blackwell-consumer": 4,
+    "cdna2": 0,
+    "cdna3": 1,
+    "cdna4": 2,
+}
+
+# Kinds measured on more than one device. Pointwise shares are A100's everywhere, and published steps on Blackwell hold
+# them to be no farther off there than on Hopper.
+_LEFT_OUT_KINDS = ("gemm", "moe", "attention", "collectives")
+
 UNCALIBRATED = "uncalibrated"
 """How the label of a price begins that no measurement of its device stands behind."""
 
 # How much wider the logarithmic interval becomes with distance where no residuals of devices left out say it
 # (perf.intervals).
-TRANSFER_WIDENING: Mapping[str, float] = {"exact": 1.0, "architecture": 1.6, "generic": 2.5, "foreign": 4.0}
+TRANSFER_WIDENING: Mapping[str, float] = {
+    "exact": 1.0,
+    "architecture": 1.6,
+    "generic": 2.5,
+    "distant": 3.5,  # two generations err independently: the root of 2 times one
+    "foreign": 4.0,
+}
+
+# What the device is that a record was measured on, in words; keys as TRANSFER_WIDENING has them.
+_DISTANCE_WORDS: Mapping[str, str] = {
+    "exact": "itself",
+    "architecture": "a sibling",
+    "generic": "another family",
+    "distant": "a family two generations away",
+    "foreign": "another maker's, or joined by other links",
+}
 
 SIBLING_FACTOR = 1.5
 """Devices of an architecture whose numbers of SMs or memory bandwidths differ by more have intervals as wide as those
@@ -72,10 +106,10 @@ class CalibrationRecord:
         transfer: ``exact``, ``architecture`` (a sibling's record) or ``generic`` (another family's).
         residual: What the parameters' formulas leave over: ``file`` of tables, and the narrower ``interval`` of prices
             that are corrected by them. None where nothing was learned, or physics alone is asked for.
-        borrower: The device that borrows it; empty where it is exact.
+        borrower: The device that borrows it, by the name it was measured under if it was; empty where it is exact.
         farther: A key of TRANSFER_WIDENING where the priced device is farther from the measured one than ``transfer``
-            says: ``generic`` for devices of an architecture that are not alike (see SIBLING_FACTOR), ``foreign`` for
-            chips of another maker.
+            says: ``generic`` for devices of an architecture that are not alike (see SIBLING_FACTOR), ``distant`` for
+            those two generations apart, ``foreign`` for chips of another maker and for collectives over other links.
         older_software: It prices what ran older software than was measured, whose intervals are wider.
         left_out: Kernels whose sections were taken out for this use (perf.expert_kernels), in words.
     """
@@ -99,6 +133,13 @@ class CalibrationRecord:
     def distance(self) -> str:
         """How far the priced device is from the measured one: a key of TRANSFER_WIDENING."""
         return self.farther or self.transfer
+
+    @property
+    def distance_words(self) -> str:
+        """What the measured device is to the priced one, in words."""
+        if self.transfer == "architecture" and self.distance == "generic":
+            return "a sibling of another size"
+        return _DISTANCE_WORDS[self.distance]
 
     @property
     def interval_widening(self) -> float:
@@ -134,19 +175,27 @@ def load_record(
     record = _choose_record(kind, _Sheet.of(device), uncalibrated, physics_only)
     if record.transfer == "exact":
         return record
-    return replace(record, borrower=device.name, farther=_farther(device, load_device(record.device)))
+    measured = next((each.device for each in list_records(kind) if device.name in each.devices), device.name)
+    return replace(record, borrower=measured, farther=_farther(kind, device, load_device(record.device)))
 
 
-def _farther(borrower: Device, lender: Device) -> str:
+def _farther(kind: str, borrower: Device, lender: Device) -> str:
     """See CalibrationRecord."""
-    if borrower.vendor != lender.vendor:
+    if borrower.vendor != lender.vendor or (kind == "collectives" and _has_link(borrower) != _has_link(lender)):
         return "foreign"
+    ages = [GENERATIONS.get(chip.architecture) for chip in (borrower, lender)]
+    if kind in _LEFT_OUT_KINDS and ages[0] is not None and ages[1] is not None and abs(ages[0] - ages[1]) > 1:
+        return "distant"
     pairs = (
         (borrower.num_sms, lender.num_sms),
         (borrower.memory_bandwidth_bytes_per_s, lender.memory_bandwidth_bytes_per_s),
     )
     are_alike = all(not a or not b or max(a / b, b / a) <= SIBLING_FACTOR for a, b in pairs)
     return "" if are_alike else "generic"
+
+
+def _has_link(device: Device) -> bool:
+    return device.intra_node_bandwidth_bytes_per_s is not None
 
 
 class _Sheet(NamedTuple):
@@ -167,7 +216,7 @@ class _Sheet(NamedTuple):
             compute_capability=device.compute_capability,
             bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
             flops_per_s=max(device.dense_flops_per_s.values(), default=1.0),
-            has_link=device.intra_node_bandwidth_bytes_per_s is not None,
+            has_link=_has_link(device),
         )
 
     def is_same_sm(self, other: _Sheet) -> bool:

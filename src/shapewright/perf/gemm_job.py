@@ -11,7 +11,7 @@ from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
-from shapewright.perf.intervals import Interval, choose_interval, find_group
+from shapewright.perf.intervals import Interval, borrowed_interval, choose_interval, find_group
 from shapewright.perf.kernels import (
     DeviceRates,
     GemmParameters,
@@ -147,8 +147,11 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
 
 def _batched_interval(record: CalibrationRecord, dtype: str) -> Interval | None:
     """Interval of batches of products: the device's own, or that of the devices where they were measured."""
-    if record.kind != "gemm" or record.transfer != "exact":
+    if record.kind != "gemm":
         return None
+    if record.transfer != "exact":
+        found = borrowed_interval(record, ("batches",), (record.distance,))
+        return found if found and found.format else None
     return find_group(record.kind, (f"own/{record.id}/{dtype}, batches", "batches"))
 
 

@@ -10,18 +10,21 @@ section is used for something else, so ``data/intervals/<kind>.json`` has residu
     older software/FORMAT               a collection of software older than the record's
     architecture/FORMAT                 a device's rows, priced with a record of its family
     generic/FORMAT                      the same with a record of another family
+    distant/FORMAT                      the same, two generations apart
     foreign/FORMAT                      the same with a record of another maker's chip
+    CLASS/batches                       the same of batches of products
 
 ``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of the last three have a twin ``.../without DEVICE``, made
 of the other devices alone: who prices a measured device as if nobody had measured it gets that one, and where it is
-null (there are no others) the next name counts. ``scripts/calibrate_intervals.py`` writes the files
-(docs/decisions/0012-intervals.md).
+null (there are no others) the next name counts, wider by TRANSFER_WIDENING where that is of a nearer class. Older
+software on a borrowed record adds its own interval, as independent errors add. ``scripts/calibrate_intervals.py``
+writes the files (docs/decisions/0012-intervals.md).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.errors import CalibrationError
+from shapewright.perf.calibration import TRANSFER_WIDENING
 from shapewright.perf.libraries import LibraryMatch
 
 if TYPE_CHECKING:
@@ -95,9 +99,10 @@ def choose_interval(
     """
     if record.transfer != "exact":
         # A sibling's record with another library is as far as another family's: both are wrong about something.
-        near = (record.distance,) if library != "other" or record.distance == "foreign" else ()
-        found = find_group(record.kind, (*near, "generic"), formats, (f"/without {record.borrower}", ""))
-        return found or Interval(own, record.interval_widening)
+        near = () if library == "other" and record.distance == "architecture" else (record.distance,)
+        found = borrowed_interval(record, formats, near) or Interval(own, record.interval_widening)
+        older = find_group(record.kind, ("older software",), formats) if record.older_software else None
+        return added(found, older) if older else found
     if record.older_software:
         return find_group(record.kind, ("older software",), formats) or Interval(own, OTHER_LIBRARY_WIDENING)
     itself = find_group(record.kind, (f"own/{record.id}",), (section,)) or Interval(own, 1.0)
@@ -109,12 +114,39 @@ def choose_interval(
     return another if library == "other" else between(itself, another)
 
 
+def borrowed_interval(record: CalibrationRecord, formats: Sequence[str], near: Sequence[str]) -> Interval | None:
+    """Interval of a record that another device borrows, from devices left out; None where there are no groups.
+
+    Args:
+        record: The record, as the device borrows it.
+        formats: What is computed, nearest first, as groups are named.
+        near: Classes to try before other families.
+    """
+    endings = (f"/without {record.borrower}", "")
+    for place in (*near, "generic"):
+        found = find_group(record.kind, (place,), formats, endings)
+        if found is not None:
+            farther = TRANSFER_WIDENING[record.distance] / TRANSFER_WIDENING[place]
+            return found._replace(widening=max(farther, 1.0))
+    return None
+
+
 def between(one: Interval, other: Interval) -> Interval:
     """Halfway between two intervals, on the logarithms of their ends."""
+    return _joined(one, other, lambda mine, theirs: 0.5 * (mine + theirs))
+
+
+def added(one: Interval, other: Interval) -> Interval:
+    """Interval of a price that is wrong about two things: ends as independent errors add, on their logarithms."""
+    return _joined(one, other, lambda mine, theirs: np.copysign(np.hypot(mine, theirs), mine))
+
+
+def _joined(one: Interval, other: Interval, join: Callable[[Array, Array], Array]) -> Interval:
+    """An interval whose ends are made of those of two, as logarithms, by regime of both."""
     edges_s = sorted({*one.quantiles["edges_s"], *other.quantiles["edges_s"]})
     times_s = np.array([*edges_s, np.inf])  # an edge belongs to the regime before it
     ends = zip(one.factors(times_s), other.factors(times_s), strict=True)
-    low, high = (np.sqrt(mine * theirs) for mine, theirs in ends)
+    low, high = (np.exp(join(np.log(mine), np.log(theirs))) for mine, theirs in ends)
     return Interval({"edges_s": edges_s, "low": low, "high": high}, 1.0, one.format)
 
 

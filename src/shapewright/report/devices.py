@@ -46,6 +46,29 @@ def _is_measured(kind: str, device: Device) -> bool:
         return False
 
 
+def borrowed_records(device: Device) -> dict[str, dict[str, str]]:
+    """Whose record prices each kind of operation that was not measured on a device, and how far that is."""
+    if device.roofline_only or device.num_sms is None:
+        return {}
+    found = {}
+    for kind in RECORD_KINDS:
+        try:
+            record = load_record(kind, device)
+        except CalibrationError:
+            continue
+        if record.transfer != "exact":
+            found[kind] = {"device": record.device, "distance": record.distance, "words": record.distance_words}
+    return found
+
+
+def _borrowed_words(device: Device) -> str:
+    """The same in a line; empty where everything was measured."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for kind, lender in borrowed_records(device).items():
+        kinds.setdefault((lender["device"], lender["words"]), []).append(kind)
+    return "; ".join(f"{', '.join(own)} from {name} ({words})" for (name, words), own in kinds.items())
+
+
 def device_columns() -> list[Column]:
     """All devices, one row each, as the columns of a table."""
     return columns_of((_row(load_device(name)) for name in list_devices()), _COLUMNS)
@@ -75,7 +98,12 @@ def device_to_json(device: Device) -> dict[str, Any]:
         for key, value in asdict(device).items()
         if key not in PRICING_FIELDS
     }
-    return {"schema_version": SCHEMA_VERSION, **facts, "measured": calibration_words(device)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **facts,
+        "measured": calibration_words(device),
+        "borrowed": borrowed_records(device),
+    }
 
 
 def devices_to_json() -> dict[str, Any]:
@@ -95,6 +123,10 @@ def print_device(device: Device, console: Console) -> None:
     )
     print_table(device_number_columns(device), console)
     console.print(f"measured: {calibration_words(device)}")
+    if borrowed := _borrowed_words(device):
+        console.print(
+            f"borrowed: {borrowed}; scaled by the data sheets, intervals from devices left out", soft_wrap=True
+        )
     if device.aliases:
         console.print("also known as: " + ", ".join(device.aliases), soft_wrap=True)
     if device.notes:

@@ -85,10 +85,15 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
     if isinstance(price, (AttentionPrice, GemmPrice)) and not device.physics_only:
         facts["correction"] = float(price.correction)
     if is_host:
-        facts["record"] = {"id": "none", "transfer": price.calibration, "provenance": {}}
+        facts["record"] = {"id": "none", "transfer": price.calibration, "words": "", "provenance": {}}
     else:
         record = load_record(_RECORD_KINDS[kind], device, uncalibrated=price.calibration.startswith("uncalibrated"))
-        facts["record"] = {"id": record.id, "transfer": record.transfer, "provenance": record.provenance}
+        facts["record"] = {
+            "id": record.id,
+            "transfer": record.transfer,
+            "words": "" if record.transfer == "exact" else record.distance_words,
+            "provenance": record.provenance,
+        }
     facts["inputs"] = asdict(entry.operation)
     return facts
 
@@ -143,5 +148,10 @@ def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
         rows["learned"] = f"time x {entry['correction']:.3f}, what measured shapes near it took beyond the formula"
     rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"
     rows["record"] = _say_record(entry["record"], entry["calibration"])
+    if entry["record"]["words"]:
+        rows["interval"] = (
+            f"lent ({entry['record']['words']}): from measured devices left out in turn, the error that all rows of "
+            "one share and their scatter"
+        )
     rows["code"] = entry["module"]
     return rows

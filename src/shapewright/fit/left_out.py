@@ -1,0 +1,161 @@
+"""Interval of a device that nobody measured, from what leaving out each measured device in turn does.
+
+Legend: r = ln(measured / predicted) of a row, b the median of a device's r (its bias), e = r - b what its rows scatter.
+
+Most of what a borrowed record is wrong by is one error for all rows of a device: its clock, its library's kernels. So
+the next device's residual is drawn as
+
+    r = s T + e        T Student's, with as many degrees of freedom as devices were left out, s^2 = mean of b^2
+
+and an interval holds 90 % of |r|. Biases of 0 in the mean are assumed, since the next device may err the other way;
+with few devices T has long tails, and the interval is wide. Where a regime of time has its own biases, half of s^2 is
+theirs and half that of all times. A class of devices that says little (one device, or none) is told by a wider one
+what biases are usual: that counts as so many devices more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shapewright.fit.intervals import POOL_EDGES_S, POOL_FEWEST_ROWS, POOL_ROWS, Interval, draw, stretch_scores
+from shapewright.fit.logs import COVERAGE, Array, regimes_of
+
+FEWEST_BIAS_ROWS = 60
+"""Rows that give a device a bias of its own in a regime of time."""
+PRIOR_DEVICES = 2.0
+"""As how many devices left out it counts what a wider class says of biases. Judgement."""
+LARGEST_SPREAD = 2.0
+"""Most that devices left out may widen an interval made of the others."""
+LARGEST_END = 4.0
+"""Most that an end lies out, as a logarithm: a factor of 55 says that nothing is known."""
+_POINTS = (np.arange(200) + 0.5) / 200.0
+"""Where distributions are read off."""
+
+Rows = tuple[Array, Array]
+"""Predicted and measured times of one device. [s]"""
+
+
+class UsualBias(NamedTuple):
+    """What a wider class of devices says of biases.
+
+    Attributes:
+        scale: Root of the mean square of its devices' biases, as a logarithm.
+        devices: As how many devices it counts.
+    """
+
+    scale: float
+    devices: float = PRIOR_DEVICES
+
+
+def spread_of(parts: Mapping[str, Rows], **others: Any) -> float:
+    """Factor on an interval's ends with which devices that it was not made of lie inside as often as they should.
+
+    Each of ``parts`` in turn is judged by the interval of the others, and their coverage counts in the mean; 1 for one
+    device alone, and never below. Devices scatter unlike each other, which a pool of two or three does not show.
+
+    Args:
+        parts: Rows of each device.
+        others: What else left_out_interval takes.
+    """
+    if len(parts) < 2:
+        return 1.0
+    scores = []
+    for name, (predicted, measured) in parts.items():
+        rest = left_out_interval({other: rows for other, rows in parts.items() if other != name}, **others)
+        scores.append(stretch_scores(rest, *draw(predicted, measured, POOL_ROWS)))
+    low, high = 1.0, LARGEST_SPREAD
+    for _ in range(20):
+        middle = 0.5 * (low + high)
+        covered = float(np.mean([np.mean(each <= middle) for each in scores]))
+        low, high = (low, middle) if covered >= COVERAGE else (middle, high)
+    return high
+
+
+def bias_of(rows: Rows) -> float:
+    """Median of ln(measured / predicted)."""
+    return float(np.median(np.log(rows[1] / rows[0])))
+
+
+def usual_bias(biases: Sequence[float]) -> UsualBias | None:
+    """What devices with these biases tell another class; None of none."""
+    return UsualBias(float(np.sqrt(np.mean(np.square(biases))))) if len(biases) else None
+
+
+def left_out_interval(
+    parts: Mapping[str, Rows],
+    *,
+    biases: Sequence[float] = (),
+    usual: UsualBias | None = None,
+    scatter: Mapping[str, Rows] | None = None,
+    scatter_factor: float = 1.0,
+) -> Interval:
+    """Interval of the next device of a class.
+
+    Args:
+        parts: Rows of each device that was left out.
+        biases: Of further devices, of which single rows are known.
+        usual: What a wider class says of biases.
+        scatter: Rows of other devices whose scatter stands in where ``parts`` is empty.
+        scatter_factor: What their scatter is multiplied by there.
+
+    Raises:
+        ValueError: neither parts nor scatter has rows, or nothing says how large biases are.
+    """
+    known = parts or scatter or {}
+    if not known or not (parts or biases or usual):
+        raise ValueError("an interval of a device left out needs rows of some device and the bias of one; give both")
+    predicted = np.concatenate([rows[0] for rows in known.values()])
+    edges, _ = regimes_of(predicted, POOL_EDGES_S, POOL_FEWEST_ROWS)
+    bounds = [-np.inf, *edges, np.inf]
+    ends = [
+        _end(known, list(parts), biases, usual, 1.0 if parts else scatter_factor, low, high)
+        for low, high in pairwise(bounds)
+    ]
+    return {
+        "edges_s": [float(edge) for edge in edges],
+        "low": [float(np.exp(-end)) for end in ends],
+        "high": [float(np.exp(end)) for end in ends],
+    }
+
+
+def _end(
+    known: Mapping[str, Rows],
+    devices: Sequence[str],
+    biases: Sequence[float],
+    usual: UsualBias | None,
+    scatter_factor: float,
+    low: float,
+    high: float,
+) -> float:
+    """Logarithm of the upper end in a regime of predicted time."""
+    overall, here, scatters = [], [], []
+    for name, (predicted, measured) in known.items():
+        inside = (predicted > low) & (predicted <= high)
+        logs = np.log(measured / predicted)
+        own = logs[inside] if inside.sum() >= FEWEST_BIAS_ROWS else logs
+        scatters.append(scatter_factor * (own - np.median(own)))
+        if name in devices:
+            overall.append(float(np.median(logs)))
+            here.append(float(np.median(own)))
+    squares = [0.5 * (one**2 + other**2) for one, other in zip(overall, here, strict=True)]
+    squares += [bias**2 for bias in biases]
+    weights = [1.0] * len(squares)
+    if usual is not None:
+        squares.append(usual.scale**2)
+        weights.append(usual.devices)
+    scale = float(np.sqrt(np.average(squares, weights=weights)))
+    quantiles = [np.quantile(np.concatenate([own, -own]), _POINTS) for own in scatters]
+    drawn = np.abs(scale * _student(sum(weights))[:, None] + np.concatenate(quantiles)[None, :])
+    return min(float(np.quantile(drawn, COVERAGE)), LARGEST_END)
+
+
+def _student(freedom: float) -> Array:
+    """Quantiles of Student's distribution."""
+    from scipy.stats import t
+
+    quantiles: Array = t.ppf(_POINTS, freedom)
+    return quantiles

@@ -1,0 +1,118 @@
+"""Intervals of devices left out: biases that rows of a device share, and their scatter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shapewright.fit.left_out import (
+    LARGEST_END,
+    LARGEST_SPREAD,
+    Rows,
+    UsualBias,
+    bias_of,
+    left_out_interval,
+    spread_of,
+    usual_bias,
+)
+
+
+def rows(bias: float, scatter: float = 0.1, count: int = 2000, seed: int = 0) -> Rows:
+    """Rows of a device whose errors are normal about its bias, from 1 us to 10 ms."""
+    rng = np.random.default_rng(seed)
+    predicted = 10.0 ** rng.uniform(-6.0, -2.0, count)
+    return predicted, predicted * np.exp(bias + rng.normal(0.0, scatter, count))
+
+
+def upper_end(parts: dict[str, Rows], **others: object) -> float:
+    """Logarithm of the upper end of the first regime."""
+    return float(np.log(left_out_interval(parts, **others)["high"][0]))  # type: ignore[arg-type]
+
+
+def test_ends_without_biases_hold_nine_of_ten_rows() -> None:
+    """Devices that are right in the mean leave their scatter: 1.645 of a normal error's spread."""
+    parts = {str(seed): rows(0.0, seed=seed) for seed in range(8)}
+    found = left_out_interval(parts)
+
+    assert np.log(found["high"]) == pytest.approx(np.full(len(found["high"]), 0.1645), rel=0.07)
+    assert np.log(found["low"]) == pytest.approx(-np.log(found["high"]))
+
+
+def test_one_device_says_less_than_four() -> None:
+    """With biases as large, Student's tails shrink, by table, from 6.3 (one device) to 2.1 (four)."""
+    ends = [upper_end({str(seed): rows(0.2, 1e-6, seed=seed) for seed in range(count)}) for count in (1, 2, 4)]
+
+    assert ends == pytest.approx([0.2 * 6.31, 0.2 * 2.92, 0.2 * 2.13], rel=0.05)
+
+
+def test_a_wider_class_moderates_one_device() -> None:
+    """A device that happened to be right does not promise that the next will be, nor one far off that all are."""
+    usual = UsualBias(0.1)
+
+    assert upper_end({"a": rows(0.0)}, usual=usual) > upper_end({"a": rows(0.0)})
+    assert upper_end({"a": rows(0.4)}, usual=usual) < upper_end({"a": rows(0.4)})
+
+
+def test_biases_of_single_rows_count_as_devices() -> None:
+    """Two devices with a bias of 0.5 beside two of none: ends lie beyond a half."""
+    parts = {str(seed): rows(0.0, seed=seed) for seed in range(2)}
+
+    assert upper_end(parts, biases=[0.5, -0.5]) > 0.5 > upper_end(parts)
+
+
+def test_a_class_that_nobody_measured_takes_the_scatter_of_a_nearer_one() -> None:
+    """Its biases are those that are known, its scatter is wider by a stated factor."""
+    near = {"a": rows(0.0), "b": rows(0.0, seed=1)}
+    once, twice = (upper_end({}, biases=[0.01] * 6, scatter=near, scatter_factor=factor) for factor in (1.0, 2.0))
+
+    assert twice == pytest.approx(2.0 * once, rel=0.05)
+
+
+def test_nothing_known_is_an_error() -> None:
+    """Without any device there is no interval; nor where nobody knows a bias."""
+    with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
+        left_out_interval({}, biases=[0.1])
+    with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
+        left_out_interval({}, scatter={"a": rows(0.0)})
+
+
+def test_ends_have_a_limit() -> None:
+    """A bias beyond all bounds gives the widest interval there is, and no overflow."""
+    assert upper_end({"a": rows(3.0)}) == pytest.approx(LARGEST_END)
+
+
+def test_spread_asks_devices_that_scatter_unlike_each_other() -> None:
+    """Alike devices need no wider ends; one of three with five times the scatter does, up to a limit."""
+    alike = {str(seed): rows(0.0, seed=seed) for seed in range(3)}
+    unlike = {**alike, "wild": rows(0.0, 0.5, seed=5)}
+
+    assert spread_of(alike) == pytest.approx(1.0, abs=0.05)
+    assert 1.05 < spread_of(unlike) <= LARGEST_SPREAD
+    assert spread_of({"0": alike["0"]}) == 1.0
+
+
+@settings(max_examples=20)
+@given(biases=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=4), scatter=st.floats(0.02, 0.3))
+def test_larger_errors_never_narrow_it(biases: list[float], scatter: float) -> None:
+    """Twice the biases are no narrower, nor twice the scatter; and it does not matter which way devices err."""
+    make = [
+        {str(seed): rows(sign * bias, spread, 400, seed) for seed, bias in enumerate(biases)}
+        for sign, spread in ((1.0, scatter), (2.0, scatter), (1.0, 2.0 * scatter))
+    ]
+    mirrored = {name: (predicted, predicted**2 / measured) for name, (predicted, measured) in make[0].items()}
+    once, farther, wilder = (upper_end(parts) for parts in make)
+
+    assert farther >= 0.99 * once
+    assert wilder >= 0.99 * once
+    assert upper_end(mirrored) == pytest.approx(once, rel=1e-6)
+
+
+def test_biases_by_hand() -> None:
+    """The median of ln(measured / predicted), and the root of their mean square; of nothing nothing."""
+    predicted = np.ones(3)
+
+    assert bias_of((predicted, np.exp([0.1, 0.2, 0.9]))) == pytest.approx(0.2)
+    assert usual_bias([0.3, -0.4]) == UsualBias(pytest.approx(np.sqrt(0.125)))  # type: ignore[arg-type]
+    assert usual_bias([]) is None
