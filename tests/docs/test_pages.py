@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 
+from command_line import examples
 from shapewright import errors
 from shapewright.cli.main import cli
 from shapewright.cli.main import main as run_command
@@ -26,9 +27,9 @@ from shapewright.workload import Workload
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 SCRIPTS = ROOT / "scripts"
-# From here on the README is reference; before it a reader decides. Two screens of fifty lines.
 # All figures of docs/ together. [byte]
 MOST_FIGURE_BYTES = 600_000
+# From there on the README is reference; before it a reader decides. Two screens of fifty lines.
 MOST_LINES_BEFORE_ACCURACY = 100
 
 
@@ -98,6 +99,15 @@ def test_readme_shows_commands_and_python() -> None:
 
     assert len(re.findall(r"```console\n\$ shapewright .*\n(?!```)", text)) >= 1
     assert len(re.findall(r"^# -> .+$", text, re.MULTILINE)) >= 2
+
+
+def test_examples_of_the_readme_run() -> None:
+    """Every command of the README's list is an example of a help page, all of which are run."""
+    text = README.read_text(encoding="utf-8").partition("## What it answers")[2]
+    shown = re.findall(r"^shapewright .*$", text, re.MULTILINE)
+
+    assert len(shown) > 8
+    assert set(shown) <= set(examples())
 
 
 def test_every_name_is_documented() -> None:

@@ -12,12 +12,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 
 from calibration_files import H100, write_late_calibration
-from command_line import run
-from shapewright.cli.main import cli
+from command_line import COMMANDS, examples, run
 from shapewright.operations import Gemm
 from shapewright.report.pdf import find_browser
 from shapewright.store.file import Store
@@ -36,30 +34,6 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 4096,
 }
-
-
-def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
-    """Every command by its path, such as ``devices show``; the group itself by its own."""
-    found: dict[str, click.Command] = {" ".join(path): group}
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        if isinstance(command, click.Group):
-            found |= commands(command, (*path, name))
-        else:
-            found[" ".join((*path, name))] = command
-    return found
-
-
-COMMANDS = commands()
-
-
-def examples() -> list[str]:
-    """Every example that a --help page shows."""
-    pages = [command.epilog or "" for command in COMMANDS.values()]
-    lines = [line.strip() for page in pages for line in page.splitlines()]
-    return sorted({line for line in lines if line.startswith("shapewright ")})
 
 
 def test_options_stay_what_they_are() -> None:
