@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shapewright.cli import main
+from command_line import run as run_command
 
 KEYS = [
     "table", "device", "dtype", "library", "rows", "mape", "median_ape", "p90_ape", "bias", "kendall_tau",
@@ -28,11 +28,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command line."""
-    with pytest.raises(SystemExit) as stopped:
-        main(["accuracy", *arguments])
-    output = capsys.readouterr()
-    return int(stopped.value.code or 0), output.out, output.err
+    """Exit code, standard output and standard error of the command."""
+    return run_command(["accuracy", *arguments], capsys)
 
 
 def test_json_is_a_list_with_the_promised_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

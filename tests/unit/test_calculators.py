@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from command_line import run
 from shapewright.calculators import (
     BatchRequest,
     bubble_fraction,
@@ -21,7 +22,6 @@ from shapewright.calculators import (
     explain_parameters,
     solve_batch,
 )
-from shapewright.cli import main
 from shapewright.config import count_parameters, list_presets, read_model
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering import count_model_flops
@@ -139,15 +139,6 @@ def test_bad_numbers_are_refused(call: object, error: type[ShapewrightError], wo
     assert callable(call)
     with pytest.raises(error, match=words):
         call()
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import shapewright
+from command_line import run
 from shapewright.capacity import ALLOCATOR_BAND_FRACTION, Capacity
 from shapewright.capacity.fit import find_largest
-from shapewright.cli import main
 from shapewright.cli.console import make_console
 from shapewright.config import TransformerConfig
 from shapewright.errors import LayoutError, WorkloadError
@@ -373,15 +373,6 @@ def test_layout_that_divides_nothing_is_an_error() -> None:
     """Memory of a job that cannot exist is not estimated."""
     with pytest.raises(LayoutError, match="tensor_parallel=5"):
         shapewright.fits("gpt2", device="h100-sxm-80gb", layout={"tensor_parallel": 5})
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 def test_command_line_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.cli.main import main
+from command_line import run as run_command
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.plan import PlanResult, break_down
@@ -230,12 +230,10 @@ def test_model_that_cannot_fit_gets_the_nearest_plan() -> None:
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(["plan", "llama-3-8b", "--device", H100, "--gpus", "16", "--global-batch", "64", *arguments])
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
+    """Exit code, standard output and standard error of the command."""
+    return run_command(
+        ["plan", "llama-3-8b", "--device", H100, "--gpus", "16", "--global-batch", "64", *arguments], capsys
+    )
 
 
 def test_command_prints_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import shapewright
+from command_line import run as run_command
 from shapewright.adding_up import StepTimes, add_up_passes
-from shapewright.cli import main
 from shapewright.config import count_parameters, read_model
 from shapewright.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
@@ -338,12 +338,8 @@ def test_pythia_410m_is_slow_and_1b_is_fast_for_its_size(device: str) -> None:
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(["serve-plan", *arguments])
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
+    """Exit code, standard output and standard error of the command."""
+    return run_command(["serve-plan", *arguments], capsys)
 
 
 JOB = ["llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200"]

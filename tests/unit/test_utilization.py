@@ -8,7 +8,7 @@ from math import fsum
 import pytest
 
 import shapewright
-from shapewright.cli import main
+from command_line import run
 from shapewright.cli.console import make_console
 from shapewright.config import TransformerConfig, count_parameters, read_model
 from shapewright.errors import LayoutError, WorkloadError
@@ -358,15 +358,6 @@ def test_line_for_logs_is_parsable() -> None:
     assert float(facts["mfu"]) == pytest.approx(full["mfu"], abs=1e-4)
     assert float(facts["hfu"]) == pytest.approx(full["hfu"], abs=1e-4)
     assert facts["convention"] == "megatron"
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Run the command line in this process; give exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    captured = capsys.readouterr()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code, captured.out, captured.err
 
 
 FLAGS = ["--num-layers", "48", "--hidden-size", "6144", "--num-heads", "64", "--vocab-size", "51200"]
