@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from write_pages import markdown_table
+from markdown_parts import markdown_table
 
 import shapewright
 from shapewright.config import count_parameters, read_model

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from markdown_parts import markdown_table
 from mkdocs.structure.files import File
-from write_pages import markdown_table
 
 from shapewright.hardware import list_devices, load_device
 from shapewright.lint import list_rules, rule_page

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accuracy_page import accuracy_facts
 from attention_rows import PHASES
 from calibration import argument_parser
 from coverage_facts import coverage_facts, is_inside
 from residual_facts import FEWEST_ROWS, Curve, alignment_curves, attention_facts, gemm_curves, size_curves
-from write_pages import accuracy_facts
 
 from shapewright import __version__
 from shapewright.accuracy import Accuracy, judge_folder

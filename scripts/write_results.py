@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import readme_claims
+from accuracy_page import accuracy_facts, results
+from markdown_parts import markdown_table
 from page_blocks import refresh_blocks
-from write_pages import accuracy_facts, markdown_table, results
 
 from shapewright.config import list_presets
 from shapewright.hardware import list_devices, load_device

@@ -1,0 +1,247 @@
+"""The page of accuracy: what the records and scripts/write_accuracy_results.py found. Not a script itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
+
+from shapewright.hardware import list_devices, load_device
+from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, load_record
+from shapewright.perf.software import load_software, software_names
+
+
+def accuracy_page() -> str:
+    """How far predictions lie from measurements, table by table and record by record."""
+    return join_parts(
+        ["# Accuracy", WRITTEN_BY, *_bars(), *_tables(), *_intervals(), *_residuals(), *_records(), *_commands()]
+    )
+
+
+def _bars() -> list[str]:
+    """What was asked of predictions, and what they reach."""
+    return [
+        "## Against the bars of the project",
+        f"Judged on {results()['date']}. *Bar* is what was to be reached, *aim* what was hoped for. Rows that a fit "
+        "saw are counted in the intervals alone.",
+        markdown_table(
+            ["what", "judged on", "bar", "aim", "reached"],
+            [[row[key] for key in ("what", "judged_on", "bar", "aim", "reached")] for row in results()["bars"]],
+        ),
+        "What was tried, what fell short and why stands in the decisions: "
+        "[whole steps](decisions/0002-adding-up-a-step.md), [GEMMs](decisions/0003-gemm-calibration.md), "
+        "[attention, pointwise operations, collectives](decisions/0004-attention-pointwise-collectives.md), "
+        "[experts](decisions/0007-moe.md). Tests hold left-out errors to `tests/accuracy/limits.toml`, whose limits "
+        "only tighten; `make drift` shows how far predictions moved.",
+    ]
+
+
+def _tables() -> list[str]:
+    """Every measured table, judged whole."""
+    return [
+        "## Every table, all rows",
+        "As `shapewright accuracy DIR --regret` judges it, devices, formats and libraries together; roofline is the "
+        "mean error of max(FLOPs / peak, bytes / bandwidth), regret how much slower than the best of its size the "
+        "shape is that would be chosen (p90 over sizes).",
+        markdown_table(
+            ["table", "rows", "mean", "median", "p90", "Kendall tau", "covered", "roofline", "regret p90"],
+            [_table_cells(row) for row in results()["tables"]],
+        ),
+    ]
+
+
+def _intervals() -> list[str]:
+    """How often, and how narrowly, intervals hold what was measured."""
+    return [
+        "## Intervals",
+        "How many measurements lie inside the 90 % interval, and how wide it is (mean ln(high / low)): all rows, which "
+        "a fit mostly saw; rows that none saw; and each device priced as if nobody had measured it, with intervals of "
+        "the other devices alone (least and mean of the devices). Cells are those of device, format and library with "
+        "200 rows and more, inside 85 to 95 %. Which residuals make an interval, and what stays outside: "
+        "[intervals](decisions/0012-intervals.md).",
+        markdown_table(
+            [
+                "table",
+                "covered",
+                "width",
+                "cells inside",
+                "unseen rows",
+                "covered",
+                "width",
+                "cells inside",
+                "below 20 us",
+                "above 1 ms",
+                "device left out",
+            ],
+            [_coverage_cells(facts) for facts in results()["coverage"]],
+        ),
+        "Cells outside: "
+        + "; ".join(
+            f"{facts['table']} {cell} {100.0 * share:.0f} %"
+            for facts in results()["coverage"]
+            for cell, share in facts["outside"].items()
+        )
+        + ".",
+    ]
+
+
+def _residuals() -> list[str]:
+    """Figures of the errors by size, format and alignment."""
+    return [
+        "## Where the residuals are",
+        "\n\n".join(
+            f"![{path.stem.replace('_', ' ')}](figures/{path.name})"
+            for path in sorted((DOCS / "figures").glob("residuals_*.svg"))
+        ),
+        "Products, attention and expert blocks: rows that no fit saw, each library by its own section. Collectives and "
+        "pointwise operations: all rows. Short times err most: below 10 us a kernel is its start, and two collections "
+        "of the same shape differ by 2 to 10 %. Odd sizes err two to four times as much as aligned ones on A100 and "
+        "V100. Decode beyond a millisecond errs by Hopper's heads of 512 and B200's triton kernels, which few layouts "
+        "taught.",
+    ]
+
+
+def _records() -> list[str]:
+    """Errors of every calibration record on rows that its fit did not see."""
+    rows = []
+    for fact in accuracy_facts():
+        errors_shown = [f"{100.0 * fact[key]:.1f} %" for key in ("mean", "median", "p90")]
+        rows.append(
+            [fact["operation"], fact["device"], fact["section"], f"{fact['rows']:,}", *errors_shown, fact["date"]]
+        )
+    for name in software_names():
+        if (provenance := load_software(name).provenance) and (report := provenance["reports"]["held out"]):
+            shown = [f"{100.0 * report[f'{key}_absolute_error']:.1f} %" for key in ("mean", "median", "p90")]
+            rows.append(["training step", "all", name, f"{report['rows']:,}", *shown, provenance["date"]])
+    return [
+        "## Calibration records",
+        "Absolute percentage error of predicted against measured time, on rows that the fit did not see: whole (n, k) "
+        "shapes of GEMMs, whole layouts of expert blocks (each fifth of them left out in turn), whole head layouts of "
+        "attention, whole (operation, group, message) cells of collectives, one whole model of pointwise operations, "
+        "whole models of training software. Splits and what is assumed are in the decisions "
+        "([GEMMs](decisions/0003-gemm-calibration.md) first), sources and "
+        "licences of the data in the README.",
+        markdown_table(["operation", "device", "section", "rows", "mean", "median", "p90", "fitted"], rows),
+        "Attention in 16 bits, all kernels that price models together. A device has 3 to 16 unseen layouts, and which "
+        "ones they are moves its error by a point or two; beside it the mean over every layout, left out of the trees "
+        "in turn (the formulas' few constants saw most of them).",
+        markdown_table(
+            ["device", "phase", "unseen layouts", "rows", "mean", "median", "p90", "rows left out in turn", "mean"],
+            [_attention_cells(fact) for fact in results()["attention"]],
+        ),
+    ]
+
+
+def _commands() -> list[str]:
+    """How to make the records, and what is shown of them, anew."""
+    commands_used = {fact["command"].partition(" --device")[0] for fact in accuracy_facts()}
+    commands_used |= {"python scripts/calibrate_software.py --data DIR", results()["command"]}
+    commands_used |= {"python scripts/calibrate_intervals.py --data DIR"}
+    records = [*measured_records("gemm"), *measured_records("attention")]
+    learned = [record.residual for record in records if record.residual]
+    commands_used |= {residual["command"].partition(" --device")[0] for residual in learned}
+    return ["Reproduce, with the measured tables in DIR:", "```\n" + "\n".join(sorted(commands_used)) + "\n```"]
+
+
+@cache
+def results() -> dict[str, Any]:
+    """What scripts/write_accuracy_results.py found."""
+    content: dict[str, Any] = json.loads((DOCS / "accuracy_results.json").read_text(encoding="utf-8"))
+    return content
+
+
+def _table_cells(row: dict[str, Any]) -> list[str]:
+    """One judged table; a figure that it lacks stays empty."""
+    shares = [row[key] for key in ("mean", "median", "p90", "coverage_90", "roofline", "regret_p90")]
+    mean, median, p90, covered, roofline, regret = (
+        "" if share is None else f"{100.0 * share:.1f} %" for share in shares
+    )
+    tau = "" if row["kendall_tau"] is None else f"{row['kendall_tau']:.3f}"
+    return [row["table"], f"{row['rows']:,}", mean, median, p90, tau, covered, roofline, regret]
+
+
+def _coverage_cells(facts: dict[str, Any]) -> list[str]:
+    """Intervals of one table."""
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{100.0 * share:.0f} %"
+
+    def inside(number: int, count: int) -> str:
+        return f"{number} of {count}" if count else ""
+
+    unseen, devices = facts["unseen"], list((facts["left_out"] or {}).values())
+    cells = [facts["table"], percent(facts["covered"]), f"{facts['width']:.2f}"]
+    cells.append(inside(facts["cells"] - len(facts["outside"]), facts["cells"]))
+    if unseen:
+        cells += [f"{unseen['rows']:,}", percent(unseen["covered"]), f"{unseen['width']:.2f}"]
+        cells += [inside(unseen["cells_inside"], unseen["cells"])]
+        cells += [percent(unseen[name]) for name in ("below 20 us", "above 1 ms")]
+    else:
+        cells += [""] * 6
+    mean = sum(devices) / len(devices) if devices else None
+    return [*cells, f"{percent(min(devices))}, {percent(mean)}" if devices else ""]
+
+
+def _attention_cells(fact: dict[str, Any]) -> list[str]:
+    """Errors of attention on one device in one phase."""
+    shares = [f"{100.0 * fact[key]:.1f} %" for key in ("mean", "median", "p90")]
+    counts = [f"{fact[key]:,}" for key in ("layouts", "rows")]
+    return [
+        fact["device"],
+        fact["phase"],
+        *counts,
+        *shares,
+        f"{fact['in_turn']['rows']:,}",
+        f"{100.0 * fact['in_turn']['mean']:.1f} %",
+    ]
+
+
+def accuracy_facts() -> list[dict[str, Any]]:
+    """Held-out errors that the records carry, one entry per record and section."""
+    facts = []
+    for kind in RECORD_KINDS:
+        for record in measured_records(kind):
+            origin = record.provenance
+            for section, report, is_part in held_out_reports(origin):
+                borrower = section.removeprefix("without ")
+                is_borrower = borrower in list_devices()
+                facts.append(
+                    {
+                        "operation": kind,
+                        "device": borrower if is_borrower else record.device,
+                        "section": "around the paper's products, other hidden sizes" if is_borrower else section,
+                        "rows": report["rows"],
+                        "is_part": is_part,
+                        "mean": report.get("mean_ape", report.get("mean_absolute_error")),
+                        "median": report.get("median_ape", report.get("median_absolute_error")),
+                        "p90": report.get("p90_ape", report.get("p90_absolute_error")),
+                        "date": origin["date"],
+                        "command": origin["command"],
+                    }
+                )
+    return facts
+
+
+def measured_records(kind: str) -> list[CalibrationRecord]:
+    """Records of a kind, each once."""
+    found = (load_record(kind, load_device(name)) for name in list_devices())
+    return sorted({record.id: record for record in found if record.transfer == "exact"}.values(), key=lambda it: it.id)
+
+
+def held_out_reports(origin: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Reports on held-out rows: section, report, and whether its rows are part of another section's."""
+    for name, section in origin.get("sections", {}).items():
+        yield name, section["held_out"], False
+        yield from ((f"{name}, {library}", report, True) for library, report in section.get("libraries", {}).items())
+        if "held_out" in section.get("alignment", {}):
+            yield f"{name}, odd sizes", section["alignment"]["held_out"], False
+    for name, report in origin.get("reports", {}).items():
+        if name == "held_out":
+            yield "inside a node", report, False
+        elif name.startswith("held out "):
+            yield f"without {name.removeprefix('held out ')}", report, False
+        elif report.get("held_out"):
+            yield name.replace("/main", ""), report["held_out"], False
