@@ -14,7 +14,8 @@ import pytest
 
 from shapewright.bench import measuring
 from shapewright.bench import nvml as nvml_module
-from shapewright.bench.backend import Backend, fills_results, host_cache_bytes
+from shapewright.bench.backend import Backend, fills_results
+from shapewright.bench.host import host_cache_bytes
 from shapewright.bench.run import Outcome, make_run
 from shapewright.bench.statistics import summarize
 from shapewright.bench.timer import measure

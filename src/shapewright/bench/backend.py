@@ -6,19 +6,17 @@ ROCm's PyTorch calls itself CUDA, so the two differ in names and versions alone.
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
+from shapewright.bench.host import host_available_bytes, host_cache_bytes, host_memory_bytes, processor_name
 from shapewright.bench.inputs import InputPool
 from shapewright.bench.nvml import Nvml
 from shapewright.errors import BenchError, DeviceError, MissingExtraError
 from shapewright.hardware import detect_device
-from shapewright.units import KIB
 
 # Last-level cache assumed where neither the driver nor the kernel tells. [byte]
 _CPU_CACHE_BYTES = 64e6
@@ -186,7 +184,7 @@ class Backend(DeviceFacts):
                 self.torch_device
             )
             return _USABLE_FRACTION * float(free_bytes + reusable_bytes + self.pool.num_bytes)
-        return _USABLE_FRACTION * (_host_available_bytes() + self.pool.num_bytes)
+        return _USABLE_FRACTION * (host_available_bytes() + self.pool.num_bytes)
 
     def release(self) -> None:
         """Give memory that no tensor holds back, the pool's too."""
@@ -263,9 +261,9 @@ def _cpu_backend(torch: Any) -> Backend:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     cache_bytes = host_cache_bytes()
     facts = {
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "num_threads": torch.get_num_threads(),
-        "memory_bytes": _host_memory_bytes(),
+        "memory_bytes": host_memory_bytes(),
         **({"l2_bytes": cache_bytes} if cache_bytes else {}),
     }
     return Backend(
@@ -340,46 +338,3 @@ def _gpu_backend(torch: Any, index: int) -> Backend:
         most_flops=float("inf"),
         read_state=nvml.state if nvml else dict,
     )
-
-
-def _processor_name() -> str:
-    """What Linux calls the processor, or the architecture."""
-    return _first_value(Path("/proc/cpuinfo"), "model name") or platform.machine()
-
-
-def _host_available_bytes() -> float:
-    """Memory that Linux could give away, caches of files included; all of it where it does not tell. [byte]"""
-    kibibytes = _first_value(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
-    if kibibytes.isdigit():
-        return float(kibibytes) * KIB
-    return _host_memory_bytes()
-
-
-def _host_memory_bytes() -> float:
-    """All memory of the host. [byte]"""
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
-def host_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float | None:
-    """Size of the last-level cache that Linux says the first core has; None where it does not. [byte]
-
-    Source: Linux kernel documentation, ABI/testing/sysfs-devices-system-cpu, cpu*/cache/index*.
-
-    Args:
-        folder: Of the caches of a core, one folder each with its ``level`` and ``size``.
-    """
-    sizes: dict[int, float] = {}
-    for index in folder.glob("index*"):
-        with suppress(OSError, ValueError):
-            level = int((index / "level").read_text(encoding="ascii"))
-            sizes[level] = int((index / "size").read_text(encoding="ascii").strip().removesuffix("K")) * float(KIB)
-    return sizes[max(sizes)] if sizes else None
-
-
-def _first_value(path: Path, name: str) -> str:
-    """What follows a name and its colon in a file of the kernel, or an empty string."""
-    with suppress(OSError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith(name):
-                return line.partition(":")[2].strip()
-    return ""
