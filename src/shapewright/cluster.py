@@ -9,6 +9,9 @@ from typing import Any
 
 from shapewright.errors import ClusterError, MissingExtraError
 
+ENGINES = ("local", "ray")
+"""Where searches and measurements run: in processes of this machine, or on the devices of a Ray cluster."""
+
 # Long enough for a cluster on another continent.
 _ANSWERS_WITHIN_S = 5.0
 # The least that Ray accepts is 75 MiB; what is kept in it here is a few findings of some hundred kilobytes. [byte]

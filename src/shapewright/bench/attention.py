@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from shapewright.bench.backend import Backend
     from shapewright.operations import Attention
 
-BACKEND_VARIANTS = ("flash", "cudnn", "efficient", "math")
 _CHECKED_QUERIES = 16
 
 
@@ -23,7 +22,7 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     Args:
         operation: The call.
         backend: Where it runs.
-        variant: One of BACKEND_VARIANTS, or empty to leave the choice to torch.
+        variant: Torch's backend, ``flash``, ``cudnn``, ``efficient`` or ``math``; empty to leave the choice to torch.
 
     Raises:
         BenchError: torch has no fused form of it, or it does not fit.

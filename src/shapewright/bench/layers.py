@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shapewright.whole import LayerRun, StepRun
 
 COMPILED = "compiled"
-LAYER_VARIANTS = ("", COMPILED)
 # The first tokens of a causal model do not depend on later ones: so many are computed again in fp32.
 _CHECKED_TOKENS = 16
 # Rounding of a chain of a dozen operations, for the formats that a layer is computed in: some times that of one.
@@ -35,7 +34,7 @@ def prepare_layer(part: LayerRun, backend: Backend, variant: str) -> Prepared:
     Args:
         part: The layer.
         backend: Where it runs.
-        variant: One of LAYER_VARIANTS.
+        variant: COMPILED, or empty to run it as it is.
 
     Raises:
         BenchError: it is of a kind that is not measured whole, or does not fit.

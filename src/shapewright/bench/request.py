@@ -31,9 +31,6 @@ _LONGEST_SEQ_LEN = 2048
 open_measurer: Callable[[WorkerOptions], Any] = Worker
 """Opens what measures, a context manager: a process of its own."""
 
-ENGINES = ("local", "ray")
-"""Where measuring processes run: one on this machine, or one for each device of a Ray cluster."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -49,7 +46,7 @@ class Request:
         seed: Of the order of the rows.
         ci_fraction: Half width of a median's interval, over the median, that is narrow enough.
         retry_failed: Measure rows again that failed or were wrong.
-        engine: One of ENGINES.
+        engine: One of ``shapewright.cluster.ENGINES``.
         address: Address of the Ray cluster; None to start one here.
         command: The command line, for the record.
         on_start: Called with the number of rows to measure, by suite.

@@ -12,6 +12,7 @@ import click
 
 from shapewright.cli.console import make_console, print_json
 from shapewright.cli.options import calibration_option, given_calibration, heed_physics_only, named_device
+from shapewright.cluster import ENGINES
 from shapewright.workload import PHASES
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Duration(click.ParamType[float]):
 @click.option("--micro-batch-size", type=int, help="with --shapes-from: sequences per pass (default: 4)")
 @click.option("--seq-len", type=int, help="with --shapes-from: tokens per sequence (default: at most 2048)")
 @click.option(
-    "--engine", type=click.Choice(("local", "ray")), default="local", show_default=True,
+    "--engine", type=click.Choice(ENGINES), default="local", show_default=True,
     help="where to measure: here, or on each GPU of a Ray cluster (extra ray)",
 )  # fmt: skip
 @click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")

@@ -18,6 +18,7 @@ from shapewright.cli.options import (
     software_option,
 )
 from shapewright.cli.search_output import Shown, check_files, measure_shapes, show_result, write_page, write_shape
+from shapewright.cluster import ENGINES
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,9 +90,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
 @click.option("--html", "html", metavar="FILE", help="write the result as one self-contained page too")
-@click.option(
-    "--engine", type=click.Choice(("local", "ray")), default="local", show_default=True, help="where the search runs"
-)
+@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="where the search runs")
 @click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
 def command(
     config: str | None,

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 MOST_WAITING = 8
 MOST_KEPT = 32
@@ -20,7 +20,7 @@ _LONGEST_START_S = 30.0
 _GRACE_S = 20.0  # between being asked to stop and being stopped
 _LONGEST_LINE_BYTES = 16 * 2**20  # a result with its Pareto front has some hundred kB
 
-STATES = ("waiting", "running", "done", "failed", "cancelled")
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
 class QueueFullError(RuntimeError):
@@ -34,7 +34,7 @@ class SearchRun:
     Attributes:
         id: Its name, which nobody can guess.
         request: What it was asked.
-        state: One of STATES.
+        state: How far it is.
         done: Shapes looked at.
         num_shapes: Shapes to look at; 0 until it is known.
         result: What the search command prints as JSON, with its text; of a cancelled search the best so far.
@@ -44,7 +44,7 @@ class SearchRun:
 
     request: dict[str, Any]
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
-    state: str = "waiting"
+    state: State = "waiting"
     done: int = 0
     num_shapes: int = 0
     result: dict[str, Any] | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 SEVERITIES = ("info", "warning", "error")
 """From least to most severe."""
 
-SUGGESTION_KINDS = ("exact", "runtime", "retrain")
+SuggestionKind = Literal["exact", "runtime", "retrain"]
 """exact: the same function, faster; runtime: batch, dtype or layout only; retrain: another model."""
 
 
@@ -18,7 +18,7 @@ class Suggestion:
     """Something to do instead.
 
     Attributes:
-        kind: One of SUGGESTION_KINDS.
+        kind: How far it changes the model.
         title: What to do, in a few words.
         changes: New values by field name of TransformerConfig, Workload or ParallelLayout.
         parameters_change_fraction: Parameters gained (or, below zero, lost), as a fraction of all.
@@ -27,7 +27,7 @@ class Suggestion:
             cannot run as it is.
     """
 
-    kind: str
+    kind: SuggestionKind
     title: str
     changes: Mapping[str, Any]
     parameters_change_fraction: float = 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shapewright.lint.finding import SuggestionKind
     from shapewright.lint.what_if import WhatIf
 
 FAMILIES = {
@@ -24,14 +25,14 @@ class Repair:
     """A change that would mend a violation; it becomes a suggestion if it is predicted to pay.
 
     Attributes:
-        kind: One of SUGGESTION_KINDS.
+        kind: How far it changes the model.
         title: What to do, in a few words.
         changes: New values by field name of TransformerConfig, Workload or ParallelLayout.
         at_equal: Values given to both sides before they are compared, such as one global batch; not part of the
             suggestion.
     """
 
-    kind: str
+    kind: SuggestionKind
     title: str
     changes: Mapping[str, Any]
     at_equal: Mapping[str, Any] = field(default_factory=dict)

@@ -76,7 +76,7 @@ def finding_words(finding: Finding) -> dict[str, Any]:
     message = finding.message.removesuffix("; " + " or ".join(suggestion.title for suggestion in finding.suggestions))
     suggestions = []
     for suggestion in finding.suggestions:
-        facts = [suggestion.kind]
+        facts: list[str] = [suggestion.kind]
         if suggestion.predicted_gain_fraction is not None:
             facts.append(f"saves {format_percent(suggestion.predicted_gain_fraction)}")
         if suggestion.parameters_change_fraction:

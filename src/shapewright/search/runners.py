@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shapewright.cluster import ENGINES
 from shapewright.errors import ConfigError
 from shapewright.search.engine import run_here
 
@@ -18,7 +19,7 @@ def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
     """Something that runs jobs: in this process, or on Ray.
 
     Args:
-        engine: ``local`` or ``ray``.
+        engine: One of ``shapewright.cluster.ENGINES``.
         address: Address of a Ray cluster.
 
     Raises:
@@ -35,4 +36,4 @@ def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
             raise ConfigError(f"--address {address!r} has no effect without --engine ray; leave it out")
         yield run_here
     else:
-        raise ConfigError(f"--engine {engine!r} is not known; choose local or ray")
+        raise ConfigError(f"--engine {engine!r} is not known; choose {' or '.join(ENGINES)}")
