@@ -86,7 +86,6 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
                 list(parts.values()), edges_s=PAPER_EDGES_S, fewest=PAPER_FEWEST_ROWS
             )
     a100 = paper[paper.device == A100_OF_PAPER]
-    groups["batches"] = pool(list(parts_of(a100[a100.is_batch], ["table"]).values()))
 
     unseen = unseen_rows(folder, "gemm")
     swapped = pd.concat(swapped_libraries("gemm", unseen), ignore_index=True)

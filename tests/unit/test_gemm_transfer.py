@@ -45,18 +45,19 @@ def test_a_cast_starts_as_slowly_elsewhere() -> None:
 
 
 def test_power_takes_the_cube_root_of_what_is_missing() -> None:
-    """An eighth of the watts at the same chip holds half of the clock; more watts than the lender's give nothing."""
+    """An eighth of the watts at the same chip holds half of the clock, eight times as many would hold twice of it."""
     lender = load_device("h100-sxm-80gb")
     assert lender.tdp_watts is not None
 
     assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts / 8.0), lender) == pytest.approx(0.5)
-    assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts * 2.0), lender) == 1.0
+    assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts * 8.0), lender) == pytest.approx(2.0)
     assert borrowed_power_share(replace(lender, tdp_watts=None), lender) == 1.0
 
 
 def test_power_share_of_l40s_by_hand() -> None:
-    """W per TFLOP/s: 350 / 362.05 against 400 / 312; over clocks 2.52 and 1.41 GHz squared and 0.7 of the energy."""
-    by_hand = ((350 / 362.05) / (2.52**2 * 0.7) / ((400 / 312) / 1.41**2)) ** (1 / 3)
+    """W per TFLOP/s: 350 / 362 against 400 / 312; over the squared clocks of these rates and 0.7 of the energy."""
+    clocks = 362e12 / (142 * 1024), 312e12 / (108 * 2048)
+    by_hand = ((350 / 362) / (clocks[0] ** 2 * 0.7) / ((400 / 312) / clocks[1] ** 2)) ** (1 / 3)
 
     assert borrowed_power_share(load_device("l40s"), load_device("a100-sxm-80gb")) == pytest.approx(by_hand, rel=1e-3)
 
@@ -68,6 +69,16 @@ def test_power_lowers_the_lenders_sustained_rate() -> None:
     share = borrowed_power_share(device, load_device("a100-sxm-80gb"))
 
     assert 1.0 - borrowed.power_drop_fraction == pytest.approx((1.0 - own.power_drop_fraction) * share)
+
+
+def test_more_watts_give_back_what_the_lender_loses() -> None:
+    """L40 has half of L40S's multipliers and most of its watts: it holds more of its clock, and RTX 4090 all of it."""
+    own, l40 = adapted(load_device("l40"), "l40s", "bf16", transfer="architecture")
+    _, rtx = adapted(load_device("rtx-4090"), "l40s", "bf16", transfer="architecture")
+
+    assert own.power_drop_fraction > 0.25
+    assert 0.0 < l40.power_drop_fraction < 0.6 * own.power_drop_fraction
+    assert rtx.power_drop_fraction < 0.05
 
 
 def test_slow_cases_stay_with_their_family() -> None:

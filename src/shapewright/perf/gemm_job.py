@@ -146,13 +146,18 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
 
 
 def _batched_interval(record: CalibrationRecord, dtype: str) -> Interval | None:
-    """Interval of batches of products: the device's own, or that of the devices where they were measured."""
+    """Interval of batches of products: the device's own, or that of devices left out.
+
+    A record without batches of its own prices them as another family's would: its products' kernels, A100's alignment.
+    """
     if record.kind != "gemm":
         return None
     if record.transfer != "exact":
         found = borrowed_interval(record, ("batches",), (record.distance,))
-        return found if found and found.format else None
-    return find_group(record.kind, (f"own/{record.id}/{dtype}, batches", "batches"))
+    else:
+        own = find_group(record.kind, (f"own/{record.id}/{dtype}, batches",))
+        found = own._replace(format="batches") if own else find_group(record.kind, ("generic",), ("batches",))
+    return found if found and found.format else None
 
 
 def _same_kernels(one: str, other: str) -> bool:

@@ -6,8 +6,8 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
               8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
     feed      no SM draws fewer bytes a clock from the caches than the lender's does; a sibling's is the same SM, and
               draws no more either (DeviceRates.feed_scale)
-    power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has a share x of the
-              lender's power for a cycle of a multiplier holds x^(1/3) of its clock, where the lender holds all of it
+    power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has x times the
+              lender's power for a cycle of a multiplier holds x^(1/3) times the share of its clock, 1 at most
     format    a lender without the element format has its kernels, and the nearest record with it says what casting
               costs, that the contraction is hardly split, and what writing costs
     means     the share of bandwidth that kernels reach (0.74 to 0.85) and of a last wave that they win back (0 to 0.97)
@@ -77,9 +77,8 @@ def adapt_parameters(
     if record.transfer != "exact":
         lender = load_device(record.device)
         parameters = _scale_start(parameters, raw, device, lender)
-        share = borrowed_power_share(device, lender)
-        sustained = (1.0 - parameters.power_drop_fraction) * share
-        parameters = replace(parameters, power_drop_fraction=1.0 - sustained)
+        sustained = (1.0 - parameters.power_drop_fraction) * borrowed_power_share(device, lender)
+        parameters = replace(parameters, power_drop_fraction=1.0 - min(sustained, 1.0))
     if record.transfer == "generic":
         means = _take_means(parameters, device, dtype) if _WIDE_FORMAT in raw else parameters
         parameters = replace(means, slow_cases=None, batch_kernels=None)
@@ -108,7 +107,7 @@ def _take_means(parameters: GemmParameters, device: Device, dtype: str) -> GemmP
 
 
 def borrowed_power_share(device: Device, lender: Device) -> float:
-    """Share of the lender's sustained clock that the device's power allows, at most 1; 1 where a sheet is silent.
+    """Factor on the share of its clock that the lender sustains, by the device's power; 1 where a sheet is silent.
 
     It is the cube root of watts per multiplier, clock cubed and switching energy: the peak rate stands for multipliers
     times clock, and the energy of a cycle goes as the clock squared.
@@ -116,14 +115,14 @@ def borrowed_power_share(device: Device, lender: Device) -> float:
     budgets = [_watts_per_cycle(chip) for chip in (device, lender)]
     if budgets[0] is None or budgets[1] is None:
         return 1.0
-    return float(min(1.0, (budgets[0] / budgets[1]) ** (1.0 / 3.0)))
+    return float((budgets[0] / budgets[1]) ** (1.0 / 3.0))
 
 
 def _watts_per_cycle(chip: Device) -> float | None:
-    """Board power over what its multipliers would use at full clock, up to a constant."""
+    """Board power over what its multipliers would use at the clock of the sheet's rate, up to a constant."""
     energy = SWITCHING_ENERGY.get(chip.architecture)
     rate = chip.dense_flops_per_s.get("fp16")
-    clock_hz = clock_hz_of(chip)
+    clock_hz = clock_hz_of(replace(chip, boost_clock_hz=None)) or chip.boost_clock_hz
     if not (chip.tdp_watts and clock_hz and energy and rate):
         return None
     return chip.tdp_watts / (rate * clock_hz**2 * energy)

@@ -4,7 +4,6 @@ A record's interval holds the residuals of its own section: same device, library
 section is used for something else, so ``data/intervals/<kind>.json`` has residuals of each such case, in groups:
 
     own/RECORD/SECTION                  the section itself, where rows that no fit saw ask for other ends
-    batches                             batches of products, on a device that none were measured on
     other library/DEVICE/FORMAT         one library's rows, priced with the other's section; another version of a
                                         library lies halfway
     older software/FORMAT               a collection of software older than the record's
@@ -12,7 +11,8 @@ section is used for something else, so ``data/intervals/<kind>.json`` has residu
     generic/FORMAT                      the same with a record of another family
     distant/FORMAT                      the same, two generations apart
     foreign/FORMAT                      the same with a record of another maker's chip
-    CLASS/batches                       the same of batches of products
+    CLASS/batches                       the same of batches of products; of another family also where a device's record
+                                        has none
 
 ``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of the last three have a twin ``.../without DEVICE``, made
 of the other devices alone: who prices a measured device as if nobody had measured it gets that one, and where it is
