@@ -81,7 +81,7 @@ def show_result(result: SearchResult, verified: Verification | None, shown: Show
         print_json({**search_to_json(result), **measured})
         return
     if shown.explain is not None:
-        from shapewright.report.search_text import print_side_by_side
+        from shapewright.report.side_by_side import print_side_by_side
 
         print_side_by_side(result, _ranked(result, shown.explain, "--explain"), make_console())
     else:
