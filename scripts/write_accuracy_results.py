@@ -27,7 +27,7 @@ from shapewright import __version__
 from shapewright.accuracy import Accuracy, judge_folder
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import load_record
-from shapewright.perf.software import load_software, software_names
+from shapewright.perf.software import TUNED, UNNAMED, load_software, software_names
 from shapewright.report.charts import Line, Mark, XYChart
 from shapewright.report.matplotlib_charts import save_chart
 
@@ -79,7 +79,7 @@ def training_errors(*, has_experts: bool) -> dict[str, tuple[float, int]]:
     reports = {
         name: load_software(name).provenance["reports"]["held out"]
         for name in software_names()
-        if name != "tuned" and ("moe" in name) == has_experts
+        if name not in (TUNED, UNNAMED) and ("moe" in name) == has_experts
     }
     return {name: (report["mean_absolute_error"], report["rows"]) for name, report in reports.items()}
 

@@ -75,4 +75,5 @@ PUBLISHED_ROW = {
     "num_attention_heads": 32, "num_kv_heads": 8, "ffn_hidden_size": 14336, "gated_mlp": 1, "moe": 0,
     "vocab_size": 128256, "seq_len": 4096, "micro_batch": 1, "global_batch": 32, "num_gpus": 16, "tp": 2, "pp": 1,
     "vp": "", "cp": "", "ep": "", "sequence_parallel": "", "iter_time_s": "",
+    "tflops_per_gpu": "",
 }  # fmt: skip

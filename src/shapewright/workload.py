@@ -121,8 +121,8 @@ class Workload:
                 raise WorkloadError(f"{name} has no meaning in {self.phase}; leave it out or use --phase train")
         if self.offload_optimizer and OPTIMIZERS[self.optimizer].newton_schulz_steps:
             raise WorkloadError(
-                f"offload_optimizer has no price with optimizer={self.optimizer!r}, whose matrix products are too much "
-                f"for a host; use --optimizer adamw, or leave it out"
+                f"offload_optimizer does not go with optimizer={self.optimizer!r}: its matrix products are too much "
+                f"for a host, and no stack moves them back to the device; use --optimizer adamw, or leave it out"
             )
 
     def _check_weight_dtype(self) -> None:

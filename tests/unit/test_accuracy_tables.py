@@ -159,6 +159,7 @@ def test_published_training(tmp_path: Path) -> None:
             "micro_batch_size": 1, "global_batch_size": 32, "seq_len": 4096, "dtype": "bf16", "recompute": "full",
         },
         layout={"tensor_parallel": 2, "data_parallel": 8, "zero_stage": 3},
+        software="unnamed",
     ).predict()  # fmt: skip
     full = PUBLISHED_ROW | {"tokens_per_s_per_gpu": prediction.tokens_per_s_per_device}
     tokens = 32 * 4096

@@ -38,10 +38,10 @@ def test_software_of_experts(release: str, preset: str, device: str, dtype: str,
     assert found == software
 
 
-def test_strangers_are_a_tuned_stack() -> None:
-    """A source that nobody knows is predicted as a tuned stack, whose interval spans all software."""
+def test_strangers_are_the_middle_of_all() -> None:
+    """A source that nobody knows is predicted as the middle of all generations."""
     assert (
-        software_of_experts("DeepSeek, own report", "deepseek-v3", load_device("h800-sxm-80gb"), "fp8", 16) == "tuned"
+        software_of_experts("DeepSeek, own report", "deepseek-v3", load_device("h800-sxm-80gb"), "fp8", 16) == "unnamed"
     )
 
 
@@ -81,4 +81,55 @@ def test_what_recipes_say(tmp_path: Path) -> None:
     (run,), _ = read(tmp_path, [experts("26.06", 28947)])
     assert (run.workload.optimizer, run.workload.narrow_inputs) == ("adamw-narrow-gradients", True)
     (other,), _ = read(tmp_path, [experts("26.06", 28947) | {"source": "somebody"}])
-    assert (other.software, other.workload.optimizer, other.workload.narrow_inputs) == ("tuned", "adamw", False)
+    assert (other.software, other.workload.optimizer, other.workload.narrow_inputs) == ("unnamed", "adamw", False)
+
+
+def dense(**changes: Any) -> dict[str, Any]:
+    """A published row of GPT-3 175B."""
+    return {
+        "source": "NVIDIA NeMo 24.07 performance summary", "model": "GPT3-175B", "gpu": "H100-SXM-80GB", "dtype": "fp8",
+        "moe": 0, "num_layers": 96, "hidden_size": 12288, "num_attention_heads": 96, "ffn_hidden_size": 49152,
+        "gated_mlp": 0, "seq_len": 2048, "micro_batch": 1, "global_batch": 256, "num_gpus": 128, "tp": 4, "pp": 8,
+        "vp": 6, "cp": 1, "fsdp_zero": "", "activation_checkpointing": "", "tokens_per_s_per_gpu": 726, **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({}, "config.vocab_size", 51_200),
+        ({"model": "GPT3-175B", "num_attention_heads": ""}, "config.vocab_size", 50_257),
+        ({"vocab_size": 51200, "micro_batch": "", "global_batch": 4}, "workload.micro_batch_size", 1),
+        (
+            {"source": "torchtitan", "vocab_size": 51200, "global_batch": "", "vp": 1},
+            "workload.global_batch_size",
+            4,
+        ),
+    ],
+)
+def test_gaps_that_follow_from_the_rest(tmp_path: Path, changes: dict[str, Any], field: str, value: int) -> None:
+    """GPT-3's vocabulary, the shape of a preset, one sequence a replica, and software that accumulates nothing."""
+    (run,), _ = read(tmp_path, [dense(**changes)])
+    part, name = field.split(".")
+    assert getattr(getattr(run, part), name) == value
+
+
+def test_times_from_flops_whose_convention_is_known(tmp_path: Path) -> None:
+    """Equation 3 has 1.434 TFLOP a token of GPT-3 175B: 153 TFLOP/s are 106.7 tokens/s; those of others say nothing."""
+    own = dense(source="2104.04473 Table 2", vocab_size=51200, tokens_per_s_per_gpu="", tflops_per_gpu=153, vp="")
+    (run,), _ = read(tmp_path, [own])
+    assert run.tokens_per_s_per_device == pytest.approx(106.7, abs=0.05)
+    runs, skipped = read(tmp_path, [own | {"source": "somebody"}, own | {"fsdp_zero": "ZeRO-3"}])
+    assert not runs
+    assert skipped == {
+        "neither tokens/s nor the time of a step is stated": 1,
+        "ZeRO-3 of 2021, whose communication took a multiple of what its links allow": 1,
+    }
+
+
+@pytest.mark.parametrize("missing", ["micro_batch", "tp", "num_gpus"])
+def test_gaps_that_nothing_fills(tmp_path: Path, missing: str) -> None:
+    """A micro-batch among several, or a layout, is not made up."""
+    runs, skipped = read(tmp_path, [dense(vocab_size=51200, **{missing: ""})])
+    assert not runs
+    assert skipped == {f"not stated: {missing}": 1}

@@ -3,8 +3,9 @@
 Judged are pre-training rows that state shape, batches, layout and a time, each as the generation of software that its
 source names would run it. What a row leaves open is taken as that software did it, and said: no recomputation and
 fused attention where checkpointing and attention are not stated; sequence parallelism where attention is fused (both
-came to Megatron in 2022); optimiser states sharded over replicas where NeMo states no sharding. TFLOP/s and MFU are
-not used: their FLOP conventions differ. Here the bias is of tokens/s: above zero means promising too much.
+came to Megatron in 2022); optimiser states sharded over replicas where NeMo states no sharding; and what follows from
+the rest (accuracy.training_gaps). MFU is not used, and TFLOP/s where their convention is known alone: they differ. Here
+the bias is of tokens/s: above zero means promising too much.
 
 Rows of mixtures of experts state layout and batches but not the model's shape, which is that of the preset they name.
 They are a table of their own, ``published_training_throughput/moe``; which generation ran them is in
@@ -24,6 +25,7 @@ import numpy as np
 
 from shapewright.accuracy.chunk import Chunk, Prices
 from shapewright.accuracy.read import Format
+from shapewright.accuracy.training_gaps import fill_gaps, preset_of
 from shapewright.accuracy.training_software import (
     NVIDIA,
     find_setbacks,
@@ -80,20 +82,14 @@ FORMAT = Format(
         "sequence_parallel",
         "flash_attention",
         "tokens_per_s_per_gpu",
+        "tflops_per_gpu",
         "iter_time_s",
     ),
 )
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
-# Presets of mixtures of experts, by how the table spells their names. DeepSeek-V3 named alone was trained with
-# multi-token prediction, 4 % of its FLOPs by the table's TFLOP/s; predicted is the model without.
-_EXPERT_MODELS = {
-    "Mixtral-8x7B": "mixtral-8x7b",
-    "DeepSeekV3": "deepseek-v3",
-    "DeepSeekV3 (w/o MTP)": "deepseek-v3",
-    "GPT OSS 120B": "gpt-oss-120b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-    "Qwen3_235B_a22B": "qwen3-235b-a22b",
-}
+# Its table 2 sets DeepSpeed's ZeRO-3 of its time beside Megatron's pipelines: 1.6 to 5 times slower than their links
+# allow, the more devices the slower, and no other row tells of that software.
+_PTD_P = "2104.04473"
 _UNFUSED_ARCHITECTURES = ("volta", "turing")
 
 
@@ -209,17 +205,20 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
         _UnusableRowError: it lacks a field, or is no pre-training.
         ShapewrightError: its fields contradict each other.
     """
+    model, source = rows.labels["model"][row], rows.labels["source"][row]
+    if "(SFT)" in source:
+        raise _UnusableRowError("fine-tuning on packed sequences")
+    found: Counter[str] = Counter()
+    numbers = fill_gaps({name: float(column[row]) for name, column in rows.numbers.items()}, model, source, found)
 
     def number(name: str, default: float = np.nan) -> float:
-        value = float(rows.numbers[name][row])
+        value = numbers[name]
         return default if np.isnan(value) else value
 
-    model = rows.labels["model"][row]
-    is_known = number("moe", 0.0) > 0.0
-    if is_known and model not in _EXPERT_MODELS:
+    preset = preset_of(model) if number("moe", 0.0) > 0.0 else None
+    is_known = preset is not None
+    if number("moe", 0.0) > 0.0 and not is_known:
         raise _UnusableRowError("mixture of experts whose shape is not stated and that names no preset as it is")
-    if "(SFT)" in rows.labels["source"][row]:
-        raise _UnusableRowError("fine-tuning on packed sequences")
     needed = [name for name in _NEEDED if not (is_known and name in _SHAPE)]
     missing = [name for name in needed if not number(name, 0.0) > 0.0]
     if missing:
@@ -232,27 +231,31 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     sharded = int(number("tp")) * int(number("pp")) * int(number("cp", 1.0))
     if int(number("num_gpus")) % sharded:
         raise _UnusableRowError("num_gpus is not a multiple of tp * pp * cp")
+    if number("num_gpus") > device.node_size and device.inter_node_bandwidth_bytes_per_s is None:
+        raise _UnusableRowError(f"{device.name} has no rate between nodes")
     measured = number("tokens_per_s_per_gpu")
     if np.isnan(measured):
         measured = number("global_batch") * number("seq_len") / number("iter_time_s") / number("num_gpus")
     if not measured > 0.0:
         raise _UnusableRowError("neither tokens/s nor the time of a step is stated")
+    assumed.update(found)
     fused = number("flash_attention")
     if np.isnan(fused):
         fused = float(device.architecture not in _UNFUSED_ARCHITECTURES)
         assumed["do not state their attention: fused where the device has it"] += 1
+    if source.startswith(_PTD_P) and "ZeRO-3" in rows.labels["fsdp_zero"][row]:
+        raise _UnusableRowError("ZeRO-3 of 2021, whose communication took a multiple of what its links allow")
     checkpointing = rows.labels["activation_checkpointing"][row]
     if checkpointing not in _RECOMPUTE:
         raise _UnusableRowError(f"activation checkpointing {checkpointing!r} is not modelled")
     if not checkpointing:
         assumed["do not state activation checkpointing: none"] += 1
-    source = rows.labels["source"][row]
     software = software_of(source)
     own_software = software
-    if is_known:
-        config = read_model(_EXPERT_MODELS[model]).config
+    if preset is not None:
+        config = read_model(preset).config
         words, num_stages = rows.labels["dtype"][row], int(number("pp"))
-        own_software = software_of_experts(source, _EXPERT_MODELS[model], device, words, num_stages)
+        own_software = software_of_experts(source, preset, device, words, num_stages)
     else:
         config = _make_config(number, name=model)
     return PublishedRun(

@@ -17,7 +17,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from shapewright.perf.software import TUNED
+from shapewright.perf.software import UNNAMED
 
 if TYPE_CHECKING:
     from shapewright.accuracy.columns import Columns
@@ -51,8 +51,8 @@ _SETBACK = 1.3
 
 
 def software_of(source: str) -> str:
-    """Generation of software that a source names; a tuned stack, with the interval that spans all, if it names none."""
-    return next((name for words, name in _SOFTWARE.items() if source.startswith(words)), TUNED)
+    """Generation of software that a source names, or the middle of all generations."""
+    return next((name for words, name in _SOFTWARE.items() if source.startswith(words)), UNNAMED)
 
 
 def release_of(source: str) -> Release:
@@ -76,7 +76,7 @@ def software_of_experts(source: str, preset: str, device: Device, dtype_words: s
         num_stages: Pipeline stages.
     """
     if software_of(source) != NVIDIA:
-        return TUNED
+        return UNNAMED
     release = release_of(source)
     has_grace = device.host_bandwidth_bytes_per_s is not None
     is_block_scaled = "mx" in dtype_words or "nvfp4" in dtype_words

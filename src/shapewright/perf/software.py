@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 TUNED = "tuned"
 """The default: a stack of today whose host never falls behind, and an interval that spans all published ones."""
 
+UNNAMED = "unnamed"
+"""Software that nobody named: the middle of all generations, and an interval of generations left out."""
+
 _FOLDER = "data/software"
 OVERLAP_SHARE = 0.9
 """Share of a pass's computation that communication marked as overlapping can hide behind: the first bucket waits for

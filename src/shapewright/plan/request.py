@@ -166,7 +166,7 @@ def keep_given(
 def offload_choices(kept: Mapping[str, tuple[Any, ...]], workload: Workload) -> dict[str, tuple[Any, ...]]:
     """What is kept, with and without the host's memory where neither was asked for.
 
-    Optimisers that multiply whole matrices have no price on a host.
+    No stack keeps states on a host for optimisers that multiply whole matrices (docs/decisions/0005).
     """
     names = OFFLOADS if not OPTIMIZERS[workload.optimizer].newton_schulz_steps else OFFLOADS[:1]
     return {**dict.fromkeys(names, (False, True)), **kept}
