@@ -264,19 +264,23 @@ def fit_source(folder: Path, source: Source, device: Device) -> Fitted:
 def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
     """Fit on the paper's sweeps and layers."""
     train, held = split_by_shape(source.rows(folder))
-    section, overhead_s, num_fitted = fit_paper_device(train, source, device)
-    predicted = predict_rows(held, section, device_rates(device, source.dtype, hot=False), source.layout) + overhead_s
-    measured = held.latency_s.to_numpy()
+    taught = fit_paper_device(train, source, device)
+    rates, measured = device_rates(device, source.dtype, hot=False), held.latency_s.to_numpy()
+    predicted = np.full(len(held), taught.overhead_s)
+    logs = held.log.where(held.log.isin(taught.logs), "").to_numpy()
+    for log, section in {"": taught.section, **taught.logs}.items():
+        predicted[logs == log] += predict_rows(held[logs == log], section, rates, source.layout)
     report: dict[str, Any] = {
         "source": source.table,
-        "rows_fitted": num_fitted,
-        "collector_overhead_s": overhead_s,
+        "rows_fitted": taught.num_fitted,
+        "collector_overhead_s": taught.overhead_s,
         "held_out": judge(predicted, measured),
     }
     is_layer = held.slowest.to_numpy(bool)
     for label, part in (("held_out_sweeps", ~is_layer), ("held_out_layers", is_layer)):
         report[label] = judge(predicted[part], measured[part])
-    return Fitted(section, interval(predicted, measured), {}, report)
+    ends = interval(predicted, measured)
+    return Fitted(taught.section, ends, {log: (own, ends) for log, own in taught.logs.items()}, report)
 
 
 def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:

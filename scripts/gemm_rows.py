@@ -71,13 +71,13 @@ def layer_rows(gpu: str, products: Sequence[str]) -> Callable[[Path], pd.DataFra
         }
         parts = [
             pd.DataFrame(dict(zip(("batch", "m", "n", "k"), shapes[name], strict=True))).assign(
-                tflops=table[f"{name}_tflops"], product=name
+                tflops=table[f"{name}_tflops"], product=name, log=table.log
             )
             for name in products
         ]
         rows = pd.concat(part.dropna() for part in parts)
         seconds = 2.0 * rows.batch * rows.m * rows.n * rows.k / (rows.tflops * 1e12)
-        kept = ["library", "slowest", "product", "batch", "m", "n", "k", "latency_s"]
+        kept = ["library", "slowest", "product", "log", "batch", "m", "n", "k", "latency_s"]
         return rows.assign(library="", slowest=True, latency_s=seconds)[kept]
 
     return read
@@ -85,7 +85,7 @@ def layer_rows(gpu: str, products: Sequence[str]) -> Callable[[Path], pd.DataFra
 
 def joined(*readers: Callable[[Path], pd.DataFrame]) -> Callable[[Path], pd.DataFrame]:
     """Rows of several tables."""
-    own = {"slowest": False, "product": ""}  # of a table that does not tell
+    own = {"slowest": False, "product": "", "log": ""}  # of a table that does not tell
     return lambda folder: pd.concat([read(folder) for read in readers], ignore_index=True).fillna(own)
 
 
