@@ -17,11 +17,12 @@ import numpy as np
 import pandas as pd
 from calibration import RECORDS, SAME_CHIP, argument_parser, read_record, save_record
 from gemm_batch_fit import LEAST_WAVES, PLANS, fit_batch_kernels
-from gemm_paper_fit import NARROW_CASES, fit_paper_device, narrow_cases, narrow_rows
+from gemm_block_fit import fit_blocks, mlp_blocks
+from gemm_paper_fit import NARROW_CASES, SPANS_OF_BLOCKS, fit_paper_device, fit_spans, narrow_cases, narrow_rows
 from gemm_rows import PAPER, PRODUCTS, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
 
-from shapewright.accuracy.paper_gemm import PAPER_LIBRARY
+from shapewright.accuracy.paper_gemm import PAPER_LIBRARY, PRODUCTS_ALONE
 from shapewright.accuracy.paper_layers import BATCHES
 from shapewright.fit.gemm import (
     FIT_ROWS,
@@ -50,6 +51,8 @@ from shapewright.perf.kernels import ROLES, DeviceRates
 
 # Sweeps with odd n and k exist for these alone; the rest of a vendor's chips borrow the nearest table.
 ALIGNMENT_SOURCES = {"a100-sxm-80gb": "a100"}
+# Names of devices in the paper's tables, where blocks are fitted.
+GPUS = {"mi250x-gcd": "mi250x"}
 ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada": "a100-sxm-80gb"}
 # The one published pair of Hopper: SwiGLU widths 10922 (4 bytes) and 10944 at h = 4096, 273 and 398 TFLOP/s
 # (stas00/ml-engineering, training/performance). 398 is half of what this chip reaches in its SXM form, so that the pair
@@ -57,7 +60,7 @@ ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada"
 HOPPER_PAIR = 273.0 / 398.0
 # Contractions that the paper's software multiplies slower than today's: qkv, mlp_up and proj of A100's layers lose 4 to
 # 12 % from h = 1280 to 3968 and nothing from 4224 on; its sweeps, of a later version, have 4096 and more. [element]
-OLDER_SPANS = {"a100": {"span_first_k": 1024.0, "span_last_k": 4095.0}}
+OLDER_SPANS = {"a100": {"first_k": 1024.0, "last_k": 4095.0}}
 # Factors on the times of the paper's sweeps and of its batches, which are the slowest of many iterations.
 SCALES = ("scale", "scale_slowest")
 
@@ -81,7 +84,7 @@ class PaperTeaches(NamedTuple):
 
     factors: dict[str, dict[str, float]]
     batched: dict[str, Any]
-    older_cases: dict[str, float]
+    older_cases: dict[str, Any]
     older_interval: dict[str, list[float]]
     report: dict[str, Any]
 
@@ -148,14 +151,12 @@ def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[st
 
 def fit_older_products(
     folder: Path, gpu: str, section: dict[str, Any], rates: DeviceRates, overhead_s: float
-) -> tuple[dict[str, float], dict[str, list[float]], dict[str, Any]]:
+) -> tuple[dict[str, Any], dict[str, list[float]], dict[str, Any]]:
     """What single products with short contractions lose in the paper's software, and how wrong all of them are."""
     rows = layer_rows(gpu, [name for name in PRODUCTS if name not in BATCHES])(folder)
     seen, unseen = split_by_shape(rows)
-    span = OLDER_SPANS[gpu]
-    inside = seen[(seen.k >= span["span_first_k"]) & (seen.k <= span["span_last_k"])]
-    lost = 1.0 - (predict_rows(inside, section, rates, "NT") + overhead_s) / inside.latency_s
-    cases = {**span, "span_loss": float(np.median(lost))}
+    at_kernel = seen.assign(latency_s=np.maximum(seen.latency_s - overhead_s, 1e-6))
+    cases = {"spans": fit_spans(at_kernel, [OLDER_SPANS[gpu]], {**section, "slow_cases": {}}, rates, "NT")}
     predicted = predict_rows(unseen, {**section, "slow_cases": cases}, rates, "NT") + overhead_s
     measured = unseen.latency_s.to_numpy()
     return cases, interval(predicted, measured), judge(predicted, measured)
@@ -270,6 +271,7 @@ def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
     logs = held.log.where(held.log.isin(taught.logs), "").to_numpy()
     for log, section in {"": taught.section, **taught.logs}.items():
         predicted[logs == log] += predict_rows(held[logs == log], section, rates, source.layout)
+    sections = dict(taught.logs)
     report: dict[str, Any] = {
         "source": source.table,
         "rows_fitted": taught.num_fitted,
@@ -279,8 +281,18 @@ def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
     is_layer = held.slowest.to_numpy(bool)
     for label, part in (("held_out_sweeps", ~is_layer), ("held_out_layers", is_layer)):
         report[label] = judge(predicted[part], measured[part])
+    usual = taught.section
+    if device.architecture in SPANS_OF_BLOCKS:
+        # Models run layers: their section is that of blocks, and products timed alone have one of their own.
+        blocks = mlp_blocks(folder, device, GPUS[device.name])
+        seen = set(zip(train.n.tolist(), train.k.tolist(), strict=True))
+        is_unseen = np.array([(4 * h, h) not in seen for h in blocks.hidden_size.astype(int)])
+        spans = usual["slow_cases"]["spans"][: SPANS_OF_BLOCKS[device.architecture]]
+        cases, report["held_out_blocks"] = fit_blocks(blocks, is_unseen, usual, spans, rates)
+        sections[PRODUCTS_ALONE] = usual
+        usual = {**usual, "slow_cases": cases}
     ends = interval(predicted, measured)
-    return Fitted(taught.section, ends, {log: (own, ends) for log, own in taught.logs.items()}, report)
+    return Fitted(usual, ends, {name: (own, ends) for name, own in sections.items()}, report)
 
 
 def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:

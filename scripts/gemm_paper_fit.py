@@ -25,10 +25,11 @@ from shapewright.fit.gemm import (
     device_rates,
     factor_table,
     fit,
+    predict_rows,
 )
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.kernels import ROLES, DeviceRates
-from shapewright.perf.slow_cases import NarrowCase, SlowCases, leaves_fast_kernels
+from shapewright.perf.slow_cases import NarrowCase, SlowCases, Span, leaves_fast_kernels
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -56,22 +57,32 @@ SMALL_EDGES = {"cdna2": {"small_edge": 256.0, "small_outputs": 2.0**20}}
 # decide between them: V100 runs products with gigabytes of B at 30 TFLOP/s where the last wave is less than half full.
 # Down products, 25,856 columns at most, never do; 2^16, what an axis of a launch holds, is the round number between.
 IDLE_EDGES = {"volta": {"below": 0.30, "idle_tile_m": 256.0, "idle_tile_n": 128.0, "idle_columns": 2.0**16}}
-# Contractions that a library runs on a slower kernel. MI250X's down products drop from 102 to 68 TFLOP/s between 19,968
-# and 20,992 and rise from 54 to 81 after 32,768, projections drop from 100 to 75 between 21,376 and 21,504. V100's down
-# products drop from 84 to 65 between 41,472 and 41,984, and rise from 59 to 76 between 59,904 and 60,416.
-SPANS = {
-    "cdna2": {"span_first_k": 20992.0, "span_last_k": 32768.0},
-    "volta": {"span_first_k": 41984.0, "span_last_k": 59904.0},
+# Sizes that a library runs on a slower kernel. MI250X's down products drop from 102 to 68 TFLOP/s between k = 19,968
+# and 20,992 and rise from 54 to 81 after 32,768; projections of such k do not. Alone, but not in blocks, they drop
+# again to 50 from 47,104 to 52,736, and qkv and up products fall from 102 to 85 from n = 19,456 to 26,880. V100's down
+# products drop from 84 to 65 between k = 41,472 and 41,984, rise from 59 to 76 between 59,904 and 60,416, and drop to
+# 60 after 80,384.
+SPANS: dict[str, tuple[dict[str, float], ...]] = {
+    "cdna2": (
+        {"first_k": 20992.0, "last_k": 32768.0, "last_n": 16384.0},
+        {"first_k": 47104.0, "last_k": 52736.0, "last_n": 16384.0},
+        {"first_n": 19200.0, "last_n": 26624.0, "last_k": 16384.0},
+    ),
+    "volta": ({"first_k": 41984.0, "last_k": 59904.0}, {"first_k": 80640.0}),
 }
+# How many of them, from the first on, blocks of a layer have too.
+SPANS_OF_BLOCKS = {"cdna2": 1}
+# Losses that are tried for each. [fraction]
+SPAN_LOSSES = np.arange(0.0, 0.7, 0.01)
 # Free numbers of slow cases, by architecture: name, start and transform.
 SLOW_ENTRIES: dict[str, Entries] = {
-    "volta": (("long_k", 1e5, "log"), ("span_loss", 0.2, "logit")),
+    "volta": (("long_k", 1e5, "log"),),
     # A thousand pages of 1 MB. MI250X loses a third of its rate beyond, whichever dimension made B so large.
     "cdna2": (
         ("long_k", 1e5, "log"),
         ("reach_bytes", 1e9, "log"),
         ("reach_loss", 0.2, "logit"),
-        ("span_loss", 0.3, "logit"),
+        ("reach_steepness", 8.0, "log"),
     ),
 }
 
@@ -99,7 +110,8 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> Pap
     is_small, is_narrow = small_rows(train, small), narrow_rows(train, narrow)
     idle = idle_cases(train[~is_small & ~is_narrow], IDLE_EDGES.get(device.architecture, {}), rates)
     is_idle = idle_rows(train, idle, rates)
-    usual = thin_layers(train[~is_small & ~is_narrow & ~is_idle])
+    is_span = span_rows(train, SPANS.get(device.architecture, ()))
+    usual = thin_layers(train[~is_small & ~is_narrow & ~is_idle & ~is_span], LAYER_ROWS[device.architecture])
     starts, tiles = ALIGNMENT_STARTS[device.architecture], TILES[device.architecture]
 
     form = Form(
@@ -107,12 +119,14 @@ def fit_paper_device(train: pd.DataFrame, source: Source, device: Device) -> Pap
         hot=False,
         alignment=alignment_entries(starts, ROLES[:2]),
         known={"start_s": START_S},
-        slow_case_edges=SPANS.get(device.architecture, {}),
         slow_cases=SLOW_ENTRIES[device.architecture],
     )
     overhead_s = OVERHEAD_SHARE * float(usual.latency_s.min())
     usual, train = (rows.assign(latency_s=np.maximum(rows.latency_s - overhead_s, 1e-6)) for rows in (usual, train))
     section = form.section(fit(usual[usual.batch == 1], form, rates, source.layout, None), None)
+    section["slow_cases"]["spans"] = fit_spans(
+        train[is_span & ~is_idle], SPANS.get(device.architecture, ()), section, rates, source.layout
+    )
 
     form = Form(
         tiles,
@@ -170,6 +184,30 @@ def _moved(plan: Plan, usual: float, own: float) -> Plan:
     moved = {f"last_{dim}": own for dim in "kn" if getattr(plan, f"last_{dim}") == usual}
     moved |= {f"first_{dim}": own + 1.0 for dim in "kn" if getattr(plan, f"first_{dim}") == usual + 1.0}
     return replace(plan, **moved)
+
+
+def span_rows(rows: pd.DataFrame, spans: Sequence[dict[str, float]]) -> Any:
+    """Whether each row is a single product inside a span. [rows]"""
+    found = np.zeros(len(rows), dtype=bool)
+    for span in spans:
+        found |= Span(**span, loss=0.0).holds(rows.n.to_numpy(float), rows.k.to_numpy(float))
+    return found & (rows.batch == 1).to_numpy()
+
+
+def fit_spans(
+    rows: pd.DataFrame, spans: Sequence[dict[str, float]], section: dict[str, Any], rates: DeviceRates, layout: str
+) -> list[dict[str, float]]:
+    """Spans with the losses that leave their rows the least mean error, the section held fixed."""
+    found = []
+    for span in spans:
+        inside = rows[span_rows(rows, [span])]
+        errors = []
+        for loss in SPAN_LOSSES:
+            cases = {**section["slow_cases"], "spans": [{**span, "loss": float(loss)}]}
+            predicted = predict_rows(inside, {**section, "slow_cases": cases}, rates, layout)
+            errors.append(float(np.abs(np.log(predicted / inside.latency_s)).mean()))
+        found.append({**span, "loss": float(SPAN_LOSSES[int(np.argmin(errors))])})
+    return found
 
 
 def narrow_rows(rows: pd.DataFrame, cases: Sequence[NarrowCase]) -> Any:
@@ -261,8 +299,8 @@ def idle_rows(rows: pd.DataFrame, idle: dict[str, float], rates: DeviceRates) ->
     return leaves_fast_kernels(m, n, k, rates.num_sms, SlowCases(**idle)) & (batch == 1)
 
 
-def thin_layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep LAYER_ROWS of each product of the layers, so that long logs do not outweigh the clean sweeps."""
+def thin_layers(rows: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Keep so many rows of each product of the layers, so that long logs do not outweigh the clean sweeps."""
     is_layer = rows.slowest.astype(bool)
-    parts = [part.sample(min(LAYER_ROWS, len(part)), random_state=0) for _, part in rows[is_layer].groupby("product")]
+    parts = [part.sample(min(most, len(part)), random_state=0) for _, part in rows[is_layer].groupby("product")]
     return pd.concat([rows[~is_layer], *parts])

@@ -20,6 +20,7 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.slow_cases import (
     NarrowCase,
     SlowCases,
+    Span,
     idle_floor_s,
     narrow_floor_s,
     rate_share,
@@ -131,12 +132,13 @@ def test_few_columns_and_batches_keep_their_fast_kernel() -> None:
 
 
 def test_a_span_of_contractions_loses_its_share() -> None:
-    """A quarter of the rate is lost from 100 to 200; where far pages cost more, theirs is what counts."""
-    cases = SlowCases(span_first_k=100, span_last_k=200, span_loss=0.25, reach_bytes=1e9, reach_loss=0.5)
+    """A quarter is lost for k from 100 to 200, a tenth for n from 1000 to 2000; of all cases the costliest counts."""
+    spans = (Span(first_k=100, last_k=200, last_n=1e10, loss=0.25), Span(first_n=1000, last_n=2000, loss=0.1))
+    cases = SlowCases(spans=spans, reach_bytes=1e9, reach_loss=0.5)
 
-    share = rate_share(ones(8, 8, 8, 8, 1e9), ones(99, 100, 200, 201, 150), 2.0, cases)
+    share = rate_share(ones(8, 8, 8, 8, 1e9, 1000, 1000, 2001), ones(99, 100, 200, 201, 150, 150, 99, 99), 2.0, cases)
 
-    assert share == pytest.approx([1.0, 0.75, 0.75, 1.0, 0.5])
+    assert share == pytest.approx([1.0, 0.75, 0.75, 1.0, 0.5, 0.75, 0.9, 1.0])
 
 
 @pytest.mark.parametrize("raw", [{"long_kk": 1.0}, {"narrow": [{"edge": 128.0}]}])

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FORMAT = Format(numbers={"batch": 1, "m": 1, "n": 1, "k": 1}, labels=("gpu", "sweep"), positive=("tflops",))
 PAPER_DTYPE = "fp16"
 PAPER_LIBRARY = "pytorch 1.13-2.0"
+PRODUCTS_ALONE = f"{PAPER_LIBRARY}, products alone"
+"""Section of a record for products that were timed alone, where blocks of the same products took another time."""
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
@@ -30,7 +32,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         dims = {name: rows.numbers[name] for name in ("batch", "m", "n", "k")}
         operation = Gemm(name="gemm", dtype=PAPER_DTYPE, layout="NN", **dims)  # type: ignore[arg-type]
         overhead_s = noted_overhead_s("paper_gemm", device, context)
-        library = paper_library(context.record("gemm", device))
+        library = paper_library(context.record("gemm", device), PRODUCTS_ALONE)
         return price_gemms(operation, device, context, library=library, extra_s=overhead_s, older_software=True)
 
     for rows, device, _, prices in context.price_groups(columns, ("gpu",), price_group):
@@ -42,13 +44,13 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         context.note("paper_gemm: bmm_* rows are the slowest of 100-200 iterations, the others means")
 
 
-def paper_library(record: CalibrationRecord, log: str = "") -> str:
-    """Library of a record that prices the paper's rows: that of a log, else that of all of them, else its usual one.
+def paper_library(record: CalibrationRecord, *nearest: str) -> str:
+    """Library of a record that prices the paper's rows: the nearest, else that of all of them, else its usual one.
 
     Two logs of one device differ where its library switched kernels; nothing that they hold says why.
     """
     known = record.parameters["libraries"]
-    return next((name for name in (log, PAPER_LIBRARY) if name in known), "")
+    return next((name for name in (*nearest, PAPER_LIBRARY) if name in known), "")
 
 
 def noted_overhead_s(table: str, device: Device, context: Context) -> float:

@@ -21,7 +21,13 @@ import numpy as np
 
 from shapewright.accuracy.chunk import Alternatives, Chunk, Prices, split_chunks
 from shapewright.accuracy.gemm import SAME_SIZE_FACTOR, price_gemms
-from shapewright.accuracy.paper_gemm import PAPER_DTYPE, PAPER_LIBRARY, noted_overhead_s, paper_library
+from shapewright.accuracy.paper_gemm import (
+    PAPER_DTYPE,
+    PAPER_LIBRARY,
+    PRODUCTS_ALONE,
+    noted_overhead_s,
+    paper_library,
+)
 from shapewright.accuracy.read import Format
 from shapewright.adding_up import PricedOperation, add_up
 from shapewright.config import TransformerConfig
@@ -102,7 +108,7 @@ def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Ch
             extra_s = noted_slowest_extra_s(device, context)
         else:
             extra_s = noted_overhead_s("paper_layers", device, context)
-        library = paper_library(context.record("gemm", device), words[1])
+        library = paper_library(context.record("gemm", device), words[1], PRODUCTS_ALONE)
         return price_gemms(
             product_of(name, rows), device, context, library=library, extra_s=extra_s, older_software=True
         )

@@ -135,14 +135,12 @@ class Form:
         splits: Sequence[int] = SPLITS,
         known: Mapping[str, float] | None = None,
         slow_cases: Entries = (),
-        slow_case_edges: Mapping[str, float] | None = None,
     ) -> None:
         areas = sorted({m * n for m, n in tiles})
         largest = areas[-1]
         # Larger tiles reuse operands more; the start is a line in log area, the data bend it.
         rates = [(f"rate:{area}", 0.85 - 0.09 * np.log2(largest / area), "logit") for area in areas]
         self.tiles, self.splits, self.known = tiles, splits, dict(known or {})
-        self.slow_case_edges = dict(slow_case_edges or {})
         self.slow_cases = [name for name, _, _ in slow_cases]
         self.entries = [*rates, *(entry for entry in self.SCALARS if entry[0] not in self.known)]
         self.entries += self.HOT if hot else ()
@@ -172,11 +170,7 @@ class Form:
             "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
             "cast_row_s": v.get("cast_row_s", 0.0),
             "alignment_factor": factors or factor_table(v),
-            **(
-                {"slow_cases": {name: v[name] for name in self.slow_cases} | self.slow_case_edges}
-                if self.slow_cases
-                else {}
-            ),
+            **({"slow_cases": {name: v[name] for name in self.slow_cases}} if self.slow_cases else {}),
         }
 
 

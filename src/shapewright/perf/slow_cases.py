@@ -4,9 +4,9 @@ Tiles and alignment classes of perf.kernels say nothing of these; records of dev
 section's ``slow_cases``. Legend: m, n, k in BLAS letters, one entry per shape.
 
     long      rate / (1 + k / long_k)                 SMs that share operands drift apart along a long contraction
-    reach     rate * (1 - reach_loss r), r = 1 / (1 + (reach_bytes / bytes of B)^4)     pages beyond the tables' reach
-    span      rate * (1 - span_loss) for k from span_first_k to span_last_k     a kernel that the library keeps for it;
-              of reach and span the more costly one counts
+    reach     rate * (1 - reach_loss r), r = 1 / (1 + (reach_bytes / bytes of B)^steepness)     pages out of reach
+    spans     rate * (1 - loss) within ranges of k and n     a kernel that the library keeps for them;
+              of reach and spans the most costly one counts
     narrow    a contiguous dimension below an edge that is poorly aligned: start + traffic + work / (fraction * peak)
     small     m, n <= small_edge and at most small_outputs of C: start + work / (fraction * peak), whatever k is
     idle      n beyond idle_columns, B beyond idle_elements and a last wave of tiles that fills less than half of the
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-# How sharply operands leave the reach of page tables; a smooth stand-in for a step.
-_REACH_STEEPNESS = 4.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class NarrowCase:
@@ -58,6 +55,30 @@ class NarrowCase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Span:
+    """Sizes that a library runs on a slower kernel, ends included.
+
+    Attributes:
+        first_k: Shortest contraction. [element]
+        last_k: Longest one.
+        first_n: Fewest columns. [element]
+        last_n: Most.
+        loss: Share of the rate that is lost.
+    """
+
+    first_k: float = 0.0
+    last_k: float = np.inf
+    first_n: float = 0.0
+    last_n: float = np.inf
+    loss: float
+
+    def holds(self, n: Array, k: Array) -> NDArray[np.bool_]:
+        """Which products lie inside."""
+        inside: NDArray[np.bool_] = (k >= self.first_k) & (k <= self.last_k) & (n >= self.first_n) & (n <= self.last_n)
+        return inside
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowCases:
     """What a record knows of slow cases; the defaults are none.
 
@@ -65,9 +86,8 @@ class SlowCases:
         long_k: Contraction at which a tile takes twice as long per element as a short one, 0 for never. [element]
         reach_bytes: Size of B at which half of reach_loss is lost, 0 for never. [byte]
         reach_loss: Share of the rate that is lost beyond it.
-        span_first_k: Shortest contraction that a slower kernel runs. [element]
-        span_last_k: Longest one, 0 where there is no such kernel. [element]
-        span_loss: Share of the rate that is lost between them.
+        reach_steepness: How sharply B leaves the reach of page tables; a smooth stand-in for a step.
+        spans: Sizes that slower kernels run.
         narrow: Kernels for narrow dimensions.
         small_edge: Largest m and n of a small product. [element]
         small_outputs: Largest number of its outputs, batch included. [element]
@@ -83,9 +103,8 @@ class SlowCases:
     long_k: float = 0.0
     reach_bytes: float = 0.0
     reach_loss: float = 0.0
-    span_first_k: float = 0.0
-    span_last_k: float = 0.0
-    span_loss: float = 0.0
+    reach_steepness: float = 4.0
+    spans: tuple[Span, ...] = ()
     narrow: tuple[NarrowCase, ...] = ()
     small_edge: float = 0.0
     small_outputs: float = 0.0
@@ -106,20 +125,21 @@ def read_slow_cases(raw: Mapping[str, Any] | None) -> SlowCases | None:
     """
     if raw is None:
         return None
-    values = {name: float(value) for name, value in raw.items() if name != "narrow"}
+    values = {name: float(value) for name, value in raw.items() if name not in ("narrow", "spans")}
     try:
+        spans = tuple(Span(**span) for span in raw.get("spans", ()))
         narrow = [
             NarrowCase(**{**case, "alignments_bytes": tuple(case["alignments_bytes"])})
             for case in raw.get("narrow", ())
         ]
-        return SlowCases(narrow=tuple(narrow), **values)
+        return SlowCases(narrow=tuple(narrow), spans=spans, **values)
     except (KeyError, TypeError) as error:
         known = ", ".join(sorted(field.name for field in fields(SlowCases)))
         raise CalibrationError(f"slow_cases of a gemm record: {error}; they know {known}") from error
 
 
 def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Array | float:
-    """Share of the rate that long contractions and far pages leave, in (0, 1].
+    """Share of the rate that long contractions, far pages and spans leave, in (0, 1].
 
     Args:
         n: Columns of C. [element]
@@ -129,10 +149,9 @@ def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Ar
     """
     loss: Array | float = 0.0
     if cases.reach_bytes:
-        loss = cases.reach_loss / (1.0 + (cases.reach_bytes / (n * k * element_bytes)) ** _REACH_STEEPNESS)
-    if cases.span_last_k:
-        is_inside = (k >= cases.span_first_k) & (k <= cases.span_last_k)
-        loss = np.maximum(loss, np.where(is_inside, cases.span_loss, 0.0))
+        loss = cases.reach_loss / (1.0 + (cases.reach_bytes / (n * k * element_bytes)) ** cases.reach_steepness)
+    for span in cases.spans:
+        loss = np.maximum(loss, np.where(span.holds(n, k), span.loss, 0.0))
     share: Array | float = 1.0 - loss
     return share / (1.0 + k / cases.long_k) if cases.long_k else share
 
