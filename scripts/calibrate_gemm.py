@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from calibration import RECORDS, SAME_CHIP, argument_parser, read_record, save_record
 from gemm_batch_fit import LEAST_WAVES, PLANS, fit_batch_kernels
-from gemm_block_fit import fit_blocks, mlp_blocks
+from gemm_block_fit import fit_blocks, read_blocks
 from gemm_paper_fit import NARROW_CASES, SPANS_OF_BLOCKS, fit_paper_device, fit_spans, narrow_cases, narrow_rows
 from gemm_rows import PAPER, PRODUCTS, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
@@ -284,7 +284,7 @@ def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
     usual = taught.section
     if device.architecture in SPANS_OF_BLOCKS:
         # Models run layers: their section is that of blocks, and products timed alone have one of their own.
-        blocks = mlp_blocks(folder, device, GPUS[device.name])
+        blocks = read_blocks(folder, device, GPUS[device.name])
         seen = set(zip(train.n.tolist(), train.k.tolist(), strict=True))
         is_unseen = np.array([(4 * h, h) not in seen for h in blocks.hidden_size.astype(int)])
         spans = usual["slow_cases"]["spans"][: SPANS_OF_BLOCKS[device.architecture]]

@@ -44,6 +44,7 @@ from interval_rows import (
 from interval_transfer import OtherDevices, transfer_groups
 
 from shapewright.accuracy.columns import Columns
+from shapewright.accuracy.paper_gemm import PRODUCTS_ALONE, paper_library
 from shapewright.accuracy.paper_layers import BATCHES
 from shapewright.dtypes import get_dtype
 from shapewright.fit.intervals import (
@@ -58,6 +59,7 @@ from shapewright.hardware import find_measured_device, load_device
 from shapewright.perf.attention_kernels import AttentionShape
 from shapewright.perf.attention_sections import choose_kernels, choose_section
 from shapewright.perf.calibration import load_record
+from shapewright.perf.residual import section_name
 
 KINDS = ("gemm", "attention", "moe", "collectives", "pointwise")
 ATTENTION_TABLES = ("attention_prefill", "attention_decode")
@@ -76,13 +78,22 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     """Products: batches, the paper's devices, other libraries, older software, devices left out."""
     groups: Groups = {}
     paper = pd.concat(list(paper_product_rows(folder)), ignore_index=True)
-    for (device, is_batch), part in paper.groupby(["device", "is_batch"]):
+    paper["is_block"] = paper.table == BLOCKS
+    for (device, is_batch), rows in paper.groupby(["device", "is_batch"]):
         record = load_record("gemm", load_device(str(device)))
-        if is_batch or record.residual is None:  # devices of the paper alone; others have their single products' rows
-            section = f"{next(iter(record.parameters['dtypes']))}{', batches' if is_batch else ''}"
-            origin = part.table.str.split("/").str[0].where(part.table != BLOCKS, BLOCKS)
+        section = next(iter(record.parameters["dtypes"]))
+        sections = {section: rows}
+        if is_batch:
+            sections = {f"{section}, batches": rows}
+        elif (alone := paper_library(record, PRODUCTS_ALONE)) != (inside := paper_library(record)):
+            names = section_name(section, alone), section_name(section, inside)
+            sections = {names[0]: rows[~rows.is_block], names[1]: rows}
+        elif alone:  # a section of the paper's software, beside those of others
+            sections = {section_name(section, alone): rows}
+        for name, part in sections.items():
+            origin = part.table.str.split("/").str[0].where(~part.is_block, BLOCKS)
             parts = parts_of(part.assign(origin=origin), ["origin"])
-            groups[f"own/{record.id}/{section}"] = pool(
+            groups[f"own/{record.id}/{name}"] = pool(
                 list(parts.values()), edges_s=PAPER_EDGES_S, fewest=PAPER_FEWEST_ROWS
             )
     a100 = paper[paper.device == A100_OF_PAPER]

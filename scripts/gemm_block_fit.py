@@ -1,4 +1,4 @@
-"""The fit of far pages and long contractions to MLP blocks, for a device whose products alone tell another story.
+"""The fit of far pages and long contractions to whole blocks, for a device whose products alone tell another story.
 
 Not a script itself. MI250X runs the two products of an MLP in a layer as fast as one by one up to h = 11,500. Alone
 they then lose a fifth of their rate, the upper one from 11,904 on, which a layer loses at 14,000. Models run layers, so
@@ -15,71 +15,96 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from shapewright.accuracy.context import Context
-from shapewright.accuracy.paper_layers import FORMAT, PaperLayer, price_block
+from shapewright.accuracy.paper_layers import FORMAT, PaperLayer, find_floors, find_misfits, price_block
 from shapewright.accuracy.read import read_columns
 from shapewright.fit.gemm import FIT_SCALE, PRIOR_WEIGHT, Array, Entries, judge, predict_rows, transform, untransform
-from shapewright.operations import Gemm
+from shapewright.operations import Gemm, Pointwise
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shapewright.hardware import Device
+    from shapewright.operations import Operation
     from shapewright.perf.kernels import DeviceRates
 
-# What blocks tell: name, start and transform.
+# What blocks tell: name, start and transform. Mask and softmax of an attention block are a fused kernel elsewhere: what
+# they take here, the same for every hidden size, is fitted beside and left to scripts/calibrate_pointwise.py.
 ENTRIES: Entries = (
     ("long_k", 1e5, "log"),
     ("reach_bytes", 1.5e9, "log"),
     ("reach_loss", 0.3, "logit"),
     ("reach_steepness", 8.0, "log"),
 )
+MASK: Entries = (("mask_s", 0.05, "log"),)
+# Products of a block with weights, as (n / h, k / h).
+MLP, ATTENTION = ((4.0, 1.0), (1.0, 4.0)), ((3.0, 1.0), (1.0, 1.0))
+PRODUCTS = {"mlp": MLP, "attention": ATTENTION, "layer": MLP + ATTENTION}
+FREE_KINDS = ("mask", "softmax")
 
 
-def mlp_blocks(folder: Path, device: Device, gpu: str) -> pd.DataFrame:
-    """Unfused MLP blocks of the paper's layers: sizes, measured time, and what is predicted besides their products."""
+def read_blocks(folder: Path, device: Device, gpu: str) -> pd.DataFrame:
+    """Unfused blocks of the paper's layers: kind, tokens, hidden size, measured time, and what is predicted besides."""
     columns = read_columns(folder / "paper_layers.csv", FORMAT, Counter())
-    words, seconds = columns.labels["gpu"], columns.numbers["mlp_s"]
-    rows, context = [], Context()
-    for row in np.flatnonzero((seconds > 0.0) & (columns.numbers["tensor_parallel"] == 1.0)):
-        if words[row] != gpu or columns.labels["flash_attention"][row] != "0":
-            continue
-        layer = PaperLayer(*(int(columns.numbers[name][row]) for name in FORMAT.numbers))
-        priced = price_block("mlp", layer, device, is_flash=False, context=context)
-        other_s = sum(entry.total_time_s for entry in priced if not isinstance(entry.operation, Gemm))
-        rows.append((layer.micro_batch_size * layer.seq_len, layer.hidden_size, float(seconds[row]), other_s))
-    return pd.DataFrame(rows, columns=["tokens", "hidden_size", "measured_s", "other_s"]).astype(float)
+    words, is_misfit, rows, context = columns.labels["gpu"], find_misfits(columns), [], Context()
+    for kind in PRODUCTS:
+        seconds = columns.numbers[f"{kind}_s"]
+        is_used = (seconds > 0.0) & (columns.numbers["tensor_parallel"] == 1.0)
+        if kind != "mlp":
+            is_used &= ~find_floors(columns.labels["log"].codes, seconds)
+        if kind == "attention":
+            is_used &= ~is_misfit
+        for row in np.flatnonzero(is_used):
+            if words[row] != gpu or columns.labels["flash_attention"][row] != "0":
+                continue
+            layer = PaperLayer(*(int(columns.numbers[name][row]) for name in FORMAT.numbers))
+            priced = price_block(kind, layer, device, is_flash=False, context=context)
+            other_s = sum(entry.total_time_s for entry in priced if not _is_fitted(entry.operation))
+            tokens = layer.micro_batch_size * layer.seq_len
+            rows.append((kind, tokens, layer.hidden_size, float(seconds[row]), other_s))
+    return pd.DataFrame(rows, columns=["kind", "tokens", "hidden_size", "measured_s", "other_s"])
+
+
+def _is_fitted(operation: Operation) -> bool:
+    if isinstance(operation, Gemm):
+        return operation.batch == 1
+    return isinstance(operation, Pointwise) and operation.operation in FREE_KINDS
 
 
 def fit_blocks(
     blocks: pd.DataFrame, is_unseen: Array, section: dict[str, Any], spans: list[dict[str, float]], rates: DeviceRates
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Slow cases of a section for layers, and their errors on blocks of unseen hidden sizes.
+    """Slow cases of a section for layers, and their errors on MLP blocks of unseen hidden sizes.
 
     Args:
-        blocks: See mlp_blocks.
+        blocks: See read_blocks.
         is_unseen: Which of them judge. [rows]
         section: The section that products alone gave.
         spans: Those of its spans that blocks have too.
         rates: Rates of the device.
     """
+    entries = (*ENTRIES, *MASK)
 
-    def predict(rows: pd.DataFrame, cases: dict[str, Any]) -> Array:
-        own = {**section, "slow_cases": cases}
-        h, m = rows.hidden_size, rows.tokens
-        up = pd.DataFrame({"batch": 1.0, "m": m, "n": 4.0 * h, "k": h})
-        down = pd.DataFrame({"batch": 1.0, "m": m, "n": h, "k": 4.0 * h})
-        both_s = predict_rows(up, own, rates, "NT") + predict_rows(down, own, rates, "NT")
-        return both_s + rows.other_s.to_numpy()
+    def predict(rows: pd.DataFrame, values: dict[str, float]) -> Array:
+        own = {**section, "slow_cases": build(values)}
+        total_s = rows.other_s + np.where(rows.kind == "mlp", 0.0, values["mask_s"])
+        for kind, products in PRODUCTS.items():
+            here = rows[rows.kind == kind]
+            for n, k in products:
+                sizes = {"m": here.tokens, "n": n * here.hidden_size, "k": k * here.hidden_size}
+                total_s[here.index] += predict_rows(pd.DataFrame(sizes).assign(batch=1), own, rates, "NT")
+        return total_s.to_numpy()
 
-    def build(x: Array) -> dict[str, Any]:
-        return {**section["slow_cases"], **untransform(x, ENTRIES), "spans": spans}
+    def build(values: dict[str, float]) -> dict[str, Any]:
+        found = {name: values[name] for name, _, _ in ENTRIES}
+        return {**section["slow_cases"], **found, "spans": spans}
 
-    seen, unseen = blocks[~is_unseen], blocks[is_unseen]
-    start, target = transform(ENTRIES), np.log(seen.measured_s.to_numpy())
+    seen, unseen = blocks[~is_unseen], blocks[is_unseen & (blocks.kind == "mlp")]
+    start, target = transform(entries), np.log(seen.measured_s.to_numpy())
 
     def residuals(x: Array) -> Array:
-        return np.concatenate([np.log(predict(seen, build(x))) - target, PRIOR_WEIGHT * FIT_SCALE * (x - start)])
+        predicted = predict(seen, untransform(x, entries))
+        return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - start)])
 
     x = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=80, diff_step=1e-3).x
-    cases = build(x)
-    return cases, judge(predict(unseen, cases), unseen.measured_s.to_numpy())
+    values = untransform(x, entries)
+    return build(values), {**judge(predict(unseen, values), unseen.measured_s.to_numpy()), "mask_s": values["mask_s"]}

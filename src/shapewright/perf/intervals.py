@@ -103,9 +103,12 @@ def choose_interval(
         found = borrowed_interval(record, formats, near) or Interval(own, record.interval_widening)
         older = find_group(record.kind, ("older software",), formats) if record.older_software else None
         return added(found, older) if older else found
-    if record.older_software:
-        return find_group(record.kind, ("older software",), formats) or Interval(own, OTHER_LIBRARY_WIDENING)
-    itself = find_group(record.kind, (f"own/{record.id}",), (section,)) or Interval(own, 1.0)
+    its_group = find_group(record.kind, (f"own/{record.id}",), (section,))
+    if record.older_software:  # a section of that very software knows more than all older ones together
+        older = its_group if library == "own" else None
+        older = older or find_group(record.kind, ("older software",), formats)
+        return older or Interval(own, OTHER_LIBRARY_WIDENING)
+    itself = its_group or Interval(own, 1.0)
     if library == "own":
         return itself
     places = (f"other library/{record.device}", "other library")
