@@ -27,6 +27,7 @@ def group(high: float) -> dict[str, list[float]]:
 
 GROUPS: dict[str, Any] = {
     "own/made-up/bf16": group(1.01),
+    "own/made-up/bf16 of old 1.0": group(1.11),
     "other library/here/bf16": group(1.02),
     "other library/bf16": group(1.03),
     "older software": group(1.04),
@@ -57,9 +58,11 @@ def record(**fields: Any) -> CalibrationRecord:
     return CalibrationRecord(**{**base, **fields})
 
 
-def chosen(formats: tuple[str, ...] = ("bf16",), *, library: LibraryMatch = "own", **fields: Any) -> Interval:
-    """Interval of the section bf16 of a record."""
-    return choose_interval(record(**fields), OWN, "bf16", formats, library=library)
+def chosen(
+    formats: tuple[str, ...] = ("bf16",), *, library: LibraryMatch = "own", section: str = "bf16", **fields: Any
+) -> Interval:
+    """Interval of a section of a record, if no other that of bf16."""
+    return choose_interval(record(**fields), OWN, section, formats, library=library)
 
 
 @pytest.mark.usefixtures("groups")
@@ -72,6 +75,8 @@ def chosen(formats: tuple[str, ...] = ("bf16",), *, library: LibraryMatch = "own
         ({"library": "other", "device": "elsewhere"}, 1.03),
         ({"library": "version"}, (1.01 * 1.02) ** 0.5),
         ({"older_software": True}, 1.04),
+        ({"older_software": True, "section": "bf16 of old 1.0"}, 1.11),
+        ({"older_software": True, "section": "bf16 of another 1.0"}, 1.04),
         ({**NEAR, "borrower": "anyone"}, 1.05),
         ({**NEAR, "borrower": "there"}, 1.06),
         ({**NEAR, "borrower": "anyone", "farther": "generic"}, 1.07),

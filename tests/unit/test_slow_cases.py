@@ -195,6 +195,6 @@ def test_an_explanation_names_the_slow_kernel() -> None:
 
     assert score["slow_factor"] > 3.0
     assert "slow kernel" in explanation_rows(score)
-    assert down["rate_share"] == pytest.approx(1.0 / (1.0 + 40960 / 236_000), rel=0.01)
+    assert down["rate_share"] == pytest.approx(1.0 / (1.0 + 40960 / 381_000), rel=0.01)
     assert "long" in explanation_rows(down)
     assert "slow kernel" not in explanation_rows(down)

@@ -105,7 +105,7 @@ def choose_interval(
         return added(found, older) if older else found
     its_group = find_group(record.kind, (f"own/{record.id}",), (section,))
     if record.older_software:  # a section of that very software knows more than all older ones together
-        older = its_group if library == "own" else None
+        older = its_group if library == "own" and _is_of_library(section) else None
         older = older or find_group(record.kind, ("older software",), formats)
         return older or Interval(own, OTHER_LIBRARY_WIDENING)
     itself = its_group or Interval(own, 1.0)
@@ -115,6 +115,11 @@ def choose_interval(
     another = find_group(record.kind, places, formats) or Interval(own, OTHER_LIBRARY_WIDENING)
     # No library was measured in two versions on one device: halfway is judgement.
     return another if library == "other" else between(itself, another)
+
+
+def _is_of_library(section: str) -> bool:
+    """Whether a section is one library's, as perf.residual.section_name calls it, and not that of all together."""
+    return " of " in section
 
 
 def borrowed_interval(record: CalibrationRecord, formats: Sequence[str], near: Sequence[str]) -> Interval | None:
