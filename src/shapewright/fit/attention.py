@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.fit.attention_form import DECODE, DECODE_CHOICES, PREFILL, PREFILL_CHOICES, TENSOR_FRACTION, Free
 from shapewright.fit.logs import (
     HELD_OUT_FOLD,
     NUM_FOLDS,
@@ -79,108 +79,6 @@ CACHE_WRITE_START_S = 2e-6
 # units of 4 lanes. Source: CUDA C programming guide, arithmetic throughput, compute capability 8.0.
 EXPONENTIALS_PER_SM_PER_CLOCK = 16.0
 
-PREFILL_START = {
-    "start_s": 1e-5,
-    "exponentials_per_sm_per_clock": 16.0,
-    "tile_overhead_cycles": 2000.0,
-    "wave_tail_fraction": 0.5,
-    "power_drop_fraction": 0.02,
-    "bandwidth_fraction": 0.8,
-    "query_passes": 1.0,
-    "cache_write_passes": 1.0,
-    "cache_write_token_cycles": 50.0,
-    "overlap_power": 2.0,
-    "l2_reach_fraction": 1.0,
-    "l2_bytes_per_sm_clock": 30.0,
-    "window_extra_key_tiles": 0.5,
-    "window_start_s": 3e-7,
-    "masked_key_work": 0.01,
-}
-PREFILL_BOUNDS = {
-    "start_s": (3e-6, 3e-5),
-    "exponentials_per_sm_per_clock": (4.0, 64.0),
-    "tile_overhead_cycles": (100.0, 3e4),
-    "wave_tail_fraction": (1e-3, 1.0),
-    "power_drop_fraction": (1e-5, 0.4),
-    "bandwidth_fraction": (0.3, 0.98),
-    "query_passes": (0.5, 3.0),
-    "cache_write_passes": (0.01, 20.0),
-    "cache_write_token_cycles": (0.1, 5000.0),
-    "overlap_power": (1.0, 12.0),
-    "l2_reach_fraction": (0.1, 5.0),
-    "l2_bytes_per_sm_clock": (5.0, 64.0),
-    "window_extra_key_tiles": (0.01, 3.0),
-    "window_start_s": (1e-9, 2e-5),
-    "masked_key_work": (1e-4, 1.0),
-}
-DECODE_START = {
-    "start_s": 9e-6,
-    "most_splits": 64.0,
-    "sm_bytes_per_clock": 20.0,
-    "key_tile_cycles": 300.0,
-    "dram_tile_cycles": 100.0,
-    "row_work": 1.0,
-    "block_cycles": 2000.0,
-    "block_head_cycles": 2000.0,
-    "wave_tail_fraction": 0.5,
-    "sequence_s": 3e-9,
-    "cache_write_passes": 0.5,
-    "reorder_s": 1e-7,
-    "query_passes": 1.0,
-    "partial_passes": 0.5,
-    "bandwidth_fraction": 0.85,
-    "overlap_power": 3.0,
-    "combine_s": 2e-6,
-    "resident_blocks": 1.2,
-    "planned_sequence_s": 3e-8,
-    "planned_pair_s": 1e-10,
-    "l2_reach_fraction": 0.8,
-    "l2_bytes_per_sm_clock": 30.0,
-}
-DECODE_BOUNDS = {
-    "start_s": (2.5e-6, 2e-5),
-    "most_splits": (4.0, 256.0),
-    "sm_bytes_per_clock": (4.0, 512.0),
-    "key_tile_cycles": (10.0, 1e4),
-    "dram_tile_cycles": (1.0, 1e4),
-    "row_work": (0.05, 30.0),
-    "block_cycles": (10.0, 3e4),
-    "block_head_cycles": (10.0, 3e4),
-    "wave_tail_fraction": (1e-3, 1.0),
-    "sequence_s": (1e-11, 1e-7),
-    "cache_write_passes": (0.01, 10.0),
-    "reorder_s": (1e-9, 2e-5),
-    "query_passes": (0.1, 4.0),
-    "partial_passes": (0.01, 3.0),
-    "bandwidth_fraction": (0.5, 0.98),
-    "overlap_power": (1.0, 12.0),
-    "combine_s": (1e-8, 2e-5),
-    "resident_blocks": (1.0, 8.0),
-    "planned_sequence_s": (1e-11, 1e-5),
-    "planned_pair_s": (1e-14, 1e-7),
-    "l2_reach_fraction": (0.1, 3.0),
-    "l2_bytes_per_sm_clock": (5.0, 64.0),
-}
-# Structure is chosen on the rows of the fit: FlashAttention 2 and 3 and trtllm differ in it. Sizes are whole numbers,
-# which a record keeps exactly: 128 keys must fill one tile of 128. FlashAttention 2 splits keys only in decode (its
-# source, mha_varlen_fwd).
-PREFILL_CHOICES: list[dict[str, Any]] = [
-    {"query_tile": rows, "key_tile": keys, "packs_query_heads": packs, "splits_keys": splits}
-    for (rows, keys), packs, splits in product(
-        ((64, 64), (128, 64), (128, 128), (256, 128)), (False, True), (False, True)
-    )
-]
-DECODE_CHOICES: list[dict[str, Any]] = [
-    {
-        "query_tile": 64,
-        "key_tile_elements": elements,
-        "packs_always": always,
-        "key_tiles_per_split": tiles,
-        "fill_waves": waves,
-    }
-    for elements, always, tiles, waves in product((8192, 16384), (False, True), (1.0, 2.0, 4.0), (1.0, 2.0))
-]
-
 
 def shape_of(rows: pd.DataFrame, source: Source) -> AttentionShape:
     """Sizes of rows as the pricing module takes them."""
@@ -246,15 +144,15 @@ class Kernel:
         if phase == "prefill":
             heads = FLASH_2_HEADS if device.architecture in ("ampere", "ada") else FLASH_3_HEADS
             self.fixed |= {"kernel_head_dims": heads, "backward_rate_fraction": BACKWARD_RATE_FRACTION}
-            self.start = PREFILL_START | {f"fraction_{width}": 0.7 for width in widths}
-            self.bounds = PREFILL_BOUNDS | {f"fraction_{width}": (0.02, 1.0) for width in widths}
+            free: dict[str, Free] = PREFILL | {f"fraction_{width}": TENSOR_FRACTION for width in widths}
             is_flash_2 = self.family == "flash" and heads is FLASH_2_HEADS
             self.choices = [choice for choice in PREFILL_CHOICES if not (is_flash_2 and choice["splits_keys"])]
             if len(widths) == 1:
                 self.fixed["exponentials_per_sm_per_clock"] = EXPONENTIALS_PER_SM_PER_CLOCK
         else:
-            self.start, self.bounds, self.choices = dict(DECODE_START), dict(DECODE_BOUNDS), DECODE_CHOICES
-        self.bounds = {name: bound for name, bound in self.bounds.items() if name not in self.fixed}
+            free, self.choices = DECODE, DECODE_CHOICES
+        self.start = {name: one.start for name, one in free.items()}
+        self.bounds = {name: (one.low, one.high) for name, one in free.items() if name not in self.fixed}
 
     def settle(self, known: Mapping[str, float]) -> None:
         """Take constants as given instead of fitting them."""
@@ -264,7 +162,7 @@ class Kernel:
     def narrow(self, device: Device, width: int, fit: Fit, num_layouts: int) -> Kernel:
         """The same kernel for one head width, starting from the family's constants and pulled to them."""
         own = Kernel(self.phase, device, self.source, [width], self.family)
-        known = fit.free | {f"fraction_{width}": fit.free.get(f"fraction_{width}", 0.7)}
+        known = fit.free | {f"fraction_{width}": fit.free.get(f"fraction_{width}", TENSOR_FRACTION.start)}
         own.start = {name: known[name] for name in own.bounds if name in known}
         kept = OF_THE_FAMILY[:1] if num_layouts >= ENOUGH_LAYOUTS else OF_THE_FAMILY
         shared = {name: fit.free[name] for name in kept if name in fit.free}
