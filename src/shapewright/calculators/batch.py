@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shapewright.errors import LayoutError, WorkloadError
+from shapewright.integers import divisors
 
 _LARGEST = 2**30
 _MOST_SOLUTIONS = 10_000
@@ -119,12 +120,12 @@ def solve_batch(request: BatchRequest) -> tuple[BatchSolution, ...]:
             )
         accumulated = request.num_microbatches or 1
         return (_solution(request, request.micro_batch_size, replicas, accumulated),)
-    options = [replicas] if replicas is not None else _divisors(batch)
+    options = [replicas] if replicas is not None else divisors(batch)
     found = []
     for count in options:
         if batch % count:
             continue
-        for micro_batch_size in _divisors(batch // count):
+        for micro_batch_size in divisors(batch // count):
             accumulated = batch // count // micro_batch_size
             if request.micro_batch_size in (None, micro_batch_size) and request.num_microbatches in (None, accumulated):
                 found.append(_solution(request, micro_batch_size, count, accumulated))
@@ -180,8 +181,3 @@ def _unsolved_words(request: BatchRequest, replicas: int | None, batch: int) -> 
     allowed = f"{below} or {below + step}" if below else f"{step}"
     reason = "must be" if all(known.values()) else "must be a multiple of"
     return f"global_batch_size={batch} {reason} {words}; try {step if all(known.values()) else allowed}"
-
-
-def _divisors(value: int) -> list[int]:
-    small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
-    return sorted({*small, *(value // candidate for candidate in small)})

@@ -16,6 +16,7 @@ from shapewright.capacity.offload import OFFLOADS
 from shapewright.dtypes import get_dtype
 from shapewright.errors import ShapewrightError
 from shapewright.hardware.nodes import fills_units
+from shapewright.integers import divisors
 from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES, ParallelLayout
 from shapewright.lowering import num_microbatches, validate_layout
 from shapewright.memory import estimate_memory
@@ -281,8 +282,8 @@ def _only_new(situation: Situation, split: _Split, zero_stage: int) -> dict[str,
 def _model_splits(situation: Situation) -> list[tuple[int, int]]:
     """Tensor degrees inside a node and numbers of stages that divide the layers, multiples of the present ones."""
     layout = situation.layout
-    tensors = [degree for degree in _divisors(situation.device.node_size) if degree % layout.tensor_parallel == 0]
-    stages = [count for count in _divisors(situation.config.num_layers) if count % layout.pipeline_parallel == 0]
+    tensors = [degree for degree in divisors(situation.device.node_size) if degree % layout.tensor_parallel == 0]
+    stages = [count for count in divisors(situation.config.num_layers) if count % layout.pipeline_parallel == 0]
     return list(product(tensors or [layout.tensor_parallel], stages or [layout.pipeline_parallel]))
 
 
@@ -326,8 +327,3 @@ def _halves(batch_size: int) -> list[int]:
     """Half of a batch, half of that, and so on while it stays whole, and 1."""
     found = [batch_size >> power for power in range(1, batch_size.bit_length()) if batch_size % (1 << power) == 0]
     return found if batch_size == 1 or 1 in found else [*found, 1]
-
-
-def _divisors(value: int) -> list[int]:
-    small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
-    return sorted({*small, *(value // candidate for candidate in small)})

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction
     from shapewright.workload import Workload
 
+# Widths lie this share of the shape's own down and up from it, in steps of whole cache lines and more.
 _REACH_FRACTION = 0.4
 _NUM_WIDTHS = 13
 _WIDTH_MULTIPLE = 128
+# Numbers of heads that public models have; of these the ones nearest to the shape's own are drawn.
 _HEADS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 160, 192, 256)
 _NUM_HEADS = 10
+# Head widths that attention kernels take.
 _SMALLEST_HEAD_DIM, _LARGEST_HEAD_DIM = 16, 512
 
 
@@ -64,7 +67,8 @@ def heat_heads_by_width(
         uncalibrated: Price as if nobody had measured the device.
         software: Training software that runs it, as predict takes it.
     """
-    step = max(_WIDTH_MULTIPLE, round(2 * _REACH_FRACTION * config.hidden_size / _NUM_WIDTHS / _WIDTH_MULTIPLE) * 128)
+    multiples = round(2 * _REACH_FRACTION * config.hidden_size / _NUM_WIDTHS / _WIDTH_MULTIPLE)
+    step = max(multiples, 1) * _WIDTH_MULTIPLE
     first = max(1, round((1.0 - _REACH_FRACTION) * config.hidden_size / step)) * step
     widths = sorted({*(first + index * step for index in range(_NUM_WIDTHS)), config.hidden_size})
     by_distance = sorted(_HEADS, key=lambda count: abs(_ratio(count, config.num_heads)))

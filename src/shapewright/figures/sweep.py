@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.config import with_changes
 from shapewright.errors import ConfigError, ShapewrightError
+from shapewright.integers import divisors
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
 from shapewright.operations import Gemm
@@ -179,9 +180,9 @@ def values_around(config: TransformerConfig, field: str, current: int) -> list[i
     middle = round(2.0 ** (round(_WINDOWS_PER_DOUBLING * log2(max(current, 1))) / _WINDOWS_PER_DOUBLING))
     is_derived = config.head_dim * config.num_heads == config.hidden_size
     if field == "num_heads" and is_derived:
-        return [count for count in _divisors(config.hidden_size) if 16 <= config.hidden_size // count <= 512]
+        return [count for count in divisors(config.hidden_size) if 16 <= config.hidden_size // count <= 512]
     if field == "num_kv_heads":
-        return _divisors(config.num_heads)
+        return list(divisors(config.num_heads))
     if field == "tensor_parallel":
         return [2**power for power in range(7)]
     if field in ("seq_len", "context_len"):
@@ -203,10 +204,6 @@ def _thinned(values: range, most: int) -> list[int]:
     """At most so many of the values, evenly spread; the stride keeps odd and even ones in turn."""
     stride = max(1, -(-len(values) // most))
     return list(values[:: stride + (stride > 1 and stride % 2 == 0)])
-
-
-def _divisors(count: int) -> list[int]:
-    return [divisor for divisor in range(1, min(count, 1024) + 1) if count % divisor == 0]
 
 
 _Case = tuple["TransformerConfig", Workload, ParallelLayout]

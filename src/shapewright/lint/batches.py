@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shapewright.integers import divisors
 from shapewright.lint.mlp import mlp_width_fields
-from shapewright.lint.needs import divisors
 from shapewright.lint.rule import Repair
 
 if TYPE_CHECKING:

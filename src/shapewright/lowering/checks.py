@@ -6,9 +6,12 @@ from math import gcd
 from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, WorkloadError
+from shapewright.integers import divisors
 from shapewright.workload import MOST_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shapewright.config.transformer import TransformerConfig
     from shapewright.layout import ParallelLayout
     from shapewright.workload import Workload
@@ -95,7 +98,7 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
 
 def _degrees_near(wanted: int, config: TransformerConfig) -> str:
     """Tensor parallel degrees next to the wanted one that the model allows."""
-    degrees = _divisors(gcd(*_widths_over_tensor_axis(config).values()))
+    degrees = divisors(gcd(*_widths_over_tensor_axis(config).values()))
     return _nearest(wanted, [degree for degree in degrees if _shares_kv_heads(config, degree)])
 
 
@@ -137,7 +140,7 @@ def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> 
     if config.num_experts % layout.expert_parallel:
         raise LayoutError(
             f"expert_parallel={layout.expert_parallel} must divide num_experts={config.num_experts}; "
-            f"try {_nearest(layout.expert_parallel, _divisors(config.num_experts))}"
+            f"try {_nearest(layout.expert_parallel, divisors(config.num_experts))}"
         )
 
 
@@ -153,12 +156,7 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         raise LayoutError(f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}")
 
 
-def _divisors(value: int) -> list[int]:
-    small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
-    return sorted({*small, *(value // candidate for candidate in small)})
-
-
-def _nearest(wanted: int, allowed: list[int]) -> str:
+def _nearest(wanted: int, allowed: Sequence[int]) -> str:
     """The allowed values next below and next above.
 
     >>> _nearest(6, [1, 2, 4, 8, 16])

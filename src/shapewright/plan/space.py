@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.hardware.nodes import fills_units
+from shapewright.integers import divisors
 from shapewright.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
@@ -78,16 +79,6 @@ def shardings(request: PlanRequest) -> tuple[Sharding, ...]:
         for stage in _ZERO_STAGES
         if request.allows("zero_stage", stage)
     )
-
-
-def divisors(value: int) -> list[int]:
-    """Whole numbers that divide another one, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
-    return sorted({*small, *(value // candidate for candidate in small)})
 
 
 def device_counts(device: Device, request: PlanRequest) -> list[int]:

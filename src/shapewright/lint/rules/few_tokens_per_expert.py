@@ -44,8 +44,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
+from shapewright.integers import divisors
 from shapewright.lint.batches import larger_micro_batches
-from shapewright.lint.needs import divisors
 from shapewright.lint.rule import Repair, Rule, Violation
 
 if TYPE_CHECKING:

@@ -39,8 +39,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from shapewright.integers import divisors
 from shapewright.lint.batches import global_batch_of
-from shapewright.lint.needs import divisors, neighbours
+from shapewright.lint.needs import neighbours
 from shapewright.lint.reshape import can_change_depth
 from shapewright.lint.rule import Repair, Rule, Violation
 

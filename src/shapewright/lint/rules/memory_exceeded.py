@@ -43,7 +43,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from shapewright.lint.needs import divisors
+from shapewright.integers import divisors
 from shapewright.lint.rule import Repair, Rule, Violation
 from shapewright.units import format_bytes
 

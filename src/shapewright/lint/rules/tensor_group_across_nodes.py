@@ -42,8 +42,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shapewright.integers import divisors
 from shapewright.lint.batches import with_tensor_parallel
-from shapewright.lint.needs import divisors
 from shapewright.lint.rule import Repair, Rule, Violation
 
 if TYPE_CHECKING:
