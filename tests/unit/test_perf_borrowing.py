@@ -15,7 +15,7 @@ from shapewright.perf.collectives import price_collective
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
 from shapewright.perf.experts import price_grouped_gemm
 from shapewright.perf.gemm import price_gemm
-from shapewright.perf.lending import clock_hz_of, fixed_cost_scale
+from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale
 from shapewright.perf.libraries import nearest_library
 from shapewright.perf.pointwise import price_pointwise
 
@@ -130,6 +130,16 @@ def test_a_silent_sheet_has_the_clock_of_its_rate() -> None:
     assert clock_hz_of(load_device("b300-sxm-288gb")) == pytest.approx(1.856e9, rel=1e-3)
     assert clock_hz_of(B200) == B200.boost_clock_hz
     assert clock_hz_of(load_device("h200-nvl-141gb")) is not None
+
+
+def test_clocks_are_counted_as_the_lenders_sheet_counts() -> None:
+    """B300 has B200's rate and units, so its cycles are as short; a sheet with a clock is believed."""
+    b300, gb200 = load_device("b300-sxm-288gb"), load_device("gb200")
+
+    assert clock_beside_hz(b300, B200) == pytest.approx(B200.boost_clock_hz)
+    assert fixed_cost_scale(b300, load_record("attention", b300)) == pytest.approx(1.0)
+    assert clock_beside_hz(gb200, B200) == gb200.boost_clock_hz
+    assert clock_beside_hz(replace(gb200, boost_clock_hz=None, num_sms=None), B200) is None
 
 
 @pytest.mark.parametrize(

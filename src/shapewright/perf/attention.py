@@ -26,7 +26,7 @@ from shapewright.perf.attention_sections import (
     kernel_width,
     read_kernel,
 )
-from shapewright.perf.lending import clock_hz_of, fixed_cost_scale, scale_fixed_costs
+from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale, scale_fixed_costs
 from shapewright.perf.price import AttentionPrice
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 
@@ -98,11 +98,13 @@ def price_attention(
     kv_dtype = operation.kv_cache_dtype or operation.dtype
     section = choose_section(dtype, get_dtype(kv_dtype).bits, record, library, kernel)
     shape = _shape_of(operation, kv_dtype)
+    is_own = record.transfer == "exact"
+    clock_hz = clock_hz_of(device) if is_own else clock_beside_hz(device, load_device(record.device))
     rates = AttentionRates(
         flops_per_s=device.peak_flops_per_s(dtype),
         bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         num_sms=float(device.num_sms),
-        clock_hz=clock_hz_of(device) or _ASSUMED_CLOCK_HZ,
+        clock_hz=clock_hz or _ASSUMED_CLOCK_HZ,
         l2_bytes=device.l2_bytes or 0.0,
     )
     kernel_names = choose_kernels(shape, section, kernel)

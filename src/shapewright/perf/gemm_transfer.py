@@ -27,7 +27,7 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import list_records
-from shapewright.perf.lending import clock_hz_of
+from shapewright.perf.lending import clock_beside_hz, clock_hz_of, rate_clock_hz
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +122,7 @@ def _watts_per_cycle(chip: Device) -> float | None:
     """Board power over what its multipliers would use at the clock of the sheet's rate, up to a constant."""
     energy = SWITCHING_ENERGY.get(chip.architecture)
     rate = chip.dense_flops_per_s.get("fp16")
-    clock_hz = clock_hz_of(replace(chip, boost_clock_hz=None)) or chip.boost_clock_hz
+    clock_hz = rate_clock_hz(chip) or chip.boost_clock_hz
     if not (chip.tdp_watts and clock_hz and energy and rate):
         return None
     return chip.tdp_watts / (rate * clock_hz**2 * energy)
@@ -141,12 +141,12 @@ def borrowed_feed_scale(device: Device, lender: Device) -> float:
     return scale if is_sibling else max(1.0, scale)
 
 
-def _clock_ratio(one: Device, other: Device) -> float:
-    """Clock of one over that of the other, 1 where a sheet is silent or one is no GPU."""
-    clocks = clock_hz_of(one), clock_hz_of(other)
+def _clock_ratio(lender: Device, device: Device) -> float:
+    """Clock of a lender over that of the device, 1 where sheets are silent or one is no GPU."""
+    clocks = clock_hz_of(lender), clock_beside_hz(device, lender)
     if clocks[0] is None or clocks[1] is None:
         return 1.0
-    if not {one.architecture, other.architecture} <= set(SWITCHING_ENERGY):
+    if not {lender.architecture, device.architecture} <= set(SWITCHING_ENERGY):
         return 1.0
     return clocks[0] / clocks[1]
 

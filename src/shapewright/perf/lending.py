@@ -24,20 +24,38 @@ _GPU_VENDORS = ("NVIDIA", "AMD")
 
 def clock_hz_of(device: Device) -> float | None:
     """Clock of a device: its sheet's, else the one that its units need for the rate of the sheet. [Hz]"""
+    return device.boost_clock_hz or rate_clock_hz(device)
+
+
+def rate_clock_hz(device: Device) -> float | None:
+    """Clock that a device's units need for the rate of its sheet, at most what it boosts to; None if unknown. [Hz]"""
     rate = device.dense_flops_per_s.get("fp16")
-    if device.boost_clock_hz or not (rate and device.num_sms and device.tensor_fma_per_sm_per_clock):
-        return device.boost_clock_hz
+    if not (rate and device.num_sms and device.tensor_fma_per_sm_per_clock):
+        return None
     return rate / (2.0 * device.num_sms * device.tensor_fma_per_sm_per_clock)
+
+
+def clock_beside_hz(device: Device, lender: Device) -> float | None:
+    """Clock of a device as its lender's sheet counts, so that cycles of the one are cycles of the other. [Hz]
+
+    A sheet without a clock tells that of its rate, which may lie below the boost that a lender's sheet gives: B200's
+    2,250 TFLOP/s are 1.86 GHz, and it boosts to 1.97. B300, with the same rate of as many units, is not slower.
+    """
+    own, lent = rate_clock_hz(device), rate_clock_hz(lender)
+    if device.boost_clock_hz or not (own and lent and lender.boost_clock_hz):
+        return clock_hz_of(device)
+    return lender.boost_clock_hz * own / lent
 
 
 def fixed_cost_scale(device: Device, record: CalibrationRecord) -> float:
     """Factor on costs in seconds: the lender's clock over the device's; 1 for an own record or an unknown clock."""
     if record.transfer == "exact":
         return 1.0
-    clocks = [clock_hz_of(chip) for chip in (device, load_device(record.device)) if chip.vendor in _GPU_VENDORS]
-    if len(clocks) < 2 or clocks[0] is None or clocks[1] is None:
+    lender = load_device(record.device)
+    clock_hz, lenders_hz = clock_beside_hz(device, lender), clock_hz_of(lender)
+    if not {device.vendor, lender.vendor} <= set(_GPU_VENDORS) or clock_hz is None or lenders_hz is None:
         return 1.0
-    return clocks[1] / clocks[0]
+    return lenders_hz / clock_hz
 
 
 def sm_rate_scale(device: Device, record: CalibrationRecord) -> float:
