@@ -92,6 +92,17 @@ def test_borrowed_records(script: ModuleType, phase: str, name: str) -> None:
     assert float(np.mean((unseen.measured >= unseen.low) & (unseen.measured <= unseen.high))) >= 0.75
 
 
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [(section, name) for section, limits in ALL_LIMITS["attention_borrowed_decode"].items() for name in limits],
+)
+def test_borrowed_decode_of_other_kernels(script: ModuleType, section: str, name: str) -> None:
+    """Kernels and cache formats that the nearest lender lacks are priced by whose decode is like them."""
+    unseen = price_unseen(script, name, section, "decode", uncalibrated=True)
+
+    assert error(unseen.predicted, unseen.measured) <= ALL_LIMITS["attention_borrowed_decode"][section][name]
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_the_limits_can_fail(script: ModuleType, phase: str) -> None:
     """The plain roofline on the same rows is far outside every limit."""

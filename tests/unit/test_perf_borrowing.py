@@ -10,6 +10,8 @@ import pytest
 from shapewright.hardware import Device, list_devices, load_device
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.perf.attention import price_attention
+from shapewright.perf.attention_sections import choose_section
+from shapewright.perf.attention_transfer import decode_section
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
@@ -257,3 +259,36 @@ def test_another_makers_chip_has_a_softmax_of_its_own(kind: str, is_own: bool) -
         shares.append(price.roofline_s / price.time_s)
 
     assert (shares[1] < 0.5 * shares[0]) == is_own
+
+
+def test_decode_of_a_kernel_that_the_lender_lacks_comes_from_the_nearest_generation() -> None:
+    """L40S without its record: A100 lends, which has no flashinfer, and Hopper's decode stands for it."""
+    record = load_record("attention", L40S, uncalibrated=True)
+    packed, flash = (choose_section("bf16", 16, record, "sglang 0.5.14", kernel) for kernel in ("flashinfer", "fa2"))
+    lent = decode_section(packed, "sglang 0.5.14", "flashinfer", L40S)
+
+    assert record.architecture == "ampere"
+    assert lent is not None
+    assert (lent.record.architecture, lent.record.borrower, lent.record.distance) == ("hopper", "l40s", "generic")
+    assert decode_section(flash, "vllm 0.24.0", "fa2", L40S) is None
+    assert decode_section(packed, "", "", L40S) is None
+
+
+def test_prefill_stays_with_the_lender() -> None:
+    """Which decode kernel runs changes decode steps alone, in calls of both kinds too."""
+    record = load_record("attention", L40S, uncalibrated=True)
+    both = replace(CALL, query_len=np.array([1, 2048]), kv_len=np.array([2048, 2048]))
+    packed, flash = (price_attention(both, L40S, record, library="sglang 0.5.14", kernel=k) for k in ("flashinfer", ""))
+
+    assert packed.calibration == f"{flash.calibration}, decode of attention/h100-sxm-80gb/2026-11-21"
+    assert packed.time_s[1] == flash.time_s[1]
+    assert packed.time_s[0] != flash.time_s[0]
+
+
+def test_a_family_with_the_kernel_keeps_its_decode() -> None:
+    """Own records, siblings, and lenders that have the kernel are asked as before."""
+    for device, uncalibrated in ((L40S, False), (load_device("l4"), False), (load_device("rtx-pro-6000"), False)):
+        record = load_record("attention", device, uncalibrated=uncalibrated)
+        section = choose_section("bf16", 16, record, "sglang 0.5.14", "flashinfer")
+
+        assert decode_section(section, "sglang 0.5.14", "flashinfer", device) is None

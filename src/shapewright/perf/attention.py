@@ -6,7 +6,6 @@ one key-value head fit a tile. All else, and every backward pass, runs the prefi
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,8 @@ from shapewright.perf.attention_sections import (
     kernel_width,
     read_kernel,
 )
-from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale, scale_fixed_costs
+from shapewright.perf.attention_transfer import ASSUMED_CLOCK_HZ, carry_kernel, decode_section
+from shapewright.perf.lending import clock_beside_hz, clock_hz_of
 from shapewright.perf.price import AttentionPrice
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.operations import Attention
-    from shapewright.perf.attention_prefill import PrefillParameters
     from shapewright.perf.calibration import CalibrationRecord
 
     Array = NDArray[np.float64]
@@ -45,12 +44,6 @@ if TYPE_CHECKING:
 _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 # Makers whose chips run tiles on multiprocessors with an exponential unit each; others get their roofline.
 _TILE_VENDORS = ("NVIDIA", "AMD")
-# Exponentials of a multiprocessor and clock in units of the generation before, whose record is borrowed: Blackwell
-# Ultra doubled them (NVIDIA, "Inside NVIDIA Blackwell Ultra": 10.7 against 5 tera-exponentials a second; recalled).
-_EXPONENTIAL_GROWTH = {("blackwell-ultra", "blackwell"): 2.0}
-# Clock where the sheet gives none: only overheads of some microseconds depend on it. [Hz]
-_ASSUMED_CLOCK_HZ = 1.6e9
-
 _ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
@@ -104,15 +97,19 @@ def price_attention(
         flops_per_s=device.peak_flops_per_s(dtype),
         bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
         num_sms=float(device.num_sms),
-        clock_hz=clock_hz or _ASSUMED_CLOCK_HZ,
+        clock_hz=clock_hz or ASSUMED_CLOCK_HZ,
         l2_bytes=device.l2_bytes or 0.0,
     )
-    kernel_names = choose_kernels(shape, section, kernel)
     columns: dict[str, Array] = {}
-    for name in np.unique(kernel_names):
-        here = kernel_names == name
-        fresh = _estimate(operation, shape, device, rates, (section, str(name)), hot_cache=hot_cache)
-        columns = _merge(here, fresh, columns)
+    label = record.label if section.is_own else f"{record.label}, fractions of {section.name}"
+    for own, calls in _share_calls(operation, shape, device, section, (library, kernel)):
+        if own is not section:
+            label += f", decode of {own.record.id}"
+        kernel_names = choose_kernels(shape, own, kernel)
+        for name in np.unique(kernel_names[calls]):
+            here = calls & (kernel_names == name)
+            fresh = _estimate(operation, shape, device, rates, (own, str(name)), hot_cache=hot_cache)
+            columns = _merge(here, fresh, columns)
     time_s = np.maximum(columns["total_s"], floor_s)
     widening = ASSUMED_WIDENING if operation.is_backward else 1.0
     return AttentionPrice(
@@ -124,8 +121,21 @@ def price_attention(
         start_s=_plain(columns["start_s"]),
         correction=_plain(columns["correction"]),
         roofline_s=_plain(floor_s),
-        calibration=record.label if section.is_own else f"{record.label}, fractions of {section.name}",
+        calibration=label,
     )
+
+
+def _share_calls(
+    operation: Attention, shape: AttentionShape, device: Device, section: Section, running: tuple[str, str]
+) -> list[tuple[Section, NDArray[np.bool_]]]:
+    """Sections that price the calls, and which: one for all, but where another family lends decode kernels."""
+    every = np.ones(shape.query_len.shape, dtype=bool)
+    lent = decode_section(section, *running, device)
+    if lent is None:
+        return [(section, every)]
+    is_decode = _runs_decode_kernel(operation, shape, read_kernel(section, section.content["usual_kernel"])[1])
+    shares = ((section, ~is_decode), (lent, is_decode))
+    return [(own, calls) for own, calls in shares if calls.any()]
 
 
 def _estimate(
@@ -139,7 +149,7 @@ def _estimate(
 ) -> dict[str, Array]:
     """Times and interval factors of one kernel of a section; each formula runs only where some call needs it."""
     section, name = kernel
-    prefill, decode = _carry_kernel(*read_kernel(section, name), device, rates, section.record)
+    prefill, decode = carry_kernel(*read_kernel(section, name), device, rates, section.record)
     is_decode = _runs_decode_kernel(operation, shape, decode)
     copies = operation.writes_cache
     columns: dict[str, Array] = {}
@@ -178,46 +188,6 @@ def _estimate(
         }
         columns = _merge(needed, fresh, columns)
     return columns
-
-
-def _carry_kernel(
-    prefill: PrefillParameters,
-    decode: DecodeParameters,
-    device: Device,
-    rates: AttentionRates,
-    record: CalibrationRecord,
-) -> tuple[PrefillParameters, DecodeParameters]:
-    """Constants of a lender's kernel as the device would have them; its own as they are."""
-    if record.transfer == "exact":
-        return prefill, decode
-    scale = fixed_cost_scale(device, record)
-    prefill, decode = scale_fixed_costs(prefill, scale), scale_fixed_costs(decode, scale)
-    faster = _EXPONENTIAL_GROWTH.get((device.architecture, record.architecture), 1.0)
-    prefill = replace(prefill, exponentials_per_sm_per_clock=prefill.exponentials_per_sm_per_clock * faster)
-    if record.transfer == "generic":
-        growth = _draw_growth(rates, record)
-        prefill = replace(prefill, l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth)
-        decode = replace(
-            decode,
-            l2_bytes_per_sm_clock=decode.l2_bytes_per_sm_clock * growth,
-            sm_bytes_per_clock=decode.sm_bytes_per_clock * growth,
-            # A kernel that plans splits before is flash-attn's on Hopper: no other family's library ran it.
-            planned_sequence_s=0.0,
-            planned_pair_s=0.0,
-        )
-    return prefill, decode
-
-
-def _draw_growth(rates: AttentionRates, record: CalibrationRecord) -> float:
-    """Factor on what one SM draws per clock, for a record of another family.
-
-    A chip with more bandwidth per SM and clock than the measured one has SMs and a cache that can draw it; one with
-    less (L40S) keeps what the measured one could.
-    """
-    measured = load_device(record.device)
-    measured_sms_hz = (measured.num_sms or 1) * (clock_hz_of(measured) or _ASSUMED_CLOCK_HZ)
-    share = rates.bandwidth_bytes_per_s / (rates.num_sms * rates.clock_hz)
-    return max(1.0, share * measured_sms_hz / measured.memory_bandwidth_bytes_per_s)
 
 
 def _merge(where: NDArray[np.bool_], fresh: dict[str, Array], columns: dict[str, Array]) -> dict[str, Array]:

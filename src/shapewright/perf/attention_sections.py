@@ -141,7 +141,7 @@ def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library:
     if library and kernel:
         others = (name for name in libraries if name != nearest and wanted in libraries[name])
         choices += [Section(record, name, wanted, wanted, is_measured, "other") for name in others]
-    for section in (*(each for each in choices if not kernel or _has_family(each, kernel)), *usual):
+    for section in (*(each for each in choices if not kernel or has_family(each, kernel)), *usual):
         return section
     for name in (wanted, "16bit_kv8", "16bit"):
         if name in record.parameters["sections"]:
@@ -163,7 +163,8 @@ def _libraries_of(record: CalibrationRecord, section: str) -> set[str]:
     }
 
 
-def _has_family(section: Section, kernel: str) -> bool:
+def has_family(section: Section, kernel: str) -> bool:
+    """Whether a section has a kernel of the family of one that libraries spell so."""
     family = kernel_family(kernel)
     return any(name.startswith(f"{family}_") for name in section.content["kernels"])
 
