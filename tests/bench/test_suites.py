@@ -11,7 +11,8 @@ from shapewright.bench import measuring
 from shapewright.bench.backend import Backend
 from shapewright.bench.inputs import InputPool
 from shapewright.bench.measuring import prepare
-from shapewright.bench.suites import COLLECTIVES, MAMF, coarse_first, make_suite, suite_names
+from shapewright.bench.order import coarse_first
+from shapewright.bench.suites import COLLECTIVES, MAMF, make_suite, suite_names
 from shapewright.operations import Gemm
 from shapewright.store.record import Case
 

@@ -2,17 +2,16 @@
 
 Legend: h hidden size, a heads, s tokens per sequence, b sequences, v vocabulary; m, n, k of products are BLAS letters.
 
-A suite is a list of sweeps. Each sweep is walked coarse first (ends and middle, then the gaps between), and sweeps take
-turns, so that whatever a small budget reaches is spread over all of them.
+A suite is a list of sweeps, which ``shapewright.bench.order`` walks.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
+from shapewright.bench.order import drop_repeated, interleave, take_turns, walked_coarse_first
 from shapewright.bench.pointwise import ADAMW, RMS_NORM
 from shapewright.bench.whole_suites import decode_suite, layer_suite, memory_suite, model_suite
 from shapewright.dtypes import get_dtype
@@ -22,9 +21,6 @@ from shapewright.operations.collective import COLLECTIVE_OPS
 from shapewright.store.record import Case
 
 LINEAR_LAYOUTS = ("NT", "NN", "TN")
-# Rows are shuffled within blocks of so many, so that drift of clocks and temperature does not look like shape while the
-# coarse rows still come first.
-_BLOCK_ROWS = 32
 # Formats that are measured where none is asked for, as far as the device has them.
 _DEFAULT_GPU_DTYPES = ("bf16", "fp16")
 # Suites of one format, and those of every format that the device has.
@@ -84,52 +80,6 @@ def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> l
     sweeps = [sweep for dtype in dtypes for sweep in _SUITES[name](dtype, small)]
     cases = list(take_turns(walked_coarse_first(sweeps)))
     return interleave(drop_repeated(cases), seed)
-
-
-def coarse_first(count: int) -> list[int]:
-    """Order in which a sweep is walked: both ends, the middle, then ever finer gaps.
-
-    >>> coarse_first(5)
-    [0, 4, 2, 1, 3]
-    """
-    order = [0, count - 1] if count > 1 else list(range(count))
-    gaps = [(0, count - 1)]
-    while gaps:
-        narrower = []
-        for low, high in gaps:
-            middle = (low + high) // 2
-            if low < middle < high:
-                order.append(middle)
-                narrower += [(low, middle), (middle, high)]
-        gaps = narrower
-    return order
-
-
-def walked_coarse_first(sweeps: Sequence[Sequence[Case]]) -> list[list[Case]]:
-    """Each sweep in the order in which it is walked."""
-    return [[sweep[index] for index in coarse_first(len(sweep))] for sweep in sweeps]
-
-
-def take_turns(sweeps: Sequence[Sequence[Case]]) -> Iterator[Case]:
-    """One case of each sweep, then the next of each."""
-    for turn in zip_longest(*sweeps):
-        yield from (case for case in turn if case is not None)
-
-
-def drop_repeated(cases: Sequence[Case]) -> list[Case]:
-    """Keep the first of equal cases, whatever they are called."""
-    return list({case.key("", ""): case for case in cases}.values())
-
-
-def interleave(cases: Sequence[Case], seed: int) -> list[Case]:
-    """Shuffle within blocks, the same way for the same seed."""
-    shuffled = list(cases)
-    generator = random.Random(seed)
-    for start in range(0, len(shuffled), _BLOCK_ROWS):
-        block = shuffled[start : start + _BLOCK_ROWS]
-        generator.shuffle(block)
-        shuffled[start : start + _BLOCK_ROWS] = block
-    return shuffled
 
 
 def _gemm(name: str, dtype: str, m: int, n: int, k: int, *, batch: int = 1, layout: str = "NT") -> Case:
@@ -297,9 +247,7 @@ def collective_cases(num_ranks: int, dtypes: Sequence[str], *, small: bool, seed
         for dtype in dtypes
         for op_name in COLLECTIVE_OPS
     ]
-    return interleave(
-        list(take_turns([[sweep[index] for index in coarse_first(len(sweep))] for sweep in sweeps])), seed
-    )
+    return interleave(list(take_turns(walked_coarse_first(sweeps))), seed)
 
 
 def _tiles(dtype: str, small: bool) -> list[Sweep]:
