@@ -31,6 +31,7 @@ from shapewright.explorer.guard import Guard
 from shapewright.explorer.job import Job, ask_job
 from shapewright.explorer.known_devices import KnownDevices
 from shapewright.explorer.measured import Measurements
+from shapewright.explorer.openapi import NOT_FOUND, OBJECT, PROBLEMS, QUEUE_FULL, describe_problems
 from shapewright.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
 from shapewright.question import Question
 
@@ -39,38 +40,8 @@ API = "/api/v1"
 _NUM_THREADS = 2
 _MOST_WAITING = 128  # in the lane of what takes long; a page asks for ten at once
 
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {
-        "description": text,
-        "content": {problems.PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
-    for status, text in {
-        400: "The body is no sound JSON object.",
-        403: "The request comes from another site.",
-        413: "The body is too large.",
-        415: "The body is no JSON.",
-        421: "The Host header names another server.",
-        422: "What is asked makes no sense; the detail is the command line's one line.",
-    }.items()
-}
-_NOT_FOUND: dict[int | str, dict[str, Any]] = {
-    404: {**_PROBLEMS[422], "description": "There is nothing of this name."},
-    422: {**_PROBLEMS[422], "description": "No name is as long as this one."},
-}
-_QUEUE_FULL: dict[int | str, dict[str, Any]] = {429: {**_PROBLEMS[422], "description": "Too many wait."}}
-_PROBLEM_SCHEMA = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-    },
-}
 # A page of its own, with its script inside, is for the disk and never for this address.
 _AS_FILE = {"Content-Disposition": 'attachment; filename="report.html"'}
-_OBJECT: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
 
 
 def create_app(
@@ -116,7 +87,7 @@ def create_app(
     _add_catalogue(app, devices)
     _add_searches(app, searches, devices)
     _add_page(app)
-    _describe_problems(app)
+    describe_problems(app)
     app.add_middleware(Guard, host=host, token=token)
     return app
 
@@ -128,7 +99,7 @@ def _json(answer: dict[str, Any], status: int = 200) -> Response:
 def _add_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) -> None:
     """Everything that is computed from a job."""
     how: dict[str, Any] = {
-        "responses": {**_PROBLEMS, **_QUEUE_FULL, 200: {"description": "The answer.", "content": _OBJECT}},
+        "responses": {**PROBLEMS, **QUEUE_FULL, 200: {"description": "The answer.", "content": OBJECT}},
         "response_class": Response,
         "tags": ["questions"],
     }
@@ -185,14 +156,14 @@ def _add_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) 
     async def heat_map(body: JobRequest) -> Response:
         return _json(await slowly(lambda: sweeps.answer_heat(ask(body.job))))
 
-    page_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
+    page_how = {**how, "responses": {**PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
 
     @app.post(f"{API}/report.html", summary="The case for or against the shape, as one self-contained page", **page_how)
     async def report(body: JobRequest) -> Response:
         page = await slowly(lambda: answers.answer_report(ask(body.job)))
         return Response(page, media_type="text/html", headers=_AS_FILE)
 
-    csv_how = {**how, "responses": {**_PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
+    csv_how = {**how, "responses": {**PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
 
     @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_how)
     def operations(body: JobRequest) -> Response:
@@ -202,7 +173,7 @@ def _add_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) 
 def _add_catalogue(app: FastAPI, known: KnownDevices) -> None:
     """What there is to choose from."""
     how: dict[str, Any] = {
-        "responses": {200: {"description": "All there is.", "content": _OBJECT}},
+        "responses": {200: {"description": "All there is.", "content": OBJECT}},
         "response_class": Response,
         "tags": ["catalogue"],
     }
@@ -219,7 +190,7 @@ def _add_catalogue(app: FastAPI, known: KnownDevices) -> None:
     def models() -> Response:
         return _json(catalogue.answer_models())
 
-    one = {**how, "responses": {**how["responses"], **_NOT_FOUND}}
+    one = {**how, "responses": {**how["responses"], **NOT_FOUND}}
 
     @app.get(f"{API}/models/{{name}}", summary="One preset with its config.json", **one)
     def model(name: str = Path(max_length=200)) -> Response:
@@ -236,7 +207,7 @@ def _add_catalogue(app: FastAPI, known: KnownDevices) -> None:
 def _add_searches(app: FastAPI, searches: SearchQueue, devices: KnownDevices) -> None:
     """Searches: put one in, look at it, stop it."""
     how: dict[str, Any] = {"response_class": Response, "tags": ["searches"]}
-    done: dict[int | str, dict[str, Any]] = {200: {"description": "State, progress and result.", "content": _OBJECT}}
+    done: dict[int | str, dict[str, Any]] = {200: {"description": "State, progress and result.", "content": OBJECT}}
 
     def find(run_id: str) -> SearchRun:
         run = searches.find(run_id)
@@ -248,7 +219,7 @@ def _add_searches(app: FastAPI, searches: SearchQueue, devices: KnownDevices) ->
         f"{API}/searches",
         summary="Start a search for faster shapes of the same size",
         status_code=202,
-        responses={**_PROBLEMS, **_QUEUE_FULL, 202: {"description": "It waits or runs.", "content": _OBJECT}},
+        responses={**PROBLEMS, **QUEUE_FULL, 202: {"description": "It waits or runs.", "content": OBJECT}},
         **how,
     )
     async def start_search(body: SearchRequestBody) -> Response:
@@ -260,14 +231,14 @@ def _add_searches(app: FastAPI, searches: SearchQueue, devices: KnownDevices) ->
         answer.headers["Location"] = f"{API}/searches/{run.id}"
         return answer
 
-    @app.get(f"{API}/searches/{{run_id}}", summary="State of a search", responses={**done, **_NOT_FOUND}, **how)
+    @app.get(f"{API}/searches/{{run_id}}", summary="State of a search", responses={**done, **NOT_FOUND}, **how)
     async def show_search(run_id: str = Path(max_length=64)) -> Response:
         return _json(find(run_id).to_json())
 
     @app.delete(
         f"{API}/searches/{{run_id}}",
         summary="Stop a search; one that runs gives its best so far",
-        responses={**done, **_NOT_FOUND},
+        responses={**done, **NOT_FOUND},
         **how,
     )
     async def stop_search(run_id: str = Path(max_length=64)) -> Response:
@@ -284,19 +255,3 @@ def _add_page(app: FastAPI) -> None:
             return serve_asset(asset, request)
 
         app.router.routes.append(APIRoute(path, show, methods=["GET", "HEAD"], include_in_schema=False))
-
-
-def _describe_problems(app: FastAPI) -> None:
-    """Put the form of a problem into the OpenAPI document, in place of the framework's own."""
-    document = app.openapi()
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Problem"] = _PROBLEM_SCHEMA
-    for name in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(name, None)
-    for methods in document["paths"].values():
-        for operation in methods.values():
-            wrong = operation.get("responses", {}).get("422", {})
-            wrong.get("content", {}).pop("application/json", None)
-            if not wrong.get("content"):
-                operation["responses"].pop("422", None)
-    app.openapi_schema = document
