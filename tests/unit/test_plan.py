@@ -16,6 +16,7 @@ from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.plan import PlanResult, break_down
 from shapewright.plan.breakdown import Breakdown, explain_loss
+from shapewright.report.plan_page import chrome_trace, render_plan
 
 H100 = "h100-sxm-80gb"
 OFFLOADED = {"offload_optimizer": True}
@@ -204,7 +205,7 @@ def test_interrupt_keeps_the_best_so_far() -> None:
         ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1 must be above 0"),
         ({"headroom_fraction": 1.5}, LayoutError, "headroom=1.5 must be a share from 0 to 1"),
         ({"optimizer": "adamx"}, WorkloadError, "unknown optimizer 'adamx'"),
-        ({"workload": {"offload_optimizer": True}, "optimizer": "muon"}, WorkloadError, "offload_optimizer has no"),
+        ({"workload": {"offload_optimizer": True}, "optimizer": "muon"}, WorkloadError, "does not go with"),
         ({"top": 0}, LayoutError, "top=0 must be 1 or more"),
     ],
 )  # fmt: skip
@@ -314,3 +315,28 @@ def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_pipelines_shard_no_weights_unless_asked() -> None:
+    """Stacks refuse ZeRO stage 3 under a pipeline: it is looked at where it is asked for, and without one."""
+
+    def stages(**changes: Any) -> set[tuple[bool, int]]:
+        found = small_plan(top=400, **changes)
+        assert any("ZeRO stage 2 is the highest" in note for note in found.notes) == (not changes)
+        return {(plan.layout.pipeline_parallel > 1, plan.layout.zero_stage) for plan in found.plans}
+
+    usual, asked = stages(), stages(keep={"zero_stage": (3,)})
+    assert (True, 3) not in usual
+    assert (False, 3) in usual
+    assert (True, 3) in asked
+
+
+def test_dualpipe_is_asked_for() -> None:
+    """DeepSeek's schedule is in no plan unless it is kept, and then says what it is."""
+    assert "dualpipe" not in {plan.layout.pipeline_schedule for plan in small_plan(top=400).plans}
+    kept = small_plan(keep={"pipeline_schedule": ("dualpipe",)})
+    assert {plan.layout.pipeline_schedule for plan in kept.plans} == {"dualpipe"}
+    assert any("dualpipe is DeepSeek's own" in note for note in kept.notes)
+    assert "Pipeline of rank 1" not in render_plan(kept)
+    with pytest.raises(LayoutError, match="is priced by a formula and not simulated"):
+        chrome_trace(kept.plans[0])

@@ -295,6 +295,11 @@ def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device, sof
             f"under a pipeline ZeRO stage {MOST_ZERO_STAGE_IN_PIPELINES} is the highest looked at: DeepSpeed and "
             f"Megatron-LM shard no weights there; --keep zero=0,1,2,3 looks at stage 3 too"
         )
+    if any(plan.layout.pipeline_schedule == "dualpipe" for plan in plans[:1]):
+        yield (
+            "dualpipe is DeepSeek's own (arXiv 2412.19437): Megatron-LM and DeepSpeed do not ship it; it is priced by a "
+            "formula, without the sum of a stage's gradients over its two devices"
+        )
     if any(plan.layout.pipeline_schedule == "zero-bubble" for plan in plans[:1]):
         yield (
             "zero-bubble is ZB-H1 (arXiv 2401.10241): upstream Megatron-LM, torchtitan and DeepSpeed do not ship it; "
