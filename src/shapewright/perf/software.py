@@ -131,7 +131,11 @@ class Software:
 
     def _costs_host(self, operation: Operation) -> bool:
         """Whether the host launches an operation by itself and the device waits for it."""
-        return operation.pass_name != "step" and (self.host_scope == "all" or is_of_experts(operation))
+        return operation.pass_name != "step" and (self.host_scope == "all" or _is_of_experts(operation))
+
+    def tells_apart(self, operation: Operation) -> bool:
+        """Whether an operation takes longer than an equal one of another block, and needs a price of its own."""
+        return self.host_scope != "all" and _is_of_experts(operation)
 
     def _time_off_tensor_cores_s(self, operation: Gemm, device: Device) -> Any:
         """Time of batched products, one per head, whose operands do not start on whole 16 bytes; 0 for others. [s]"""
@@ -147,11 +151,8 @@ _EXPERT_BLOCKS = ("moe.", "shared_expert.")
 _ROUTER_ROLES = ("moe.router", "moe.choose")
 
 
-def is_of_experts(operation: Operation) -> bool:
-    """Whether an operation works on routed rows or shared experts; the router works on tokens as they come.
-
-    Software tells such operations apart, so that equal ones of other blocks need not take as long.
-    """
+def _is_of_experts(operation: Operation) -> bool:
+    """Whether an operation works on routed rows or shared experts; the router works on tokens as they come."""
     name = operation.name
     return any(block in name for block in _EXPERT_BLOCKS) and not any(role in name for role in _ROUTER_ROLES)
 

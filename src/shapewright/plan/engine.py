@@ -221,7 +221,7 @@ class _Explorer:
     def look_at(self, chunk: list[Frame], num_devices: int, *, memory_only: bool = False) -> None:
         """Judge the plans of some splits of one pipeline degree."""
         allowed_orders = orders(self._config, chunk[0].pipeline_parallel, self._request)
-        memory = self._memory.estimate(chunk)
+        memory = self._memory.estimate(chunk).under(self._num_shardings(chunk))
         valid = {order: self._valid(chunk, order) for order in allowed_orders}
         fits: dict[Order, NDArray[np.bool_]] = {}
         totals: dict[Order, NDArray[np.float64]] = {}
@@ -241,12 +241,17 @@ class _Explorer:
             num_devices,
         )
 
+    def _num_shardings(self, chunk: list[Frame]) -> int:
+        """Shardings that are looked at, the first ones: under a pipeline none of weights, unless it is asked for."""
+        if chunk[0].pipeline_parallel == 1 or "zero_stage" in self._request.kept:
+            return len(self._shardings)
+        return sum(sharding.zero_stage <= MOST_ZERO_STAGE_IN_PIPELINES for sharding in self._shardings)
+
     def _valid(self, chunk: list[Frame], order: Order) -> NDArray[np.bool_]:
         """Plans that there are. [frames, modes, shardings]
 
         Interleaving needs the micro-batches in groups of as many as there are stages (Megatron-LM refuses others),
-        DualPipe two for each stage, and sharding over replicas more than one of them. Weights are not sharded under a
-        pipeline, which would gather them for each micro-batch anew. What is asked for is looked at anyway.
+        DualPipe two for each stage, and sharding over replicas more than one of them, unless it is asked for.
         """
         passes = np.array([frame.num_microbatches for frame in chunk])
         replicas = np.array([frame.data_parallel * frame.context_parallel for frame in chunk])
@@ -256,10 +261,8 @@ class _Explorer:
         if order.pipeline_schedule == "dualpipe":
             whole = (passes >= 2 * chunk[0].pipeline_parallel) & (passes % 2 == 0)
         has_choice = np.full(len(chunk), "zero_stage" in self._request.kept)
-        zero_stages = np.array([sharding.zero_stage for sharding in self._shardings])
-        most = MOST_ZERO_STAGE_IN_PIPELINES if chunk[0].pipeline_parallel > 1 else 3
-        usual = (zero_stages == 0) | ((replicas > 1)[:, None] & (zero_stages <= most))
-        stages = whole[:, None] & (has_choice[:, None] | usual)
+        unsharded = np.array([sharding.zero_stage == 0 for sharding in self._shardings[: self._num_shardings(chunk)]])
+        stages = whole[:, None] & (unsharded | (has_choice | (replicas > 1))[:, None])
         valid: NDArray[np.bool_] = np.repeat(stages[:, None, :], len(self._modes), axis=1)
         return valid
 
@@ -280,7 +283,7 @@ class _Explorer:
     ) -> None:
         """Predict the steps of what fits."""
         findings = self._findings
-        sums = self._times.add_up(chunk)
+        sums = self._times.add_up(chunk).under(self._num_shardings(chunk))
         passes = np.array([frame.num_microbatches for frame in chunk])
         first_frame = len(findings.frames)
         findings.frames += chunk

@@ -64,6 +64,10 @@ class FrameMemory:
     frames: Sequence[Frame]
     alone: Mapping[int, Workload]
 
+    def under(self, num_shardings: int) -> FrameMemory:
+        """The same of the first shardings alone."""
+        return replace(self, states=self.states[:, :, :num_shardings], copied=self.copied[:, :, :num_shardings])
+
     def total_bytes(self, order: Order) -> Array:
         """Bytes of the fullest stage under one order of passes. [frames, modes, shardings]"""
         in_flight = self._in_flight(order)[:, :, None]

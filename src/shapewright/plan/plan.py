@@ -297,8 +297,8 @@ def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device, sof
         )
     if any(plan.layout.pipeline_schedule == "dualpipe" for plan in plans[:1]):
         yield (
-            "dualpipe is DeepSeek's own (arXiv 2412.19437): Megatron-LM and DeepSpeed do not ship it; it is priced by a "
-            "formula, without the sum of a stage's gradients over its two devices"
+            "dualpipe is DeepSeek's own (arXiv 2412.19437): Megatron-LM and DeepSpeed do not ship it; its price is a "
+            "formula's, without the sum of a stage's gradients over its two devices"
         )
     if any(plan.layout.pipeline_schedule == "zero-bubble" for plan in plans[:1]):
         yield (

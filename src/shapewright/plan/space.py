@@ -72,12 +72,12 @@ def modes(request: PlanRequest) -> tuple[Mode, ...]:
 
 
 def shardings(request: PlanRequest) -> tuple[Sharding, ...]:
-    """Ways to keep states; without the host unless it is asked for."""
+    """Ways to keep states, by stage; without the host unless it is asked for."""
     return tuple(
         Sharding(stage, offloads)
-        for offloads in sorted(set(request.kept.get("offload_optimizer", (False,))))
         for stage in _ZERO_STAGES
         if request.allows("zero_stage", stage)
+        for offloads in sorted(set(request.kept.get("offload_optimizer", (False,))))
     )
 
 

@@ -7,15 +7,15 @@ columns that predict.add_up and its hiding of communication tell apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.adding_up import (
     BESIDE_PRODUCTS,
+    EXCHANGES,
     POOLS,
-    WANTED_POOLS,
     WEIGHT_GRADIENTS,
     cover_of,
     exposed_fraction,
@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 
 _STAGES = ("every", "first", "last")
 # Pools that recomputation, sharding and schedule change; the last one is settled before.
-_SIDES = tuple(pool for pool in WANTED_POOLS if pool != BESIDE_PRODUCTS)
+_SIDES = tuple(pool for pool in POOLS if pool != BESIDE_PRODUCTS)
+_EXCHANGED = f"wanted.{EXCHANGES}.every"  # experts are in layers alone
 # Columns: times of the stages and of what runs once, computation that hides communication, communication that can be
 # hidden, and gradients of weights.
 COLUMNS = (
     *_STAGES,
     "step",
     *(f"cover.{pool}" for pool in POOLS),
-    *(f"wanted.{pool}.{stage}" for pool in WANTED_POOLS for stage in _STAGES),
+    *(f"wanted.{pool}.{stage}" for pool in POOLS for stage in _STAGES),
+    _EXCHANGED,
     WEIGHT_GRADIENTS,
 )
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
@@ -75,6 +77,10 @@ class FrameSums:
     layers_per_stage: int
     num_spare: int
 
+    def under(self, num_shardings: int) -> FrameSums:
+        """The same of the first shardings alone."""
+        return replace(self, sharding=self.sharding[:, :num_shardings])
+
     def step_s(self, num_microbatches: NDArray[np.int64], layout: ParallelLayout) -> Array:
         """Step times of the frames under one order of passes. [frames, modes, shardings]
 
@@ -87,13 +93,18 @@ class FrameSums:
         total = (self.base + send)[:, None, None, :] + self.recompute[:, :, None, :] + self.sharding[:, None, :, :]
         sums: dict[str, Any] = {name: total[..., _INDEX[name]] for name in (*_STAGES, "step", WEIGHT_GRADIENTS)}
         passes = num_microbatches[:, None, None]
-        hidden = hidden_exchange_fraction(self.software, layout, passes)
         covers = {pool: total[..., _INDEX[f"cover.{pool}"]] for pool in POOLS}
+        exchanged_s: Any = total[..., _INDEX[_EXCHANGED]]
+        hidden = hidden_exchange_fraction(self.software, layout, passes)
+        if np.any(hidden):
+            cover_s = cover_of(covers, EXCHANGES)
+            wanted_s = np.maximum(exchanged_s, 1e-300)
+            exchanged_s = exchanged_s * exposed_fraction(cover_s, wanted_s, EXCHANGES, self.software, hidden)
+        sums["every"] = sums["every"] + exchanged_s
         for side in _SIDES:
             wanted = {stage: total[..., _INDEX[f"wanted.{side}.{stage}"]] for stage in _STAGES}
             wanted_s = wanted["every"] + wanted["first"] + wanted["last"]
-            cover_s = cover_of(covers, side)
-            exposed = exposed_fraction(cover_s, np.maximum(wanted_s, 1e-300), side, self.software, hidden)
+            exposed = exposed_fraction(covers[side], np.maximum(wanted_s, 1e-300), side, self.software)
             shown = np.where(wanted_s > 0.0, exposed, 1.0)
             for stage in _STAGES:
                 sums[stage] = sums[stage] + shown * wanted[stage]

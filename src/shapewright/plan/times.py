@@ -19,7 +19,6 @@ from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.pricing import price_key, price_operations
-from shapewright.perf.software import is_of_experts
 from shapewright.plan.layers import kinds_of
 from shapewright.plan.matrices import learn_matrices
 from shapewright.plan.space import modes, shardings
@@ -252,8 +251,7 @@ class TimesOfFrames:
 
     def _times_of(self, operations: Sequence[Operation], num_sizes: int) -> Array:
         """Time of all executions of operations, whose sizes are numbers or arrays. [s], [operations, sizes]"""
-        # Software may tell the work of experts from equal operations of other blocks.
-        keys = [(is_of_experts(operation), price_key(operation)) for operation in operations]
+        keys = [(self._software.tells_apart(operation), price_key(operation)) for operation in operations]
         alike = dict(zip(keys, operations, strict=True))
         singles = [single for operation in alike.values() for single in _single_sizes(operation, num_sizes)]
         prices = price_operations(singles, self._device, uncalibrated=self._uncalibrated)

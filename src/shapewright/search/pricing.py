@@ -16,7 +16,6 @@ from shapewright.perf.experts import estimate_grouped_gemm_s
 from shapewright.perf.gemm import estimate_gemm_s
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.price import Price
-from shapewright.perf.software import is_of_experts
 from shapewright.search.grid import Values
 from shapewright.search.trace import Traced, evaluate
 
@@ -41,15 +40,11 @@ _NOT_PRICED = ("name", "pass_name", "stage", "repeats")
 
 
 def price_key(operation: Operation) -> tuple[Any, ...]:
-    """What decides the price of an operation: equal keys, equal prices.
-
-    Software treats a step's end and the work of experts differently.
-    """
+    """What decides the price of an operation: equal keys, equal prices. Software treats a step's end differently."""
     values = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in _NOT_PRICED)
     return (
         type(operation),
         operation.pass_name == "step",
-        is_of_experts(operation),
         *(value.node if isinstance(value, Traced) else value for value in values),
     )
 

@@ -239,7 +239,7 @@ class StepTimes:
             if isinstance(operation, Pointwise | Collective) and count_cells(operation, self.grid) > _MOST_CELLS:
                 self._late.append(operation)
                 continue
-            key = price_key(operation)
+            key = (setting.software.tells_apart(operation), *price_key(operation))
             if key not in priced:
                 priced[key] = price_on_grid(
                     operation,
