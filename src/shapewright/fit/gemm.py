@@ -105,6 +105,10 @@ def factor_table(values: dict[str, float]) -> dict[str, dict[str, float]]:
     return {role: {str(width): factor(role, width) for width in ALIGNMENT_CLASSES_BYTES} for role in ROLES}
 
 
+def _area(named_tile: tuple[str, tuple[int, int]]) -> int:
+    return named_tile[1][0] * named_tile[1][1]
+
+
 class Form:
     """The free parameters of one fit: a flat vector in transformed units, and back."""
 
@@ -135,11 +139,14 @@ class Form:
         splits: Sequence[int] = SPLITS,
         known: Mapping[str, float] | None = None,
         slow_cases: Entries = (),
+        rate_by_shape: bool = False,
     ) -> None:
-        areas = sorted({m * n for m, n in tiles})
-        largest = areas[-1]
+        # Tiles of one area share a rate, unless each shape has its own.
+        self.rate_names = [f"rate:{m}x{n}" if rate_by_shape else f"rate:{m * n}" for m, n in tiles]
+        areas = {name: m * n for name, (m, n) in sorted(zip(self.rate_names, tiles, strict=True), key=_area)}
+        largest = max(areas.values())
         # Larger tiles reuse operands more; the start is a line in log area, the data bend it.
-        rates = [(f"rate:{area}", 0.85 - 0.09 * np.log2(largest / area), "logit") for area in areas]
+        rates = [(name, 0.85 - 0.09 * np.log2(largest / area), "logit") for name, area in areas.items()]
         self.tiles, self.splits, self.known = tiles, splits, dict(known or {})
         self.slow_cases = [name for name, _, _ in slow_cases]
         self.entries = [*rates, *(entry for entry in self.SCALARS if entry[0] not in self.known)]
@@ -160,7 +167,10 @@ class Form:
         """The record's section for one dtype; factors is the table when it is not free."""
         v = self.values(x)
         return {
-            "tiles": [{"m": m, "n": n, "rate": v[f"rate:{m * n}"], "fill_k": v["fill_k"]} for m, n in self.tiles],
+            "tiles": [
+                {"m": m, "n": n, "rate": v[name], "fill_k": v["fill_k"]}
+                for (m, n), name in zip(self.tiles, self.rate_names, strict=True)
+            ],
             "splits": list(self.splits),
             **{name: v[name] for name, _, _ in self.SCALARS if name not in ("fill_k", "overlap_power")},
             "overlap_power": min(v["overlap_power"], LARGEST_OVERLAP_POWER),
