@@ -11,6 +11,7 @@ shipped is fitted on every row; how wrong it is, and its interval, come from thr
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ from shapewright.fit.gemm import (
     Form,
     device_rates,
     fit,
-    interval,
     judge,
     predict_rows,
     round_section,
     transform,
 )
+from shapewright.fit.intervals import Interval, is_inside, pool, spread_over, widened
 from shapewright.fit.logs import folds_of
 from shapewright.hardware import load_device
 
@@ -40,7 +41,7 @@ SOURCE = "linear_layers.parquet, microsoft/vidur @7d47513, MIT"
 # TFLOP/s with 1,536 to 5,504 columns and 215 to 225 with 6,144 to 22,016; at k = 6144 and more 237 to 257 with any
 # number. The paper's layers, of software a year older, lose as much up to 4,095 (calibrate_gemm.OLDER_SPANS). Edges by
 # eye, from all rows; the loss is fitted. [element]
-SPAN = {"span_first_k": 1.0, "span_last_k": 4096.0, "span_columns": 6144.0}
+SPAN = {"last_k": 4096.0, "first_n": 6144.0}
 NUM_SHAPE_FOLDS = 5
 
 
@@ -48,6 +49,19 @@ def read_rows(folder: Path) -> pd.DataFrame:
     """Measured layers on the A100."""
     rows = pd.read_parquet(folder / "linear_layers.parquet", filters=[("device", "==", "a100_sxm")])
     return rows.assign(batch=1)
+
+
+class SpanForm(Form):
+    """A rate for each tile shape, and what the slower kernel loses."""
+
+    def __init__(self, architecture: str) -> None:
+        loss = (("span_loss", 0.05, "logit"),)
+        super().__init__(TILES[architecture], hot=False, alignment=(), slow_cases=loss, rate_by_shape=True)
+
+    def section(self, x: Array, factors: dict[str, dict[str, float]] | None) -> dict[str, Any]:
+        """The record's section; factors is the alignment table."""
+        found = super().section(x, factors)
+        return {**found, "slow_cases": {"spans": [{**SPAN, "loss": found["slow_cases"]["span_loss"]}]}}
 
 
 def start_of(form: Form, section: dict[str, Any]) -> Array:
@@ -74,50 +88,63 @@ def errors(predicted: Array, measured: Array) -> dict[str, float]:
     }
 
 
+def fit_section(rows: pd.DataFrame, today: dict[str, Any]) -> dict[str, Any]:
+    """A section fitted on these rows, from today's libraries' on."""
+    device = load_device(NAME)
+    form = SpanForm(device.architecture)
+    factors, rates = today["alignment_factor"], device_rates(device, DTYPE, hot=False)
+    section = form.section(fit(rows, form, rates, LAYOUT, factors, start=start_of(form, today)), factors)
+    return {**section, **({"batched": today["batched"]} if "batched" in today else {})}
+
+
+def predict(rows: pd.DataFrame, section: dict[str, Any]) -> Array:
+    """Price rows with a section. [s]"""
+    return predict_rows(rows, section, device_rates(load_device(NAME), DTYPE, hot=False), LAYOUT)
+
+
+def predict_left_out(rows: pd.DataFrame, groups: np.ndarray, today: dict[str, Any]) -> Array:
+    """Price each row with a section that saw no row of its group. [s]"""
+    predicted = np.empty(len(rows))
+    for group in np.unique(groups):
+        mine = groups == group
+        predicted[mine] = predict(rows[mine], fit_section(rows[~mine], today))
+    return predicted
+
+
+def interval_of_models(parts: Mapping[str, tuple[Array, Array]]) -> Interval:
+    """Interval of models that count alike, as much wider as each asks of the others' when it is left out."""
+    return widened(pool(list(parts.values())), spread_over(parts))
+
+
+def covered_in_turn(parts: Mapping[str, tuple[Array, Array]]) -> float:
+    """Share of each model's rows, models alike in weight, inside an interval made of the others."""
+    others = {name: {other: part for other, part in parts.items() if other != name} for name in parts}
+    shares = [float(is_inside(interval_of_models(others[name]), *part).mean()) for name, part in parts.items()]
+    return round(float(np.mean(shares)), 3)
+
+
 def main() -> None:
     """Fit, judge and put the section into the record."""
     rows = read_rows(argument_parser(__doc__).parse_args().data)
-    measured = rows.latency_s.to_numpy()
-    record, device = read_record("gemm", NAME), load_device(NAME)
+    measured, groups = rows.latency_s.to_numpy(), rows.model.to_numpy()
+    record = read_record("gemm", NAME)
     today = record["parameters"]["dtypes"]["bf16"]
-    rates = device_rates(device, DTYPE, hot=False)
-    form = Form(
-        TILES[device.architecture],
-        hot=False,
-        alignment=(),
-        slow_cases=(("span_loss", 0.05, "logit"),),
-        slow_case_edges=SPAN,
-        rate_by_shape=True,
-    )
-    start = start_of(form, today)
-
-    def fitted(part: pd.DataFrame) -> dict[str, Any]:
-        found = fit(part, form, rates, LAYOUT, today["alignment_factor"], start=start)
-        section = form.section(found, today["alignment_factor"])
-        return {**section, **({"batched": today["batched"]} if "batched" in today else {})}
-
-    def left_out(groups: np.ndarray) -> Array:
-        predicted = np.empty(len(rows))
-        for group in np.unique(groups):
-            mine = groups == group
-            predicted[mine] = predict_rows(rows[mine], fitted(rows[~mine]), rates, LAYOUT)
-        return predicted
-
-    models = left_out(rows.model.to_numpy())
-    shapes = left_out(folds_of(rows.n.tolist(), rows.k.tolist()) % NUM_SHAPE_FOLDS)
-    section = fitted(rows)
+    models = predict_left_out(rows, groups, today)
+    parts = {model: (models[groups == model], measured[groups == model]) for model in np.unique(groups)}
+    shapes = predict_left_out(rows, folds_of(rows.n.tolist(), rows.k.tolist()) % NUM_SHAPE_FOLDS, today)
+    section = fit_section(rows, today)
     report = {
         "source": SOURCE,
         "libraries": [LIBRARY],
-        "held_out": errors(models, measured),
+        "held_out": errors(models, measured) | {"covered": covered_in_turn(parts)},
         "held_out_shapes": errors(shapes, measured),
-        "fitted_rows": errors(predict_rows(rows, section, rates, LAYOUT), measured),
+        "fitted_rows": errors(predict(rows, section), measured),
         "command": "python scripts/calibrate_gemm_vidur.py --data DIR",
     }
     print(json.dumps(report, indent=1), json.dumps(section["slow_cases"]), flush=True)
     record["parameters"]["libraries"][LIBRARY] = {DTYPE: section}
-    record["interval"]["libraries"][LIBRARY] = {DTYPE: interval(models, measured)}
-    record["provenance"].setdefault("reports", {})[f"{DTYPE}, {LIBRARY}"] = report
+    record["interval"]["libraries"][LIBRARY] = {DTYPE: interval_of_models(parts)}
+    record["provenance"].setdefault("reports", {})[f"{DTYPE}, {LIBRARY}: models left out"] = report
     print(save_record("gemm", NAME, round_section(record)))
 
 

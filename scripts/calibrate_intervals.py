@@ -109,7 +109,9 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     swapped["format"] = swapped.dtype.map(lambda word: get_dtype(word).name)
     groups |= library_groups(swapped)
 
-    older = price_rows("linear_layers", read_table(folder, "linear_layers"))
+    # Under no name of a library: as software that no record has a section of.
+    layers = renamed(read_table(folder, "linear_layers"), library=lambda _: "")
+    older = price_rows("linear_layers", layers)
     older = older[older.table == "linear_layers"].assign(origin=older.part.str.split().str[0])
     older = pd.concat([older, a100[~a100.is_batch].assign(origin=a100.table.str.split("/").str[0])])
     parts = parts_of(older, ["origin"])

@@ -19,8 +19,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 _BEYOND = {
     "GEMM, unseen device": ("products on a device that nobody measured, bf16, mean error", "each device in turn"),
     "layer GEMMs of another collector": (
-        "products measured by others (vidur), mean error",
-        "all but one factor a device",
+        "products of 2024's software (vidur), mean error: its own section; today's libraries after one factor",
+        "models; (n, k); all but the factor",
     ),
     "paper's layers, unfused; flash": (
         "whole layers of the paper on A100, mean error: unfused; flash attention",

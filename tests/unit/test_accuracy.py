@@ -101,13 +101,30 @@ def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None
     m = np.array([256, 1024, 4096])
     record = load_record("gemm", device, physics_only=True)
     price = price_gemm(Gemm(name="x", dtype="fp16", m=m, n=4096, k=4096), device, record)
-    words = {"device": "a100_sxm", "library": "vidur", "model": "m", "kernel": "up", "dtype": "fp16"}
+    words = {"device": "a100_sxm", "library": "of 2023", "model": "m", "kernel": "up", "dtype": "fp16"}
     columns = {key: [value] * 3 for key, value in ({"n": 4096, "k": 4096} | words).items()}
     write_parquet(tmp_path / "linear_layers.parquet", columns | {"m": m, "latency_s": 1.2 * price.time_s})
     rows = {row.table: row for row in judge_folder(tmp_path).rows}
 
     assert rows["linear_layers"].bias == pytest.approx(-math.log(1.2))
     assert rows["linear_layers/scaled"].mape == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("uncalibrated", "is_own"), [(False, True), (True, False)])
+def test_software_with_a_section_is_priced_by_it(tmp_path: Path, uncalibrated: bool, is_own: bool) -> None:
+    """Times of the record's own section of 2024's software have no error, unless the record is left aside."""
+    device = load_device("a100-sxm-80gb")
+    product = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
+    price = price_gemm(product, device, load_record("gemm", device), library="vidur")
+    words = {"device": "a100_sxm", "library": "vidur", "model": "m", "kernel": "up", "dtype": "fp16"}
+    row = words | {"m": 2000, "n": 8192, "k": 4096, "latency_s": float(price.time_s)}
+    write_parquet(tmp_path / "linear_layers.parquet", {key: [value] for key, value in row.items()})
+    judgement = judge_folder(tmp_path, uncalibrated=uncalibrated)
+    rows = {found.table: found for found in judgement.rows}
+
+    assert (rows["linear_layers"].mape < 1e-9) is is_own
+    assert any("whose fit saw its table" in note for note in judgement.notes) is is_own
+    assert rows["linear_layers/scaled"].mape == pytest.approx(0.0, abs=1e-12)  # one row is its own median
 
 
 def test_regret_of_choosing_heads(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """linear_layers.parquet: fp16 layer products of real models over a dense sweep of m, timed with the software of 2024.
 
-That software is slower than today's, which is what is predicted; so the rows are judged twice: as they are, and after
-one factor per device (the median of measured / predicted) with intervals wider by the noise between two collectors.
+That software is slower than today's. Where a device's record has a section of it, that prices the rows as they are; its
+fit saw the rows of vidur's own table, so what it makes of models that it did not see is in the record's provenance.
+Elsewhere the libraries of today are predicted. Everywhere the rows are judged by those a second time, after one factor
+per device (the median of measured / predicted) with intervals wider by the noise between two collectors: nothing of
+that was fitted to them.
 """
 
 from __future__ import annotations
@@ -35,30 +38,46 @@ _COLLECTOR_NOISE = 1.05
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Price every row, then scale per device; parts are models and layers."""
+    """Price every row, and again by today's libraries, scaled per device; parts are models and layers."""
+
+    def price_by(library: str, rows: Columns, device: Device, dtype: str) -> Prices:
+        dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
+        form = context.read_format(dtype, device)
+        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, layout="NT", **dims)  # type: ignore[arg-type]
+        return form.widen(price_gemms(operation, device, context, library=library, older_software=not library))
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
-        dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
-        form = context.read_format(words[1], device)
-        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, layout="NT", **dims)  # type: ignore[arg-type]
-        return form.widen(price_gemms(operation, device, context, older_software=True))
+        return price_by(own_library(words[2], device, context), rows, device, words[1])
 
-    chunks: defaultdict[str, list[Chunk]] = defaultdict(list)
+    scaled: defaultdict[str, list[Chunk]] = defaultdict(list)
     by = ("device", "dtype", "library")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         names = (device.name, words[1], words[2])
         parts = join_labels(rows.labels["model"], rows.labels["kernel"])
-        for chunk in split_chunks("linear_layers", names, parts, rows.numbers["latency_s"], prices):
-            chunks[device.name].append(chunk)
-            yield chunk
-    for device_name, found in chunks.items():
+        yield from split_chunks("linear_layers", names, parts, rows.numbers["latency_s"], prices)
+        if own_library(words[2], device, context):
+            context.note(
+                f"linear_layers on {device.name}: priced by the section of {words[2]!r}, whose fit saw its table; "
+                "models left out of it: see the record"
+            )
+            today = price_by("", rows, device, words[1])
+        else:
+            today = prices
+        scaled[device.name] += split_chunks("linear_layers/scaled", names, parts, rows.numbers["latency_s"], today)
+    for device_name, found in scaled.items():
         ratios = np.concatenate([chunk.measured / chunk.prices.predicted for chunk in found])
         factor = float(np.median(ratios))
         context.note(f"linear_layers/scaled on {device_name}: predictions times {factor:.3f}, the median ratio")
         for chunk in found:
-            scaled = chunk.prices.scale(factor)
-            low, high = scaled.low / _COLLECTOR_NOISE, scaled.high * _COLLECTOR_NOISE
-            yield replace(chunk, table="linear_layers/scaled", prices=scaled._replace(low=low, high=high))
+            prices = chunk.prices.scale(factor)
+            low, high = prices.low / _COLLECTOR_NOISE, prices.high * _COLLECTOR_NOISE
+            yield replace(chunk, prices=prices._replace(low=low, high=high))
+
+
+def own_library(library: str, device: Device, context: Context) -> str:
+    """The library, if the device's own record has a section of exactly that; empty otherwise."""
+    record = context.record("gemm", device)
+    return library if record.transfer == "exact" and library in record.parameters["libraries"] else ""
 
 
 def join_labels(first: Labels, second: Labels) -> Labels:

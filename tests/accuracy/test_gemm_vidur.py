@@ -1,0 +1,104 @@
+"""The section of 2024's software against models that its fit did not see, and beside today's libraries."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from measured import measured_file
+
+from shapewright.accuracy.statistics import kendall_tau
+from shapewright.hardware import load_device
+from shapewright.operations import Gemm
+from shapewright.perf.calibration import load_record
+from shapewright.perf.gemm import price_gemm
+
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
+NAME, LIBRARY = "a100-sxm-80gb", "vidur"
+# Rows of a fit here; the record's has 4,000.
+FEWER_ROWS = 1200
+
+
+class LeftOut(NamedTuple):
+    """Layers, and their prices by sections that did not see their model."""
+
+    rows: Any
+    predicted: Any
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script that made the section."""
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    return importlib.import_module("calibrate_gemm_vidur")
+
+
+@pytest.fixture(scope="module")
+def left_out(script: ModuleType) -> LeftOut:
+    """Each model priced by a section fitted on fewer rows of the two others."""
+    rows = script.read_rows(measured_file("linear_layers.parquet").parent)
+    today = load_record("gemm", load_device(NAME)).parameters["dtypes"]["bf16"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shapewright.fit.gemm.FIT_ROWS", FEWER_ROWS)
+        return LeftOut(rows, script.predict_left_out(rows, rows.model.to_numpy(), today))
+
+
+@pytest.mark.parametrize("model", LIMITS["gemm_vidur_model"])
+def test_models_left_out(left_out: LeftOut, model: str) -> None:
+    """A model's layers, unscaled, by a section fitted on the others."""
+    mine = left_out.rows.model.to_numpy() == model
+    error = np.abs(left_out.predicted[mine] / left_out.rows.latency_s.to_numpy()[mine] - 1.0)
+
+    assert float(np.mean(error)) <= LIMITS["gemm_vidur_model"][model]
+
+
+def test_models_left_out_are_in_order(left_out: LeftOut) -> None:
+    """All models together: their mean error, and how well their layers are ordered."""
+    measured = left_out.rows.latency_s.to_numpy()
+
+    assert float(np.mean(np.abs(left_out.predicted / measured - 1.0))) <= LIMITS["gemm_vidur"]["mean"]
+    assert 1.0 - (kendall_tau(left_out.predicted, measured) or 0.0) <= LIMITS["gemm_vidur"]["disorder"]
+
+
+def test_left_out_models_beat_todays_libraries(left_out: LeftOut) -> None:
+    """The section is worth having: on models it never saw it is nearer than today's libraries, even scaled."""
+    device = load_device(NAME)
+    dims = {letter: left_out.rows[letter].to_numpy() for letter in ("m", "n", "k")}
+    price = price_gemm(Gemm(name="x", dtype="fp16", **dims), device, load_record("gemm", device, physics_only=True))
+    measured, today = left_out.rows.latency_s.to_numpy(), np.asarray(price.time_s)
+    scaled = today * np.median(measured / today)
+
+    assert np.mean(np.abs(left_out.predicted / measured - 1.0)) < np.mean(np.abs(scaled / measured - 1.0)) - 0.01
+
+
+def test_models_of_today_are_priced_without_it() -> None:
+    """Neither a price without a library nor one of a library that nobody measured takes the section of old software."""
+    device = load_device(NAME)
+    record = load_record("gemm", device)
+    product = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
+    today, unknown, older = (
+        float(price_gemm(product, device, record, library=library).time_s) for library in ("", "trtllm 1.2", LIBRARY)
+    )
+
+    assert today == unknown
+    assert older > 1.05 * today
+
+
+def test_the_record_says_how_wrong_the_section_is(script: ModuleType) -> None:
+    """Held-out errors, their interval's coverage and the command stand in the record, and the interval is theirs."""
+    record = load_record("gemm", load_device(NAME))
+    report = record.provenance["reports"]["fp16, vidur: models left out"]
+
+    assert report["held_out"]["mean_ape"] <= LIMITS["gemm_vidur"]["mean"]
+    assert 1.0 - report["held_out"]["kendall_tau"] <= LIMITS["gemm_vidur"]["disorder"]
+    assert 0.85 <= report["held_out"]["covered"] <= 0.95
+    assert Path(script.__file__).name in report["command"]
+    assert record.interval["libraries"][LIBRARY]["fp16"]["edges_s"]
