@@ -17,7 +17,7 @@ from shapewright.perf.collectives import price_collective
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
 from shapewright.perf.experts import price_grouped_gemm
 from shapewright.perf.gemm import price_gemm
-from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale
+from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale, sibling_bandwidth_share
 from shapewright.perf.libraries import nearest_library
 from shapewright.perf.pointwise import price_pointwise
 
@@ -125,6 +125,18 @@ def test_fixed_costs_are_cycles() -> None:
     assert fixed_cost_scale(L40S, borrowed) == pytest.approx(1.41 / 2.52)
     assert fixed_cost_scale(L40S, load_record("attention", L40S)) == 1.0
     assert price_attention(short, L40S, borrowed).start_s < price_attention(short, lender, borrowed).start_s
+
+
+def test_a_siblings_kernel_takes_as_many_cycles_beyond_its_traffic() -> None:
+    """H200 has H100's SMs and 4.8 / 3.35 of its memory: beyond traffic a kernel takes 1.43 as much of it."""
+    h200 = load_device("h200-sxm-141gb")
+    sibling = load_record("moe", h200, uncalibrated=True)
+    growth = 4.8 / 3.35
+
+    assert sibling_bandwidth_share(0.5, h200, sibling) == pytest.approx(1.0 / (1.0 + growth))
+    assert sibling_bandwidth_share(1.0, h200, sibling) == 1.0
+    assert sibling_bandwidth_share(0.5, L40S, load_record("moe", L40S, uncalibrated=True)) == 0.5
+    assert sibling_bandwidth_share(0.5, h200, load_record("moe", h200)) == 0.5
 
 
 def test_a_silent_sheet_has_the_clock_of_its_rate() -> None:

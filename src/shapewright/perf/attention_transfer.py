@@ -1,6 +1,7 @@
 """What a device that nobody measured takes from another's record of attention, and what its data sheet changes in it.
 
     seconds        of a lender's kernel are clock cycles (perf.lending)
+    memory         what a sibling's kernel takes beyond its traffic at full bandwidth, it takes in cycles of the same SM
     exponentials   of a multiprocessor and clock are the lender's, but where a generation is known to have doubled them
     draw           another family's chip with more bandwidth for each multiprocessor and clock has SMs and a cache that
                    can draw it, by more keys in flight: each decode tile waits as many times less; one with less
@@ -27,7 +28,7 @@ from shapewright.perf.attention_sections import (
     read_kernel,
 )
 from shapewright.perf.calibration import GENERATIONS, list_records
-from shapewright.perf.lending import clock_hz_of, fixed_cost_scale, scale_fixed_costs
+from shapewright.perf.lending import clock_hz_of, fixed_cost_scale, scale_fixed_costs, sibling_bandwidth_share
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -94,6 +95,8 @@ def carry_kernel(
     prefill, decode = scale_fixed_costs(prefill, scale), scale_fixed_costs(decode, scale)
     faster = _EXPONENTIAL_GROWTH.get((device.architecture, record.architecture), 1.0)
     prefill = replace(prefill, exponentials_per_sm_per_clock=prefill.exponentials_per_sm_per_clock * faster)
+    prefill = replace(prefill, bandwidth_fraction=sibling_bandwidth_share(prefill.bandwidth_fraction, device, record))
+    decode = replace(decode, bandwidth_fraction=sibling_bandwidth_share(decode.bandwidth_fraction, device, record))
     if record.transfer == "generic":
         growth = _draw_growth(rates, record)
         prefill = replace(prefill, l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth)

@@ -19,7 +19,6 @@ from shapewright.perf.kernels import (
     read_batched_parameters,
     read_parameters,
 )
-from shapewright.perf.lending import fixed_cost_scale, scale_fixed_costs
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
 
@@ -226,10 +225,6 @@ def make_gemm_job(
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
     if record.transfer != "exact":
         rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
-        if record.kind == "moe":
-            section = section._replace(
-                parameters=scale_fixed_costs(section.parameters, fixed_cost_scale(device, record))
-            )
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
         batched = section.batched and _with_hot_cache(section.batched, rates.feed_scale)

@@ -4,6 +4,7 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
 
     start     seconds of a lender's kernel are clock cycles: start_s * lender's clock / device's clock. A cast before an
               8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
+    memory    what a sibling's kernel takes beyond its traffic at full bandwidth, it takes in cycles of the same SMs
     feed      no SM draws fewer bytes a clock from the caches than the lender's does; a sibling's is the same SM, and
               draws no more either (DeviceRates.feed_scale)
     power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has x times the
@@ -27,7 +28,14 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import list_records
-from shapewright.perf.lending import clock_beside_hz, clock_hz_of, rate_clock_hz
+from shapewright.perf.lending import (
+    clock_beside_hz,
+    clock_hz_of,
+    fixed_cost_scale,
+    rate_clock_hz,
+    scale_fixed_costs,
+    sibling_bandwidth_share,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,8 +80,10 @@ def adapt_parameters(
         record: Whose parameters they are.
         dtype: Element format of the products.
     """
+    share = sibling_bandwidth_share(parameters.bandwidth_fraction, device, record)
+    parameters = replace(parameters, bandwidth_fraction=share)
     if record.kind != "gemm":
-        return parameters
+        return scale_fixed_costs(parameters, fixed_cost_scale(device, record))
     if record.transfer != "exact":
         lender = load_device(record.device)
         parameters = _scale_start(parameters, raw, device, lender)

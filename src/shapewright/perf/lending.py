@@ -73,6 +73,23 @@ def sm_rate_scale(device: Device, record: CalibrationRecord) -> float:
     return device.num_sms / lender.num_sms / scale
 
 
+def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRecord) -> float:
+    """Share of memory bandwidth that a sibling's kernel reaches on a device; as it is where no sibling lends.
+
+        1 / share = 1 + (1 / lender's share - 1) x bandwidth ratio / multiprocessor rate ratio
+
+    What a kernel takes beyond its traffic at full bandwidth it spends in the multiprocessors, which are the same and
+    take as many cycles with another memory behind them: CUTLASS's experts read 0.83 TB/s on H100 and 0.87 on H200, a
+    quarter and less than a fifth of what their memories give (docs/decisions/0013-strangers.md). Another family has
+    other kernels.
+    """
+    if record.transfer != "architecture":
+        return share
+    lender = load_device(record.device)
+    growth = device.memory_bandwidth_bytes_per_s / lender.memory_bandwidth_bytes_per_s / sm_rate_scale(device, record)
+    return 1.0 / (1.0 + (1.0 / share - 1.0) * growth)
+
+
 def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:
     """Parameters with every field in seconds times a factor."""
     if scale == 1.0:
