@@ -10,213 +10,30 @@ Needs the ``fit`` and ``plot`` extras; about a minute.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import exp
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accuracy_page import accuracy_facts
-from attention_rows import PHASES
+from accuracy_bars import bars
 from calibration import argument_parser
 from coverage_facts import coverage_facts, is_inside
+from markdown_parts import DOCS
 from residual_facts import FEWEST_ROWS, Curve, alignment_curves, attention_facts, gemm_curves, size_curves
 
 from shapewright import __version__
-from shapewright.accuracy import Accuracy, judge_folder
-from shapewright.hardware import load_device
-from shapewright.perf.calibration import load_record
-from shapewright.perf.software import TUNED, UNNAMED, load_software, software_names
+from shapewright.accuracy import judge_folder
 from shapewright.report.charts import Line, Mark, XYChart
 from shapewright.report.matplotlib_charts import save_chart
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
 RESULTS = DOCS / "accuracy_results.json"
 FIGURES = DOCS / "figures"
-GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
-PAPER_DEVICES = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi250x-gcd")
 # Tables with a figure of all of their rows: file name, and what the lines tell apart.
 SEEN_TABLES = {"collectives": "device", "pointwise": "part"}
 # Tables with a figure of the rows that no fit saw, a line for each device.
 UNSEEN_TABLES = ("attention_prefill", "attention_decode", "moe")
-
-
-def percent(value: float) -> str:
-    """A fraction as words."""
-    return f"{100.0 * value:.1f} %"
-
-
-def span(values: Iterable[float]) -> str:
-    """Smallest and largest of some errors."""
-    found = sorted(values)
-    low, high = percent(found[0]), percent(found[-1])
-    return low if low == high else f"{low.removesuffix(' %')} to {high}"
-
-
-def held_out(operation: str, sections: str = "", device: str = "") -> dict[str, float]:
-    """Mean error of a record's left-out rows by device, over its sections with this ending or beginning."""
-    sums: dict[str, list[float]] = {}
-    for fact in accuracy_facts():
-        if fact["operation"] != operation or (device and fact["device"] != device):
-            continue
-        if sections and not (fact["section"].startswith(sections) or fact["section"].endswith(sections)):
-            continue
-        both = sums.setdefault(fact["device"], [0.0, 0.0])
-        both[0] += fact["rows"] * fact["mean"]
-        both[1] += fact["rows"]
-    return {name: total / rows for name, (total, rows) in sums.items()}
-
-
-def attention_spans(attention: list[dict[str, Any]], key: str) -> str:
-    """Least and largest mean error over the devices, prefill and decode."""
-    means = [(each["phase"], each["mean"] if key == "mean" else each[key]["mean"]) for each in attention]
-    return "; ".join(span(mean for found, mean in means if found == phase) for phase in PHASES)
-
-
-def training_errors(*, has_experts: bool) -> dict[str, tuple[float, int]]:
-    """Mean error and rows of models that each generation's fit left out, of dense models or of mixtures of experts."""
-    reports = {
-        name: load_software(name).provenance["reports"]["held out"]
-        for name in software_names()
-        if name not in (TUNED, UNNAMED) and ("moe" in name) == has_experts
-    }
-    return {name: (report["mean_absolute_error"], report["rows"]) for name, report in reports.items()}
-
-
-def describe_training(table: str, rows: dict[str, Accuracy], *, has_experts: bool) -> str:
-    """Mean error of models left out, all and by generation, and the order of all rows."""
-    found = training_errors(has_experts=has_experts)
-    together = sum(error * count for error, count in found.values()) / sum(count for _, count in found.values())
-    each = ", ".join(f"{name} {percent(error)}" for name, (error, _) in found.items())
-    return f"{percent(together)} ({each}), tau {rows[table].kendall_tau or 0.0:.2f}"
-
-
-def ranking_regrets() -> list[dict[str, Any]]:
-    """Ranking regret of bf16 products by device and library, each shape priced by a fit that left it out."""
-    found = []
-    for device in (*GEMM_DEVICES, "l40s"):
-        section = load_record("gemm", load_device(device)).provenance["sections"]["bf16"]
-        found += [facts["ranking_regret"] for facts in section["libraries"].values()]
-    return found
-
-
-def bars(
-    rows: dict[str, Accuracy],
-    borrowed: list[Accuracy],
-    paper: dict[str, Accuracy],
-    coverage: list[dict[str, Any]],
-    attention: list[dict[str, Any]],
-) -> list[dict[str, str]]:
-    """The table of the design: what, judged on, bar, aim, reached.
-
-    Args:
-        rows: Errors by table, devices together.
-        borrowed: Errors by device and dtype, as if nobody had measured them.
-        paper: Errors of the paper's layers on A100, by table.
-        coverage: Coverage and width of intervals, table by table.
-        attention: Errors on unseen head layouts, by device and phase.
-    """
-    bf16 = {
-        fact["device"]: fact["mean"]
-        for fact in accuracy_facts()
-        if fact["operation"] == "gemm" and fact["section"] == "bf16"
-    }
-    by_library = {
-        (fact["device"], fact["section"]): fact["mean"]
-        for fact in accuracy_facts()
-        if fact["operation"] == "gemm" and fact["section"].startswith(("bf16, vllm", "bf16, sglang"))
-    }
-    odd = {
-        fact["device"]: fact["mean"]
-        for fact in accuracy_facts()
-        if fact["operation"] == "gemm" and (fact["section"].endswith("odd sizes") or fact["section"] == "fp16")
-    }
-    strangers = {row.device: row.mape for row in borrowed if row.table == "gemm" and row.dtype == "bf16"}
-    experts = held_out("moe")
-    flash_fit = next(fact["mean"] for fact in accuracy_facts() if fact["section"].startswith("pytorch"))
-    training = {
-        table: describe_training(table, rows, has_experts=has_experts)
-        for table, has_experts in (
-            ("published_training_throughput", False),
-            ("published_training_throughput/moe", True),
-        )
-    }
-    covered = [row.coverage_90 for row in rows.values()]
-    inside = sum(map(is_inside, covered))
-    unseen = [facts["unseen"] for facts in coverage if facts["unseen"]]
-    cells, cells_inside = (sum(facts[key] for facts in unseen) for key in ("cells", "cells_inside"))
-    scaled = rows["linear_layers/scaled"]
-    vidur = load_record("gemm", load_device("a100-sxm-80gb")).provenance["reports"]["fp16, vidur: models left out"]
-    older, older_shapes = vidur["held_out"], vidur["held_out_shapes"]
-    layer, flash = (paper[f"paper_layers/{name}"] for name in ("layer", "layer-flash"))
-    regrets = ranking_regrets()
-    return [
-        dict(zip(("what", "judged_on", "bar", "aim", "reached"), words, strict=True))
-        for words in (
-            (
-                "GEMM, calibrated device", "unseen (n, k), bf16: A100, H100, H200, B200; L40S", "6 %; 9 %", "4 %; 6 %",
-                f"{span(bf16[name] for name in GEMM_DEVICES)}; {percent(bf16['l40s'])} (one library "
-                f"{span(mean for (name, _), mean in by_library.items() if name in GEMM_DEVICES)}; "
-                f"{span(mean for (name, _), mean in by_library.items() if name == 'l40s')})",
-            ),
-            (
-                "GEMM, odd sizes", "unseen rows of the paper's sweeps: A100; V100; MI250X", "5 %; 10 %", "3 %; 6 %",
-                "; ".join(percent(odd[name]) for name in PAPER_DEVICES if name in odd),
-            ),
-            (
-                "GEMM, unseen device", "one device left out, bf16", "20 %", "12 %",
-                ", ".join(f"{name} {percent(error)}" for name, error in strangers.items()),
-            ),
-            (
-                "layer GEMMs of another collector",
-                "vidur's models left out, after one factor; (n, k) left out; today's libraries after one factor",
-                "10 %, tau 0.97", "6 %",
-                f"{percent(older['mean_ape_after_factor'])}, tau {older['kendall_tau']:.3f}; "
-                f"{percent(older_shapes['mean_ape_after_factor'])}, tau {older_shapes['kendall_tau']:.3f}; "
-                f"{percent(scaled.mape)}, tau {scaled.kendall_tau:.3f}",
-            ),
-            ("pointwise", "one model left out", "20 %", "12 %", span(
-                fact["mean"]
-                for fact in accuracy_facts()
-                if fact["operation"] == "pointwise" and fact["section"].startswith("without ")
-            )),
-            (
-                "attention prefill; decode", "unseen head layouts, 16 bits (each layout left out in turn)",
-                "9 %; 9 %", "5 %; 4 %",
-                f"{attention_spans(attention, 'mean')} ({attention_spans(attention, 'in_turn')})",
-            ),
-            ("collectives", "unseen cells", "12 %", "8 %", span(held_out("collectives").values())),
-            ("MoE block", "unseen expert layouts, by device", "30 %", "15 %", span(experts.values())),
-            (
-                "paper's layers, unfused; flash", "A100, no row of a fit; hidden sizes left out, with attention blocks",
-                "8 %, tau 0.9", "5 %, tau 0.95",
-                f"{percent(layer.mape)}, tau {layer.kendall_tau:.2f}; "
-                f"{percent(flash_fit)}, tau {flash.kendall_tau:.2f}",
-            ),
-            (
-                "published training throughput", "models left out of their software's fit", "15 %, tau 0.9", "8 %",
-                training["published_training_throughput"],
-            ),
-            (
-                "published training of mixtures of experts", "models left out of their software's fit", "", "",
-                training["published_training_throughput/moe"],
-            ),
-            (
-                "90 % interval", "rows no fit saw, by table; cells of device, format, library; all rows, by table",
-                "85 to 95 %", "88 to 92 %",
-                f"{span(facts['covered'] for facts in unseen)}; {cells_inside} of {cells} cells inside; "
-                f"{inside} of {len(covered)} tables inside, {span(covered)}",
-            ),
-            (
-                "ranking regret", "bf16 products alike in tokens and weights, shapes left out, a library: median; p90",
-                "1 %; 5 %", "",
-                f"{span(found['learned']['median'] for found in regrets)}; "
-                f"{span(found['learned']['p90'] for found in regrets)} (choosing by the other library's times: "
-                f"{span(found['other_library']['p90'] for found in regrets)})",
-            ),
-        )
-    ]  # fmt: skip
 
 
 def seen_curves(table: str, word: str, data: Path) -> dict[str, Curve]:

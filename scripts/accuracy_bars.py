@@ -1,0 +1,232 @@
+"""What was asked of predictions, and what they reach: the first table of docs/accuracy.md. Not a script itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from accuracy_page import accuracy_facts
+from attention_rows import PHASES
+from coverage_facts import is_inside
+
+from shapewright.accuracy import Accuracy
+from shapewright.hardware import load_device
+from shapewright.perf.calibration import load_record
+from shapewright.perf.software import TUNED, UNNAMED, load_software, software_names
+
+GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
+PAPER_DEVICES = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi250x-gcd")
+
+
+class Bar(NamedTuple):
+    """One row of the table."""
+
+    what: str
+    judged_on: str
+    bar: str
+    aim: str
+    reached: str
+
+
+def bars(
+    rows: dict[str, Accuracy],
+    borrowed: list[Accuracy],
+    paper: dict[str, Accuracy],
+    coverage: list[dict[str, Any]],
+    attention: list[dict[str, Any]],
+) -> list[dict[str, str]]:
+    """The table of the design: what, judged on, bar, aim, reached.
+
+    Args:
+        rows: Errors by table, devices together.
+        borrowed: Errors by device and dtype, as if nobody had measured them.
+        paper: Errors of the paper's layers on A100, by table.
+        coverage: Coverage and width of intervals, table by table.
+        attention: Errors on unseen head layouts, by device and phase.
+    """
+    found = [
+        *_gemm_bars(borrowed),
+        _collector_bar(rows),
+        *_kernel_bars(attention),
+        _paper_bar(paper),
+        *_training_bars(rows),
+        _interval_bar(rows, coverage),
+        _regret_bar(),
+    ]
+    return [each._asdict() for each in found]
+
+
+def _gemm_bars(borrowed: list[Accuracy]) -> list[Bar]:
+    """Products of libraries, of odd sizes, and of devices left out."""
+    facts = [fact for fact in accuracy_facts() if fact["operation"] == "gemm"]
+    bf16 = {fact["device"]: fact["mean"] for fact in facts if fact["section"] == "bf16"}
+    by_library = {
+        (fact["device"], fact["section"]): fact["mean"]
+        for fact in facts
+        if fact["section"].startswith(("bf16, vllm", "bf16, sglang"))
+    }
+    odd = {
+        fact["device"]: fact["mean"]
+        for fact in facts
+        if fact["section"].endswith("odd sizes") or fact["section"] == "fp16"
+    }
+    strangers = {row.device: row.mape for row in borrowed if row.table == "gemm" and row.dtype == "bf16"}
+    return [
+        Bar(
+            "GEMM, calibrated device", "unseen (n, k), bf16: A100, H100, H200, B200; L40S", "6 %; 9 %", "4 %; 6 %",
+            f"{span(bf16[name] for name in GEMM_DEVICES)}; {percent(bf16['l40s'])} (one library "
+            f"{span(mean for (name, _), mean in by_library.items() if name in GEMM_DEVICES)}; "
+            f"{span(mean for (name, _), mean in by_library.items() if name == 'l40s')})",
+        ),
+        Bar(
+            "GEMM, odd sizes", "unseen rows of the paper's sweeps: A100; V100; MI250X", "5 %; 10 %", "3 %; 6 %",
+            "; ".join(percent(odd[name]) for name in PAPER_DEVICES if name in odd),
+        ),
+        Bar(
+            "GEMM, unseen device", "one device left out, bf16", "20 %", "12 %",
+            ", ".join(f"{name} {percent(error)}" for name, error in strangers.items()),
+        ),
+    ]  # fmt: skip
+
+
+def _collector_bar(rows: dict[str, Accuracy]) -> Bar:
+    """Products that another collector timed."""
+    scaled = rows["linear_layers/scaled"]
+    vidur = load_record("gemm", load_device("a100-sxm-80gb")).provenance["reports"]["fp16, vidur: models left out"]
+    older, older_shapes = vidur["held_out"], vidur["held_out_shapes"]
+    return Bar(
+        "layer GEMMs of another collector",
+        "vidur's models left out, after one factor; (n, k) left out; today's libraries after one factor",
+        "10 %, tau 0.97", "6 %",
+        f"{percent(older['mean_ape_after_factor'])}, tau {older['kendall_tau']:.3f}; "
+        f"{percent(older_shapes['mean_ape_after_factor'])}, tau {older_shapes['kendall_tau']:.3f}; "
+        f"{percent(scaled.mape)}, tau {scaled.kendall_tau:.3f}",
+    )  # fmt: skip
+
+
+def _kernel_bars(attention: list[dict[str, Any]]) -> list[Bar]:
+    """All other kernels."""
+    return [
+        Bar("pointwise", "one model left out", "20 %", "12 %", span(
+            fact["mean"]
+            for fact in accuracy_facts()
+            if fact["operation"] == "pointwise" and fact["section"].startswith("without ")
+        )),
+        Bar(
+            "attention prefill; decode", "unseen head layouts, 16 bits (each layout left out in turn)",
+            "9 %; 9 %", "5 %; 4 %",
+            f"{attention_spans(attention, 'mean')} ({attention_spans(attention, 'in_turn')})",
+        ),
+        Bar("collectives", "unseen cells", "12 %", "8 %", span(held_out("collectives").values())),
+        Bar("MoE block", "unseen expert layouts, by device", "30 %", "15 %", span(held_out("moe").values())),
+    ]  # fmt: skip
+
+
+def _paper_bar(paper: dict[str, Accuracy]) -> Bar:
+    """Whole layers."""
+    flash_fit = next(fact["mean"] for fact in accuracy_facts() if fact["section"].startswith("pytorch"))
+    layer, flash = (paper[f"paper_layers/{name}"] for name in ("layer", "layer-flash"))
+    return Bar(
+        "paper's layers, unfused; flash", "A100, no row of a fit; hidden sizes left out, with attention blocks",
+        "8 %, tau 0.9", "5 %, tau 0.95",
+        f"{percent(layer.mape)}, tau {layer.kendall_tau:.2f}; "
+        f"{percent(flash_fit)}, tau {flash.kendall_tau:.2f}",
+    )  # fmt: skip
+
+
+def _training_bars(rows: dict[str, Accuracy]) -> list[Bar]:
+    """Whole steps."""
+    table = "published_training_throughput"
+    return [
+        Bar(
+            "published training throughput", "models left out of their software's fit", "15 %, tau 0.9", "8 %",
+            describe_training(table, rows, has_experts=False),
+        ),
+        Bar(
+            "published training of mixtures of experts", "models left out of their software's fit", "", "",
+            describe_training(f"{table}/moe", rows, has_experts=True),
+        ),
+    ]  # fmt: skip
+
+
+def _interval_bar(rows: dict[str, Accuracy], coverage: list[dict[str, Any]]) -> Bar:
+    """How often intervals hold what was measured."""
+    covered = [row.coverage_90 for row in rows.values()]
+    inside = sum(map(is_inside, covered))
+    unseen = [facts["unseen"] for facts in coverage if facts["unseen"]]
+    cells, cells_inside = (sum(facts[key] for facts in unseen) for key in ("cells", "cells_inside"))
+    return Bar(
+        "90 % interval", "rows no fit saw, by table; cells of device, format, library; all rows, by table",
+        "85 to 95 %", "88 to 92 %",
+        f"{span(facts['covered'] for facts in unseen)}; {cells_inside} of {cells} cells inside; "
+        f"{inside} of {len(covered)} tables inside, {span(covered)}",
+    )  # fmt: skip
+
+
+def _regret_bar() -> Bar:
+    """What a choice by predictions costs."""
+    regrets = ranking_regrets()
+    return Bar(
+        "ranking regret", "bf16 products alike in tokens and weights, shapes left out, a library: median; p90",
+        "1 %; 5 %", "",
+        f"{span(found['learned']['median'] for found in regrets)}; "
+        f"{span(found['learned']['p90'] for found in regrets)} (choosing by the other library's times: "
+        f"{span(found['other_library']['p90'] for found in regrets)})",
+    )  # fmt: skip
+
+
+def percent(value: float) -> str:
+    """A fraction as words."""
+    return f"{100.0 * value:.1f} %"
+
+
+def span(values: Iterable[float]) -> str:
+    """Smallest and largest of some errors."""
+    found = sorted(values)
+    low, high = percent(found[0]), percent(found[-1])
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def held_out(operation: str) -> dict[str, float]:
+    """Mean error of the rows that fits of a kind of operation left out, by device."""
+    sums: dict[str, list[float]] = {}
+    for fact in accuracy_facts():
+        if fact["operation"] != operation:
+            continue
+        both = sums.setdefault(fact["device"], [0.0, 0.0])
+        both[0] += fact["rows"] * fact["mean"]
+        both[1] += fact["rows"]
+    return {name: total / rows for name, (total, rows) in sums.items()}
+
+
+def attention_spans(attention: list[dict[str, Any]], key: str) -> str:
+    """Least and largest mean error over the devices, prefill and decode."""
+    means = [(each["phase"], each["mean"] if key == "mean" else each[key]["mean"]) for each in attention]
+    return "; ".join(span(mean for found, mean in means if found == phase) for phase in PHASES)
+
+
+def training_errors(*, has_experts: bool) -> dict[str, tuple[float, int]]:
+    """Mean error and rows of models that each generation's fit left out, of dense models or of mixtures of experts."""
+    reports = {
+        name: load_software(name).provenance["reports"]["held out"]
+        for name in software_names()
+        if name not in (TUNED, UNNAMED) and ("moe" in name) == has_experts
+    }
+    return {name: (report["mean_absolute_error"], report["rows"]) for name, report in reports.items()}
+
+
+def describe_training(table: str, rows: dict[str, Accuracy], *, has_experts: bool) -> str:
+    """Mean error of models left out, all and by generation, and the order of all rows."""
+    found = training_errors(has_experts=has_experts)
+    together = sum(error * count for error, count in found.values()) / sum(count for _, count in found.values())
+    each = ", ".join(f"{name} {percent(error)}" for name, (error, _) in found.items())
+    return f"{percent(together)} ({each}), tau {rows[table].kendall_tau or 0.0:.2f}"
+
+
+def ranking_regrets() -> list[dict[str, Any]]:
+    """Ranking regret of bf16 products by device and library, each shape priced by a fit that left it out."""
+    found = []
+    for device in (*GEMM_DEVICES, "l40s"):
+        section = load_record("gemm", load_device(device)).provenance["sections"]["bf16"]
+        found += [facts["ranking_regret"] for facts in section["libraries"].values()]
+    return found
