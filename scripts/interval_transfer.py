@@ -110,7 +110,7 @@ class ClassOfDevices(NamedTuple):
         """Of one format, whose rows are given; None where no other device of the class has any."""
         if not own:
             return None
-        usual = usual_bias([*map(bias_of, self.parts.values()), *self.biases.values()])
+        usual = usual_bias([*map(bias_of, self.parts.values()), *self.biases.values(), *self.usual.values()])
         return widened(left_out_interval(own, usual=usual), spread_of(own, usual=usual))
 
 
