@@ -98,49 +98,50 @@ class Library:
         return content, intervals, reports
 
 
+def calibrate(name: str, data: Path) -> dict[str, Any]:
+    """The record of one device, section by section."""
+    device = load_device(name)
+    fits = Library(data, device, DEVICES[name])
+    version = str(read_rows(data, "decode", DEVICES[name], OTHER_SECTIONS["16bit"]).library.unique()[0])
+    sections: dict[str, Any] = {}
+    libraries: dict[str, Any] = {version: {}}
+    intervals: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
+    for prefix, into, sources in (("", sections, SECTIONS), (f"{version}/", libraries[version], OTHER_SECTIONS)):
+        for section, source in sources.items():
+            found = fits.section(source)
+            if found is None:
+                continue
+            into[section] = found[0]
+            for table, entries in ((intervals, found[1]), (reports, found[2])):
+                table.update({f"{prefix}{section}/{path}": entry for path, entry in entries.items()})
+    return {
+        "devices": [name, *SAME_CHIP.get(name, ())],
+        "architecture": device.architecture,
+        "parameters": {"sections": sections, "libraries": libraries},
+        "interval": intervals,
+        "provenance": {
+            "source": SOURCE,
+            "files": ["attention_prefill.parquet", "attention_decode.parquet"],
+            "rows": "per section the libraries named in the reports; one query token counts as decode",
+            "split": "one fifth of the head layouts (num_heads, num_kv_heads, head_dim) held out whole, by crc32",
+            "command": "python scripts/calibrate_attention.py --data DIR",
+            "assumptions": {
+                "backward_rate_fraction": "no public table; arXiv 2307.08691 section 4.1",
+                "kernel_head_dims": "flash-attn's compiled head widths; only 64, 128, 192, 256, 512 are measured",
+                "cache_write_start_s": "smallest kernel of the GEMM table",
+                "head widths not measured": "interpolated in the logarithm, held constant beyond the ends",
+            },
+            "reports": reports,
+        },
+    }
+
+
 def main() -> None:
     """Fit every device and write its record."""
     arguments = argument_parser(__doc__, DEVICES).parse_args()
     for name in arguments.device or DEVICES:
-        device = load_device(name)
-        fits = Library(arguments.data, device, DEVICES[name])
-        sections: dict[str, Any] = {}
-        libraries: dict[str, Any] = {}
-        intervals: dict[str, Any] = {}
-        reports: dict[str, Any] = {}
-        versions = read_rows(arguments.data, "decode", DEVICES[name], OTHER_SECTIONS["16bit"]).library.unique()
-        for prefix, into, sources in (
-            ("", sections, SECTIONS),
-            (f"{versions[0]}/", libraries.setdefault(str(versions[0]), {}), OTHER_SECTIONS),
-        ):
-            for section, source in sources.items():
-                found = fits.section(source)
-                if found is None:
-                    continue
-                into[section] = found[0]
-                for table, entries in ((intervals, found[1]), (reports, found[2])):
-                    table.update({f"{prefix}{section}/{path}": entry for path, entry in entries.items()})
-        record = {
-            "devices": [name, *SAME_CHIP.get(name, ())],
-            "architecture": device.architecture,
-            "parameters": {"sections": sections, "libraries": libraries},
-            "interval": intervals,
-            "provenance": {
-                "source": SOURCE,
-                "files": ["attention_prefill.parquet", "attention_decode.parquet"],
-                "rows": "per section the libraries named in the reports; one query token counts as decode",
-                "split": "one fifth of the head layouts (num_heads, num_kv_heads, head_dim) held out whole, by crc32",
-                "command": "python scripts/calibrate_attention.py --data DIR",
-                "assumptions": {
-                    "backward_rate_fraction": "no public table; arXiv 2307.08691 section 4.1",
-                    "kernel_head_dims": "flash-attn's compiled head widths; only 64, 128, 192, 256, 512 are measured",
-                    "cache_write_start_s": "smallest kernel of the GEMM table",
-                    "head widths not measured": "interpolated in the logarithm, held constant beyond the ends",
-                },
-                "reports": reports,
-            },
-        }
-        print(write_record("attention", name, record))
+        print(write_record("attention", name, calibrate(name, arguments.data)))
 
 
 if __name__ == "__main__":
