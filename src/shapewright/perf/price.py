@@ -70,7 +70,8 @@ class GemmPrice(Price):
         tile_efficiency: Share of the computed tile area that is output.
         wave_efficiency: Share of the slots of all waves that hold a tile.
         alignment_bytes: Smallest alignment of the contiguous dimensions, at most 128. [byte]
-        alignment_factor: Slow-down of the kernel that this alignment allows.
+        alignment_factor: Slow-down of the kernel that this alignment allows; of a batch with a kernel of its own, the
+            time that the same sizes would take aligned, over its time.
         rate_share: Share of the rate that a long contraction and far pages leave (perf.slow_cases).
         slow_factor: Time over that of the kernel with tiles; above 1 where a library runs a slow one (perf.slow_cases).
         correction: Learned factor in time_s on what physics alone says; 1 where nothing was learned.
