@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from shapewright.accuracy.paper_gemm import PAPER_LIBRARY
 from shapewright.cli import main
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
@@ -125,11 +126,13 @@ def test_every_command_that_prices_can_leave_it_aside(words: str, capsys: pytest
 
 @pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s"])
 def test_every_section_has_its_table(name: str) -> None:
-    """Each dtype and library that was fitted has what its formulas leave over."""
+    """Each dtype and library that was fitted to today's software has what its formulas leave over."""
     record = load_record("gemm", load_device(name))
     assert record.residual is not None
     sections = {section_name(dtype, "") for dtype in record.parameters["dtypes"]}
     for library, dtypes in record.parameters["libraries"].items():
+        if library == PAPER_LIBRARY:  # judged by its formulas alone
+            continue
         sections |= {section_name(dtype, library) for dtype in dtypes}
 
     assert set(load_residuals(record.residual["file"])) == sections
