@@ -12,8 +12,9 @@ from measured import measured_file
 from shapewright.accuracy.judge import judge_folder
 from shapewright.fit.logs import HELD_OUT_FOLD, folds_of
 
-LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["paper_layers"]
-A100 = "a100-sxm-40gb"
+ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
+LIMITS = ALL_LIMITS["paper_layers"]
+A100, MI250X = "a100-sxm-40gb", "mi250x-gcd"
 
 
 @pytest.mark.parametrize("table", LIMITS)
@@ -33,3 +34,31 @@ def test_layers(table: str, tmp_path: Path) -> None:
     assert found.kendall_tau is not None
     assert found.kendall_tau >= LIMITS[table]["kendall_tau"]
     assert np.isfinite(found.bias)
+
+
+@pytest.mark.parametrize(("kind", "limits"), ALL_LIMITS["paper_heads"].items())
+def test_head_widths_of_every_alignment(kind: str, limits: dict[str, float], tmp_path: Path) -> None:
+    """Attention products of odd head widths are predicted as well as those of aligned ones, on every device."""
+    import pandas as pd
+
+    rows = pd.read_csv(measured_file("paper_layers.csv"))
+    width = rows.hidden_size // rows.num_heads
+    chosen = {"odd": width % 2 == 1, "narrow": (width % 2 == 0) & (width % 8 != 0), "aligned": width % 8 == 0}[kind]
+    rows[chosen].to_csv(tmp_path / "paper_layers.csv", index=False)
+    judged = judge_folder(tmp_path, tables=["paper_layers"]).rows
+    tables = [each for each in judged if each.table in ("paper_layers/score", "paper_layers/aov")]
+
+    for device, limit in limits.items():
+        found = [(each.rows, each.mape) for each in tables if each.device == device]
+        num_rows = sum(count for count, _ in found)
+        assert num_rows > 40
+        assert sum(count * mape for count, mape in found) / num_rows <= limit, device
+
+
+def test_blocks_on_another_makers_chip() -> None:
+    """MI250X's attention and MLP blocks, and the layers that hold them."""
+    judged = judge_folder(measured_file("paper_layers.csv").parent, devices=[MI250X], tables=["paper_layers"]).rows
+    errors = {each.table.removeprefix("paper_layers/"): each.mape for each in judged}
+
+    for block, limit in ALL_LIMITS["paper_blocks"].items():
+        assert errors[block] <= limit, block
