@@ -24,7 +24,7 @@ from shapewright.accuracy.training import FORMAT, PublishedRun, read_runs
 from shapewright.errors import ShapewrightError
 from shapewright.fit.logs import Array, error_summary, fit_logs
 from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, OVERLAP_SHARE, TUNED, UNNAMED, Software, load_software
-from shapewright.predict import predict
+from shapewright.predict import Prediction, borrowed_fraction, predict
 
 TABLE = "published_training_throughput.csv"
 SOURCE = "published training throughput, named per row"
@@ -164,16 +164,19 @@ def apply(software: Software, values: dict[str, float]) -> Software:
     return replace(software, **plain, attention_factor={**software.attention_factor, **attention})
 
 
+def predict_step(software: Software, run: PublishedRun) -> Prediction:
+    """A step, as a generation runs it."""
+    return predict(run.config, device=run.device, workload=run.workload, layout=run.layout, software=software)
+
+
 def predict_steps(software: Software, runs: Sequence[PublishedRun]) -> Array:
     """Time of each step. [s]"""
-    return np.array(
-        [
-            predict(
-                run.config, device=run.device, workload=run.workload, layout=run.layout, software=software
-            ).step_time_s
-            for run in runs
-        ]
-    )
+    return np.array([predict_step(software, run).step_time_s for run in runs])
+
+
+def mean_borrowed_fraction(software: Software, runs: Sequence[PublishedRun]) -> float:
+    """Share of the steps' time that other devices' records price, which the residuals have in them."""
+    return float(np.mean([borrowed_fraction(predict_step(software, run).operations) for run in runs]))
 
 
 def fit(generation: Generation, runs: Sequence[PublishedRun]) -> dict[str, float]:
@@ -278,6 +281,7 @@ def make_record(
         "interval": {
             "low": min(ends[0], 1.0),
             "high": max(ends[1], 1.0),
+            "borrowed_fraction": mean_borrowed_fraction(final, runs),
         },
         "provenance": {
             "source": SOURCE,

@@ -32,6 +32,8 @@ from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shapewright.config import ParameterCounts, TransformerConfig
     from shapewright.hardware import Device
     from shapewright.memory import MemoryEstimate
@@ -215,21 +217,29 @@ def _widen_by_software(
 ) -> tuple[float, float]:
     """Ends of the step's interval, with what training software makes of the kernels.
 
-    A known generation has residuals of whole steps, on devices whose products were measured: what is borrowed adds the
-    spread of operations, by its share of the time. Otherwise spread of operations and of software are taken as
+    A known generation has residuals of whole steps: what is borrowed adds the spread of operations, by its share of the
+    time beyond that of the steps that left the residuals. Otherwise spread of operations and of software are taken as
     independent: logarithmic half-widths add in quadrature.
     """
     if not workload.is_training or times.step_s <= 0.0:
         return times.step_low_s, times.step_high_s
     if software.low is not None and software.high is not None:
-        borrowed_s = sum(entry.total_time_s for entry in priced if entry.price.calibration.startswith(UNCALIBRATED))
-        share = min(borrowed_s / sum(entry.total_time_s for entry in priced), 1.0)
+        share = max(borrowed_fraction(priced) - software.borrowed_fraction, 0.0)
         below = hypot(log(software.low), share * log(max(times.step_low_s, 1e-3 * times.step_s) / times.step_s))
         above = hypot(log(software.high), share * log(times.step_high_s / times.step_s))
         return times.step_s * exp(-below), times.step_s * exp(above)
     below = hypot(log(times.step_s / max(times.step_low_s, 1e-3 * times.step_s)), log(_TRAINING_SOFTWARE_LOW))
     above = hypot(log(times.step_high_s / times.step_s), log(_TRAINING_SOFTWARE_HIGH))
     return times.step_s * exp(-below), times.step_s * exp(above)
+
+
+def borrowed_fraction(priced: Iterable[PricedOperation]) -> float:
+    """Share of a step's time that other devices' records price."""
+    total_s = borrowed_s = 0.0
+    for entry in priced:
+        total_s += entry.total_time_s
+        borrowed_s += entry.total_time_s if entry.price.calibration.startswith(UNCALIBRATED) else 0.0
+    return min(borrowed_s / total_s, 1.0) if total_s > 0.0 else 0.0
 
 
 def _count_flops(

@@ -186,6 +186,17 @@ def test_borrowed_records_widen_a_known_generation() -> None:
     assert borrowed.step_time_high_s / borrowed.step_time_s > 1.05 * own.step_time_high_s / own.step_time_s
 
 
+def test_what_residuals_have_in_them_widens_nothing() -> None:
+    """Where the steps behind an interval were borrowed as much, borrowing adds nothing to it."""
+    residuals = Software(low=0.9, high=1.1, borrowed_fraction=1.0)
+    question = ask("llama-3-8b", "gb200", workload={"micro_batch_size": 1, "seq_len": 4096})
+    found, wider = of(question, residuals), of(question, replace(residuals, borrowed_fraction=0.0))
+
+    assert found.step_time_high_s == pytest.approx(1.1 * found.step_time_s)
+    assert found.step_time_low_s == pytest.approx(0.9 * found.step_time_s)
+    assert wider.step_time_high_s > found.step_time_high_s
+
+
 @pytest.mark.parametrize("name", [name for name in software_names() if name != TUNED])
 def test_records_say_what_they_are_made_of(name: str) -> None:
     """Each generation predicts, brackets its step, and names source, split, and errors on rows left out."""

@@ -75,6 +75,7 @@ class Software:
             are no whole number of 16 bytes run; 0 where they run on tensor cores.
         low: 5 % of measured / predicted steps that no fit saw; None for the interval of the operations.
         high: 95 % of the same.
+        borrowed_fraction: Share of the time of those steps that other devices' records priced.
         record: Id of its record; empty for ``tuned``.
         provenance: Source, rows, split and errors of the record.
     """
@@ -91,6 +92,7 @@ class Software:
     unaligned_heads_fraction: float = 0.0
     low: float | None = None
     high: float | None = None
+    borrowed_fraction: float = 0.0
     record: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -220,6 +222,7 @@ def _parse(file_name: str, text: str) -> Software:
             record=raw["id"],
             low=raw["interval"]["low"],
             high=raw["interval"]["high"],
+            borrowed_fraction=raw["interval"]["borrowed_fraction"],
             provenance=raw["provenance"],
             **raw["parameters"],
         )
