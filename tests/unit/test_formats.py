@@ -124,6 +124,17 @@ def test_megatron_arguments_of_a_dense_model() -> None:
     assert said["make_vocab_size_divisible_by"] == "128"
 
 
+def test_megatron_fuses_activations_unless_told() -> None:
+    """Fused SwiGLU is Megatron's default, and memory's; without it the argument that turns it off is written."""
+    config = read_model("llama-3-8b").config
+    fused, plain = (
+        write_format("megatron-args", config, workload=Workload(seq_len=4096, fused_activation=is_fused))
+        for is_fused in (True, False)
+    )
+    assert "swiglu-fusion" not in fused
+    assert "--no-bias-swiglu-fusion" in plain
+
+
 def test_megatron_is_told_the_chunks_of_layers_that_stages_do_not_divide() -> None:
     """61 layers on 16 stages of two chunks: every layer once, no stage above the four that a plan gives it."""
     layout = ParallelLayout(pipeline_parallel=16, virtual_pipeline=2)

@@ -196,6 +196,8 @@ def _batch(workload: Workload, layout: ParallelLayout | None) -> Iterator[str]:
     yield from _PRECISIONS[workload.dtype]
     yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
     yield from _RECOMPUTE[workload.recompute]
+    if not workload.fused_activation:
+        yield "--no-bias-swiglu-fusion"
 
 
 def _offload(layout: ParallelLayout | None) -> list[str]:
