@@ -35,7 +35,7 @@ Examples:
   shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
   shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
-  shapewright search gpt2 --device l40s --dtype bf16 --vary vocab --seq-len 256 --verify 1 --verify-budget 5
+  shapewright search gpt2 --device l40s --dtype bf16 --vary vocab --seq-len 256 --verify 1 --verify-budget 2
   shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
   shapewright search llama-3-8b --device h100-sxm-80gb --tp 2 --dp 32 --global-batch 512 --vary layout,micro_batch
 """
