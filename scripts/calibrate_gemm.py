@@ -22,7 +22,7 @@ from gemm_paper_fit import NARROW_CASES, SPANS_OF_BLOCKS, fit_paper_device, fit_
 from gemm_rows import PAPER, PRODUCTS, SOURCES, Source, layer_rows, paper_rows
 from scipy.optimize import least_squares
 
-from shapewright.accuracy.paper_gemm import PAPER_LIBRARY, PRODUCTS_ALONE
+from shapewright.accuracy.paper_gemm import PAPER_SECTION, PRODUCTS_ALONE
 from shapewright.accuracy.paper_layers import BATCHES
 from shapewright.fit.gemm import (
     FIT_ROWS,
@@ -171,7 +171,7 @@ def refit_alignment(folder: Path) -> None:
         record["provenance"]["sections"]["bf16"]["alignment"] = taught.report
         print(name, json.dumps(taught.report), flush=True)
         for place, content in older_library(section, taught).items():
-            record[place]["libraries"][PAPER_LIBRARY] = content
+            record[place]["libraries"][PAPER_SECTION] = content
         save_record("gemm", name, round_section(_with_table(record, taught.factors, taught.batched)))
     for path in sorted((RECORDS / "gemm").glob("*.json")):
         record = read_record("gemm", path.stem)
@@ -319,7 +319,7 @@ def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
         own_batches = {"batched": taught.batched}
         section |= {"alignment_factor": factors, **own_batches}
         older = older_library(section, taught)
-        libraries[PAPER_LIBRARY] = (older["parameters"]["bf16"], older["interval"]["bf16"])
+        libraries[PAPER_SECTION] = (older["parameters"]["bf16"], older["interval"]["bf16"])
     else:
         report["alignment"] = {"borrowed_from": borrowed}
     for library in sorted(set(train.library)):

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 FORMAT = Format(numbers={"batch": 1, "m": 1, "n": 1, "k": 1}, labels=("gpu", "sweep"), positive=("tflops",))
 PAPER_DTYPE = "fp16"
 PAPER_LIBRARY = "pytorch 1.13-2.0"
-PRODUCTS_ALONE = f"{PAPER_LIBRARY}, products alone"
+PAPER_SECTION = "arXiv 2401.14489"
+"""Section of a record for the paper's rows; no name of a library, so that a later version of one does not take it."""
+PRODUCTS_ALONE = f"{PAPER_SECTION}, products alone"
 """Section of a record for products that were timed alone, where blocks of the same products took another time."""
 
 
@@ -50,7 +52,7 @@ def paper_library(record: CalibrationRecord, *nearest: str) -> str:
     Two logs of one device differ where its library switched kernels; nothing that they hold says why.
     """
     known = record.parameters["libraries"]
-    return next((name for name in (*nearest, PAPER_LIBRARY) if name in known), "")
+    return next((name for name in (*nearest, PAPER_SECTION) if name in known), "")
 
 
 def noted_overhead_s(table: str, device: Device, context: Context) -> float:
