@@ -208,6 +208,8 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     model, source = rows.labels["model"][row], rows.labels["source"][row]
     if "(SFT)" in source:
         raise _UnusableRowError("fine-tuning on packed sequences")
+    if source.startswith(_PTD_P) and "ZeRO-3" in rows.labels["fsdp_zero"][row]:
+        raise _UnusableRowError("ZeRO-3 of 2021, whose communication took a multiple of what its links allow")
     found: Counter[str] = Counter()
     numbers = fill_gaps({name: float(column[row]) for name, column in rows.numbers.items()}, model, source, found)
 
@@ -243,8 +245,6 @@ def _read_run(rows: Columns, row: int, device: Device, assumed: Counter[str]) ->
     if np.isnan(fused):
         fused = float(device.architecture not in _UNFUSED_ARCHITECTURES)
         assumed["do not state their attention: fused where the device has it"] += 1
-    if source.startswith(_PTD_P) and "ZeRO-3" in rows.labels["fsdp_zero"][row]:
-        raise _UnusableRowError("ZeRO-3 of 2021, whose communication took a multiple of what its links allow")
     checkpointing = rows.labels["activation_checkpointing"][row]
     if checkpointing not in _RECOMPUTE:
         raise _UnusableRowError(f"activation checkpointing {checkpointing!r} is not modelled")
