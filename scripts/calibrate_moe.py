@@ -18,15 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from calibration import DEVICES, SAME_CHIP, SOURCE, argument_parser, read_record, write_record
+from expert_form import Form
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from shapewright.accuracy.moe import block_of
-from shapewright.fit.gemm import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section, transform, untransform
+from shapewright.fit.gemm import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, interval_of
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import load_record
-from shapewright.perf.expert_kernels import expert_kernel_family
+from shapewright.perf.expert_tiles import TUNED, TileRule, read_rule, tuned_shapes
 from shapewright.perf.pointwise import price_pointwise
 
 Array = NDArray[np.float64]
@@ -36,85 +37,12 @@ FEWEST_LAYOUTS = 3
 FIT_ROWS = 1500
 FIT_SCALE = 0.15
 MOST_EVALUATIONS = 30
-# 1 adds arithmetic and traffic up; above 32 the joined time is their maximum to within 2 %.
-LARGEST_OVERLAP_POWER = 32.0
-# No last-level cache is further ahead of its memory; above, the fit only knows that a cached block costs its start.
-LARGEST_CACHE_SPEEDUP = 16.0
-
-# Tiles that grouped kernels come in. Source: the search spaces of vllm's and sglang's tuning scripts for fused_moe
-# (16 to 256 rows, 32 to 256 columns) and the tile names of FlashInfer's CUTLASS and TensorRT-LLM kernels.
-TILE_ROWS = {"blackwell": (8, 16, 32, 64, 128, 256)}
-COMMON_TILE_ROWS = (16, 32, 64, 128)
-TILE_COLUMNS = (64, 128, 256)
-NARROW = ("fp8", "fp4")
+# Share of tuned rows below which the menu of tuned shapes is fitted to all rows too, and their weight then.
+FEW_TUNED, LEANING = 0.1, 0.3
 # Whose kernels stand for an unnamed library: today's vllm.
 DEFAULT_LIBRARY = "vllm"
 
 DTYPES = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4"}
-
-
-class Form:
-    """Free parameters of one fit: name, start, transform."""
-
-    SCALARS = (
-        ("start_s", 1e-5, "log"),
-        ("bandwidth_fraction", 0.85, "logit"),
-        ("feed_ratio", 3.0, "log"),
-        ("overlap_power", 4.0, "log"),
-        ("wave_give_back", 0.3, "logit"),
-        ("power_drop_fraction", 0.12, "logit"),
-        ("power_half_flops", 1e12, "log"),
-        ("fill_k", 200.0, "log"),
-        ("write_ratio", 1.0, "log"),
-        ("idle_row_share", 0.7, "log"),
-    )
-    # What the first expert takes of the start, and how many more take half of the rest.
-    GROWTH = (("first_share", 0.5, "logit"), ("half_count", 8.0, "log"))
-    HOT = (("hot_cache_speedup", 3.0, "log"), ("hot_cache_share", 0.3, "log"))
-    CAST = (("cast_bytes_per_element", 4.0, "log"), ("cast_row_s", 1e-9, "log"))
-    # Rates of a tile: one of its rows times one of its columns.
-    ROW_STARTS = (("8", 0.2), ("16", 0.3), ("32", 0.45), ("64", 0.6), ("128", 0.7), ("256", 0.75))
-    COLUMN_STARTS = (("64", 0.7), ("128", 0.9))
-
-    def __init__(self, architecture: str, dtype: str, kernel: str) -> None:
-        # CUTLASS sets each expert up as a problem of its own.
-        self.start_grows = expert_kernel_family(kernel) == "cutlass"
-        self.rows = TILE_ROWS.get(architecture, COMMON_TILE_ROWS)
-        self.entries = [(f"rows:{rows}", start, "logit") for rows, start in self.ROW_STARTS if int(rows) in self.rows]
-        self.entries += [(f"columns:{columns}", start, "logit") for columns, start in self.COLUMN_STARTS]
-        self.entries += self.SCALARS
-        self.entries += self.GROWTH if self.start_grows else ()
-        self.entries += self.HOT
-        self.entries += self.CAST if dtype in NARROW else ()
-
-    def start(self) -> Array:
-        """Starting point, which is also the prior."""
-        return transform(self.entries)
-
-    def section(self, x: Array, factors: dict[str, Any]) -> dict[str, Any]:
-        """The record's section of a vector of the fit."""
-        v = untransform(x, self.entries)
-        return {
-            "tiles": [
-                {"m": m, "n": n, "rate": v[f"rows:{m}"] * v.get(f"columns:{n}", 1.0), "fill_k": v["fill_k"]}
-                for m in self.rows
-                for n in TILE_COLUMNS
-            ],
-            "splits": [1],
-            **{name: v[name] for name, _, _ in self.SCALARS if name not in ("fill_k", "overlap_power")},
-            "split_start_s": 0.0,
-            "overlap_power": min(max(v["overlap_power"], 1.0), LARGEST_OVERLAP_POWER),
-            "k_step": 32,
-            "hot_cache_speedup": min(v["hot_cache_speedup"], LARGEST_CACHE_SPEEDUP),
-            "hot_cache_share": v["hot_cache_share"],
-            "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
-            "cast_row_s": v.get("cast_row_s", 0.0),
-            "alignment_factor": factors,
-            **({"start_growth": self._growth(v)} if self.start_grows else {}),
-        }
-
-    def _growth(self, v: dict[str, float]) -> dict[str, Any]:
-        return {**{name: v[name] for name, _, _ in self.GROWTH}, "counts_groups": True}
 
 
 class Rows(NamedTuple):
@@ -124,6 +52,7 @@ class Rows(NamedTuple):
         products: m, n, k, batch of gate_up and of down.
         pointwise_s: Listed pointwise operations of the rows that are this device's own. [s]
         idle_s: Clearing and reading the rows of other devices' experts at full bandwidth. [s]
+        step: Which of a rule's kernels runs each (perf.expert_tiles).
         measured: Time of the block. [s]
         fold: Fold of the layout.
     """
@@ -131,15 +60,14 @@ class Rows(NamedTuple):
     products: tuple[pd.DataFrame, pd.DataFrame]
     pointwise_s: Array
     idle_s: Array
+    step: NDArray[np.intp]
     measured: Array
     fold: NDArray[np.int64]
 
     def take(self, index: Any) -> Rows:
         """Rows of an index or of a mask."""
         first, second = (product.loc[index].reset_index(drop=True) for product in self.products)
-        return Rows(
-            (first, second), self.pointwise_s[index], self.idle_s[index], self.measured[index], self.fold[index]
-        )
+        return Rows((first, second), *(column[index] for column in self[1:]))
 
 
 def read_table(folder: Path) -> pd.DataFrame:
@@ -149,7 +77,7 @@ def read_table(folder: Path) -> pd.DataFrame:
     return table.merge(layouts.assign(fold=layouts.index % NUM_FOLDS), on=LAYOUT)
 
 
-def read_rows(table: pd.DataFrame, device: Device, dtype: str) -> Rows:
+def read_rows(table: pd.DataFrame, device: Device, dtype: str, rule: TileRule | None) -> Rows:
     """Lower measured blocks to products and pointwise times, as judging does."""
     sizes = {name: table[name].to_numpy(float) for name in (*LAYOUT, "num_tokens", "moe_tp_size", "moe_ep_size")}
     block = block_of(sizes, table.distribution.to_numpy(str), dtype, str(table.library.iloc[0]))
@@ -164,12 +92,23 @@ def read_rows(table: pd.DataFrame, device: Device, dtype: str) -> Rows:
         pd.DataFrame({"m": p.m / np.minimum(p.groups, p.m), "n": p.n, "k": p.k, "batch": np.minimum(p.groups, p.m)})
         for p in block.products
     )
-    return Rows(products, own, idle, table.latency_s.to_numpy(), table.fold.to_numpy())
+    step = np.full(len(table), TUNED)
+    if rule is not None:
+        first = block.products[0]
+        tuned = tuned_shapes(rule.library, dtype, device.name)
+        step = rule.choose(first.tokens, first.experts, first.inner, tuned)
+    return Rows(products, own, idle, step, table.latency_s.to_numpy(), table.fold.to_numpy())
 
 
-def predict_blocks(rows: Rows, section: dict[str, Any], rates: Any) -> Array:
-    """Time of each block with a section. [s]"""
-    products_s = sum(predict_rows(product, section, rates, "NT") for product in rows.products)
+def predict_blocks(rows: Rows, section: dict[str, Any], rates: Any, *, as_tuned: bool = False) -> Array:
+    """Time of each block with a section, or as if all shapes were tuned. [s]"""
+    products_s = np.empty(len(rows.measured))
+    steps = np.full_like(rows.step, TUNED) if as_tuned else rows.step
+    for step in np.unique(steps):
+        here = steps == step
+        own = section if step == TUNED else {**section, **section["untuned"]["steps"][step]}
+        parts = [product.loc[here] for product in rows.products]
+        products_s[here] = sum(predict_rows(part, own, rates, "NT") for part in parts)
     return np.asarray(products_s + rows.pointwise_s + section["idle_row_share"] * rows.idle_s)
 
 
@@ -178,10 +117,15 @@ def fit(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> Array:
     chosen = np.random.default_rng(0).permutation(len(rows.measured))[:FIT_ROWS]
     sample, prior = rows.take(chosen), form.start()
     target = np.log(sample.measured)
+    # The menu prices training, and shapes that are tuned elsewhere: where few here are, it follows all rows a little.
+    leans = form.rule is not None and np.mean(sample.step == TUNED) < FEW_TUNED
 
     def residuals(x: Array) -> Array:
-        predicted = predict_blocks(sample, form.section(x, factors), rates)
-        return np.concatenate([np.log(predicted) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)])
+        section = form.section(x, factors)
+        parts = [np.log(predict_blocks(sample, section, rates)) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)]
+        if leans:
+            parts.append(LEANING * (np.log(predict_blocks(sample, section, rates, as_tuned=True)) - target))
+        return np.concatenate(parts)
 
     found: Array = least_squares(
         residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=MOST_EVALUATIONS, diff_step=1e-3
@@ -242,8 +186,9 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
         if len(blocks[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS or not is_asked:
             continue
         dtype = DTYPES[word]
-        form = Form(device.architecture, dtype, kernel)
-        fitted = fit_kernel(read_rows(blocks, device, dtype), form, device_rates(device, dtype, hot=True), factors)
+        form = Form(device.architecture, dtype, library, kernel)
+        rows = read_rows(blocks, device, dtype, read_rule(form.section(form.start(), factors)))
+        fitted = fit_kernel(rows, form, device_rates(device, dtype, hot=True), factors)
         key = f"{library}/{kernel}"
         parameters["libraries"].setdefault(key, {})[dtype] = fitted.section
         intervals["libraries"].setdefault(key, {})[dtype] = fitted.interval

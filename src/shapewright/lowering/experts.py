@@ -31,10 +31,15 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     # Between devices of the expert axis, each device of the tensor axis sends the tokens that are its own.
     own_rows = shard.num_residual_tokens * config.num_experts_per_token
     spreads = layout.expert_parallel > 1
-    local_experts = config.num_experts // layout.expert_parallel
+    local_experts = own_experts = config.num_experts // layout.expert_parallel
     if not shard.workload.is_training:
-        local_experts = _count_reached(local_experts, config, tokens * layout.expert_parallel)
+        local_experts = _count_reached(own_experts, config, tokens * layout.expert_parallel)
     f = config.moe_intermediate_size // layout.tensor_parallel
+
+    # What serving libraries choose tiles by; training stacks choose otherwise.
+    choice = {} if shard.workload.is_training else {"experts": own_experts, "inner": f}
+    if choice:
+        choice["tokens"] = _count_received(config, tokens, layout.expert_parallel)
 
     operations: list[Operation] = []
     if not spreads:
@@ -62,6 +67,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
             groups=local_experts,
             weight_dtype=shard.weight_dtype,
             is_training=shard.workload.is_training,
+            **choice,
         )
 
     # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.
@@ -95,6 +101,15 @@ def _count_reached(local_experts: int, config: TransformerConfig, tokens: int) -
     """
     missed = (1.0 - min(config.num_experts_per_token / config.num_experts, 1.0)) ** tokens
     return min(max(round(local_experts * (1.0 - missed)), 1), local_experts)
+
+
+def _count_received(config: TransformerConfig, tokens: int, num_devices: int) -> int:
+    """Tokens that reach a device of the expert axis, each counted once however many of its experts it meets.
+
+    N T (1 - (1 - 1/N)^k_e) of the T tokens of each of N devices.
+    """
+    met = 1.0 - (1.0 - 1.0 / num_devices) ** config.num_experts_per_token
+    return max(round(num_devices * tokens * met), 1)
 
 
 def _choose(shard: Shard, repeats: int, tokens: int) -> Pointwise:

@@ -84,6 +84,9 @@ class GroupedGemm(OperationBase):
         layout: How A and B lie in memory, as for Gemm.
         weight_dtype: Element format of B in memory, as for Gemm.
         is_training: Whether a training stack runs it, which has grouped kernels of its own, and not a serving library.
+        tokens: Tokens that reach the device, by which serving libraries choose tiles; None where none does.
+        experts: Experts of the device, with and without rows; None likewise.
+        inner: Width between the two products of an expert; None likewise. [element]
     """
 
     m: Count
@@ -93,6 +96,9 @@ class GroupedGemm(OperationBase):
     layout: str = "NT"
     weight_dtype: str | None = None
     is_training: bool = False
+    tokens: Count | None = None
+    experts: Count | None = None
+    inner: Count | None = None
 
     kind = "grouped_gemm"
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.errors import CalibrationError
-from shapewright.perf.residual import FADE_DOUBLINGS
+from shapewright.perf.residual import FADE_DOUBLINGS, ResidualTable, interpolate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,22 +34,18 @@ LOG_STEP = 0.03
 AXES = ("num_kv_heads", "group", "batch_size", "kv_len")
 # Calls corrected together: sixteen corners of this many float64 stay in the second cache.
 _ROWS_PER_BLOCK = 4096
-_CORNERS = np.array([[corner >> axis & 1 for axis in range(4)] for corner in range(16)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AttentionResidual:
-    """Correction of one kernel in one phase.
+class AttentionResidual(ResidualTable):
+    """Correction of one kernel in one phase, over key-value heads, heads per key-value head, sequences and keys.
 
     Attributes:
-        knots_log2: Rising log2 of key-value heads, heads per key-value head, sequences and keys.
-        windows: Windows that were measured, ascending; 0 for none. [element]
-        log_steps: ln(measured / physics) in units of LOG_STEP; shape [windows, *knots].
+        windows: Windows that were measured, ascending, a layer of the table each; 0 for none. [element]
     """
 
-    knots_log2: tuple[Array, Array, Array, Array]
     windows: tuple[int, ...]
-    log_steps: NDArray[np.int8]
+    log_step: float = LOG_STEP
 
 
 def log_correction(
@@ -140,16 +136,9 @@ def _place_of_window(table: AttentionResidual, window: float, kv_len: float) -> 
 def _look_up(
     table: AttentionResidual, places: list[Array], window: NDArray[np.intp], away: Array
 ) -> tuple[Array, Array]:
-    index, weight = window[:, None], np.ones((len(window), 1))
-    for place, knots, length, step in zip(places, table.knots_log2, table.log_steps.shape[1:], _CORNERS.T, strict=True):
-        away = away + np.maximum(knots[0] - place, 0.0) + np.maximum(place - knots[-1], 0.0)
-        lower = np.clip(np.searchsorted(knots, place, side="right") - 1, 0, length - 2)
-        share = np.clip((place - knots[lower]) / (knots[lower + 1] - knots[lower]), 0.0, 1.0)[:, None]
-        index = index * length + lower[:, None] + step
-        weight = weight * np.where(step, share, 1.0 - share)
-    total = (table.log_steps.reshape(-1)[index] * weight).sum(axis=1)
-    fade = np.maximum(1.0 - away / FADE_DOUBLINGS, 0.0)
-    return fade * total * LOG_STEP, fade
+    logs, beyond = interpolate(table, np.stack(places), window)
+    fade = np.maximum(1.0 - (away + beyond) / FADE_DOUBLINGS, 0.0)
+    return fade * logs, fade
 
 
 @cache

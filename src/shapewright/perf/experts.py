@@ -25,14 +25,20 @@ import numpy as np
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches, training_record
-from shapewright.perf.gemm import estimate_gemm_s, price_gemm, price_gemms
-from shapewright.perf.gemm_job import DTYPE_KIN
+from shapewright.perf.expert_tiles import tuned_shapes
+from shapewright.perf.gemm import estimate_products_s, flatten, price_flat, price_products, stack
+from shapewright.perf.gemm_job import DTYPE_KIN, make_gemm_job
+from shapewright.perf.price import GemmPrice, split_rows
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shapewright.hardware import Device
     from shapewright.operations import GroupedGemm
     from shapewright.perf.calibration import CalibrationRecord
-    from shapewright.perf.price import GemmPrice
+    from shapewright.perf.expert_tiles import TileRule
+    from shapewright.perf.gemm_block import Products
+    from shapewright.perf.gemm_job import GemmJob
 
 
 def price_grouped_gemm(
@@ -61,7 +67,8 @@ def price_grouped_gemm(
         CalibrationError: the record is malformed.
     """
     record = training_record(record, operation.dtype) if operation.is_training else record
-    return price_gemm(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
+    return price_products(*_choose_tiles(operation, job), job)
 
 
 def estimate_grouped_gemm_s(
@@ -77,22 +84,43 @@ def estimate_grouped_gemm_s(
     It is the time_s of price_grouped_gemm, from the same arguments.
     """
     record = training_record(record, operation.dtype) if operation.is_training else record
-    return estimate_gemm_s(split_evenly(operation), device, record, hot_cache=hot_cache, library=library)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
+    return estimate_products_s(*_choose_tiles(operation, job), job)
 
 
 def price_grouped_gemms(
     operations: Sequence[GroupedGemm], device: Device, record: CalibrationRecord
 ) -> list[GemmPrice]:
     """Price many scalar grouped products at once, in their order."""
-    groups: dict[tuple[bool, str], list[int]] = {}
-    for index, operation in enumerate(operations):
-        groups.setdefault((operation.is_training, operation.dtype), []).append(index)
+    groups: dict[tuple[bool, str, str | None, bool], list[int]] = {}
+    for index, one in enumerate(operations):
+        groups.setdefault((one.is_training, one.dtype, one.weight_dtype, one.tokens is None), []).append(index)
     prices: dict[int, GemmPrice] = {}
-    for (is_training, dtype), own in groups.items():
+    for (is_training, dtype, weight_dtype, is_open), own in groups.items():
         own_record = training_record(record, dtype) if is_training else record
-        found = price_gemms([split_evenly(operations[index]) for index in own], device, own_record)
-        prices.update(zip(own, found, strict=True))
+        job = make_gemm_job(dtype, weight_dtype, device, own_record, False, "")
+        products = stack([split_evenly(operations[index]) for index in own])
+        rule = job.section and job.section.rule
+        if rule and not is_training and not is_open:
+            counts = np.array([(one.tokens, one.experts, one.inner) for one in map(operations.__getitem__, own)], float)
+            products = products._replace(step=_choose_steps(rule, job, *counts.T))
+        prices.update(zip(own, split_rows(GemmPrice, price_flat(products, job), job.label), strict=True))
     return [prices[index] for index in range(len(operations))]
+
+
+def _choose_tiles(operation: GroupedGemm, job: GemmJob) -> tuple[tuple[int, ...], Products]:
+    """Shape of the dims, and the products of an even split with the tile that their library takes."""
+    shape, products = flatten(split_evenly(operation))
+    rule = job.section and job.section.rule
+    if not rule or operation.is_training or operation.tokens is None:
+        return shape, products
+    step = _choose_steps(rule, job, operation.tokens, operation.experts, operation.inner)
+    return shape, products._replace(step=np.broadcast_to(step, shape).reshape(-1))
+
+
+def _choose_steps(rule: TileRule, job: GemmJob, tokens: Any, experts: Any, inner: Any) -> NDArray[np.intp]:
+    """Which kernel of the rule runs each layer on the device."""
+    return rule.choose(tokens, experts, inner, tuned_shapes(rule.library, job.dtype, job.device.name))
 
 
 def split_evenly(operation: GroupedGemm) -> Gemm:

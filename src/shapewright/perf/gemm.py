@@ -13,6 +13,7 @@ import numpy as np
 
 from shapewright.operations.gemm import Gemm
 from shapewright.perf.alignment import contiguous_letters
+from shapewright.perf.expert_tiles import TUNED
 from shapewright.perf.fastest import has_compiler
 from shapewright.perf.gemm_block import Products, estimate_block_s, price_block
 from shapewright.perf.gemm_job import GemmJob, Section, make_gemm_job
@@ -57,9 +58,13 @@ def price_gemm(
     Raises:
         UnknownRateError: the device has no rate for the dtype.
     """
-    shape, products = _flatten(operation)
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    columns = _price_flat(products, job)
+    return price_products(*flatten(operation), job)
+
+
+def price_products(shape: tuple[int, ...], products: Products, job: GemmJob) -> GemmPrice:
+    """Price products that stood in arrays of a shape."""
+    columns = price_flat(products, job)
     if shape == ():
         return split_rows(GemmPrice, columns, job.label)[0]
     values: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
@@ -74,8 +79,12 @@ def estimate_gemm_s(
     It is the time_s of price_gemm, to perf.fastest.AGREEMENT, from the same arguments. Where Numba is installed, many
     shapes run through it, in as many threads as OMP_NUM_THREADS allows.
     """
-    shape, products = _flatten(operation)
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
+    return estimate_products_s(*flatten(operation), job)
+
+
+def estimate_products_s(shape: tuple[int, ...], products: Products, job: GemmJob) -> Any:
+    """Time of products that stood in arrays of a shape, as estimate_gemm_s gives it. [s]"""
     num_shapes = len(products.m)
     compiled = num_shapes >= COMPILED_FROM_SHAPES and has_compiler()
     rows_per_block = ROWS_PER_COMPILED_BLOCK if compiled else ROWS_PER_BLOCK
@@ -99,17 +108,20 @@ def price_gemms(
         groups.setdefault((operation.dtype, operation.weight_dtype), []).append(index)
     prices: list[GemmPrice | None] = [None] * len(operations)
     for (dtype, weight_dtype), indices in groups.items():
-        own = [operations[index] for index in indices]
-        m, n, k, batch = np.array([(one.m, one.n, one.k, one.batch) for one in own], dtype=float).T.copy()
-        letters = contiguous_letters([one.layout for one in own])
         job = make_gemm_job(dtype, weight_dtype, device, record, False, library)
-        columns = _price_flat(Products(m, n, k, batch, letters), job)
+        columns = price_flat(stack([operations[index] for index in indices]), job)
         for index, price in zip(indices, split_rows(GemmPrice, columns, job.label), strict=True):
             prices[index] = price
     return [price for price in prices if price is not None]
 
 
-def _flatten(operation: Gemm) -> tuple[tuple[int, ...], Products]:
+def stack(operations: Sequence[Gemm]) -> Products:
+    """Scalar products in one row."""
+    sizes = np.array([(one.m, one.n, one.k, one.batch) for one in operations], dtype=float)
+    return Products(*sizes.T.copy(), contiguous_letters([one.layout for one in operations]))
+
+
+def flatten(operation: Gemm) -> tuple[tuple[int, ...], Products]:
     """Shape of the dims, and the products in one row."""
     dims = (operation.m, operation.n, operation.k, operation.batch)
     m, n, k, batch = np.broadcast_arrays(*(np.asarray(dim, dtype=float) for dim in dims))
@@ -119,7 +131,7 @@ def _flatten(operation: Gemm) -> tuple[tuple[int, ...], Products]:
 
 def _floor_s(products: Products, job: GemmJob) -> Array:
     """Roofline of each product, from arithmetic alone where its operands need not come from memory. [s]"""
-    m, n, k, batch, _ = products
+    m, n, k, batch = products[:4]
     flops_s = 2.0 * m * n * k * batch / job.device.peak_flops_per_s(job.dtype)
     if job.is_hot:
         return flops_s
@@ -153,7 +165,7 @@ def _estimate_s(products: Products, job: GemmJob, compiled: bool) -> Array:
     return time_s
 
 
-def _price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
+def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
     """Price products block by block; fields of GemmPrice by name."""
     floor_s = _floor_s(products, job)
     if job.section is None or job.rates is None:
@@ -192,7 +204,9 @@ def _price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
 def _by_menu(
     work: Callable[[Products, GemmParameters], dict[str, Array]], products: Products, section: Section
 ) -> dict[str, Array]:
-    """Columns of a block; those of batches with the kernels that the section has for them."""
+    """Columns of a block; those of batches, and of default tiles, with the kernels that the section has for them."""
+    if section.rule is not None and products.step is not None:
+        return _by_step(work, products, section)
     if section.batched is None or not (is_batch := products.batch > 1.0).any():
         return work(products, section.parameters)
     if is_batch.all():
@@ -205,13 +219,30 @@ def _by_menu(
     return columns
 
 
+def _by_step(
+    work: Callable[[Products, GemmParameters], dict[str, Array]], products: Products, section: Section
+) -> dict[str, Array]:
+    """Columns of a block of expert layers, each with the kernel that its library takes."""
+    assert section.rule is not None
+    assert products.step is not None
+    columns: dict[str, Array] = {}
+    for step in np.unique(products.step):
+        kernels = section.parameters if step == TUNED else section.rule.steps[step]
+        here = products.step == step
+        if here.all():
+            return work(products, kernels)
+        for name, own in work(products.rows(here), kernels).items():
+            columns.setdefault(name, np.empty(len(here)))[here] = own
+    return columns
+
+
 def _join_blocks(blocks: Sequence[dict[str, Array]]) -> dict[str, Array]:
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> dict[str, Array]:
     """Bound for a device whose tiles are not modelled; the label says that it is one."""
-    m, n, k, batch, _ = products
+    m, n, k, batch = products[:4]
     one, zero = np.ones_like(floor_s), np.zeros_like(floor_s)
     num_bytes = (m * k + job.stored_share * k * n + m * n) * batch * (job.bits / 8)
     unknown = ("start_s", "tile_m", "tile_n", "num_tiles", "num_waves", "alignment_bytes")

@@ -29,6 +29,7 @@ class Products(NamedTuple):
         k: Contraction. [element]
         batch: Equal products in one launch.
         letters: See perf.alignment.contiguous_letters.
+        step: Which of a library's kernels runs each expert layer (perf.expert_tiles); None where that is left open.
     """
 
     m: Array
@@ -36,11 +37,13 @@ class Products(NamedTuple):
     k: Array
     batch: Array
     letters: Letters
+    step: NDArray[np.intp] | None = None
 
     def rows(self, part: slice | NDArray[np.bool_]) -> Products:
         """Some of them."""
         letters = {letter: one if isinstance(one, bool) else one[part] for letter, one in self.letters.items()}
-        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters)
+        step = None if self.step is None else self.step[part]
+        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters, step)
 
 
 def estimate_block_s(
@@ -102,7 +105,7 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
 def _batches(
     products: Products, parameters: GemmParameters, rates: DeviceRates, *, aligned: bool = False
 ) -> BatchTimes:
-    return time_batches(*products, round(rates.element_bytes * 8), parameters, rates, aligned=aligned)
+    return time_batches(*products[:5], round(rates.element_bytes * 8), parameters, rates, aligned=aligned)
 
 
 def _batch_columns(
@@ -134,7 +137,7 @@ def _batch_columns(
 
 
 def _alignment(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
-    m, n, k, batch, letters = products
+    m, n, k, batch, letters = products[:5]
     return alignment_factor(m, n, k, letters, round(rates.element_bytes * 8), parameters, batch > 1)
 
 
@@ -147,7 +150,7 @@ def _with_slow_rate(factor: Array, products: Products, parameters: GemmParameter
 
 def _slow_kernels_s(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
     """Floors under the time: narrow sizes without their start, and all slow kernels with it. [s]"""
-    m, n, k, batch, letters = products
+    m, n, k, batch, letters = products[:5]
     cases = parameters.slow_cases
     assert cases is not None
     peak_flops_per_s = rates.flops_per_s_per_sm * rates.num_sms

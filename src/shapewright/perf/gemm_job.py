@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +10,7 @@ from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
+from shapewright.perf.expert_tiles import TileRule, read_rule
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
 from shapewright.perf.intervals import Interval, borrowed_interval, choose_interval, find_group
 from shapewright.perf.kernels import (
@@ -64,6 +65,7 @@ class Section(NamedTuple):
         batched_interval: Of batches, where they were measured.
         residual: What was learned beyond physics.
         residual_interval: Of prices with it.
+        rule: How a serving library chooses tiles of expert layers, where it was measured.
     """
 
     parameters: GemmParameters
@@ -73,6 +75,13 @@ class Section(NamedTuple):
     batched_interval: Interval | None
     residual: ResidualTable | None
     residual_interval: Interval
+    rule: TileRule | None = None
+
+    def carried(self, carry: Callable[[GemmParameters], GemmParameters]) -> Section:
+        """The section with all its kernels changed alike."""
+        rule = self.rule and replace(self.rule, steps=tuple(carry(step) for step in self.rule.steps))
+        batched = self.batched and carry(self.batched)
+        return self._replace(parameters=carry(self.parameters), batched=batched, rule=rule)
 
 
 # Unfolded sections by what chooses them. Records ship with the package: a few dozen at most.
@@ -141,6 +150,7 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         batched_interval=_batched_interval(record, dtype),
         residual=load_residuals(residual["file"]).get(name) if residual else None,
         residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
+        rule=read_rule(part(record.parameters)),
     )
 
 
@@ -218,17 +228,14 @@ def make_gemm_job(
     same = _same_kernels(section.dtype, dtype)
     if record.transfer != "exact" or not same:
         raw = record.parameters["dtypes"]
-        section = section._replace(
-            parameters=adapt_parameters(section.parameters, raw, device, record, dtype),
-            batched=section.batched and adapt_parameters(section.batched, raw, device, record, dtype),
-        )
+        section = section.carried(lambda kernels: adapt_parameters(kernels, raw, device, record, dtype))
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
     if record.transfer != "exact":
         rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)
-        batched = section.batched and _with_hot_cache(section.batched, rates.feed_scale)
-        section = section._replace(parameters=_with_hot_cache(section.parameters, rates.feed_scale), batched=batched)
+        feed_scale = rates.feed_scale
+        section = section.carried(lambda kernels: _with_hot_cache(kernels, feed_scale))
     widening = 1.0
     label = record.label if same else f"{record.label}, fractions of {section.dtype}"
     if weight_dtype:

@@ -1,13 +1,14 @@
-"""What tiles and waves leave over: a learned correction of a GEMM's time, read off a table over log m, log n, log k.
+"""What formulas leave over: a learned correction of a time, read off a table over the logarithms of its sizes.
 
-Legend: u = log2 of a dimension, w a weight in 0..1, r the logarithm of measured over physics.
+Legend: u = log2 of a size, w a weight in 0..1, r the logarithm of measured over physics.
 
-    time = physics * exp(w r(u_m, u_n, u_k))       r: linear between the table's knots
+    time = physics * exp(w r(u_1, u_2, ...))       r: linear between the table's knots
 
 Libraries choose kernels by heuristics that no formula here knows. Their marks on measured times are learned by boosted
 trees (fit.residual) and stored as one number per knot; between knots the correction is interpolated, beyond the table
-it fades. Batches of products, and devices that borrow a record, get none: it was judged not to help there
-(docs/decisions/0003).
+it fades. This file serves single products over m, n and k; perf.attention_residual and perf.expert_residual read their
+tables by it. Batches of products, and devices that borrow another family's record, get none: it was judged not to help
+there (docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -33,8 +34,6 @@ FADE_DOUBLINGS = 2.0
 _ROWS_PER_BLOCK = 4096
 # What one unit of a stored number stands for; a byte then spans factors of 0.28 to 3.6.
 LOG_STEP = 0.01
-# The corners of a cell as steps along m, n and k.
-_CORNERS = np.array([(up_m, up_n, up_k) for up_m in (0, 1) for up_n in (0, 1) for up_k in (0, 1)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,36 +41,52 @@ class ResidualTable:
     """Correction of one section of a record.
 
     Attributes:
-        knots_log2: Rising log2 of m, n and k at the knots.
-        log_steps: ln(measured / physics) in units of LOG_STEP; int8, shape [knots of m, of n, of k].
+        knots_log2: Rising log2 of each size at the knots; m, n and k for products.
+        log_steps: ln(measured / physics) in units of ``log_step``; int8, shape [*knots], or [layers, *knots] where
+            several tables share their knots.
+        log_step: What one unit of a stored number stands for.
     """
 
-    knots_log2: tuple[Array, Array, Array]
+    knots_log2: tuple[Array, ...]
     log_steps: NDArray[np.int8]
+    log_step: float = LOG_STEP
 
 
-def log_correction(table: ResidualTable, m: Array, n: Array, k: Array) -> tuple[Array, Array]:
+def log_correction(table: ResidualTable, *sizes: Array, layer: NDArray[np.intp] | None = None) -> tuple[Array, Array]:
     """Correction of each shape, and how much of it counts.
 
     Args:
         table: The section's table.
-        m: Rows of C, 1-d. [element]
-        n: Columns of C. [element]
-        k: Contraction. [element]
+        *sizes: One 1-d array for each axis of the table; m, n and k for products.
+        layer: Which of the tables that share knots; None where there is one.
 
     Returns:
         w r, to be added to the logarithm of a time, and w, 1 inside the table and 0 far from it.
     """
-    places = np.log2(np.stack([m, n, k]))
-    if len(m) <= _ROWS_PER_BLOCK:
-        return _log_correction(table, places)
-    blocks = [places[:, start : start + _ROWS_PER_BLOCK] for start in range(0, len(m), _ROWS_PER_BLOCK)]
-    logs, weights = zip(*(_log_correction(table, block) for block in blocks), strict=True)
+    places = np.log2(np.stack(sizes))
+    num_shapes = places.shape[1]
+    if num_shapes <= _ROWS_PER_BLOCK:
+        return _log_correction(table, places, layer)
+    parts = [slice(start, start + _ROWS_PER_BLOCK) for start in range(0, num_shapes, _ROWS_PER_BLOCK)]
+    found = [_log_correction(table, places[:, part], None if layer is None else layer[part]) for part in parts]
+    logs, weights = zip(*found, strict=True)
     return np.concatenate(logs), np.concatenate(weights)
 
 
-def _log_correction(table: ResidualTable, places: Array) -> tuple[Array, Array]:
-    """Correction and weight where log2 of m, n and k are ``places``. [3, shapes]"""
+def _log_correction(table: ResidualTable, places: Array, layer: NDArray[np.intp] | None) -> tuple[Array, Array]:
+    logs, beyond = interpolate(table, places, layer)
+    fade = np.maximum(1.0 - beyond / FADE_DOUBLINGS, 0.0)
+    return fade * logs, fade
+
+
+def interpolate(table: ResidualTable, places: Array, layer: NDArray[np.intp] | None = None) -> tuple[Array, Array]:
+    """R at some places, that of the nearest one inside for places outside, and how many doublings outside they lie.
+
+    Args:
+        table: The table.
+        places: log2 of the sizes. [axes, shapes]
+        layer: As of log_correction. [shapes]
+    """
     lower = np.empty(places.shape, dtype=np.int64)
     below, above = np.empty(places.shape), np.empty(places.shape)
     for axis, knots in enumerate(table.knots_log2):
@@ -80,16 +95,23 @@ def _log_correction(table: ResidualTable, places: Array) -> tuple[Array, Array]:
     share = (places - below) / (above - below)
     # Beyond the first and the last knot, where the share leaves 0..1, by how many doublings.
     inside = np.minimum(np.maximum(share, 0.0), 1.0)
-    overshoot = (np.abs(share - inside) * (above - below)).sum(axis=0)
-    # The eight corners of the cell that holds a shape, then one axis after the other.
-    _, num_n, num_k = table.log_steps.shape
-    first = (lower[0] * num_n + lower[1]) * num_k + lower[2]
-    corners = first + (_CORNERS @ np.array([num_n * num_k, num_k, 1]))[:, None]
-    steps = table.log_steps.reshape(-1).take(corners).astype(float).reshape(2, 2, 2, -1)
+    beyond = (np.abs(share - inside) * (above - below)).sum(axis=0)
+    # The corners of the cell that holds a shape, then one axis after the other.
+    first, strides = np.zeros(places.shape[1], dtype=np.int64) if layer is None else layer, []
+    for axis, knots in enumerate(table.knots_log2):
+        first = first * len(knots) + lower[axis]
+        strides = [stride * len(knots) for stride in strides] + [1]
+    corners = first + (_corners(len(strides)) @ np.array(strides))[:, None]
+    steps = table.log_steps.reshape(-1).take(corners).astype(float).reshape(*[2] * len(strides), -1)
     for along in inside:
         steps = steps[0] + (steps[1] - steps[0]) * along
-    fade = np.maximum(1.0 - overshoot / FADE_DOUBLINGS, 0.0)
-    return fade * steps * LOG_STEP, fade
+    return steps * table.log_step, beyond
+
+
+@cache
+def _corners(num_axes: int) -> NDArray[np.int64]:
+    """The corners of a cell as steps along each axis, the first axis slowest."""
+    return np.array([[corner >> axis & 1 for axis in reversed(range(num_axes))] for corner in range(2**num_axes)])
 
 
 @cache

@@ -1,0 +1,99 @@
+"""Which tile a serving library runs an expert layer with: the fastest where somebody tuned the shape, a default else.
+
+vllm's and sglang's triton kernels look a file up by the device, its number of experts and their inner width. Where
+there is one, it holds the fastest tile found for each number of tokens. Where there is none, a rule chooses by the
+number of tokens alone, whatever the rows of an expert: sglang 0.5 and vllm 0.14 take 16 x 32 for no more tokens than
+experts and 64 x 64 from there on, at less than half of the rate of tuned tiles on Hopper; vllm 0.24 has five steps.
+
+A section of a record that was measured with such kernels holds the steps of its library's rule (``untuned``), each with
+a tile, its rate, bandwidth and feed; the menu of the section is that of tuned shapes. ``data/tuned_experts.json`` says
+which shapes are tuned, by library, format and device (docs/decisions/0007-moe.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.errors import CalibrationError
+from shapewright.perf.kernels import GemmParameters, read_parameters
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+TUNED = -1
+"""Place of tuned shapes among a rule's steps."""
+# Above any inner width, so that experts and width make one number.
+_WIDEST = 2.0**24
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TileRule:
+    """How a library chooses where nobody tuned.
+
+    Attributes:
+        library: Library and version, as the list of tuned shapes has it.
+        per_expert: Whether tokens are counted for each expert of the device.
+        up_to: Most tokens of every step but the last, rising.
+        steps: Kernel of each step.
+    """
+
+    library: str
+    per_expert: bool
+    up_to: Array
+    steps: tuple[GemmParameters, ...]
+
+    def choose(self, tokens: Any, experts: Any, inner: Any, tuned: NDArray[np.float64]) -> NDArray[np.intp]:
+        """Step of each layer, TUNED for tuned shapes.
+
+        Args:
+            tokens: Tokens that reach the device. Of one shape with the others, or scalars.
+            experts: Experts of the device.
+            inner: Width between an expert's two products. [element]
+            tuned: See tuned_shapes.
+        """
+        counted = np.asarray(tokens / experts if self.per_expert else tokens, dtype=float)
+        step = np.searchsorted(self.up_to, counted, side="left")
+        return np.where(np.isin(experts * _WIDEST + inner, tuned), TUNED, step)
+
+
+def read_rule(raw: Mapping[str, Any]) -> TileRule | None:
+    """The rule of a section of a record; None where its kernels have none.
+
+    Raises:
+        CalibrationError: a key is missing.
+    """
+    if "untuned" not in raw:
+        return None
+    rule = raw["untuned"]
+    try:
+        steps = tuple(read_parameters({**raw, **step}) for step in rule["steps"])
+        return TileRule(
+            library=rule["library"], per_expert=rule["per_expert"], up_to=np.array(rule["up_to"], float), steps=steps
+        )
+    except (KeyError, TypeError) as error:
+        raise CalibrationError(f"moe calibration lacks {error} in 'untuned'") from error
+
+
+@cache
+def tuned_shapes(library: str, dtype: str, device: str) -> Array:
+    """Shapes that a library has tuned tiles for, as experts * 2^24 + inner width, ascending.
+
+    Raises:
+        CalibrationError: the list is malformed.
+    """
+    path = resources.files("shapewright.perf") / "data" / "tuned_experts.json"
+    try:
+        lists = json.loads(path.read_text(encoding="utf-8"))["libraries"]
+        shapes = lists.get(library, {}).get("bf16" if dtype == "fp16" else dtype, {}).get(device, [])
+        return np.array([experts * _WIDEST + inner for experts, inner in shapes])
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise CalibrationError(f"the list of tuned experts cannot be read: {error}") from error
