@@ -277,7 +277,9 @@ def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     rows["path"] = [paths[key] for key in rows[names].itertuples(index=False, name=None)]
     # Intervals are chosen by the time of a product, of which a block has two.
     rows["regime_s"] = rows.predicted / 2.0
-    groups, report = own_groups(rows[rows.path != ""], "table")
+    learned = [path for path in set(rows.path) if path.endswith(", learned")]
+    rows["regime"] = rows.table + rows.path.isin(learned).astype(str)
+    groups, report = own_groups(rows[rows.path != ""], "regime", {path: learned_expert_form(path) for path in learned})
     for device in rows.device.unique():
         groups |= default_groups(load_record("moe", load_device(device)), groups)
 
@@ -318,16 +320,31 @@ def expert_path(device: str, dtype: str, library: str, kernel: str) -> str:
     record = load_record("moe", load_device(device))
     name, known = get_dtype(dtype).name, record.parameters["libraries"]
     key = f"{library}/{kernel}"
-    return f"own/{record.id}/{name} of {key}" if name in known.get(key, {}) else ""
+    if name not in known.get(key, {}):
+        return ""
+    section = f"{name} of {key}"
+    learned = ", learned" if record.residual and section in record.residual["tables"] else ""
+    return f"own/{record.id}/{section}{learned}"
+
+
+def learned_expert_form(path: str) -> Interval:
+    """Interval of a table of experts, from layouts that its trees did not see, by the path of its group."""
+    _, _, device, _, section = path.removesuffix(", learned").split("/", 4)
+    residual = load_record("moe", load_device(device)).residual
+    assert residual is not None
+    dtype, _, library = section.partition(" of ")
+    found: Interval = residual["interval"]["libraries"][library][dtype]
+    return found
 
 
 def default_groups(record: Any, groups: Groups) -> Groups:
     """The groups of the sections that price models, which are those of one library's kernel."""
     found: Groups = {}
     for dtype, words in record.provenance.get("defaults", {}).items():
-        own = groups.get(f"own/{record.id}/{dtype} of {words.removeprefix(f'{dtype}, ')}")
-        if own is not None:
-            found[f"own/{record.id}/{dtype}"] = own
+        for learned in ("", ", learned"):
+            own = groups.get(f"own/{record.id}/{dtype} of {words.removeprefix(f'{dtype}, ')}{learned}")
+            if own is not None:
+                found[f"own/{record.id}/{dtype}{learned}"] = own
     return found
 
 

@@ -38,7 +38,7 @@ FIT_ROWS = 1500
 FIT_SCALE = 0.15
 MOST_EVALUATIONS = 30
 # Share of tuned rows below which the menu of tuned shapes is fitted to all rows too, and their weight then.
-FEW_TUNED, LEANING = 0.1, 0.3
+FEW_TUNED, LEANING = 0.1, 0.05
 # Whose kernels stand for an unnamed library: today's vllm.
 DEFAULT_LIBRARY = "vllm"
 

@@ -74,8 +74,9 @@ class Form:
 
     def __init__(self, architecture: str, dtype: str, library: str, kernel: str) -> None:
         family = expert_kernel_family(kernel)
-        # CUTLASS sets each expert up as a problem of its own; the others sort rows.
+        # CUTLASS sets each expert up as a problem of its own; sglang's kernels start later the more rows they sort.
         self.counts_groups = family == "cutlass"
+        self.start_grows = self.counts_groups or library.startswith("sglang")
         self.library = library
         self.rule = next((rule for prefix, rule in RULES.items() if library.startswith(prefix)), None)
         if family != "triton":
@@ -84,7 +85,7 @@ class Form:
         self.entries = [(f"rows:{rows}", start, "logit") for rows, start in self.ROW_STARTS if int(rows) in self.rows]
         self.entries += [(f"columns:{columns}", start, "logit") for columns, start in self.COLUMN_STARTS[1:]]
         self.entries += self.SCALARS
-        self.entries += self.GROWTH
+        self.entries += self.GROWTH if self.start_grows else ()
         self.entries += self.HOT
         self.entries += self.CAST if dtype in NARROW else ()
         for number, (m, n) in enumerate(self.rule.tiles if self.rule else ()):
@@ -115,9 +116,12 @@ class Form:
             "cast_bytes_per_element": v.get("cast_bytes_per_element", 0.0),
             "cast_row_s": v.get("cast_row_s", 0.0),
             "alignment_factor": factors,
-            "start_growth": {**{name: v[name] for name, _, _ in self.GROWTH}, "counts_groups": self.counts_groups},
+            **({"start_growth": self._growth(v)} if self.start_grows else {}),
             **({"untuned": self._untuned(self.rule, v)} if self.rule else {}),
         }
+
+    def _growth(self, v: dict[str, float]) -> dict[str, Any]:
+        return {**{name: v[name] for name, _, _ in self.GROWTH}, "counts_groups": self.counts_groups}
 
     def _untuned(self, rule: Rule, v: dict[str, float]) -> dict[str, Any]:
         steps = [

@@ -37,7 +37,9 @@ Examples:
 @click.option("--uncalibrated", is_flag=True, help="price from the data sheet and the device's siblings alone")
 @click.option("--regret", is_flag=True, help="how much slower than the best of its size is the shape it would choose")
 @click.option("--calibration", metavar="FILE", help="records of your own, as 'shapewright calibrate' writes them")
-@click.option("--physics-only", is_flag=True, help="leave the learned corrections of GEMM and attention times aside")
+@click.option(
+    "--physics-only", is_flag=True, help="leave the learned corrections of products, attention and experts aside"
+)
 @click.option("--json", "as_json", is_flag=True, help="print a JSON list; remarks go to standard error")
 def command(
     folder: str,

@@ -127,7 +127,7 @@ def calibration_option(command: Command) -> Command:
         is_flag=True,
         expose_value=False,
         callback=keep_physics_only,
-        help="leave the learned corrections of GEMM and attention times aside",
+        help="leave the learned corrections of products, attention and experts aside",
     )(command)
     return click.option(
         "--calibration",

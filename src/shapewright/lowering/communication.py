@@ -157,8 +157,10 @@ def combine_experts(shard: Shard, repeats: int, *, rows: int) -> list[Operation]
 def _routed_bytes(shard: Shard) -> float:
     """Width of an element on its way to an expert. [byte]
 
-    Products in FP8 read what was quantized before it left. Of other narrow formats no source says so: they travel as
-    activations do.
+    Products in FP8 read what was quantized before it left. Rows of other narrow formats travel as activations do, and
+    are quantized where they arrive: DeepEP knows FP8 with block scales alone, and vllm 0.24.0 (deepep_ht.py,
+    deepep_ll.py) dispatches int8 and, unless told otherwise, fp4 in 16 bits. Its NVLink exchange by FlashInfer sends
+    fp4, which is not assumed.
     """
     return FP8_ELEMENT_BYTES if shard.gemm_dtype == "fp8" else shard.width_bytes
 

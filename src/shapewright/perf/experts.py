@@ -25,8 +25,9 @@ import numpy as np
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches, training_record
-from shapewright.perf.expert_tiles import tuned_shapes
+from shapewright.perf.expert_tiles import TUNED, tuned_shapes
 from shapewright.perf.gemm import estimate_products_s, flatten, price_flat, price_products, stack
+from shapewright.perf.gemm_block import ExpertChoice
 from shapewright.perf.gemm_job import DTYPE_KIN, make_gemm_job
 from shapewright.perf.price import GemmPrice, split_rows
 
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import GroupedGemm
     from shapewright.perf.calibration import CalibrationRecord
-    from shapewright.perf.expert_tiles import TileRule
     from shapewright.perf.gemm_block import Products
     from shapewright.perf.gemm_job import GemmJob
+
+    Array = NDArray[np.float64]
 
 
 def price_grouped_gemm(
@@ -68,7 +70,7 @@ def price_grouped_gemm(
     """
     record = training_record(record, operation.dtype) if operation.is_training else record
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    return price_products(*_choose_tiles(operation, job), job)
+    return price_products(*_flatten(operation, job), job)
 
 
 def estimate_grouped_gemm_s(
@@ -85,7 +87,7 @@ def estimate_grouped_gemm_s(
     """
     record = training_record(record, operation.dtype) if operation.is_training else record
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    return estimate_products_s(*_choose_tiles(operation, job), job)
+    return estimate_products_s(*_flatten(operation, job), job)
 
 
 def price_grouped_gemms(
@@ -100,27 +102,49 @@ def price_grouped_gemms(
         own_record = training_record(record, dtype) if is_training else record
         job = make_gemm_job(dtype, weight_dtype, device, own_record, False, "")
         products = stack([split_evenly(operations[index]) for index in own])
-        rule = job.section and job.section.rule
-        if rule and not is_training and not is_open:
-            counts = np.array([(one.tokens, one.experts, one.inner) for one in map(operations.__getitem__, own)], float)
-            products = products._replace(step=_choose_steps(rule, job, *counts.T))
+        if not is_training and not is_open:
+            sizes = [(one.tokens, one.experts, one.inner, one.n, one.k) for one in map(operations.__getitem__, own)]
+            products = products._replace(choice=_choose_kernels(job, *np.array(sizes, dtype=float).T))
         prices.update(zip(own, split_rows(GemmPrice, price_flat(products, job), job.label), strict=True))
     return [prices[index] for index in range(len(operations))]
 
 
-def _choose_tiles(operation: GroupedGemm, job: GemmJob) -> tuple[tuple[int, ...], Products]:
-    """Shape of the dims, and the products of an even split with the tile that their library takes."""
-    shape, products = flatten(split_evenly(operation))
+def say_tiles(operation: GroupedGemm, device: Device, record: CalibrationRecord) -> str:
+    """Whether the serving library that prices a layer has tuned tiles for it, in words; empty where it has no rule.
+
+    Args:
+        operation: One layer; its sizes are ints.
+        device: The device.
+        record: A record of kind ``moe``.
+    """
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, False, "")
     rule = job.section and job.section.rule
-    if not rule or operation.is_training or operation.tokens is None:
+    choice = _flatten(operation, job)[1].choice
+    if not rule or choice is None:
+        return ""
+    shape = f"{operation.experts} experts of inner width {operation.inner} on {device.name}"
+    if choice.step[0] == TUNED:
+        return f"{rule.library} has tuned tiles for {shape}"
+    return f"{rule.library} has no tuned tiles for {shape}, and takes its default for {operation.tokens} tokens"
+
+
+def _flatten(operation: GroupedGemm, job: GemmJob) -> tuple[tuple[int, ...], Products]:
+    """Shape of the dims, and the products of an even split with the kernels that a serving library takes."""
+    shape, products = flatten(split_evenly(operation))
+    if operation.is_training or operation.tokens is None:
         return shape, products
-    step = _choose_steps(rule, job, operation.tokens, operation.experts, operation.inner)
-    return shape, products._replace(step=np.broadcast_to(step, shape).reshape(-1))
+    sizes = (operation.tokens, operation.experts, operation.inner, operation.n, operation.k)
+    flat = (np.broadcast_to(np.asarray(size, dtype=float), shape).reshape(-1) for size in sizes)
+    return shape, products._replace(choice=_choose_kernels(job, *flat))
 
 
-def _choose_steps(rule: TileRule, job: GemmJob, tokens: Any, experts: Any, inner: Any) -> NDArray[np.intp]:
-    """Which kernel of the rule runs each layer on the device."""
-    return rule.choose(tokens, experts, inner, tuned_shapes(rule.library, job.dtype, job.device.name))
+def _choose_kernels(job: GemmJob, tokens: Array, experts: Array, inner: Array, n: Array, k: Array) -> ExpertChoice:
+    """What a serving library runs each layer with; the fastest of a menu where it has no rule that was measured."""
+    step, rule = np.full(tokens.shape, TUNED), job.section and job.section.rule
+    if rule:
+        step = rule.choose(tokens, experts, inner, tuned_shapes(rule.library, job.dtype, job.device.name))
+    # The second product contracts the inner width and has the hidden one as columns, the first contracts the hidden.
+    return ExpertChoice(step, inner, np.where(k == inner, n, k))
 
 
 def split_evenly(operation: GroupedGemm) -> Gemm:

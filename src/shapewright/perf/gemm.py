@@ -6,7 +6,7 @@ cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,8 +117,8 @@ def price_gemms(
 
 def stack(operations: Sequence[Gemm]) -> Products:
     """Scalar products in one row."""
-    sizes = np.array([(one.m, one.n, one.k, one.batch) for one in operations], dtype=float)
-    return Products(*sizes.T.copy(), contiguous_letters([one.layout for one in operations]))
+    m, n, k, batch = np.array([(one.m, one.n, one.k, one.batch) for one in operations], dtype=float).T.copy()
+    return Products(m, n, k, batch, contiguous_letters([one.layout for one in operations]))
 
 
 def flatten(operation: Gemm) -> tuple[tuple[int, ...], Products]:
@@ -142,11 +142,21 @@ def _floor_s(products: Products, job: GemmJob) -> Array:
 
 def _learned(products: Products, table: ResidualTable) -> tuple[Array, Array]:
     """Logarithm of the learned correction and its weight: a batch has kernels of its own, unknown to the tables."""
+    if table.has_layers:
+        return _learned_of_experts(products, table)
     logs, weight = log_correction(table, products.m, products.n, products.k)
     is_batch = products.batch > 1.0
     if is_batch.any():
         logs, weight = np.where(is_batch, 0.0, logs), np.where(is_batch, 0.0, weight)
     return logs, weight
+
+
+def _learned_of_experts(products: Products, table: ResidualTable) -> tuple[Array, Array]:
+    """The same of expert layers, of which tables know what serving libraries run: rows of an expert in m."""
+    if products.choice is None:
+        return np.zeros_like(products.m), np.zeros_like(products.m)
+    step, inner, hidden = products.choice
+    return log_correction(table, products.m, products.batch, inner, hidden, layer=step - TUNED)
 
 
 def _estimate_s(products: Products, job: GemmJob, compiled: bool) -> Array:
@@ -205,8 +215,9 @@ def _by_menu(
     work: Callable[[Products, GemmParameters], dict[str, Array]], products: Products, section: Section
 ) -> dict[str, Array]:
     """Columns of a block; those of batches, and of default tiles, with the kernels that the section has for them."""
-    if section.rule is not None and products.step is not None:
-        return _by_step(work, products, section)
+    if section.rule is not None and products.choice is not None:
+        menus = {TUNED: section.parameters, **dict(enumerate(section.rule.steps))}
+        return _by_step(work, products, products.choice.step, menus)
     if section.batched is None or not (is_batch := products.batch > 1.0).any():
         return work(products, section.parameters)
     if is_batch.all():
@@ -220,18 +231,18 @@ def _by_menu(
 
 
 def _by_step(
-    work: Callable[[Products, GemmParameters], dict[str, Array]], products: Products, section: Section
+    work: Callable[[Products, GemmParameters], dict[str, Array]],
+    products: Products,
+    step: NDArray[np.intp],
+    menus: Mapping[int, GemmParameters],
 ) -> dict[str, Array]:
-    """Columns of a block of expert layers, each with the kernel that its library takes."""
-    assert section.rule is not None
-    assert products.step is not None
+    """Columns of a block of expert layers, each with the kernels of its step."""
     columns: dict[str, Array] = {}
-    for step in np.unique(products.step):
-        kernels = section.parameters if step == TUNED else section.rule.steps[step]
-        here = products.step == step
+    for each in np.unique(step).tolist():
+        here = step == each
         if here.all():
-            return work(products, kernels)
-        for name, own in work(products.rows(here), kernels).items():
+            return work(products, menus[each])
+        for name, own in work(products.rows(here), menus[each]).items():
             columns.setdefault(name, np.empty(len(here)))[here] = own
     return columns
 

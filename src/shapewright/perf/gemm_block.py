@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
+class ExpertChoice(NamedTuple):
+    """What a serving library chooses an expert layer's kernel by, or has chosen; 1-d arrays of one length.
+
+    Attributes:
+        step: Kernel of its rule, perf.expert_tiles.TUNED for the fastest of its menu.
+        inner: Width between an expert's two products. [element]
+        hidden: Width before and after them. [element]
+    """
+
+    step: NDArray[np.intp]
+    inner: Array
+    hidden: Array
+
+    def rows(self, part: slice | NDArray[np.bool_]) -> ExpertChoice:
+        """Some of them."""
+        return ExpertChoice(self.step[part], self.inner[part], self.hidden[part])
+
+
 class Products(NamedTuple):
     """Sizes of products, 1-d float arrays of one length, and which of their dimensions are contiguous.
 
@@ -29,7 +47,7 @@ class Products(NamedTuple):
         k: Contraction. [element]
         batch: Equal products in one launch.
         letters: See perf.alignment.contiguous_letters.
-        step: Which of a library's kernels runs each expert layer (perf.expert_tiles); None where that is left open.
+        choice: Of expert layers that a serving library runs; None for all else.
     """
 
     m: Array
@@ -37,13 +55,13 @@ class Products(NamedTuple):
     k: Array
     batch: Array
     letters: Letters
-    step: NDArray[np.intp] | None = None
+    choice: ExpertChoice | None = None
 
     def rows(self, part: slice | NDArray[np.bool_]) -> Products:
         """Some of them."""
         letters = {letter: one if isinstance(one, bool) else one[part] for letter, one in self.letters.items()}
-        step = None if self.step is None else self.step[part]
-        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters, step)
+        choice = None if self.choice is None else self.choice.rows(part)
+        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters, choice)
 
 
 def estimate_block_s(

@@ -141,6 +141,7 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         is_measured = _same_kernels(wanted, dtype) or found.format == wanted
         return found if is_measured else found._replace(widening=found.widening * _DTYPE_WIDENING)
 
+    table = residual.get("tables", {}).get(name, name) if residual else ""
     own = part(record.interval)
     return Section(
         parameters=read_parameters(part(record.parameters)),
@@ -148,7 +149,7 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         dtype=dtype,
         interval=interval_of(own, name),
         batched_interval=_batched_interval(record, dtype),
-        residual=load_residuals(residual["file"]).get(name) if residual else None,
+        residual=load_residuals(residual["file"], record.kind).get(table) if residual else None,
         residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
         rule=read_rule(part(record.parameters)),
     )

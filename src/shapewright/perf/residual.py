@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 FADE_DOUBLINGS = 2.0
 # Shapes corrected together: a few dozen arrays of this many float64 stay in the second cache.
 _ROWS_PER_BLOCK = 4096
+AXES = {"gemm": ("m", "n", "k"), "moe": ("rows", "experts", "inner", "hidden")}
+"""Sizes that the tables of a kind of record run over. Of experts: rows of each expert in use, such experts, the width
+between an expert's products, and the width before and after; a layer for each kernel of a library's rule."""
 # What one unit of a stored number stands for; a byte then spans factors of 0.28 to 3.6.
 LOG_STEP = 0.01
 
@@ -50,6 +53,11 @@ class ResidualTable:
     knots_log2: tuple[Array, ...]
     log_steps: NDArray[np.int8]
     log_step: float = LOG_STEP
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether several tables share the knots."""
+        return self.log_steps.ndim > len(self.knots_log2)
 
 
 def log_correction(table: ResidualTable, *sizes: Array, layer: NDArray[np.intp] | None = None) -> tuple[Array, Array]:
@@ -97,7 +105,8 @@ def interpolate(table: ResidualTable, places: Array, layer: NDArray[np.intp] | N
     inside = np.minimum(np.maximum(share, 0.0), 1.0)
     beyond = (np.abs(share - inside) * (above - below)).sum(axis=0)
     # The corners of the cell that holds a shape, then one axis after the other.
-    first, strides = np.zeros(places.shape[1], dtype=np.int64) if layer is None else layer, []
+    first: NDArray[np.integer[Any]] = np.zeros(places.shape[1], dtype=np.int64) if layer is None else layer
+    strides: list[int] = []
     for axis, knots in enumerate(table.knots_log2):
         first = first * len(knots) + lower[axis]
         strides = [stride * len(knots) for stride in strides] + [1]
@@ -115,23 +124,27 @@ def _corners(num_axes: int) -> NDArray[np.int64]:
 
 
 @cache
-def load_residuals(file_name: str) -> Mapping[str, ResidualTable]:
+def load_residuals(file_name: str, kind: str = "gemm") -> Mapping[str, ResidualTable]:
     """Tables of one record, by the name of their section (see section_name).
+
+    Args:
+        file_name: The file beside the record.
+        kind: Kind of the record, a key of AXES.
 
     Raises:
         CalibrationError: the file is missing or malformed.
     """
-    path = resources.files("shapewright.perf") / "data" / "gemm" / file_name
+    path = resources.files("shapewright.perf") / "data" / kind / file_name
     try:
         with resources.as_file(path) as found, np.load(found, allow_pickle=False) as stored:
-            knots = tuple(np.log2(stored[letter].astype(float)) for letter in ("m", "n", "k"))
+            knots = tuple(np.log2(stored[axis].astype(float)) for axis in AXES[kind])
             return {
                 name.removeprefix("residual:"): ResidualTable(knots_log2=knots, log_steps=stored[name])
                 for name in stored.files
                 if name.startswith("residual:")
             }
     except (OSError, KeyError, ValueError) as error:
-        raise CalibrationError(f"residuals {file_name} of a gemm record cannot be read: {error}") from error
+        raise CalibrationError(f"residuals {file_name} of a {kind} record cannot be read: {error}") from error
 
 
 def section_name(dtype: str, library: str) -> str:

@@ -6,9 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import WorkloadError, close_names
-from shapewright.operations import Collective
+from shapewright.operations import Collective, GroupedGemm
 from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.calibration import load_record
+from shapewright.perf.experts import say_tiles
 from shapewright.perf.price import AttentionPrice, GemmPrice
 from shapewright.report.prediction_json import SCHEMA_VERSION, operation_to_json
 from shapewright.units import format_percent, format_seconds
@@ -94,6 +95,8 @@ def _explain(prediction: Prediction, entry: PricedOperation) -> dict[str, Any]:
             "words": "" if record.transfer == "exact" else record.distance_words,
             "provenance": record.provenance,
         }
+        if isinstance(entry.operation, GroupedGemm):
+            facts["tile_choice"] = say_tiles(entry.operation, device, record)
     facts["inputs"] = asdict(entry.operation)
     return facts
 
@@ -144,6 +147,8 @@ def explanation_rows(entry: dict[str, Any]) -> dict[str, str]:
             rows["long"] = f"rate x {entry['rate_share']:.3f}, lost along the contraction and on pages far apart"
         if entry["slow_factor"] > 1.0:
             rows["slow kernel"] = f"time x {entry['slow_factor']:.2f}: narrow or small sizes, which no tile serves"
+    if entry.get("tile_choice"):
+        rows["tiles"] = entry["tile_choice"]
     if "correction" in entry:
         rows["learned"] = f"time x {entry['correction']:.3f}, what measured shapes near it took beyond the formula"
     rows["runs"] = f"{entry['repeats']} a step, {format_seconds(entry['total_time_s'])} in all"

@@ -1,0 +1,160 @@
+"""Tiles that serving libraries take for expert layers: tuned shapes, default rules, and what was learned beyond them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shapewright.config import read_model
+from shapewright.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import GroupedGemm
+from shapewright.perf.calibration import load_record
+from shapewright.perf.expert_tiles import TUNED, TileRule, read_rule, tuned_shapes
+from shapewright.perf.experts import estimate_grouped_gemm_s, price_grouped_gemm, price_grouped_gemms, say_tiles
+from shapewright.perf.price import GemmPrice
+from shapewright.perf.residual import load_residuals
+from shapewright.question import ask
+from shapewright.report.explain import explain_operation, explanation_rows
+from shapewright.workload import Workload
+
+H100 = load_device("h100-sxm-80gb")
+SGLANG = "sglang 0.5.14/sglang_fused_moe_triton"
+RULES = {
+    "vllm": TileRule(library="vllm 0.24.0", per_expert=False, up_to=np.array([32.0, 64.0]), steps=()),
+    "sglang": TileRule(library="sglang 0.5.14", per_expert=True, up_to=np.array([1.0]), steps=()),
+}
+# Gate and up projections of Mixtral 8x7B cut over four devices, 4096 tokens to 2 of 8 experts, as it is served.
+SERVED = GroupedGemm(
+    name="moe.gate_up", m=8192, n=2 * 3584, k=4096, groups=8, tokens=4096, experts=8, inner=3584
+)  # fmt: skip
+TRIED = [
+    replace(SERVED, m=2 * tokens, groups=min(8, 2 * tokens), tokens=tokens, n=2 * inner, inner=inner)
+    for tokens in (1, 30, 60, 90, 500, 5000)
+    for inner in (3584, 3600)
+]
+
+
+def price(operation: GroupedGemm, *, library: str = "", **words: bool) -> GemmPrice:
+    """Price on an H100."""
+    return price_grouped_gemm(operation, H100, load_record("moe", H100, **words), library=library)
+
+
+def test_rules_step_by_tokens() -> None:
+    """A step ends with the tokens it names; sglang counts them for each expert; tuned shapes leave the rule."""
+    tokens, experts = np.array([32.0, 33.0, 65.0, 64.0]), np.full(4, 64.0)
+    tuned = np.array([64 * 2.0**24 + 192])
+    inner = np.array([100.0, 100.0, 100.0, 192.0])
+
+    assert RULES["vllm"].choose(tokens, experts, inner, tuned).tolist() == [0, 1, 2, TUNED]
+    assert RULES["sglang"].choose(tokens, experts, inner, tuned).tolist() == [0, 0, 1, TUNED]
+
+
+def test_tuned_shapes_are_those_of_library_format_and_device() -> None:
+    """vllm 0.24 has Mixtral cut over 4 on an H100 and on L40S; an unknown library or device has nothing."""
+    mixtral = 8 * 2.0**24 + 3584
+
+    assert mixtral in tuned_shapes("vllm 0.24.0", "bf16", "h100-sxm-80gb")
+    assert mixtral in tuned_shapes("vllm 0.24.0", "fp16", "l40s")
+    assert mixtral not in tuned_shapes("vllm 0.24.0", "fp8", "l40s")
+    assert len(tuned_shapes("vllm 9", "bf16", "h100-sxm-80gb")) == len(tuned_shapes("vllm 0.24.0", "bf16", "x")) == 0
+
+
+def test_untuned_shapes_are_slower() -> None:
+    """sglang's default takes an H100 twice as long as its tuned tiles for one width next to the other."""
+    tuned, untuned = (price(replace(SERVED, n=2 * f, inner=f), library=SGLANG) for f in (3584, 3600))
+
+    assert 1.6 * tuned.time_s < untuned.time_s
+    assert (untuned.tile_m, untuned.tile_n) == (64, 64)
+
+
+def test_training_takes_the_best_tile() -> None:
+    """A training stack asks no list: neighbours of a tuned width cost the same, and nothing learned is applied."""
+    near, tuned = (
+        price(replace(SERVED, n=2 * f, inner=f, is_training=True, dtype="bf16"), library=SGLANG) for f in (3648, 3584)
+    )
+
+    assert near.time_s < 1.1 * tuned.time_s
+    assert near.correction == tuned.correction == 1.0
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "b200-sxm-180gb", "l40s"])
+def test_one_by_one_together_and_without_reasons_agree(name: str) -> None:
+    """Served layers cost the same alone, in a list, in an array, and as a time without reasons."""
+    device = load_device(name)
+    record = load_record("moe", device)
+    columns = {key: np.array([getattr(each, key) for each in TRIED]) for key in ("m", "n", "groups", "tokens", "inner")}
+
+    alone = [price_grouped_gemm(each, device, record) for each in TRIED]
+
+    assert price_grouped_gemms(TRIED, device, record) == alone
+    array = replace(SERVED, **columns)
+    assert np.asarray(price_grouped_gemm(array, device, record).time_s).tolist() == [each.time_s for each in alone]
+    times_s = estimate_grouped_gemm_s(array, device, record)
+    assert times_s == pytest.approx([each.time_s for each in alone], rel=1e-9)
+
+
+def test_price_is_physics_times_what_was_learned() -> None:
+    """The price says by how much it was corrected; --physics-only leaves it aside, and the interval is wider then."""
+    learned, physics = (price(SERVED, library=SGLANG, physics_only=each) for each in (False, True))
+
+    assert physics.correction == 1.0 != learned.correction
+    assert learned.time_s == pytest.approx(physics.time_s * learned.correction)
+    assert learned.high_s / learned.low_s < physics.high_s / physics.low_s
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s"])
+def test_tables_are_those_of_the_record(name: str) -> None:
+    """Every table that a record names is in its file, has a layer for each kernel of its rule, and an interval."""
+    record = load_record("moe", load_device(name))
+    assert record.residual is not None
+    tables = load_residuals(record.residual["file"], "moe")
+
+    assert set(record.residual["tables"].values()) == set(tables)
+    for section, table in tables.items():
+        dtype, _, library = section.partition(" of ")
+        raw = record.parameters["libraries"][library][dtype]
+        assert len(table.log_steps) == 1 + len(raw.get("untuned", {}).get("steps", ()))
+        assert table.has_layers
+        assert set(record.residual["interval"]["libraries"][library][dtype]) == {"edges_s", "low", "high"}
+
+
+def test_a_step_counts_what_reaches_a_device() -> None:
+    """Decode of 8 devices with a token each, 2 of 8 experts: 8 (1 - (7/8)^2) = 1.9 tokens reach one; training: none."""
+    config = read_model("mixtral-8x7b").config
+    layout = ParallelLayout(data_parallel=8, expert_parallel=8)
+    served = [
+        each
+        for each in lower(config, Workload(phase="decode", micro_batch_size=1, context_len=64), layout)
+        if isinstance(each, GroupedGemm)
+    ]
+    trained = [
+        each
+        for each in lower(config, Workload(micro_batch_size=1, seq_len=64), layout)
+        if isinstance(each, GroupedGemm)
+    ]
+
+    assert {(each.tokens, each.experts, each.inner) for each in served} == {(2, 1, 14336)}
+    assert {(each.tokens, each.experts, each.inner) for each in trained} == {(None, None, None)}
+
+
+def test_an_explanation_says_whether_tiles_are_tuned() -> None:
+    """Qwen3-30B whole on an H100 is untuned in vllm 0.24, Mixtral over four devices is tuned."""
+    prediction = ask("qwen3-30b-a3b", "h100-sxm-80gb", workload={"phase": "decode", "context_len": 64}).predict()
+    (entry,) = explain_operation(prediction, "moe.down")["operations"]
+
+    assert "no tuned tiles for 128 experts of inner width 768" in explanation_rows(entry)["tiles"]
+    assert say_tiles(SERVED, H100, load_record("moe", H100)).startswith("vllm 0.24.0 has tuned tiles for 8 experts")
+    assert say_tiles(replace(SERVED, tokens=None), H100, load_record("moe", H100)) == ""
+
+
+def test_a_malformed_rule_is_an_error() -> None:
+    """A section whose rule lacks its steps cannot be priced with."""
+    raw = load_record("moe", H100).parameters["libraries"][SGLANG]["bf16"]
+
+    with pytest.raises(CalibrationError, match="lacks 'steps' in 'untuned'"):
+        read_rule({**raw, "untuned": {"library": "x", "per_expert": True, "up_to": []}})
