@@ -5,7 +5,7 @@ Usage: python scripts/calibrate_moe.py --data DIR [--device h100-sxm-80gb] [--ke
 DIR holds moe.parquet (columns in docs/decisions/0007-moe.md). Run calibrate_gemm.py and calibrate_pointwise.py before:
 alignment factors and the pointwise parts of a block come from their records. Every fifth expert layout (experts, top k,
 hidden, inner; in this order) is never fitted; errors and intervals are of rows that the fit behind them did not see,
-fold by fold. Kernels that were timed on fewer than three layouts are left out.
+fold by fold. Of kernels that were timed on fewer than three layouts, whole shardings are left out instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 
 from shapewright.accuracy.moe import block_of
 from shapewright.fit.gemm import PRIOR_WEIGHT, device_rates, judge, predict_rows, round_section
-from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, interval_of
+from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, folds_of, interval_of
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import load_record
 from shapewright.perf.expert_tiles import TUNED, TileRule, read_rule, tuned_shapes
@@ -181,10 +181,12 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
     defaults: dict[str, str] = known.get("provenance", {}).get("defaults", {})
     # Larger groups later, so that the default is the newest vllm's most used kernel.
     groups = sorted(table.groupby(["dtype", "library", "kernel"]), key=lambda group: len(group[1]))
-    for (word, library, kernel), blocks in groups:
-        is_asked = not kernels or any(word in kernel for word in kernels)
-        if len(blocks[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS or not is_asked:
+    for (word, library, kernel), measured in groups:
+        if kernels and not any(each in kernel for each in kernels):
             continue
+        is_rare = len(measured[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS
+        shardings = folds_of(measured.moe_tp_size, measured.moe_ep_size)
+        blocks = measured.assign(fold=shardings) if is_rare else measured
         dtype = DTYPES[word]
         form = Form(device.architecture, dtype, library, kernel)
         rows = read_rows(blocks, device, dtype, read_rule(form.section(form.start(), factors)))
