@@ -9,16 +9,14 @@ the rest. Needs the ``fit`` extra; half a minute a device.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from calibrate_moe import DEVICES, DTYPES, LAYOUT, read_table
+from calibrate_moe import DTYPES, LAYOUT, read_table
+from calibration import DEVICES, argument_parser, read_record, record_path, save_record
 from numpy.typing import NDArray
-from record_file import RECORDS
 
 from shapewright.accuracy.moe import block_of
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, interval_of, tidy
@@ -29,7 +27,6 @@ from shapewright.perf.experts import estimate_grouped_gemm_s, read_idle_row_shar
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.residual import AXES, LOG_STEP, ResidualTable, log_correction, section_name
 
-FOLDER = RECORDS / "moe"
 # A kernel gets a table if that errs less than this share of its physics on layouts left out in turn.
 WORTHWHILE_RATIO = 0.97
 # Blocks of which products are but a part say little of them: no more than this factor is learned from one.
@@ -170,13 +167,13 @@ def tabulate(trees: Any, view: str, share: float, layers: NDArray[np.intp], num_
 
 def learn_device(table: pd.DataFrame, name: str) -> None:
     """Learn the tables of one record and write them beside it."""
-    device, path = load_device(name), FOLDER / f"{name}.json"
+    device, path = load_device(name), record_path("moe", name)
     record = load_record("moe", device, physics_only=True)
     table = table[table.device == DEVICES[name]]
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = read_record("moe", name)
     names = {f"{row.library}/{row.kernel}" for row in table[["library", "kernel"]].drop_duplicates().itertuples()}
     tables, used, reports = {}, {}, {}
-    intervals = json.loads(json.dumps(content["interval"]))
+    intervals = deepcopy(content["interval"])
     for (word, library, kernel), rows in table.groupby(["dtype", "library", "kernel"]):
         dtype, key = DTYPES[word], f"{library}/{kernel}"
         if dtype not in record.parameters["libraries"].get(key, {}) or key not in names:
@@ -223,19 +220,15 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
         "reports": reports,
         "command": f"python scripts/calibrate_moe_residual.py --data DIR --device {name}",
     }
-    np.savez_compressed(
-        FOLDER / f"{name}.npz", **{axis: KNOTS[axis].astype(np.int32) for axis in AXES["moe"]}, **tables
-    )
-    path.write_text(json.dumps(tidy(content), indent=1) + "\n", encoding="utf-8")
-    print(name, f"{(FOLDER / f'{name}.npz').stat().st_size / 1e3:.0f} kB", flush=True)
+    knots = {axis: KNOTS[axis].astype(np.int32) for axis in AXES["moe"]}
+    np.savez_compressed(path.with_suffix(".npz"), **knots, **tables)
+    save_record("moe", name, tidy(content))
+    print(name, f"{path.with_suffix('.npz').stat().st_size / 1e3:.0f} kB", flush=True)
 
 
 def main() -> None:
     """Learn the tables of every record, or of some devices'."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with moe.parquet")
-    parser.add_argument("--device", action="append", choices=DEVICES, help="may be given again; default: all")
-    given = parser.parse_args()
+    given = argument_parser(__doc__, DEVICES).parse_args()
     table = read_table(given.data)
     for name in given.device or DEVICES:
         learn_device(table, name)

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from record_file import RECORDS
+from calibration import RECORDS
 
 # What libraries call a device, after "NVIDIA_", and its canonical name.
 DEVICES = {

@@ -1,4 +1,4 @@
-"""Tiles that serving libraries take for expert layers: tuned shapes, default rules, and what was learned beyond them."""
+"""Tiles that serving libraries take for expert layers: tuned shapes, default rules, and what was learned besides."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rules_step_by_tokens() -> None:
 
 
 def test_tuned_shapes_are_those_of_library_format_and_device() -> None:
-    """vllm 0.24 has Mixtral cut over 4 on an H100 and on L40S; an unknown library or device has nothing."""
+    """Vllm 0.24 has Mixtral cut over 4 on an H100 and on L40S; an unknown library or device has nothing."""
     mixtral = 8 * 2.0**24 + 3584
 
     assert mixtral in tuned_shapes("vllm 0.24.0", "bf16", "h100-sxm-80gb")
@@ -65,7 +65,7 @@ def test_tuned_shapes_are_those_of_library_format_and_device() -> None:
 
 
 def test_untuned_shapes_are_slower() -> None:
-    """sglang's default takes an H100 twice as long as its tuned tiles for one width next to the other."""
+    """Sglang's default takes an H100 twice as long as its tuned tiles for one width next to the other."""
     tuned, untuned = (price(replace(SERVED, n=2 * f, inner=f), library=SGLANG) for f in (3584, 3600))
 
     assert 1.6 * tuned.time_s < untuned.time_s

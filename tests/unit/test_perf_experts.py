@@ -46,10 +46,12 @@ def test_rows_split_evenly() -> None:
 
 
 def test_experts_are_slower_than_the_same_work_as_one_product() -> None:
-    """Grouped kernels run at two thirds of a dense product's rate; measured 510 against 780 TFLOP/s."""
+    """Default tiles run at three quarters of a dense product's rate, measured 565 against 720 TFLOP/s; tuned at it."""
     dense = price_gemm(Gemm(name="x", m=8192, n=28672, k=4096), H100, load_record("gemm", H100))
+    served = price(replace(MIXTRAL, tokens=4096, experts=8, inner=14336))
 
-    assert 1.2 <= price(MIXTRAL).time_s / dense.time_s <= 2.0
+    assert 1.2 <= served.time_s / dense.time_s <= 2.0
+    assert 0.9 <= price(MIXTRAL).time_s / dense.time_s <= 1.1
 
 
 def test_few_tokens_cost_the_reading_of_weights() -> None:
@@ -86,11 +88,12 @@ def test_operations_are_priced_with_the_expert_record() -> None:
 def test_unnamed_libraries_are_todays_vllm(record: CalibrationRecord) -> None:
     """The default is the kernel that the record says; an unknown name gives it too, a known one its own."""
     names = [name for name, sections in record.parameters["libraries"].items() if "bf16" in sections]
-    found = {name: price_grouped_gemm(MIXTRAL, H100, record, library=name).time_s for name in [*names, "other"]}
+    served = replace(MIXTRAL, tokens=4096, experts=8, inner=14336)
+    found = {name: price_grouped_gemm(served, H100, record, library=name).time_s for name in [*names, "other"]}
     vllm = next(name for name in names if name.startswith("vllm"))
     sglang = next(name for name in names if name.endswith("sglang_fused_moe_triton"))
 
-    assert found[vllm] == found["other"] == price(MIXTRAL).time_s
+    assert found[vllm] == found["other"] == price(served).time_s
     assert found[sglang] > 1.5 * found[vllm]
 
 

@@ -135,8 +135,8 @@ def block_of(
         m=rows,  # type: ignore[arg-type]
         groups=active,  # type: ignore[arg-type]
         tokens=tokens,  # type: ignore[arg-type]
-        experts=np.maximum(experts // expert, 1.0),  # type: ignore[arg-type]
-        inner=f,  # type: ignore[arg-type]
+        experts=np.maximum(experts // expert, 1.0),
+        inner=f,
     )
     products = (product(name="gate_up", n=num_inputs * f, k=h), product(name="down", n=h, k=f))
     # Cleared by one kernel and read by the next: outputs of both products; the activation's own output is written.

@@ -177,7 +177,7 @@ def tabulate(
             table[:, :, place] = np.where(is_measured[:, :, place], table[:, :, place], table[:, :, place - 1])
         tables[window] = fade_past_most_heads(table, *list(kept.values())[:2])
     return AttentionResidual(
-        knots_log2=tuple(np.log2(axis) for axis in kept.values()),  # type: ignore[arg-type]
+        knots_log2=tuple(np.log2(axis) for axis in kept.values()),
         windows=tuple(tables),
         log_steps=np.stack(list(tables.values())),
     )

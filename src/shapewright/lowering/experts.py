@@ -8,7 +8,7 @@ many, which meet E / expert_parallel local experts. A router that is not balance
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shapewright.dtypes import get_dtype
 from shapewright.lowering.communication import combine_experts, dispatch_experts, gather_tokens, reduce_tokens
@@ -37,9 +37,10 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     f = config.moe_intermediate_size // layout.tensor_parallel
 
     # What serving libraries choose tiles by; training stacks choose otherwise.
-    choice = {} if shard.workload.is_training else {"experts": own_experts, "inner": f}
-    if choice:
-        choice["tokens"] = _count_received(config, tokens, layout.expert_parallel)
+    choice: dict[str, Any] = {}
+    if not shard.workload.is_training:
+        received = _count_received(config, tokens, layout.expert_parallel)
+        choice = {"tokens": received, "experts": own_experts, "inner": f}
 
     operations: list[Operation] = []
     if not spreads:
