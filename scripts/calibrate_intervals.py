@@ -278,7 +278,7 @@ def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     # Intervals are chosen by the time of a product, of which a block has two.
     rows["regime_s"] = rows.predicted / 2.0
     learned = [path for path in set(rows.path) if path.endswith(", learned")]
-    rows["regime"] = rows.table + rows.path.isin(learned).astype(str)
+    rows["regime"] = rows.device + rows.dtype + rows.path.isin(learned).astype(str)
     groups, report = own_groups(rows[rows.path != ""], "regime", {path: learned_expert_form(path) for path in learned})
     for device in rows.device.unique():
         groups |= default_groups(load_record("moe", load_device(device)), groups)

@@ -64,6 +64,22 @@ def test_tuned_shapes_are_those_of_library_format_and_device() -> None:
     assert len(tuned_shapes("vllm 9", "bf16", "h100-sxm-80gb")) == len(tuned_shapes("vllm 0.24.0", "bf16", "x")) == 0
 
 
+@pytest.mark.parametrize(
+    ("library", "transfer", "holds"),
+    [
+        ("", "architecture", True),
+        ("", "generic", False),
+        ("vllm 0.24.3/vllm_triton", "generic", True),
+        ("vllm 0.14.0/vllm_fused_moe", "generic", False),
+        ("vllm 0.14.0/vllm_fused_moe", "exact", True),
+        ("vllm 0.24.0/flashinfer_trtllm", "exact", False),
+    ],
+)
+def test_a_rule_holds_for_its_kernels_and_release(library: str, transfer: str, holds: bool) -> None:
+    """Another family of kernels has none; on another family of devices only that release of the library has it."""
+    assert RULES["vllm"].holds_for(library, transfer) == holds
+
+
 def test_untuned_shapes_are_slower() -> None:
     """Sglang's default takes an H100 twice as long as its tuned tiles for one width next to the other."""
     tuned, untuned = (price(replace(SERVED, n=2 * f, inner=f), library=SGLANG) for f in (3584, 3600))
