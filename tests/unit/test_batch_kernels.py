@@ -11,7 +11,8 @@ import pytest
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
-from shapewright.perf.batch_kernels import read_batch_kernels, time_batches
+from shapewright.perf.batch_kernels import time_batches
+from shapewright.perf.batch_menu import read_batch_kernels
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm import estimate_gemm_s, price_gemm
 from shapewright.perf.gemm_job import make_gemm_job

@@ -24,7 +24,7 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.errors import CalibrationError
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLASS, WIDTH_MASK, classes_of_widths
-from shapewright.perf.batch_kernels import BatchKernels, read_batch_kernels
+from shapewright.perf.batch_menu import BatchKernels, read_batch_kernels
 from shapewright.perf.slow_cases import SlowCases, read_slow_cases
 
 if TYPE_CHECKING:
