@@ -99,6 +99,47 @@ def test_upward_imports_are_noticed(part: str, source: str, expected: list[str])
     assert upward_imports(part, source) == expected
 
 
+def imported_files(path: Path) -> set[Path]:
+    """Files of the package that a file imports by their own names, for the type checker alone too."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found = {PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py") for name in names}
+    return {file for file in found if file.is_file()} - {path}
+
+
+def find_circle(arrows: dict[Path, set[Path]]) -> list[Path]:
+    """Files that need each other, in a row; empty where none do."""
+    done: set[Path] = set()
+
+    def visit(path: Path, above: list[Path]) -> list[Path]:
+        if path in above:
+            return above[above.index(path) :]
+        if path in done:
+            return []
+        circle = next((found for other in sorted(arrows[path]) if (found := visit(other, [*above, path]))), [])
+        done.add(path)
+        return circle
+
+    return next((found for path in sorted(arrows) if (found := visit(path, []))), [])
+
+
+def test_no_files_need_each_other() -> None:
+    """Files can be read one after the other: none imports what imports it, not even for its types."""
+    assert find_circle({path: imported_files(path) for path in python_files()}) == []
+
+
+def test_circles_are_noticed() -> None:
+    """A circle of three files is named; a file that two others need is none."""
+    one, two, three = (Path(name) for name in ("one", "two", "three"))
+
+    assert find_circle({one: {two, three}, two: {three}, three: set()}) == []
+    assert find_circle({one: {two}, two: {three}, three: {one}}) == [one, two, three]
+
+
 def loaded_modules(code: str, watched: set[str]) -> set[str]:
     """Run code in a new interpreter and return which of the watched top-level modules it loaded."""
     report = "import sys; print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
