@@ -15,25 +15,19 @@ them takes, or that are too few tiles for ``kernels_least_waves``, are priced by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLASS, WIDTH_MASK, classes_of_widths
+from shapewright.perf.alignment import LAST_CLASS, WIDTH_MASK, classes_of_widths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.perf.alignment import Letters
-    from shapewright.perf.batch_menu import BatchKernel
     from shapewright.perf.kernels import DeviceRates, GemmParameters
 
     Array = NDArray[np.float64]
-    Index = NDArray[np.intp]
-
-# Joined like this and above, arithmetic and traffic are their larger one.
-_LARGEST_POWER = 32.0
 
 
 class BatchTimes(NamedTuple):
@@ -87,20 +81,44 @@ def time_batches(
     """
     known = parameters.batch_kernels
     assert known is not None
-    chosen = _choose(m, n, k, batch, *_worst_alignment(m, n, k, letters, element_bits, aligned=aligned), known.kernels)
-    times = [
-        _time(m, n, k, batch, kernel, alignment_rate, parameters, rates)
-        for kernel, alignment_rate in zip(known.kernels, chosen.alignment_rates, strict=True)
-    ]
-    place = np.maximum(chosen.kernel, 0)[None]
-    columns = [np.take_along_axis(np.stack(column), place, axis=0)[0] for column in zip(*times, strict=True)]
-    is_run = (chosen.kernel >= 0) & (columns[-2] >= known.least_waves * rates.num_sms)
-    return BatchTimes(is_run, *columns)
+    worst, is_contracted = _worst_alignment(m, n, k, letters, element_bits, aligned=aligned)
+    kernel = np.full(np.shape(m), -1)
+    takes = known.takes[:, is_contracted.astype(np.intp), worst] & (batch > 1.0)
+    for index in range(len(known.tile_m) - 1, -1, -1):
+        inside = (k >= known.first_k[index]) & (k <= known.last_k[index]) & (m >= known.tile_m[index])
+        inside &= (n >= known.first_n[index]) & (n <= known.last_n[index])
+        kernel = np.where(takes[index] & inside, index, kernel)
+    place = np.maximum(kernel, 0)
 
+    chosen = np.minimum((n[:, None] > known.widths[place]).sum(axis=1), known.last_width[place])
+    width = known.widths[place, chosen]
+    tile_m = known.tile_m[place]
+    whole = np.floor(n / width)
+    rest = (n - whole * width) / width
+    edge = known.edge_share[place]
+    columns = whole + np.where(rest > 0.0, edge + (1.0 - edge) * rest, 0.0)
+    rows = batch * np.ceil(m / tile_m)
+    waves = rows * columns / rates.num_sms
+    full_waves = np.ceil(waves)
+    busy_waves = full_waves - parameters.wave_give_back * (full_waves - np.maximum(waves, 1.0))
 
-class _Choice(NamedTuple):
-    kernel: Index
-    alignment_rates: list[Array]
+    outputs = batch * m * n
+    flops = 2.0 * outputs * k
+    sustained = 1.0 - parameters.power_drop_fraction * flops / (flops + parameters.power_half_flops)
+    rate = known.rates[place, chosen] * known.alignment_rates[place, worst] * sustained
+    step = known.k_step[place]
+    steps_k = np.ceil(k / step) * step + known.fill_k[place]
+    compute_s = busy_waves * steps_k * tile_m * width / (rates.flops_per_s_per_sm / 2.0 * rate)
+    elements = batch * k * (m + rates.stored_b_share * n) + known.write_ratio[place] * outputs
+    memory_s = elements * (rates.element_bytes / rates.bandwidth_bytes_per_s) / known.bandwidth_fraction[place]
+    power = known.overlap_power[place]
+    longest = np.maximum(compute_s, memory_s)
+    joined_s = longest * (1.0 + (np.minimum(compute_s, memory_s) / longest) ** power) ** (1.0 / power)
+    num_tiles = rows * np.ceil(n / width)
+    num_waves = np.ceil(num_tiles / rates.num_sms)
+    is_run = (kernel >= 0) & (num_tiles >= known.least_waves * rates.num_sms)
+    time_s = parameters.start_s + joined_s
+    return BatchTimes(is_run, time_s, compute_s, memory_s, tile_m, width, num_tiles, num_waves)
 
 
 def _worst_alignment(
@@ -114,64 +132,3 @@ def _worst_alignment(
         role = "k" if letter == "k" else "free"
         classes[role] = np.minimum(classes[role], found)
     return np.minimum(classes["k"], classes["free"]), classes["k"] <= classes["free"]
-
-
-def _choose(
-    m: Array,
-    n: Array,
-    k: Array,
-    batch: Array,
-    worst: NDArray[np.int64],
-    is_contracted: NDArray[np.bool_],
-    kernels: Sequence[BatchKernel],
-) -> _Choice:
-    """Index of the first kernel that takes each product, -1 for none, and each kernel's rate by alignment."""
-    found, rates = np.full(np.shape(m), -1), []
-    for index, kernel in enumerate(kernels):
-        takes_class = np.isin(ALIGNMENT_CLASSES_BYTES, kernel.alignments_bytes)
-        by_class = np.array([kernel.alignment_rates.get(str(width), 1.0) for width in ALIGNMENT_CLASSES_BYTES])
-        takes = takes_class[worst] & (m >= kernel.tile_m) & (batch > 1.0)
-        takes &= (k >= kernel.first_k) & (k <= kernel.last_k) & (n >= kernel.first_n) & (n <= kernel.last_n)
-        if kernel.role:
-            takes &= is_contracted == (kernel.role == "contracted")
-        found = np.where((found < 0) & takes, index, found)
-        rates.append(by_class[worst])
-    return _Choice(found, rates)
-
-
-def _time(
-    m: Array,
-    n: Array,
-    k: Array,
-    batch: Array,
-    kernel: BatchKernel,
-    alignment_rate: Array,
-    parameters: GemmParameters,
-    rates: DeviceRates,
-) -> tuple[Array, ...]:
-    """Columns of BatchTimes but the first, with one kernel."""
-    widths, own_rates = np.array(kernel.widths), np.array(kernel.rates)
-    chosen = np.minimum(np.searchsorted(widths, n), len(widths) - 1)
-    width = widths[chosen]
-    whole = np.floor(n / width)
-    rest = n - whole * width
-    columns = whole + np.where(rest > 0.0, kernel.edge_share + (1.0 - kernel.edge_share) * rest / width, 0.0)
-    rows = batch * np.ceil(m / kernel.tile_m)
-    waves = rows * columns / rates.num_sms
-    full_waves = np.ceil(waves)
-    busy_waves = full_waves - parameters.wave_give_back * (full_waves - np.maximum(waves, 1.0))
-
-    flops = 2.0 * batch * m * n * k
-    sustained = 1.0 - parameters.power_drop_fraction * flops / (flops + parameters.power_half_flops)
-    macs_per_s = rates.flops_per_s_per_sm / 2.0 * own_rates[chosen] * alignment_rate * sustained
-    steps_k = np.ceil(k / kernel.k_step) * kernel.k_step + kernel.fill_k
-    compute_s = busy_waves * steps_k * kernel.tile_m * width / macs_per_s
-    elements = batch * (k * (m + rates.stored_b_share * n) + kernel.write_ratio * m * n)
-    memory_s = elements * rates.element_bytes / (kernel.bandwidth_fraction * rates.bandwidth_bytes_per_s)
-    power = min(kernel.overlap_power, _LARGEST_POWER)
-    worst = np.maximum(compute_s, memory_s)
-    joined_s = worst * (1.0 + (np.minimum(compute_s, memory_s) / worst) ** power) ** (1.0 / power)
-    num_tiles = rows * np.ceil(n / width)
-    tile_m = np.full_like(width, kernel.tile_m)
-    num_waves = np.ceil(num_tiles / rates.num_sms)
-    return parameters.start_s + joined_s, compute_s, memory_s, tile_m, width, num_tiles, num_waves

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.errors import CalibrationError
+from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+
+# Joined like this and above, arithmetic and traffic are their larger one.
+_LARGEST_POWER = 32.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +62,45 @@ class BatchKernel:
 
 
 class BatchKernels(NamedTuple):
-    """Kernels of a section, first match first.
+    """Kernels of a section, first match first; arrays with an entry for each of them.
 
     Attributes:
-        kernels: The kernels.
+        takes: Which classes of alignment they take, by whether the contraction is the least aligned dimension;
+            [kernels, 2, classes].
+        first_k: Shortest contractions. [element]
+        last_k: Longest ones.
+        first_n: Fewest columns. [element]
+        last_n: Most.
+        tile_m: Rows of tiles. [element]
+        widths: Columns of tiles, rising and endless after the last. [element], [kernels, widths]
+        last_width: Place of the widest.
+        rates: Rates with each width. [kernels, widths]
+        alignment_rates: Factors on them. [kernels, classes]
+        edge_share: See BatchKernel, as for the rest.
+        k_step: Granularity of the contraction. [element]
+        fill_k: Prologue and epilogue. [element]
+        bandwidth_fraction: Share of memory bandwidth.
+        write_ratio: Cost of a written byte in bytes read.
+        overlap_power: The exponent p.
         least_waves: Waves of its tiles below which a batch is too small for such a kernel.
     """
 
-    kernels: tuple[BatchKernel, ...]
+    takes: NDArray[np.bool_]
+    first_k: Array
+    last_k: Array
+    first_n: Array
+    last_n: Array
+    tile_m: Array
+    widths: Array
+    last_width: NDArray[np.intp]
+    rates: Array
+    alignment_rates: Array
+    edge_share: Array
+    k_step: Array
+    fill_k: Array
+    bandwidth_fraction: Array
+    write_ratio: Array
+    overlap_power: Array
     least_waves: float
 
 
@@ -80,7 +120,34 @@ def read_batch_kernels(raw: Mapping[str, Any]) -> BatchKernels | None:
         return BatchKernel(**values)
 
     try:
-        return BatchKernels(tuple(map(read, raw["kernels"])), float(raw["kernels_least_waves"]))
+        return join_kernels([read(kernel) for kernel in raw["kernels"]], float(raw["kernels_least_waves"]))
     except (KeyError, TypeError) as error:
         known = ", ".join(field.name for field in fields(BatchKernel))
         raise CalibrationError(f"kernels of a gemm record's batches: {error}; they know {known}") from error
+
+
+def join_kernels(kernels: Sequence[BatchKernel], least_waves: float) -> BatchKernels:
+    """Kernels as arrays."""
+    roles = [("", "free"), ("", "contracted")]  # by whether the contraction is the least aligned
+    classes = [np.isin(ALIGNMENT_CLASSES_BYTES, kernel.alignments_bytes) for kernel in kernels]
+    most = max(len(kernel.widths) for kernel in kernels)
+
+    def padded(values: Sequence[float], filling: float) -> list[float]:
+        return [*values, *[filling] * (most - len(values))]
+
+    names = ("first_k", "last_k", "first_n", "last_n", "tile_m", "edge_share", "k_step", "fill_k")
+    more = ("bandwidth_fraction", "write_ratio")
+    return BatchKernels(
+        takes=np.array(
+            [[taken & (kernel.role in role) for role in roles] for kernel, taken in zip(kernels, classes, strict=True)]
+        ),
+        widths=np.array([padded(kernel.widths, np.inf) for kernel in kernels]),
+        last_width=np.array([len(kernel.widths) - 1 for kernel in kernels]),
+        rates=np.array([padded(kernel.rates, 1.0) for kernel in kernels]),
+        alignment_rates=np.array(
+            [[kernel.alignment_rates.get(str(width), 1.0) for width in ALIGNMENT_CLASSES_BYTES] for kernel in kernels]
+        ),
+        overlap_power=np.array([min(kernel.overlap_power, _LARGEST_POWER) for kernel in kernels]),
+        least_waves=least_waves,
+        **{name: np.array([float(getattr(kernel, name)) for kernel in kernels]) for name in (*names, *more)},
+    )
