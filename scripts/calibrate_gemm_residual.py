@@ -1,25 +1,39 @@
 """Learn what the physics of the GEMM records leaves over, and store it as tables beside them.
 
-Usage: python scripts/calibrate_gemm_residual.py --data DIR [--device a100-sxm-80gb]
+Usage: python scripts/calibrate_gemm_residual.py --data DIR [--architecture hopper]
 
 Run calibrate_gemm.py before: its records are the physics. DIR holds gemm.parquet. The same fifth of whole (n, k) shapes
-stays unseen and judges; intervals come from shapes left out in turn among the rest.
+stays unseen and judges, on all devices of an architecture together; intervals come from shapes left out in turn among
+the rest. Siblings learn from each other, so an architecture is learned as a whole: some minutes each. What a record or
+its tables hold of other formats and libraries stays as it is.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from calibration import argument_parser, read_record, save_record
+from calibration import argument_parser, read_record, record_path, save_record
 from gemm_rows import SOURCES, Source
 
-from shapewright.fit.gemm import Array, interval, judge, round_section
+from shapewright.fit.gemm import NARROW, Array, interval, judge, round_section
 from shapewright.fit.ranking import ranking_regret
-from shapewright.fit.residual import features, fit_trees, predict_left_out, price_physics, to_log_steps
+from shapewright.fit.residual import (
+    MIDDLE_TREES,
+    OWN_TREES,
+    SHARED_TREES,
+    Correction,
+    LearnedSection,
+    between,
+    learn_section,
+    learn_together,
+    shape_folds,
+    to_log_steps,
+)
 from shapewright.fit.split import split_by_shape
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import load_record
@@ -28,51 +42,148 @@ from shapewright.perf.residual import LOG_STEP, section_name
 TABLE = "gemm.parquet"
 # Smaller products are bound by the memory's bandwidth: alternatives of one n k hardly differ.
 SMALLEST_RANKED_M = 256
+LETTERS = ["m", "n", "k"]
+
+
+class Learner:
+    """Corrections of all sections of one architecture and dtype.
+
+    Attributes:
+        knots: Columns m, n, k: the grid of the tables, row by row.
+        fitted: Knots of whole (n, k) shapes that are no device's judges.
+        measured_s: Measured times by device and library. [s], shape [knots]
+        dtype: Element format.
+        are_kernels_shared: Whether libraries run the same kernels.
+        sections: By device and library, none for all libraries together.
+        found: What was learned of each.
+    """
+
+    def __init__(self, folder: Path, axes: Mapping[str, Array], sources: Sequence[Source]) -> None:
+        grid = np.meshgrid(*axes.values(), indexing="ij")
+        self.knots = pd.DataFrame({letter: axis.reshape(-1) for letter, axis in zip(axes, grid, strict=True)})
+        self.dtype, self.found = sources[0].dtype, dict[tuple[str, str], Correction]()
+        # In 16 bits every library calls the vendor's; in narrower formats each has kernels of its own.
+        self.are_kernels_shared = self.dtype not in NARROW
+        self.measured_s: dict[tuple[str, str], Array] = {}
+        held: set[tuple[int, int]] = set()
+        for source in sources:
+            rows = source.rows(folder)
+            unseen = split_by_shape(rows)[1]
+            held |= set(zip(unseen.n, unseen.k, strict=True))
+            for library, own in rows.groupby("library"):
+                times = own.groupby(LETTERS).latency_s.mean()
+                self.measured_s[source.device, str(library)] = times.reindex(
+                    pd.MultiIndex.from_frame(self.knots)
+                ).to_numpy()
+        self.fitted = np.array([shape not in held for shape in zip(self.knots.n, self.knots.k, strict=True)])
+        self.sections = {
+            (source.device, library): self.section(source, library)
+            for source in sources
+            for library in ("", *self.libraries(source.device))
+        }
+
+    def libraries(self, device: str) -> list[str]:
+        """Libraries measured on a device."""
+        return sorted(library for name, library in self.measured_s if name == device)
+
+    def section(self, source: Source, library: str) -> LearnedSection:
+        """One section over all knots."""
+        device = load_device(source.device)
+        own = {one: self.measured_s[source.device, one] for one in self.libraries(source.device)}
+        return learn_section(
+            self.knots,
+            {library: own[library]} if library else own,
+            device,
+            load_record("gemm", device, physics_only=True),
+            dtype=source.dtype,
+            layout=source.layout,
+            hot_cache=source.hot_cache,
+            library=library,
+            sees_runners_up=self.are_kernels_shared,
+        )
+
+    def learn(self) -> None:
+        """Learn the libraries' sections, together where they run the same kernels, and then what lies between them."""
+        folds, names = shape_folds(self.knots), sorted(self.measured_s)
+        devices, libraries = (sorted({name[part] for name in names}) for part in (0, 1))
+        marks = np.array([(devices.index(device), libraries.index(library)) for device, library in names])
+        if self.are_kernels_shared:
+            sections = [self.sections[name] for name in names]
+            together = learn_together(sections, marks, self.fitted, folds, trees=SHARED_TREES, relative=True)
+            self.found |= dict(zip(names, together, strict=True))
+        else:
+            self.found |= {name: self.learn_alone(self.sections[name], OWN_TREES) for name in names}
+        for device in devices:
+            middle = between(self.sections[device, ""], self.knots, self.said(device))
+            self.found[device, ""] = self.learn_alone(middle, MIDDLE_TREES)
+
+    def learn_alone(self, section: LearnedSection, trees: Mapping[str, Any]) -> Correction:
+        """Learn one section from its own rows."""
+        no_marks, folds = np.zeros((1, 0)), shape_folds(self.knots)
+        (found,) = learn_together([section], no_marks, self.fitted, folds, trees=trees, relative=False)
+        return found
+
+    def said(self, device: str) -> Array:
+        """What each library's section says of knots that it did not see, over the physics of all; as logarithms."""
+        physics_s = self.sections[device, ""].physics_s
+        columns = [
+            np.log(self.sections[device, library].physics_s / physics_s)
+            + self.found[device, library].unseen(self.fitted)
+            for library in self.libraries(device)
+        ]
+        return np.stack([*columns, np.mean(columns, axis=0), columns[-1] - columns[0]], axis=1)
+
+    def report(self, device: str, library: str) -> tuple[Array, dict[str, Any], dict[str, Any]]:
+        """Table of one section in steps, interval, and errors on the judging shapes."""
+        section, found = self.sections[device, library], self.found[device, library]
+        steps = to_log_steps(found.of_all)
+        left_out_s = section.physics_s * np.exp(found.left_out)
+        unseen_s = np.where(self.fitted, left_out_s, section.physics_s * np.exp(LOG_STEP * steps))
+
+        rows = pd.concat(
+            self.knots.assign(latency_s=times, unseen_s=unseen_s, physics_s=section.physics_s, fitted=self.fitted)
+            for times in section.measured_s.values()
+        )
+        rows = rows[rows.latency_s.notna()]
+        train, held = rows[rows.fitted], rows[~rows.fitted]
+        unseen, physics, measured = (held[name].to_numpy() for name in ("unseen_s", "physics_s", "latency_s"))
+        report = {
+            "held_out": judge(unseen, measured),
+            "held_out_physics": judge(physics, measured),
+            "by_size": errors_by_size(unseen, physics, measured),
+        }
+        if library:
+            report["ranking_regret"] = self.judge_ranking(device, library, rows)
+        return steps, interval(train.unseen_s.to_numpy(), train.latency_s.to_numpy()), report
+
+    def judge_ranking(self, device: str, library: str, rows: pd.DataFrame) -> dict[str, Any]:
+        """Regret among shapes of one n k at one m >= 256, each predicted by a fit that did not see its (n, k).
+
+        Beside it the regret of choosing by other libraries' measurements of the same shapes, where they have the group:
+        what the choice is worth to a second collector.
+        """
+        others = np.stack([self.measured_s[device, one] for one in self.libraries(device) if one != library])
+        known = np.isfinite(others)
+        other = np.where(known, others, 0.0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+        rows = rows.assign(parameters=rows.n * rows.k, other_s=other[rows.index])
+        rows = rows[rows.m >= SMALLEST_RANKED_M]
+        report: dict[str, Any] = {}
+        for name, column in (("learned", "unseen_s"), ("physics", "physics_s"), ("other_library", "other_s")):
+            judged = rows[rows[column].notna()]
+            regret = ranking_regret(judged, judged[column].to_numpy(), ["m", "parameters"])
+            report[name] = {
+                "groups": len(regret),
+                "median": round(float(np.median(regret)), 4),
+                "mean": round(float(np.mean(regret)), 4),
+                "p90": round(float(np.quantile(regret, 0.9)), 4),
+            }
+        return report
 
 
 def measured_knots(folder: Path) -> dict[str, Array]:
     """The grid of the table: every m, n and k that was measured anywhere."""
-    rows = pd.read_parquet(folder / TABLE, columns=["m", "n", "k"])
-    return {letter: np.sort(rows[letter].unique()).astype(np.int64) for letter in ("m", "n", "k")}
-
-
-def learn_section(
-    source: Source, library: str, folder: Path, knots: dict[str, Array]
-) -> tuple[Array, dict[str, Any], dict[str, Any]]:
-    """Table, interval and report of one dtype of one library, or of all libraries together."""
-    device = load_device(source.device)
-    record = load_record("gemm", device, physics_only=True)
-    words = {"dtype": source.dtype, "layout": source.layout, "hot_cache": source.hot_cache, "library": library}
-
-    everything = source.rows(folder)
-    train, held = split_by_shape(everything)
-    train, held = (rows[rows.library == library] if library else rows for rows in (train, held))
-    prices = [price_physics(rows, device, record, **words) for rows in (train, held)]  # type: ignore[arg-type]
-    seen = features(train, prices[0])
-    physics = [np.asarray(price.time_s) for price in prices]
-    target = np.log(train.latency_s.to_numpy() / physics[0])
-    left_out = physics[0] * np.exp(predict_left_out(train, seen, target))
-
-    trees = fit_trees(seen, target)
-    axes = np.meshgrid(*knots.values(), indexing="ij")
-    grid = pd.DataFrame({letter: axis.reshape(-1) for letter, axis in zip(knots, axes, strict=True)})
-    at_knots = trees.predict(features(grid, price_physics(grid, device, record, **words)))  # type: ignore[arg-type]
-    table = to_log_steps(at_knots).reshape([len(axis) for axis in knots.values()])
-
-    place = tuple(np.searchsorted(knots[letter], held[letter].to_numpy()) for letter in knots)
-    unseen = physics[1] * np.exp(LOG_STEP * table[place])
-    measured = held.latency_s.to_numpy()
-    report = {
-        "held_out": judge(unseen, measured),
-        "held_out_physics": judge(physics[1], measured),
-        "by_size": errors_by_size(unseen, physics[1], measured),
-    }
-    if library:
-        rows = pd.concat([train, held])
-        report["ranking_regret"] = judge_ranking(
-            rows, {"learned": np.concatenate([left_out, unseen]), "physics": np.concatenate(physics)}, everything
-        )
-    return table, interval(left_out, train.latency_s.to_numpy()), report
+    rows = pd.read_parquet(folder / TABLE, columns=LETTERS)
+    return {letter: np.sort(rows[letter].unique()).astype(np.int64) for letter in LETTERS}
 
 
 def errors_by_size(learned: Array, physics: Array, measured: Array) -> dict[str, dict[str, float]]:
@@ -88,61 +199,51 @@ def errors_by_size(learned: Array, physics: Array, measured: Array) -> dict[str,
     }
 
 
-def judge_ranking(rows: pd.DataFrame, predicted: dict[str, Array], everything: pd.DataFrame) -> dict[str, Any]:
-    """Regret among shapes of one n k at one m >= 256, each predicted by a fit that did not see its (n, k).
-
-    Beside it the regret of choosing by other libraries' measurements of the same shapes, where they have the group:
-    what the choice is worth to a second collector.
-    """
-    shape = ["m", "n", "k"]
-    others = everything[everything.library != rows.library.iloc[0]].groupby(shape).latency_s.mean()
-    other = others.reindex(pd.MultiIndex.from_frame(rows[shape])).to_numpy()
-    rows = rows.assign(parameters=rows.n * rows.k, **predicted, other_library=other)
-    rows = rows[rows.m >= SMALLEST_RANKED_M]
-    report: dict[str, Any] = {}
-    for name in (*predicted, "other_library"):
-        known = rows[rows[name].notna()]
-        regret = ranking_regret(known, known[name].to_numpy(), ["m", "parameters"])
-        report[name] = {
-            "groups": len(regret),
-            "median": round(float(np.median(regret)), 4),
-            "mean": round(float(np.mean(regret)), 4),
-            "p90": round(float(np.quantile(regret, 0.9)), 4),
-        }
-    return report
+def write_record(name: str, axes: Mapping[str, Array], learners: Sequence[Learner], command: str) -> None:
+    """Put the tables of one device beside its record, and intervals and errors into it."""
+    content = read_record("gemm", name)
+    path = record_path("gemm", name).with_suffix(".npz")
+    with np.load(path) as stored:
+        tables = {section: stored[section] for section in stored.files if section not in axes}
+    intervals = content["residual"]["interval"]
+    for learner in learners:
+        origin = content["provenance"]["sections"][learner.dtype]
+        for library in ("", *learner.libraries(name)):
+            section = section_name(learner.dtype, library)
+            steps, found, report = learner.report(name, library)
+            tables[f"residual:{section}"] = steps.reshape([len(axis) for axis in axes.values()])
+            print(name, section, json.dumps(report), flush=True)
+            if library:
+                intervals["libraries"].setdefault(library, {})[learner.dtype] = found
+                origin["libraries"][library] = {**report.pop("held_out"), **report}
+            else:
+                intervals["dtypes"][learner.dtype] = found
+                origin.update(report)
+    content["residual"] = {"file": path.name, "interval": intervals, "command": command}
+    save_record("gemm", name, round_section(content))
+    np.savez_compressed(path, **axes, **tables)  # type: ignore[arg-type]
 
 
 def main() -> None:
-    """Learn the residuals of every record, or of one device's."""
+    """Learn the residuals of every record, or of one architecture's."""
     sources = [source for source in SOURCES if source.table == TABLE]
-    devices = list(dict.fromkeys(source.device for source in sources))
-    given = argument_parser(__doc__, devices).parse_args()
-    knots = measured_knots(given.data)
-    for name in given.device or devices:
-        tables: dict[str, Array] = {}
-        intervals: dict[str, Any] = {"dtypes": {}, "libraries": {}}
-        content = read_record("gemm", name)
-        for source in (source for source in sources if source.device == name):
-            origin = content["provenance"]["sections"][source.dtype]
-            for library in ("", *sorted(source.rows(given.data).library.unique())):
-                section = section_name(source.dtype, library)
-                tables[section], found, report = learn_section(source, library, given.data, knots)
-                print(name, section, json.dumps(report), flush=True)
-                if library:
-                    intervals["libraries"].setdefault(library, {})[source.dtype] = found
-                    origin["libraries"][library] = {**report.pop("held_out"), **report}
-                else:
-                    intervals["dtypes"][source.dtype] = found
-                    origin.update(report)
-        content["residual"] = {
-            "file": f"{name}.npz",
-            "interval": intervals,
-            "command": f"python scripts/calibrate_gemm_residual.py --data DIR --device {name}",
-        }
-        path = save_record("gemm", name, round_section(content))
-        np.savez_compressed(
-            path.with_suffix(".npz"), **knots, **{f"residual:{section}": table for section, table in tables.items()}
+    architecture_of = {source.device: load_device(source.device).architecture for source in sources}
+    parser = argument_parser(__doc__)
+    for option, words in (("architecture", architecture_of.values()), ("dtype", [source.dtype for source in sources])):
+        parser.add_argument(
+            f"--{option}", choices=sorted(set(words)), action="append", help="may be given again; default: all"
         )
+    given = parser.parse_args()
+    axes = measured_knots(given.data)
+    for architecture in given.architecture or list(dict.fromkeys(architecture_of.values())):
+        own = [source for source in sources if architecture_of[source.device] == architecture]
+        learners = []
+        for dtype in dict.fromkeys(source.dtype for source in own if source.dtype in (given.dtype or [source.dtype])):
+            learners.append(Learner(given.data, axes, [source for source in own if source.dtype == dtype]))
+            learners[-1].learn()
+        command = f"python scripts/calibrate_gemm_residual.py --data DIR --architecture {architecture}"
+        for name in dict.fromkeys(source.device for source in own):
+            write_record(name, axes, learners, command)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,122 @@
+"""Learning what physics leaves over: runners-up by hand, sections told apart, shapes really left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from shapewright.fit.residual import (
+    OWN_TREES,
+    Correction,
+    LearnedSection,
+    between,
+    learn_section,
+    learn_together,
+    shape_folds,
+)
+from shapewright.fit.runner_up import NUM_RUNNERS_UP, runner_up_columns
+from shapewright.hardware import load_device
+from shapewright.perf.calibration import load_record
+from shapewright.perf.gemm_job import make_gemm_job
+
+KNOTS = pd.DataFrame(
+    [(m, n, k) for m in range(1, 41) for n in (256, 512, 1024, 2048) for k in (256, 512, 1024)], columns=["m", "n", "k"]
+)
+SMALL_TREES = {**OWN_TREES, "n_estimators": 100, "colsample_bytree": 1.0, "num_leaves": 15}
+
+
+def section_of(offset: float) -> LearnedSection:
+    """Measured times that are e^offset of physics everywhere, give or take a percent."""
+    physics_s = np.full(len(KNOTS), 1e-5)
+    offset = offset + 0.01 * np.random.default_rng(0).standard_normal(len(KNOTS))  # type: ignore[assignment]
+    return LearnedSection(
+        physics_s=physics_s, seen=np.log2(KNOTS.to_numpy(float)), measured_s={"some": physics_s * np.exp(offset)}
+    )
+
+
+@pytest.fixture(scope="module")
+def runners_up() -> np.ndarray:
+    """Of the H100's menu in bf16: one product of two full waves of 128 x 256, one that only a split can spread."""
+    device = load_device("h100-sxm-80gb")
+    job = make_gemm_job("bf16", None, device, load_record("gemm", device, physics_only=True), False, "")
+    assert job.section is not None
+    assert job.rates is not None
+    m, n, k = np.array([[4096.0, 64.0], [8192.0, 128.0], [4096.0, 65536.0]])
+    return runner_up_columns(m, n, k, "NT", job.section.parameters, job.rates)
+
+
+def test_runners_up_are_ordered(runners_up: np.ndarray) -> None:
+    """Each is no faster than the one before, none faster than the best, and its last wave is a share of a wave."""
+    behind = runners_up[:, 3 : 5 * NUM_RUNNERS_UP : 5]
+
+    assert runners_up.shape == (2, 5 * NUM_RUNNERS_UP + 1)
+    assert (np.diff(behind, axis=1) >= 0.0).all()
+    assert (behind[:, 0] >= 0.0).all()
+    assert ((runners_up[:, 4::5] >= 0.0) & (runners_up[:, 4::5] < 1.0)).all()
+
+
+def test_what_a_split_is_worth(runners_up: np.ndarray) -> None:
+    """A large product wants none; 64 x 128 outputs of k = 65536 keep one or two SMs busy without."""
+    assert runners_up[0, -1] == 0.0
+    assert runners_up[1, -1] > np.log(2.0)
+
+
+def test_sections_learned_together_are_told_apart_by_their_marks() -> None:
+    """Two sections that see the same shapes, one a fifth slower and one a fifth faster than physics."""
+    fitted = np.ones(len(KNOTS), dtype=bool)
+    slow, fast = learn_together(
+        [section_of(0.2), section_of(-0.2)],
+        np.array([[0.0], [1.0]]),
+        fitted,
+        shape_folds(KNOTS),
+        trees=SMALL_TREES,
+        relative=True,
+    )
+
+    assert slow.of_all == pytest.approx(0.2, abs=0.02)
+    assert slow.left_out == pytest.approx(0.2, abs=0.02)
+    assert fast.of_all == pytest.approx(-0.2, abs=0.02)
+
+
+def test_a_shape_left_out_is_not_learned() -> None:
+    """Rows of one (n, k) alone take e times as long: trees that saw it say so, those that did not say nothing."""
+    odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
+    section = section_of(0.0)
+    section.measured_s["some"][odd] *= np.e
+    (found,) = learn_together(
+        [section],
+        np.zeros((1, 0)),
+        np.ones(len(KNOTS), dtype=bool),
+        shape_folds(KNOTS),
+        trees=SMALL_TREES,
+        relative=False,
+    )
+
+    assert found.of_all[odd].mean() > 0.8
+    assert np.abs(found.left_out[odd]).max() < 0.1
+
+
+def test_judges_are_learned_by_nobody() -> None:
+    """Knots that are not fitted leave no mark, and are predicted by the trees of all shapes."""
+    odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
+    section = section_of(0.0)
+    section.measured_s["some"][odd] *= np.e
+    (found,) = learn_together([section], np.zeros((1, 0)), ~odd, shape_folds(KNOTS), trees=SMALL_TREES, relative=False)
+
+    assert np.abs(found.of_all[odd]).max() < 0.1
+    chosen = Correction(of_all=np.array([1.0, 2.0]), left_out=np.array([3.0, 4.0])).unseen(np.array([True, False]))
+    assert chosen.tolist() == [3.0, 2.0]
+
+
+def test_a_section_is_priced_at_all_knots() -> None:
+    """Physics and what the trees see have a row for each knot; between libraries they see sizes and what those say."""
+    device = load_device("a100-sxm-80gb")
+    record = load_record("gemm", device, physics_only=True)
+    words = {"dtype": "bf16", "layout": "NT", "hot_cache": False, "library": "", "sees_runners_up": True}
+    section = learn_section(KNOTS, {}, device, record, **words)  # type: ignore[arg-type]
+    middle = between(section, KNOTS, np.ones((len(KNOTS), 2)))
+
+    assert section.physics_s.shape == (len(KNOTS),)
+    assert np.isfinite(section.seen).all()
+    assert middle.seen[0].tolist() == [0.0, 8.0, 8.0, 1.0, 1.0]
