@@ -109,7 +109,7 @@ class Learner:
         marks = np.array([(devices.index(device), libraries.index(library)) for device, library in names])
         if self.are_kernels_shared:
             sections = [self.sections[name] for name in names]
-            together = learn_together(sections, marks, self.fitted, folds, trees=SHARED_TREES, relative=True)
+            together = learn_together(sections, marks, self.fitted, folds, trees=SHARED_TREES)
             self.found |= dict(zip(names, together, strict=True))
         else:
             self.found |= {name: self.learn_alone(self.sections[name], OWN_TREES) for name in names}
@@ -120,7 +120,7 @@ class Learner:
     def learn_alone(self, section: LearnedSection, trees: Mapping[str, Any]) -> Correction:
         """Learn one section from its own rows."""
         no_marks, folds = np.zeros((1, 0)), shape_folds(self.knots)
-        (found,) = learn_together([section], no_marks, self.fitted, folds, trees=trees, relative=False)
+        (found,) = learn_together([section], no_marks, self.fitted, folds, trees=trees)
         return found
 
     def said(self, device: str) -> Array:

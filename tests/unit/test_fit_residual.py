@@ -71,7 +71,6 @@ def test_sections_learned_together_are_told_apart_by_their_marks() -> None:
         fitted,
         shape_folds(KNOTS),
         trees=SMALL_TREES,
-        relative=True,
     )
 
     assert slow.of_all == pytest.approx(0.2, abs=0.02)
@@ -90,7 +89,6 @@ def test_a_shape_left_out_is_not_learned() -> None:
         np.ones(len(KNOTS), dtype=bool),
         shape_folds(KNOTS),
         trees=SMALL_TREES,
-        relative=False,
     )
 
     assert found.of_all[odd].mean() > 0.8
@@ -102,7 +100,7 @@ def test_judges_are_learned_by_nobody() -> None:
     odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
     section = section_of(0.0)
     section.measured_s["some"][odd] *= np.e
-    (found,) = learn_together([section], np.zeros((1, 0)), ~odd, shape_folds(KNOTS), trees=SMALL_TREES, relative=False)
+    (found,) = learn_together([section], np.zeros((1, 0)), ~odd, shape_folds(KNOTS), trees=SMALL_TREES)
 
     assert np.abs(found.of_all[odd]).max() < 0.1
     chosen = Correction(of_all=np.array([1.0, 2.0]), left_out=np.array([3.0, 4.0])).unseen(np.array([True, False]))

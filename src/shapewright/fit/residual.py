@@ -3,8 +3,8 @@
 The trees see the shape, what physics says of it (tiles, waves, split, bounds) and of the kernels that came next, and
 learn ln(measured / physics) by its absolute error, since two collections of one shape differ by 4 to 11 % with long
 tails. In 16 bits, where all libraries call the vendor's, one model serves all devices of an architecture and all
-libraries, told apart by two columns; in narrower formats each section has its own. A model is evaluated at every knot of the grid that was measured: pricing needs the
-table alone, no tree and no library.
+libraries, told apart by two columns; in narrower formats each section has its own. A model is evaluated at every knot
+of the grid that was measured: pricing needs the table alone, no tree and no library.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OWN_TREES: dict[str, Any] = {
     "n_jobs": 1,
     "verbose": -1,
 }
-SHARED_TREES: dict[str, Any] = {**OWN_TREES, "learning_rate": 0.07, "num_leaves": 255}
+SHARED_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 500, "num_leaves": 255}
 MIDDLE_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 200, "learning_rate": 0.07, "num_leaves": 63}
 # Folds of the fitted shapes, whose left-out residuals make the interval.
 NUM_INNER_FOLDS = 5
@@ -158,7 +158,6 @@ def learn_together(
     folds: NDArray[np.int64],
     *,
     trees: Mapping[str, Any],
-    relative: bool,
 ) -> list[Correction]:
     """Learn what the physics of several sections leaves over, by one model.
 
@@ -168,8 +167,6 @@ def learn_together(
         fitted: Knots whose (n, k) may be learned from.
         folds: Fold of each knot's (n, k).
         trees: Words of the trees.
-        relative: Whether an error counts as a share of the measured time, as errors are judged, and not of the
-            predicted one; measurements that went astray, nearly all of them slow, then count less.
     """
     seen = [
         np.column_stack([one.seen, np.tile(mark, (len(one.seen), 1))])
@@ -181,13 +178,12 @@ def learn_together(
             known = np.flatnonzero(fitted & np.isfinite(measured_s))
             parts.append((own[known], np.log(measured_s / one.physics_s)[known], folds[known]))
     rows, target, fold = (np.concatenate(column) for column in zip(*parts, strict=True))
-    weight = np.exp(-target) if relative else np.ones_like(target)
 
-    model = fit_trees(rows, target, weight, trees)
+    model = fit_trees(rows, target, trees)
     found = [Correction(of_all=model.predict(own), left_out=np.zeros(len(own))) for own in seen]
     for number in range(NUM_INNER_FOLDS):
         others = fold != number
-        model = fit_trees(rows[others], target[others], weight[others], trees)
+        model = fit_trees(rows[others], target[others], trees)
         for own, correction in zip(seen, found, strict=True):
             correction.left_out[folds == number] = model.predict(own[folds == number])
     return found
@@ -198,11 +194,11 @@ def shape_folds(knots: pd.DataFrame) -> NDArray[np.int64]:
     return folds_of(knots.n, knots.k) % NUM_INNER_FOLDS
 
 
-def fit_trees(seen: Array, target: Array, weight: Array, words: Mapping[str, Any]) -> Any:
+def fit_trees(seen: Array, target: Array, words: Mapping[str, Any]) -> Any:
     """Fit the trees to ln(measured / physics)."""
     from lightgbm import LGBMRegressor
 
-    return LGBMRegressor(**words).fit(seen, target, sample_weight=weight)
+    return LGBMRegressor(**words).fit(seen, target)
 
 
 def to_log_steps(logs: Array) -> NDArray[np.int8]:
