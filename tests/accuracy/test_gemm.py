@@ -25,6 +25,8 @@ from shapewright.perf.price import GemmPrice
 
 REPOSITORY = Path(__file__).parents[2]
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
+# Mean regrets that differ by less, a hundredth of a percent of a product's time, are as good as each other.
+TIED_REGRET = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +214,7 @@ def test_what_was_learned_ranks_no_worse_than_physics(calibrate: ModuleType, lib
 
     assert float(np.median(regrets[0])) <= 0.01
     assert float(np.quantile(regrets[0], 0.9)) <= LIMITS["gemm_regret_p90"][library][name]
-    assert regrets[0].mean() <= regrets[1].mean()
+    assert regrets[0].mean() <= regrets[1].mean() + TIED_REGRET
 
 
 @pytest.mark.parametrize(
