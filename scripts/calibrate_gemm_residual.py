@@ -103,7 +103,7 @@ class Learner:
         )
 
     def learn(self) -> None:
-        """Learn the libraries' sections, together where they run the same kernels, and then what lies between them."""
+        """Learn libraries together and then what lies between them; each section by itself where kernels differ."""
         folds, names = shape_folds(self.knots), sorted(self.measured_s)
         devices, libraries = (sorted({name[part] for name in names}) for part in (0, 1))
         marks = np.array([(devices.index(device), libraries.index(library)) for device, library in names])
@@ -111,11 +111,11 @@ class Learner:
             sections = [self.sections[name] for name in names]
             together = learn_together(sections, marks, self.fitted, folds, trees=SHARED_TREES)
             self.found |= dict(zip(names, together, strict=True))
+            for device in devices:
+                middle = between(self.sections[device, ""], self.knots, self.said(device))
+                self.found[device, ""] = self.learn_alone(middle, MIDDLE_TREES)
         else:
-            self.found |= {name: self.learn_alone(self.sections[name], OWN_TREES) for name in names}
-        for device in devices:
-            middle = between(self.sections[device, ""], self.knots, self.said(device))
-            self.found[device, ""] = self.learn_alone(middle, MIDDLE_TREES)
+            self.found |= {name: self.learn_alone(section, OWN_TREES) for name, section in self.sections.items()}
 
     def learn_alone(self, section: LearnedSection, trees: Mapping[str, Any]) -> Correction:
         """Learn one section from its own rows."""
