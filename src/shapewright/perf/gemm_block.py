@@ -68,13 +68,15 @@ def estimate_block_s(
     products: Products, parameters: GemmParameters, rates: DeviceRates, *, compiled: bool = False
 ) -> Array:
     """Time of each product of a block. [s]; ``compiled`` as in fastest_s."""
+    own = _batches(products, parameters, rates) if parameters.batch_kernels is not None else None
+    if own is not None and own.is_run.all():
+        return own.time_s
     factor, _ = _alignment(products, parameters, rates)
     rate = _with_slow_rate(factor, products, parameters, rates)
     time_s = fastest_s(*products[:4], rate, parameters, rates, compiled=compiled)
     if parameters.slow_cases is not None:
         time_s = np.maximum(time_s, _slow_kernels_s(products, parameters, rates)[1])
-    if parameters.batch_kernels is not None:
-        own = _batches(products, parameters, rates)
+    if own is not None:
         time_s = np.where(own.is_run, own.time_s, time_s)
     if parameters.start_growth is not None:
         time_s = time_s - parameters.start_s * parameters.start_growth.missing_share(products.m, products.batch)
