@@ -113,19 +113,12 @@ def command(
     code 1: a row failed or was wrong. Needs the bench extra (PyTorch).
     """
     from shapewright.bench.request import Request, run_request
-    from shapewright.bench.suites import COLLECTIVES, require_suite, suite_names
+    from shapewright.bench.suites import COLLECTIVES
     from shapewright.bench.worker import WorkerOptions
     from shapewright.dtypes import get_dtype
 
-    if (suite is None) == (shapes_from is None):
-        raise click.UsageError(f"give one suite ({', '.join(suite_names())}), or --shapes-from CONFIG instead of it")
-    suites = tuple(word.strip() for word in suite.split(",")) if suite else ()
-    for name in suites:
-        require_suite(name)
     given = {name: value for name, value in workload_fields.items() if value is not None}
-    if suites and given:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise click.UsageError(f"{flags} has no effect on a suite; use it with --shapes-from")
+    suites = _read_suites(suite, shapes_from, given)
     if num_ranks and COLLECTIVES not in suites:
         raise click.UsageError("--num-ranks has no effect here; use it with the suite collectives")
     if address is not None and engine == "local":
@@ -154,23 +147,56 @@ def command(
             click.echo(f"every finished row is in {store_path}; the same command goes on from there", err=True)
             raise
     predicted_for = _device_of(results[0].facts, predicted_for, is_named=device is not None)
-    facts = [fact for result in results for fact in _facts(result, predicted_for)]
+    _show(results, [_facts(result, predicted_for) for result in results], suite, store_path, as_json=as_json)
+    return 1 if any(row.status != "ok" for result in results for row in result.outcome.measured) else 0
+
+
+def _read_suites(suite: str | None, shapes_from: str | None, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of suites; none where the shapes of a model are measured.
+
+    Raises:
+        UsageError: neither or both are given, or what has no effect on a suite.
+        BenchError: there is no such suite.
+    """
+    from shapewright.bench.suites import require_suite, suite_names
+
+    if (suite is None) == (shapes_from is None):
+        raise click.UsageError(f"give one suite ({', '.join(suite_names())}), or --shapes-from CONFIG instead of it")
+    suites = tuple(word.strip() for word in suite.split(",")) if suite else ()
+    for name in suites:
+        require_suite(name)
+    if suites and given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(f"{flags} has no effect on a suite; use it with --shapes-from")
+    return suites
+
+
+def _show(
+    results: Sequence[SuiteResult],
+    rows: Sequence[Sequence[dict[str, Any]]],
+    suite: str | None,
+    store_path: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print all suites together, their rows as JSON has them."""
+    facts = [row for own in rows for row in own]
     outcome = results[0].outcome
     for result in results[1:]:
         outcome = outcome.joined(result.outcome)
     summary = summarize_bench(outcome, facts)
-    if as_json:
-        heads = {
-            "schema_version": SCHEMA_VERSION,
-            "suite": suite or results[0].name,
-            "device": results[0].facts.name,
-            "library": results[0].facts.library,
-            "store": store_path,
-        }
-        print_json({**heads, **summary, "rows": facts})
-    else:
+    if not as_json:
         _print(facts, summary, results, store_path)
-    return 1 if any(row.status != "ok" for row in outcome.measured) else 0
+        return
+    first = results[0]
+    heads = {
+        "schema_version": SCHEMA_VERSION,
+        "suite": suite or first.name,
+        "device": first.facts.name,
+        "library": first.facts.library,
+        "store": store_path,
+    }
+    print_json({**heads, **summary, "rows": facts})
 
 
 def summarize_bench(outcome: Outcome, facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
