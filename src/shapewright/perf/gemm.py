@@ -215,6 +215,9 @@ def _by_menu(
     work: Callable[[Products, GemmParameters], dict[str, Array]], products: Products, section: Section
 ) -> dict[str, Array]:
     """Columns of a block; those of batches, and of default tiles, with the kernels that the section has for them."""
+    if section.rule is not None and products.choice is None:
+        # A training stack's kernels are as good as the best known: some tuned tiles are older than the default.
+        return _faster(work(products, section.parameters), work(products, section.rule.steps[-1]))
     if section.rule is not None and products.choice is not None:
         menus = {TUNED: section.parameters, **dict(enumerate(section.rule.steps))}
         return _by_step(work, products, products.choice.step, menus)
@@ -228,6 +231,12 @@ def _by_menu(
     for name, column in columns.items():
         column[~is_batch], column[is_batch] = single[name], batched[name]
     return columns
+
+
+def _faster(one: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
+    """Columns of two menus, each product's from the one that runs it faster."""
+    is_other = other["time_s"] < one["time_s"]
+    return {name: np.where(is_other, other[name], column) for name, column in one.items()}
 
 
 def _by_step(
