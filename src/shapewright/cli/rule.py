@@ -28,12 +28,12 @@ def command(code: str | None, as_json: bool) -> int:
         print_json({"schema_version": 1, "rules": pages})
     elif code is None:
         rows = [[rule.code, rule.name, rule.summary] for rule in list_rules()]
-        names = (
+        headings = (
             Column("code", is_text=True),
             Column("name", is_text=True),
             Column("what it finds", rank=1, is_text=True),
         )
-        print_table(columns_of(rows, names), make_console())
+        print_table(columns_of(rows, headings), make_console())
     else:
         _print_page(rule_page(code))
     return 0

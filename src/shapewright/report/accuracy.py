@@ -67,9 +67,9 @@ def accuracy_to_json(judgement: Judgement, *, regret: bool = False) -> list[dict
 def print_accuracy(judgement: Judgement, console: Console, *, regret: bool = False) -> None:
     """Print the table, then what is to be known of it."""
     extra = _extra_words(judgement)
-    names = (*_WORDS, *(_EXTRA_WORDS[key] for key in extra), *_FIGURES, *(_REGRETS if regret else ()))
+    headings = (*_WORDS, *(_EXTRA_WORDS[key] for key in extra), *_FIGURES, *(_REGRETS if regret else ()))
     cells = (_cells(row, extra) + (_regret_cells(row) if regret else []) for row in judgement.rows)
-    print_table(columns_of(cells, names), console)
+    print_table(columns_of(cells, headings), console)
     for line in remark_lines(judgement):
         console.print(line, soft_wrap=True)
 

@@ -105,14 +105,14 @@ def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Co
         ]
         for name, flops in found.conventions.items()
     ]
-    names = (
+    headings = (
         Column("FLOP convention", is_text=True),
         Column("training, GFLOP a token"),
         Column("with recompute", rank=1),
         Column("formula", rank=2, is_text=True),
         Column("used by", rank=3, is_text=True),
     )
-    print_table(columns_of(rows, names), console)
+    print_table(columns_of(rows, headings), console)
     console.print()
     print_budget(found.config, budget, console, explains=explains)
 
@@ -160,14 +160,14 @@ def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explain
         ]
         for one in solutions[:_BATCH_ROWS]
     ]
-    names = (
+    headings = (
         Column("global batch"),
         Column("micro-batch"),
         Column("replicas"),
         Column("accumulation"),
         Column("bubble"),
     )
-    print_table(columns_of(rows, names), console)
+    print_table(columns_of(rows, headings), console)
     if len(solutions) > _BATCH_ROWS:
         console.print(f"{_BATCH_ROWS} of {len(solutions)} solutions; --json has all", style="dim")
     if explains:
@@ -191,14 +191,14 @@ def _print_terms(terms: Sequence[Term], console: Console, *, explains: bool, tot
         ]
         for term in terms
     ]
-    names = (
+    headings = (
         Column("part", is_text=True),
         Column("count"),
         Column("share", rank=1),
         Column("formula", rank=2, is_text=True),
         Column("in numbers", rank=3, is_text=True),
     )
-    print_table(columns_of(rows, names), console)
+    print_table(columns_of(rows, headings), console)
 
 
 def _term_to_json(term: Term) -> dict[str, Any]:

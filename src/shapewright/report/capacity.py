@@ -198,8 +198,8 @@ def _print_components(found: Capacity, console: Console) -> None:
     capacity = max(found.device.memory_bytes, found.busiest.total_bytes)
     parts = _shown_components(found)
     rows = _component_rows(found, parts)
-    names = (Column("component", is_text=True), Column("memory"), Column("of device"))
-    lines = ["  ".join(cells) for cells in zip(*(column.lines() for column in columns_of(rows, names)), strict=True)]
+    headings = (Column("component", is_text=True), Column("memory"), Column("of device"))
+    lines = ["  ".join(cells) for cells in zip(*(column.lines() for column in columns_of(rows, headings)), strict=True)]
     console.print(lines[0], style="dim", soft_wrap=True)
     room = min(_BAR_CHARACTERS, console.width - len(lines[0]) - 2)
     for line, (name, amount) in zip(lines[1:], parts.items(), strict=True):
@@ -237,8 +237,8 @@ def stage_columns(found: Capacity) -> list[Column]:
         ]
         for stage in stages
     ]
-    names = [Column("stage"), Column("total"), *(Column(name.replace("_", " "), rank=1) for name in kinds)]
-    return columns_of(rows, names)
+    headings = [Column("stage"), Column("total"), *(Column(name.replace("_", " "), rank=1) for name in kinds)]
+    return columns_of(rows, headings)
 
 
 def remedy_columns(found: Capacity) -> list[Column]:
@@ -253,14 +253,14 @@ def remedy_columns(found: Capacity) -> list[Column]:
         ]
         for remedy in found.remedies
     ]
-    names = (
+    headings = (
         Column("change", is_text=True),
         Column("devices"),
         Column("memory", rank=1),
         Column("step", rank=1),
         Column("time per token"),
     )
-    return columns_of(rows, names)
+    return columns_of(rows, headings)
 
 
 def _flags(changes: Mapping[str, Any]) -> str:

@@ -109,10 +109,10 @@ def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
         ]
         for shape in shapes
     ]
-    names = (
+    headings = (
         Column("change", is_text=True),
         Column("step"),
         Column("speed-up"),
         Column("parameters", rank=1),
     )
-    return columns_of(rows, names)
+    return columns_of(rows, headings)

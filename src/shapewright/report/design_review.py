@@ -278,12 +278,12 @@ def _provenance(review: Review) -> list[Section]:
         record = load_record(kind, device)
         measured = "this device" if record.transfer == "exact" else f"borrowed from {record.device}"
         rows.append([kind, record.id, measured])
-    names = (
+    headings = (
         Column("operations", is_text=True),
         Column("calibration record", is_text=True),
         Column("measured on", is_text=True),
     )
     return [
-        table_of("Calibration records", columns_of(rows, names)),
+        table_of("Calibration records", columns_of(rows, headings)),
         table_of(f"Numbers of {device.title}", device_number_columns(device), note=device.notes or ""),
     ]

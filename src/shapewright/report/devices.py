@@ -141,13 +141,13 @@ def device_number_columns(device: Device) -> list[Column]:
         source = device.sources.get(origin.get("source", ""), {})
         place = ", ".join(part for part in (source.get("title", ""), origin.get("place", "")) if part)
         rows.append([key, _in_units(key, value), origin.get("kind", ""), place])
-    names = (
+    headings = (
         Column("number", is_text=True),
         Column("value"),
         Column("kind", is_text=True),
         Column("source", is_text=True),
     )
-    return columns_of(rows, names)
+    return columns_of(rows, headings)
 
 
 def _numbers(device: Device) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column
         ]
         for capacity in own[:most]
     ]
-    names = (
+    headings = (
         Column("instance", is_text=True),
         Column("GPUs"),
         Column("weights a GPU", rank=1),
@@ -139,7 +139,7 @@ def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column
         Column("tokens in cache"),
         Column("sequences"),
     )
-    return columns_of(rows, names)
+    return columns_of(rows, headings)
 
 
 def layout_words(layout: ParallelLayout) -> str:

@@ -33,9 +33,9 @@ def print_sweep(found: Sweep, console: Console) -> None:
     console.print(
         f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
     )
-    names = [Column(field) for field in found.axes]
+    headings = [Column(field) for field in found.axes]
     rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row)] for row in found.rows]
-    print_table(columns_of(rows, [*names, *_COLUMNS]), console)
+    print_table(columns_of(rows, [*headings, *_COLUMNS]), console)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 

@@ -164,7 +164,7 @@ def convention_columns(found: Utilization) -> list[Column]:
                 result.used_by,
             ]
         )
-    names = (
+    headings = (
         Column("FLOP convention", is_text=True),
         Column("TFLOP/s"),
         Column("MFU"),
@@ -173,7 +173,7 @@ def convention_columns(found: Utilization) -> list[Column]:
         Column("FLOPs per token", rank=3, is_text=True),
         Column("used by", rank=4, is_text=True),
     )
-    return columns_of(rows, names)
+    return columns_of(rows, headings)
 
 
 def waterfall_columns(found: Utilization) -> list[Column]:
@@ -186,14 +186,14 @@ def waterfall_columns(found: Utilization) -> list[Column]:
         bar = ("#" if fraction > 0 else "-") * min(round(abs(fraction) * _BAR_CHARACTERS), _BAR_CHARACTERS)
         rows.append([part.name.replace("_", " "), format_seconds(part.time_s), format_percent(fraction), bar, part.why])
     rows.append(["measured", format_seconds(found.seconds), "100 %", "", ""])
-    names = (
+    headings = (
         Column("from peak to measured", is_text=True),
         Column("time"),
         Column("share"),
         Column("", rank=1, is_text=True),
         Column("what it is", rank=2, is_text=True),
     )
-    return columns_of(rows, names)
+    return columns_of(rows, headings)
 
 
 def reachable_words(found: Utilization) -> str:
@@ -220,8 +220,8 @@ def reachable_columns(found: Utilization) -> list[Column]:
         for step in found.reachable
         if step.without == "unexplained" or step.step_time_s < (1.0 - _SHOWN_FROM_FRACTION) * _predicted_s(found)
     ]
-    names = (Column("without", is_text=True), Column("step"), Column("MFU"), Column("how", rank=1, is_text=True))
-    return columns_of(rows, names)
+    headings = (Column("without", is_text=True), Column("step"), Column("MFU"), Column("how", rank=1, is_text=True))
+    return columns_of(rows, headings)
 
 
 def _predicted_s(found: Utilization) -> float:
