@@ -78,6 +78,29 @@ def test_alignment_slows_a_kernel_or_leaves_it() -> None:
     assert not time_one(parameters, 250.0).is_run[0]
 
 
+def test_tiles_wait_for_what_caches_feed_them() -> None:
+    """1024 columns are read once and rows by each of 4 tiles: k (128 * 4 + 1024) / 0.5 elements, twice, and C."""
+    fed = parameters_of({**KERNEL, "feed_ratio": 0.5})
+    rates = replace(RATES, bandwidth_bytes_per_s=2e9, flops_per_s_per_sm=1e30)
+    sizes = (np.array([one]) for one in (128.0, 1024.0, 1024.0, 2.0))
+
+    time_s = time_batches(*sizes, LETTERS, 16, fed, rates).time_s
+
+    assert float(time_s[0]) == pytest.approx(2.0 * (1024 * (128 * 4 + 1024) / 0.5 + 128 * 1024) / 1e9)
+
+
+@pytest.mark.parametrize("edge", [128, 256, 512])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_small_scores_are_near_their_traffic(edge: int, head_dim: int) -> None:
+    """Aligned scores of short sequences, of enough heads for many waves, move their bytes at 70 % of bandwidth."""
+    device = load_device("a100-sxm-40gb")
+    scores = Gemm(name="x", dtype="bf16", m=edge, n=edge, k=head_dim, batch=2**28 // edge**2)
+
+    price = price_gemm(scores, device, load_record("gemm", device))
+
+    assert price.time_s <= price.roofline_s / 0.7
+
+
 @pytest.mark.parametrize(
     ("limits", "sizes", "is_run"),
     [

@@ -7,6 +7,7 @@ choose a kernel, and of its tiles the narrowest that holds the columns, else the
     columns = floor(n/w) + (edge + (1 - edge) rest/w if a rest is left)     a partly filled tile stores and loads less
     waves   = soft(batch ceil(m/bm) columns / SMs)                          as in perf.kernels
     tile_s  = (k + fill) bm w / (rate per SM * rate of w * rate of the alignment)
+    traffic = max[k (m + n), k (m ceil(n/w) + n ceil(m/bm)) / feed] + write ratio * m n    caches feed tiles
     time    = start + [(waves tile_s)^p + (traffic / bandwidth)^p]^(1/p)
 
 Each kernel has its own numbers, which a record holds in ``kernels`` of a section's ``batched``. Products that none of
@@ -109,7 +110,9 @@ def time_batches(
     step = known.k_step[place]
     steps_k = np.ceil(k / step) * step + known.fill_k[place]
     compute_s = busy_waves * steps_k * tile_m * width / (rates.flops_per_s_per_sm / 2.0 * rate)
-    elements = batch * k * (m + rates.stored_b_share * n) + known.write_ratio[place] * outputs
+    stored_n = rates.stored_b_share * n
+    fed = (m * np.ceil(n / width) + stored_n * np.ceil(m / tile_m)) / known.feed_ratio[place]
+    elements = batch * k * np.maximum(m + stored_n, fed) + known.write_ratio[place] * outputs
     memory_s = elements * (rates.element_bytes / rates.bandwidth_bytes_per_s) / known.bandwidth_fraction[place]
     power = known.overlap_power[place]
     longest = np.maximum(compute_s, memory_s)

@@ -40,6 +40,7 @@ class BatchKernel:
         fill_k: Prologue and epilogue of a tile, in elements of k that would take as long. [element]
         bandwidth_fraction: Achieved share of memory bandwidth.
         write_ratio: Cost of writing a byte of C, in bytes read.
+        feed_ratio: Rate at which caches feed operands to tiles, over that of memory; endless where they never wait.
         overlap_power: The exponent p; 1 where arithmetic waits for traffic.
     """
 
@@ -58,6 +59,7 @@ class BatchKernel:
     fill_k: float
     bandwidth_fraction: float
     write_ratio: float
+    feed_ratio: float = np.inf
     overlap_power: float
 
 
@@ -81,6 +83,7 @@ class BatchKernels(NamedTuple):
         fill_k: Prologue and epilogue. [element]
         bandwidth_fraction: Share of memory bandwidth.
         write_ratio: Cost of a written byte in bytes read.
+        feed_ratio: Rate of caches over that of memory.
         overlap_power: The exponent p.
         least_waves: Waves of its tiles below which a batch is too small for such a kernel.
     """
@@ -100,6 +103,7 @@ class BatchKernels(NamedTuple):
     fill_k: Array
     bandwidth_fraction: Array
     write_ratio: Array
+    feed_ratio: Array
     overlap_power: Array
     least_waves: float
 
@@ -136,7 +140,7 @@ def join_kernels(kernels: Sequence[BatchKernel], least_waves: float) -> BatchKer
         return [*values, *[filling] * (most - len(values))]
 
     names = ("first_k", "last_k", "first_n", "last_n", "tile_m", "edge_share", "k_step", "fill_k")
-    more = ("bandwidth_fraction", "write_ratio")
+    more = ("bandwidth_fraction", "write_ratio", "feed_ratio")
     return BatchKernels(
         takes=np.array(
             [[taken & (kernel.role in role) for role in roles] for kernel, taken in zip(kernels, classes, strict=True)]
