@@ -158,6 +158,16 @@ def _remarks(rows: tuple[ComparedDevice, ...]) -> list[str]:
     bounds = [row.device.name for row in rows if row.prediction is not None and row.device.roofline_only]
     if bounds:
         said.append(f"a bound from the data sheet and no prediction, real steps take longer: {', '.join(bounds)}")
+    one_kernel = [
+        row.device.name
+        for row in rows
+        if row.prediction is not None and any("experts are priced as" in line for line in row.prediction.warnings)
+    ]
+    if one_kernel:
+        said.append(
+            f"experts in narrow formats are priced as one library's kernel ran, with another they may be faster "
+            f"(predict names it): {', '.join(one_kernel)}"
+        )
     borrowed = {row.device.name: _borrowed_kinds(row) for row in rows if not row.device.roofline_only}
     words = [f"{name} ({', '.join(kinds)})" for name, kinds in borrowed.items() if kinds]
     if words:

@@ -24,15 +24,16 @@ from shapewright.lowering import (
 )
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
-from shapewright.operations import Collective
-from shapewright.perf.calibration import UNCALIBRATED
+from shapewright.operations import Attention, Collective
+from shapewright.perf.calibration import UNCALIBRATED, load_record
+from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.perf.pricing import price_operations
 from shapewright.perf.software import TUNED, Software, software_of
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from shapewright.config import ParameterCounts, TransformerConfig
     from shapewright.hardware import Device
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from shapewright.operations import Operation
     from shapewright.workload import Workload
 
+# MFU from which a reader wonders: no measured product keeps a device at more than this share of its peak for long.
+_HIGH_MFU = 0.75
 # Published training steps over predicted ones, 5 % and 95 % of 295 rows of 37 sources (docs/decisions/0002): the newest
 # tuned stacks take 0.8 to 1.1 of the prediction, PyTorch FSDP of 2023 and 2024 1.1 to 1.7. Which one a reader runs is
 # not known without --software, so the interval of a training step spans both.
@@ -181,6 +184,12 @@ def predict(
     per_device_s = times.step_s * layout.num_devices
     memory = estimate_memory(config, workload, layout)
     labels = _label_calibration(priced)
+    mfu = model_flops / per_device_s / peak
+    warnings = (
+        *_warn(config, device, workload, labels, memory),
+        *_say_masked(operations, mfu),
+        *_say_expert_kernel(config, device, workload, uncalibrated),
+    )
     return Prediction(
         config=config,
         device=device,
@@ -198,11 +207,11 @@ def predict(
         tokens_per_s_per_device=tokens / per_device_s,
         model_flops_per_s=model_flops / per_device_s,
         hardware_flops_per_s=hardware_flops / per_device_s,
-        mfu=model_flops / per_device_s / peak,
+        mfu=mfu,
         hfu=hardware_flops / per_device_s / peak,
         software=stack.name,
         calibration=labels | ({"software": stack.record} if stack.record else {}),
-        warnings=_warn(config, device, workload, labels, memory),
+        warnings=warnings,
     )
 
 
@@ -271,13 +280,44 @@ def _warn(
     """What the reader must know beside the numbers, one line each."""
     warnings = []
     if memory.total_bytes > device.memory_bytes:
+        remedies = (
+            "lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, "
+            "--pipeline-parallel or --zero-stage"
+            if workload.is_training
+            else "lower --micro-batch-size, take a narrower --weight-dtype or --kv-cache-dtype, or spread it with "
+            "--tensor-parallel or --pipeline-parallel"
+        )
         warnings.append(
             f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on "
-            f"{device.name}; lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, "
-            f"--pipeline-parallel or --zero-stage"
+            f"{device.name}; {remedies}"
         )
     warnings += describe_overlong(config, workload)
     for kind, label in labels.items():
         if label.startswith("uncalibrated"):
             warnings.append(f"{kind} times on {device.name} are {label}; the interval is wider for it")
     return tuple(warnings)
+
+
+def _say_masked(operations: tuple[Operation, ...], mfu: float) -> Iterator[str]:
+    """That a high MFU counts scores that no device works on, where masks and windows skip some."""
+    if mfu <= _HIGH_MFU:
+        return
+    skipped = 0.0
+    for one in operations:
+        if isinstance(one, Attention) and one.pass_name in ("forward", "backward"):
+            pairs = float(one.batch_size) * one.num_heads * one.query_len * one.kv_len
+            skipped += float(one.flops * one.repeats * (1.0 - one.attended_pairs / pairs))
+    if skipped > 0.0:
+        rest = mfu * (1.0 - skipped / sum_flops(operations, ("forward", "backward")))
+        yield f"MFU counts scores that the mask skips, as Megatron-LM's does; without them it is {100.0 * rest:.1f} %"
+
+
+def _say_expert_kernel(
+    config: TransformerConfig, device: Device, workload: Workload, uncalibrated: bool
+) -> Iterator[str]:
+    """Which measured kernel prices experts in a narrow format, since kernels of one format differ by a factor."""
+    if config.is_moe and not device.roofline_only:
+        record = load_record("moe", device, uncalibrated=uncalibrated)
+        words = say_expert_kernel(record, workload.dtype, is_training=workload.is_training)
+        if words:
+            yield words

@@ -81,6 +81,38 @@ def test_what_does_not_fit_is_said() -> None:
     assert "--tensor-parallel" in warning
 
 
+def test_remedies_are_those_of_the_phase() -> None:
+    """Nothing is recomputed in decode, and no optimiser is sharded; narrower weights and caches help."""
+    workload = {"phase": "decode", "context_len": 1024}
+    (warning,) = [line for line in ask("llama-2-70b", H100, workload=workload).predict().warnings if "does not" in line]
+
+    assert "--recompute" not in warning
+    assert "--zero-stage" not in warning
+    assert "--kv-cache-dtype" in warning
+
+
+def test_a_high_mfu_says_what_it_counts() -> None:
+    """32,768 causal tokens at an MFU of 88 % do two thirds of it; a model of few scores is silent."""
+    long, short = (
+        ask("llama-3-8b", H100, workload={"phase": "prefill", "seq_len": s}).predict() for s in (32768, 2048)
+    )
+    (said,) = [line for line in long.warnings if line.startswith("MFU counts")]
+    causal = float(said.split()[-2]) / 100.0
+
+    # Per layer and token attention counts 2 * 2 * 4096 * 32768 = 0.54 GFLOP, half of them masked, and matrices 0.44.
+    assert causal == pytest.approx(long.mfu * (1.0 - 0.54 / 2.0 / (0.54 + 0.44)), rel=0.05)
+    assert not any(line.startswith("MFU counts") for line in short.warnings)
+
+
+def test_the_kernel_of_narrow_experts_is_named() -> None:
+    """Experts in fp8 are priced as one library's kernel, which is said; in 16 bits nothing is."""
+    workloads = ({"phase": "prefill", "dtype": dtype} for dtype in ("fp8", "bf16"))
+    fp8, bf16 = (ask("qwen3-30b-a3b", H100, workload=workload).predict().warnings for workload in workloads)
+
+    assert any("experts are priced as" in line for line in fp8)
+    assert not any("experts are priced as" in line for line in bf16)
+
+
 def test_borrowed_records_are_said() -> None:
     """A device that nobody measured is priced with a sibling's record, a wider interval and a warning."""
     own = ask("gpt2", "a100-sxm-80gb").predict()

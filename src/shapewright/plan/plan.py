@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
-from shapewright.perf.calibration import load_record
-from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
@@ -185,7 +183,6 @@ def plan_job(
         notes=(
             *notes,
             *_describe(plans, request, device, software),
-            *_say_kernels(config, device, workload, uncalibrated),
         ),
     )
 
@@ -246,15 +243,6 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
     table: Table = findings.front
     for row in range(len(table.get("step_s", ()))):
         yield FrontPoint(findings.choice(table, row), float(table["step_s"][row]), float(table["bytes"][row]))
-
-
-def _say_kernels(config: TransformerConfig, device: Device, workload: Workload, uncalibrated: bool) -> Iterator[str]:
-    """Which measured kernel prices the experts, where formats have kernels of very different kinds."""
-    if config.is_moe:
-        record = load_record("moe", device, uncalibrated=uncalibrated)
-        words = say_expert_kernel(record, workload.dtype, is_training=workload.is_training)
-        if words:
-            yield words
 
 
 def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device, software: str) -> Iterator[str]:
