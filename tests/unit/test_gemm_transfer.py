@@ -14,6 +14,7 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale, borrowed_power_share
 from shapewright.perf.kernels import GemmParameters, read_parameters
+from shapewright.perf.lending import sibling_rate_share
 
 
 def adapted(
@@ -185,3 +186,22 @@ def test_a_sweep_of_one_paper_is_no_family() -> None:
 
     assert v100.bandwidth_fraction == t4.bandwidth_fraction
     assert mi300x.bandwidth_fraction == own.bandwidth_fraction
+
+
+def test_slower_multipliers_leave_less_to_wait_for() -> None:
+    """H20 has 0.234 of H100's FLOPs a clock and SM: a share of 0.25 is 1 / (1 + 3 * 0.234) there."""
+    h20 = load_device("h20-96gb")
+    record = load_record("gemm", h20)
+
+    share = sibling_rate_share(np.array([0.25, 1.0]), h20, record)
+
+    assert share == pytest.approx([1.0 / (1.0 + 3.0 * 0.234), 1.0], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["gh200-96gb", "h100-pcie-80gb", "a30", "gb200", "h100-sxm-80gb"])
+def test_the_same_multipliers_keep_their_share(name: str) -> None:
+    """Siblings whose SMs multiply as much a clock, and a device of its own record, take shares as they are."""
+    device = load_device(name)
+    share = np.array([0.25, 0.9])
+
+    assert sibling_rate_share(share, device, load_record("gemm", device)).tolist() == share.tolist()

@@ -182,3 +182,13 @@ def test_an_explanation_names_the_kernel_that_stands_in() -> None:
 
     words = explanation_rows(entry)["record"]
     assert words.endswith("(architecture; without cutlass, fractions of bf16)")
+
+
+def test_a_throttled_sibling_has_no_cliffs_of_its_own() -> None:
+    """H20 borrows H100's tiles, whose rates a quarter of the multipliers would make 2.9 times slower at 48 tokens."""
+    device = load_device("h20-96gb")
+    layers = [replace(MIXTRAL, m=2 * tokens, tokens=tokens, experts=8, inner=14336) for tokens in (32, 48, 64, 96, 128)]
+    times_s = np.array([one.time_s for one in price_operations(layers, device)])
+
+    assert np.all(times_s[1:] < 1.6 * times_s[:-1])
+    assert np.all(times_s[1:] > 0.75 * times_s[:-1])

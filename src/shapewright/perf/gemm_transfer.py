@@ -5,6 +5,7 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
     start     seconds of a lender's kernel are clock cycles: start_s * lender's clock / device's clock. A cast before an
               8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
     memory    what a sibling's kernel takes beyond its traffic at full bandwidth, it takes in cycles of the same SMs
+    rate      what a sibling's tile takes beyond its multiplications too, a smaller share where multipliers are slower
     feed      no SM draws fewer bytes a clock from the caches than the lender's does; a sibling's is the same SM, and
               draws no more either (DeviceRates.feed_scale)
     power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has x times the
@@ -35,6 +36,7 @@ from shapewright.perf.lending import (
     rate_clock_hz,
     scale_fixed_costs,
     sibling_bandwidth_share,
+    sibling_rate_share,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ def adapt_parameters(
         dtype: Element format of the products.
     """
     share = sibling_bandwidth_share(parameters.bandwidth_fraction, device, record)
-    parameters = replace(parameters, bandwidth_fraction=share)
+    rates = sibling_rate_share(parameters.tile_rate_fraction, device, record)
+    parameters = replace(parameters, bandwidth_fraction=share, tile_rate_fraction=rates)
     if record.kind != "gemm":
         return scale_fixed_costs(parameters, fixed_cost_scale(device, record))
     if record.transfer != "exact":

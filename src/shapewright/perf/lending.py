@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shapewright.hardware import load_device
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shapewright.hardware import Device
     from shapewright.perf.calibration import CalibrationRecord
 
+    Array = NDArray[np.float64]
+
 _Parameters = TypeVar("_Parameters")
+# Peaks of an SM per clock whose ratio lies above this are those of the same multipliers, by sheets that round clocks.
+_ALIKE_MULTIPLIERS = 0.9
 # Makers whose chips run kernels on multiprocessors at one clock.
 _GPU_VENDORS = ("NVIDIA", "AMD")
 
@@ -88,6 +95,30 @@ def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRec
     lender = load_device(record.device)
     growth = device.memory_bandwidth_bytes_per_s / lender.memory_bandwidth_bytes_per_s / sm_rate_scale(device, record)
     return 1.0 / (1.0 + (1.0 / share - 1.0) * growth)
+
+
+def sibling_rate_share(share: Array, device: Device, record: CalibrationRecord) -> Array:
+    """Shares of a busy SM's peak that a sibling's tiles reach on a device; as they are where no sibling lends.
+
+        1 / share = 1 + (1 / lender's share - 1) x peak of an SM per clock, the device's over the lender's
+
+    What a tile takes beyond its multiplications it spends loading and issuing, in as many cycles where the multipliers
+    are throttled (H20 has 0.23 of H100's) or half as many (RTX 4090 beside L40S). Other siblings differ by 3 %.
+    """
+    if record.transfer != "architecture":
+        return share
+    lender = load_device(record.device)
+    clocks_hz = clock_beside_hz(device, lender), clock_hz_of(lender)
+    rates = device.dense_flops_per_s.get("fp16"), lender.dense_flops_per_s.get("fp16")
+    if not (all(clocks_hz) and all(rates) and device.num_sms and lender.num_sms):
+        return share
+    per_cycle = [
+        rate / (num_sms * clock_hz)
+        for rate, num_sms, clock_hz in zip(rates, (device.num_sms, lender.num_sms), clocks_hz, strict=True)
+        if rate and clock_hz
+    ]
+    ratio = per_cycle[0] / per_cycle[1]
+    return share if ratio > _ALIKE_MULTIPLIERS else 1.0 / (1.0 + (1.0 / share - 1.0) * ratio)
 
 
 def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:
