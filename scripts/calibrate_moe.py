@@ -52,6 +52,7 @@ class Rows(NamedTuple):
         products: m, n, k, batch of gate_up and of down.
         pointwise_s: Listed pointwise operations of the rows that are this device's own. [s]
         idle_s: Clearing and reading the rows of other devices' experts at full bandwidth. [s]
+        lone_bytes: Rows that are the only one of their token. [byte]
         step: Which of a rule's kernels runs each (perf.expert_tiles).
         measured: Time of the block. [s]
         fold: Fold of the layout.
@@ -60,6 +61,7 @@ class Rows(NamedTuple):
     products: tuple[pd.DataFrame, pd.DataFrame]
     pointwise_s: Array
     idle_s: Array
+    lone_bytes: Array
     step: NDArray[np.intp]
     measured: Array
     fold: NDArray[np.int64]
@@ -97,7 +99,7 @@ def read_rows(table: pd.DataFrame, device: Device, dtype: str, rule: TileRule | 
         first = block.products[0]
         tuned = tuned_shapes(rule.library, dtype, device.name)
         step = rule.choose(first.tokens, first.experts, first.inner, tuned)
-    return Rows(products, own, idle, step, table.latency_s.to_numpy(), table.fold.to_numpy())
+    return Rows(products, own, idle, block.lone_bytes, step, table.latency_s.to_numpy(), table.fold.to_numpy())
 
 
 def predict_blocks(rows: Rows, section: dict[str, Any], rates: Any, *, as_tuned: bool = False) -> Array:
@@ -109,7 +111,8 @@ def predict_blocks(rows: Rows, section: dict[str, Any], rates: Any, *, as_tuned:
         own = section if step == TUNED else {**section, **section["untuned"]["steps"][step]}
         parts = [product.loc[here] for product in rows.products]
         products_s[here] = sum(predict_rows(part, own, rates, "NT") for part in parts)
-    return np.asarray(products_s + rows.pointwise_s + section["idle_row_share"] * rows.idle_s)
+    unlisted_s = section["idle_row_share"] * rows.idle_s + section.get("lone_row_s_per_byte", 0.0) * rows.lone_bytes
+    return np.asarray(products_s + rows.pointwise_s + unlisted_s)
 
 
 def fit(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> Array:

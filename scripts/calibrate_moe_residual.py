@@ -18,12 +18,12 @@ from calibrate_moe import DTYPES, LAYOUT, read_table
 from calibration import DEVICES, argument_parser, read_record, record_path, save_record
 from numpy.typing import NDArray
 
-from shapewright.accuracy.moe import block_of
+from shapewright.accuracy.moe import block_of, unlisted_s
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, interval_of, tidy
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import CalibrationRecord, load_record
 from shapewright.perf.expert_tiles import TUNED, read_rule, tuned_shapes
-from shapewright.perf.experts import estimate_grouped_gemm_s, read_idle_row_share
+from shapewright.perf.experts import estimate_grouped_gemm_s
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.residual import AXES, LOG_STEP, ResidualTable, log_correction, section_name
 
@@ -122,7 +122,7 @@ def read_blocks(table: pd.DataFrame, device: Device, dtype: str, record: Calibra
         for product in block.products
     )
     rest_s = sum(np.asarray(price_pointwise(each, device, pointwise).time_s) for each in block.pointwise)
-    rest_s = rest_s + block.idle_bytes * read_idle_row_share(record, dtype, key) / device.memory_bandwidth_bytes_per_s
+    rest_s = rest_s + unlisted_s(block, device, dtype, key, record)
     first = block.products[0]
     active = np.minimum(first.groups, first.m)
     places = np.stack([first.m / active, active, block.products[1].k, first.k], axis=1)

@@ -1,10 +1,11 @@
 """moe.parquet: a whole expert block without its router, on the busiest device of its expert group.
 
-    block = gate_up + activation + down + unpermute + idle rows
+    block = gate_up + activation + down + unpermute + idle rows + lone rows
 
 The parts are those that a step is lowered to, on the rows that accuracy.routing gives to the busiest device; tensor
 sharding cuts inter_size. Idle rows are a benchmark's: libraries that run an expert group without an exchange keep the
 rows of all tokens in their buffers, where the products clear what they do not compute and the next kernel reads it.
+Lone rows are those of top 1 tokens, which vllm sums as if there were several.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from shapewright.accuracy.chunk import Chunk, Prices, split_chunks
 from shapewright.accuracy.read import Format
 from shapewright.accuracy.routing import busiest_loads
 from shapewright.operations import GroupedGemm, Pointwise
-from shapewright.perf.experts import price_grouped_gemm, read_idle_row_share, split_evenly
+from shapewright.perf.experts import (
+    price_grouped_gemm,
+    read_idle_row_share,
+    read_lone_row_s_per_byte,
+    split_evenly,
+)
 from shapewright.perf.libraries import split_version
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.roofline import roofline_s
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from shapewright.accuracy.columns import Columns
     from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
+    from shapewright.perf.calibration import CalibrationRecord
 
     Array = NDArray[np.float64]
 
@@ -63,11 +70,13 @@ class Block(NamedTuple):
         products: gate_up (or up) and down.
         pointwise: Activation and unpermutation of the device's own rows; the products gather them.
         idle_bytes: Traffic that rows of other devices' experts would cause if each were cleared and read. [byte]
+        lone_bytes: Rows that are the only one of their token, idle ones too. [byte]
     """
 
     products: tuple[GroupedGemm, GroupedGemm]
     pointwise: tuple[Pointwise, ...]
     idle_bytes: Array
+    lone_bytes: Array
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
@@ -141,7 +150,15 @@ def block_of(
     products = (product(name="gate_up", n=num_inputs * f, k=h), product(name="down", n=h, k=f))
     # Cleared by one kernel and read by the next: outputs of both products; the activation's own output is written.
     idle_elements = (every - rows) * (2.0 * num_inputs * f + f + 2.0 * h)
-    return Block(products, _pointwise(rows, rows / topk, h, f, num_inputs), idle_elements * _ACTIVATION_BYTES)
+    lone_elements = np.where(topk == 1, tokens * h, 0.0)
+    listed = _pointwise(rows, rows / topk, h, f, num_inputs)
+    return Block(products, listed, idle_elements * _ACTIVATION_BYTES, lone_elements * _ACTIVATION_BYTES)
+
+
+def unlisted_s(block: Block, device: Device, dtype: str, library: str, record: CalibrationRecord) -> Array:
+    """What idle and lone rows add to each block. [s]"""
+    idle_s = block.idle_bytes * read_idle_row_share(record, dtype, library) / device.memory_bandwidth_bytes_per_s
+    return np.asarray(idle_s + block.lone_bytes * read_lone_row_s_per_byte(record, device, dtype, library))
 
 
 def _is_as_old(library: str, other: str) -> bool:
@@ -183,8 +200,8 @@ def _price_block(block: Block, device: Device, dtype: str, library: str, context
     products = [price_grouped_gemm(part, device, record, hot_cache=True, library=library) for part in block.products]
     others = [price_pointwise(operation, device, pointwise) for operation in block.pointwise]
     products_s = np.asarray(sum(price.time_s for price in products))
-    idle_s = block.idle_bytes * read_idle_row_share(record, dtype, library) / device.memory_bandwidth_bytes_per_s
-    predicted_s = products_s + np.asarray(sum(price.time_s for price in others)) + idle_s
+    rest_s = unlisted_s(block, device, dtype, library, record)
+    predicted_s = products_s + np.asarray(sum(price.time_s for price in others)) + rest_s
     flops = sum(np.asarray(product.flops) for product in block.products)
     moved = sum(np.asarray(split_evenly(product).num_bytes) for product in block.products)
     # A record's residuals are those of whole blocks, so the ends of its products' intervals hold for all of a block.

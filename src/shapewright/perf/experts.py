@@ -17,7 +17,7 @@ Assumes: rows are spread evenly over the experts in use. A skewed router is slow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from shapewright.perf.expert_tiles import TUNED, tuned_shapes
 from shapewright.perf.gemm import estimate_products_s, flatten, price_flat, price_products, stack
 from shapewright.perf.gemm_block import ExpertChoice
 from shapewright.perf.gemm_job import DTYPE_KIN, make_gemm_job
+from shapewright.perf.lending import sm_rate_scale
 from shapewright.perf.price import GemmPrice, split_rows
 
 if TYPE_CHECKING:
@@ -180,13 +181,32 @@ def read_idle_row_share(record: CalibrationRecord, dtype: str, library: str = ""
     Raises:
         CalibrationError: the record has no section for the dtype nor for its kin.
     """
+    return float(_section_of(record, dtype, library)["idle_row_share"])
+
+
+def read_lone_row_s_per_byte(record: CalibrationRecord, device: Device, dtype: str, library: str = "") -> float:
+    """What a library takes beyond the listed unpermutation to sum the one row of a top 1 token; 0 where none did. [s/byte]
+
+    vllm has kernels of its own for two to four rows and leaves one to a general reduction, which is bound by the
+    multiprocessors: as long on H200 as on H100 (docs/decisions/0007-moe.md).
+
+    Raises:
+        CalibrationError: the record has no section for the dtype nor for its kin.
+    """
+    own_s_per_byte = float(_section_of(record, dtype, library).get("lone_row_s_per_byte", 0.0))
+    return own_s_per_byte / sm_rate_scale(device, record)
+
+
+def _section_of(record: CalibrationRecord, dtype: str, library: str) -> Mapping[str, Any]:
+    """What a record says of a kernel in a format, or in the nearest that it knows."""
     record = leave_poor_matches(record)
     libraries, default = record.parameters["libraries"], record.parameters["dtypes"]
     formats = (dtype, *DTYPE_KIN[dtype])
     for own in (libraries.get(choose_expert_kernel(record, formats, library), {}), default):
         for name in formats:
             if name in own:
-                return float(own[name]["idle_row_share"])
+                found: Mapping[str, Any] = own[name]
+                return found
     raise CalibrationError(
         f"record {record.id} has no section for {dtype} nor for {', '.join(DTYPE_KIN[dtype])}; "
         f"it has {', '.join(default)}"
