@@ -28,6 +28,7 @@ from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, folds_of, interval_of
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import load_record
 from shapewright.perf.expert_tiles import TUNED, TileRule, read_rule, tuned_shapes
+from shapewright.perf.kernels import DeviceRates
 from shapewright.perf.pointwise import price_pointwise
 
 Array = NDArray[np.float64]
@@ -41,6 +42,11 @@ MOST_EVALUATIONS = 30
 FEW_TUNED, LEANING = 0.1, 0.05
 # Whose kernels stand for an unnamed library: today's vllm.
 DEFAULT_LIBRARY = "vllm"
+
+# Devices of the same multiprocessor behind other memories, and the kernels that are fitted to both together: those that
+# look tiles up by device, so that each saw but some tuned shapes (docs/decisions/0007-moe.md).
+SIBLINGS = ("h100-sxm-80gb", "h200-sxm-141gb")
+SHARED = (("vllm 0.24.0", "bf16"),)
 
 DTYPES = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4"}
 
@@ -115,25 +121,65 @@ def predict_blocks(rows: Rows, section: dict[str, Any], rates: Any, *, as_tuned:
     return np.asarray(products_s + rows.pointwise_s + unlisted_s)
 
 
-def fit(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> Array:
-    """Least squares of log(predicted / measured), outliers damped, pulled weakly to the start."""
-    chosen = np.random.default_rng(0).permutation(len(rows.measured))[:FIT_ROWS]
-    sample, prior = rows.take(chosen), form.start()
-    target = np.log(sample.measured)
-    # The menu prices training, and shapes that are tuned elsewhere: where few here are, it follows all rows a little.
-    leans = form.rule is not None and np.mean(sample.step == TUNED) < FEW_TUNED
+class Part(NamedTuple):
+    """What a fit knows of one device: measured rows, free parameters, sheet, alignment."""
+
+    rows: Rows
+    form: Form
+    rates: DeviceRates
+    factors: dict[str, Any]
+
+    def section(self, x: Array) -> dict[str, Any]:
+        """The record's section of a vector of the fit."""
+        return round_section(self.form.section(x, self.factors))  # type: ignore[no-any-return]
+
+    def residuals(self, x: Array) -> Array:
+        """Log(predicted / measured) of all rows."""
+        section, target = self.form.section(x, self.factors), np.log(self.rows.measured)
+        logs = np.log(predict_blocks(self.rows, section, self.rates)) - target
+        # The menu prices training, and shapes tuned elsewhere: where few here are, it follows all rows a little.
+        if self.form.rule is None or np.mean(self.rows.step == TUNED) >= FEW_TUNED:
+            return np.asarray(logs)
+        as_tuned = np.log(predict_blocks(self.rows, section, self.rates, as_tuned=True)) - target
+        return np.concatenate([logs, LEANING * as_tuned])
+
+
+def fit(parts: Sequence[Part]) -> list[Array]:
+    """Least squares of log(predicted / measured), outliers damped, pulled weakly to the start.
+
+    Args:
+        parts: One device, or siblings, which share all but what is the memory's (expert_form.Form.is_memorys).
+
+    Returns:
+        Parameters of each part.
+    """
+    form = parts[0].form
+    is_own = form.is_memorys & (len(parts) > 1)
+    num_shared, num_own = int((~is_own).sum()), int(is_own.sum())
+    samples = []
+    for part in parts:
+        chosen = np.random.default_rng(0).permutation(len(part.rows.measured))[:FIT_ROWS]
+        samples.append(part._replace(rows=part.rows.take(chosen)))
+    prior = np.concatenate([form.start()[~is_own], *[form.start()[is_own]] * len(parts)])
+
+    def split(x: Array) -> list[Array]:
+        found = []
+        for number, part in enumerate(parts):
+            one = np.empty(len(is_own))
+            first = num_shared + number * num_own
+            one[~is_own], one[is_own] = x[:num_shared], x[first : first + num_own]
+            # As many bytes a second reach a multiprocessor, whatever its share of the memory.
+            faster = part.rates.bandwidth_bytes_per_s / parts[0].rates.bandwidth_bytes_per_s
+            found.append(one - np.log(faster) * form.is_feed)
+        return found
 
     def residuals(x: Array) -> Array:
-        section = form.section(x, factors)
-        parts = [np.log(predict_blocks(sample, section, rates)) - target, PRIOR_WEIGHT * FIT_SCALE * (x - prior)]
-        if leans:
-            parts.append(LEANING * (np.log(predict_blocks(sample, section, rates, as_tuned=True)) - target))
-        return np.concatenate(parts)
+        errors = [part.residuals(one) for part, one in zip(samples, split(x), strict=True)]
+        return np.concatenate([*errors, PRIOR_WEIGHT * FIT_SCALE * (x - prior)])
 
-    found: Array = least_squares(
-        residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=MOST_EVALUATIONS, diff_step=1e-3
-    ).x
-    return found
+    return split(
+        least_squares(residuals, prior, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=MOST_EVALUATIONS, diff_step=1e-3).x
+    )
 
 
 class Fitted(NamedTuple):
@@ -144,15 +190,22 @@ class Fitted(NamedTuple):
     report: dict[str, Any]
 
 
-def fit_kernel(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> Fitted:
-    """Fit once without each fold; the one without HELD_OUT_FOLD is shipped, all of them make errors and interval."""
-    unseen, shipped = np.full(len(rows.measured), np.nan), None
+def fit_kernel(parts: Sequence[Part], number: int) -> Fitted:
+    """Fit once without each fold; the one without HELD_OUT_FOLD is shipped, all of them make errors and interval.
+
+    Args:
+        parts: One device, or siblings that are fitted together.
+        number: Which of them is asked.
+    """
+    part = parts[number]
+    rows, unseen, shipped = part.rows, np.full(len(part.rows.measured), np.nan), None
     for fold in range(NUM_FOLDS):
         is_fold = rows.fold == fold
         if fold != HELD_OUT_FOLD and not is_fold.any():
             continue
-        section = round_section(form.section(fit(rows.take(~is_fold), form, rates, factors), factors))
-        unseen[is_fold] = predict_blocks(rows.take(is_fold), section, rates)
+        seen = [one._replace(rows=one.rows.take(one.rows.fold != fold)) for one in parts]
+        section = part.section(fit(seen)[number])
+        unseen[is_fold] = predict_blocks(rows.take(is_fold), section, part.rates)
         shipped = section if fold == HELD_OUT_FOLD else shipped
     assert shipped is not None
     held = rows.fold == HELD_OUT_FOLD
@@ -161,9 +214,22 @@ def fit_kernel(rows: Rows, form: Form, rates: Any, factors: dict[str, Any]) -> F
         "rows_fitted": min(int((~held).sum()), FIT_ROWS),
         "held_out": judge(unseen, rows.measured),
         "held_out_of_the_record": judge(unseen[held], rows.measured[held]),
-        "fitted": judge(predict_blocks(rows.take(~held), shipped, rates), rows.measured[~held]),
+        "fitted": judge(predict_blocks(rows.take(~held), shipped, part.rates), rows.measured[~held]),
     }
     return Fitted(shipped, interval_of(unseen, rows.measured), report)
+
+
+def read_part(table: pd.DataFrame, name: str, word: str, library: str, kernel: str) -> Part:
+    """What a fit knows of one kernel on one device, from the whole table."""
+    device, dtype = load_device(name), DTYPES[word]
+    factors = load_record("gemm", device).parameters["dtypes"]["bf16"]["alignment_factor"]
+    is_own = (table.device == DEVICES[name]) & (table.dtype == word)
+    measured = table[is_own & (table.library == library) & (table.kernel == kernel)]
+    if len(measured[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS:
+        measured = measured.assign(fold=folds_of(measured.moe_tp_size, measured.moe_ep_size))
+    form = Form(device.architecture, dtype, library, kernel)
+    rows = read_rows(measured, device, dtype, read_rule(form.section(form.start(), factors)))
+    return Part(rows, form, device_rates(device, dtype, hot=True), factors)
 
 
 def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> dict[str, Any]:
@@ -175,25 +241,23 @@ def fit_device(table: pd.DataFrame, name: str, kernels: Sequence[str] = ()) -> d
         kernels: Words of which a kernel's name must hold one to be fitted; what the record says of others stays.
     """
     device = load_device(name)
-    factors = load_record("gemm", device).parameters["dtypes"]["bf16"]["alignment_factor"]
-    table = table[table.device == DEVICES[name]]
+    own = table[table.device == DEVICES[name]]
     known = read_record("moe", name) if kernels else {}
     parameters: dict[str, Any] = known.get("parameters", {"dtypes": {}, "libraries": {}})
     intervals: dict[str, Any] = known.get("interval", {"dtypes": {}, "libraries": {}})
     reports: dict[str, Any] = known.get("provenance", {}).get("reports", {})
     defaults: dict[str, str] = known.get("provenance", {}).get("defaults", {})
     # Larger groups later, so that the default is the newest vllm's most used kernel.
-    groups = sorted(table.groupby(["dtype", "library", "kernel"]), key=lambda group: len(group[1]))
-    for (word, library, kernel), measured in groups:
+    groups = sorted(own.groupby(["dtype", "library", "kernel"]), key=lambda group: len(group[1]))
+    for (word, library, kernel), _ in groups:
         if kernels and not any(each in kernel for each in kernels):
             continue
-        is_rare = len(measured[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS
-        shardings = folds_of(measured.moe_tp_size, measured.moe_ep_size)
-        blocks = measured.assign(fold=shardings) if is_rare else measured
         dtype = DTYPES[word]
-        form = Form(device.architecture, dtype, library, kernel)
-        rows = read_rows(blocks, device, dtype, read_rule(form.section(form.start(), factors)))
-        fitted = fit_kernel(rows, form, device_rates(device, dtype, hot=True), factors)
+        # A triton kernel's tuned shapes are a device's own: what siblings run tuned, they see together.
+        is_shared = name in SIBLINGS and (library, dtype) in SHARED
+        devices = SIBLINGS if is_shared else (name,)
+        parts = [read_part(table, each, word, library, kernel) for each in devices]
+        fitted = fit_kernel(parts, devices.index(name))
         key = f"{library}/{kernel}"
         parameters["libraries"].setdefault(key, {})[dtype] = fitted.section
         intervals["libraries"].setdefault(key, {})[dtype] = fitted.interval

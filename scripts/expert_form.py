@@ -68,8 +68,10 @@ class Form:
     GROWTH = (("first_share", 0.5, "logit"), ("half_count", 8.0, "log"))
     HOT = (("hot_cache_speedup", 3.0, "log"), ("hot_cache_share", 0.3, "log"))
     CAST = (("cast_bytes_per_element", 4.0, "log"), ("cast_row_s", 1e-9, "log"))
-    # What vllm's sum of a single row takes; its kernels' own sums are for two to four (csrc/moe/moe_align_sum_kernels.cu).
+    # What vllm's sum of a single row takes; it has kernels for two to four (csrc/moe/moe_align_sum_kernels.cu).
     LONE = (("lone_row_s_per_byte", 3e-12, "log"),)
+    # What siblings do not share: they have the same multiprocessors, behind another memory. Hosts start kernels.
+    MEMORYS = ("bandwidth_fraction", "hot_cache_speedup", "hot_cache_share", "idle_row_share", "start_s")
     # Rates of a tile: one of its rows times one of its columns.
     ROW_STARTS = (("8", 0.2), ("16", 0.3), ("32", 0.45), ("64", 0.6), ("128", 0.7), ("256", 0.75))
     COLUMN_STARTS = (("32", 0.5), ("64", 0.7), ("128", 0.9))
@@ -97,6 +99,16 @@ class Form:
             rate = dict(self.ROW_STARTS)[str(m)] * dict(self.COLUMN_STARTS).get(str(n), 1.0)
             own = (("rate", rate, "logit"), ("bandwidth_fraction", 0.8, "logit"), ("feed_ratio", 3.0, "log"))
             self.entries += [(f"{number}:{name}", value, kind) for name, value, kind in own]
+
+    @property
+    def is_memorys(self) -> NDArray[np.bool_]:
+        """Which parameters are the memory's or the benchmark's, not a multiprocessor's; shape [parameters]."""
+        return np.array([name.rpartition(":")[2] in self.MEMORYS for name, _, _ in self.entries])
+
+    @property
+    def is_feed(self) -> NDArray[np.bool_]:
+        """Which parameters are ratios to a multiprocessor's share of the memory's bandwidth; shape [parameters]."""
+        return np.array([name.endswith("feed_ratio") for name, _, _ in self.entries])
 
     def start(self) -> Array:
         """Starting point, which is also the prior."""

@@ -185,10 +185,10 @@ def read_idle_row_share(record: CalibrationRecord, dtype: str, library: str = ""
 
 
 def read_lone_row_s_per_byte(record: CalibrationRecord, device: Device, dtype: str, library: str = "") -> float:
-    """What a library takes beyond the listed unpermutation to sum the one row of a top 1 token; 0 where none did. [s/byte]
+    """What a library takes to sum the one row of a top 1 token, beyond the listed unpermutation. [s/byte]
 
     vllm has kernels of its own for two to four rows and leaves one to a general reduction, which is bound by the
-    multiprocessors: as long on H200 as on H100 (docs/decisions/0007-moe.md).
+    multiprocessors: as long on H200 as on H100 (docs/decisions/0007-moe.md). Other libraries take nothing.
 
     Raises:
         CalibrationError: the record has no section for the dtype nor for its kin.
