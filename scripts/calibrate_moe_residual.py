@@ -28,7 +28,7 @@ from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.residual import AXES, LOG_STEP, ResidualTable, log_correction, section_name
 
 # A kernel gets a table if that errs less than this share of its physics on layouts left out in turn.
-WORTHWHILE_RATIO = 0.97
+WORTHWHILE_RATIO = 0.95
 # Blocks of which products are but a part say little of them: no more than this factor is learned from one.
 MOST_FACTOR = 3.0
 MOST_ROWS = 8000
