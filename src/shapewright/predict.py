@@ -292,10 +292,14 @@ def _warn(
             f"{device.name}; {remedies}"
         )
     warnings += describe_overlong(config, workload)
-    for kind, label in labels.items():
-        if label.startswith("uncalibrated"):
-            warnings.append(f"{kind} times on {device.name} are {label}; the interval is wider for it")
+    if unmeasured := [f"{kind} {reason}" for kind, label in labels.items() if (reason := _why_uncalibrated(label))]:
+        warnings.append(f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider for it")
     return tuple(warnings)
+
+
+def _why_uncalibrated(label: str) -> str:
+    """What stands in for a record of the device's own, in parentheses; nothing where it has one."""
+    return label.removeprefix("uncalibrated ") if label.startswith("uncalibrated") else ""
 
 
 def _say_masked(operations: tuple[Operation, ...], mfu: float) -> Iterator[str]:
