@@ -20,14 +20,15 @@ from calibration import DEVICES, argument_parser, read_record, save_record
 
 from shapewright.fit.attention import AIMED_COVERAGE, Source, error_of, layout_folds, shape_of
 from shapewright.fit.attention_residual import (
+    TREES,
     Physics,
     features_of,
-    fit_trees,
     knots_of,
     predict_left_out,
     tabulate,
 )
 from shapewright.fit.logs import HELD_OUT_FOLD, Array, error_summary, interval_of
+from shapewright.fit.trees import fit_trees
 from shapewright.hardware import Device, load_device
 from shapewright.perf.attention_residual import AttentionResidual, log_correction
 from shapewright.perf.attention_sections import SMALL_GROUPS
@@ -65,7 +66,7 @@ class Learner:
         physics_s, seen = features_of(rows, physics)
         target = np.log(rows.latency_s.to_numpy() / physics_s)
         train = rows[~held_out].reset_index(drop=True)
-        trees = fit_trees(seen[~held_out], target[~held_out])
+        trees = fit_trees(seen[~held_out], target[~held_out], TREES)
         left_out_s = physics_s[~held_out] * np.exp(predict_left_out(train, seen[~held_out], target[~held_out]))
         families = sorted(rows.family.unique())
         for (family, width), index in train.groupby(["family", "head_dim"]).indices.items():

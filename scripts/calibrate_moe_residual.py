@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from shapewright.accuracy.moe import block_of, unlisted_s
 from shapewright.fit.logs import HELD_OUT_FOLD, NUM_FOLDS, Array, error_summary, interval_of, tidy
+from shapewright.fit.trees import fit_trees
 from shapewright.hardware import Device, load_device
 from shapewright.perf.calibration import CalibrationRecord, load_record
 from shapewright.perf.expert_tiles import TUNED, read_rule, tuned_shapes
@@ -37,14 +38,7 @@ TREES: dict[str, Any] = {
     "alpha": 0.1,
     "n_estimators": 300,
     "learning_rate": 0.05,
-    "subsample": 0.7,
-    "subsample_freq": 1,
     "colsample_bytree": 0.8,
-    "deterministic": True,
-    "force_row_wise": True,
-    "random_state": 0,
-    "n_jobs": 1,
-    "verbose": -1,
 }
 # What trees may see. With nine to twelve layouts the hidden width names one of them: where that misleads, which layouts
 # left out say kernel by kernel, trees see rows, experts and inner width alone, and are smaller.
@@ -134,14 +128,12 @@ def read_blocks(table: pd.DataFrame, device: Device, dtype: str, record: Calibra
     return Blocks(places, step - TUNED, np.asarray(products_s), rest_s, measured, table.fold.to_numpy())
 
 
-def fit_trees(blocks: Blocks, view: str) -> Any:
+def fit_blocks(blocks: Blocks, view: str) -> Any:
     """Fit the trees; a block counts as far as its products are the block."""
-    from lightgbm import LGBMRegressor
-
     chosen = np.random.default_rng(0).permutation(len(blocks.measured))[:MOST_ROWS]
     some = blocks.take(chosen)
     weight = some.products_s / (some.products_s + some.rest_s)
-    return LGBMRegressor(**TREES, **VIEWS[view]).fit(some.features(view), some.target, sample_weight=weight)
+    return fit_trees(some.features(view), some.target, {**TREES, **VIEWS[view]}, weight)
 
 
 def predict_left_out(blocks: Blocks, view: str) -> Array:
@@ -150,7 +142,7 @@ def predict_left_out(blocks: Blocks, view: str) -> Array:
     for fold in range(NUM_FOLDS):
         left = blocks.fold == fold
         if left.any() and not left.all():
-            out[left] = fit_trees(blocks.take(~left), view).predict(blocks.take(left).features(view))
+            out[left] = fit_blocks(blocks.take(~left), view).predict(blocks.take(left).features(view))
     return out
 
 
@@ -195,7 +187,7 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
             print(name, section, f"keeps its physics alone: {errors[1]:.3f}, learned {errors[0]:.3f}", flush=True)
             continue
         num_layers = 1 + len(record.parameters["libraries"][key][dtype].get("untuned", {}).get("steps", ()))
-        learned = tabulate(fit_trees(train, view), view, share, train.layer, num_layers)
+        learned = tabulate(fit_blocks(train, view), view, share, train.layer, num_layers)
         unseen_logs, _ = log_correction(learned, *judged.sizes.T, layer=judged.layer)
         report["held_out"] = error_summary(judged.predict(unseen_logs), judged.measured)
         report["held_out_physics"] = error_summary(judged.predict(0.0 * unseen_logs), judged.measured)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shapewright.operations import Operation
     from shapewright.workload import Workload
 
-# MFU from which a reader wonders: no measured product keeps a device at more than this share of its peak for long.
+# MFU from which a reader is told what of it masked scores are. A matter of presentation: no price depends on it.
 _HIGH_MFU = 0.75
 # Published training steps over predicted ones, 5 % and 95 % of 295 rows of 37 sources (docs/decisions/0002): the newest
 # tuned stacks take 0.8 to 1.1 of the prediction, PyTorch FSDP of 2023 and 2024 1.1 to 1.7. Which one a reader runs is

@@ -65,14 +65,10 @@ def experts(release: str, tokens_per_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_setback_of_one_release(tmp_path: Path) -> None:
-    """A configuration a third slower than in the releases around it says nothing; one that stays slow does."""
-    setback, skipped = read(tmp_path, [experts("26.08", 28672), experts("26.06", 28947), experts("26.06.01", 18304)])
-    assert [run.tokens_per_s_per_device for run in setback] == [28672, 28947]
-    assert skipped == {"slower by a third than the same configuration in the releases around it": 1}
-
-    stays, skipped = read(tmp_path, [experts("26.06", 28947), experts("26.06.01", 18304), experts("26.08", 18300)])
-    assert len(stays) == 3
+def test_slow_releases_are_judged(tmp_path: Path) -> None:
+    """What was measured leaves no row out: a release that was slow for once is judged as its neighbours are."""
+    runs, skipped = read(tmp_path, [experts("26.06", 28947), experts("26.06.01", 18304), experts("26.08", 28672)])
+    assert [run.tokens_per_s_per_device for run in runs] == [28947, 18304, 28672]
     assert not skipped
 
 

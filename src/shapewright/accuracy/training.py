@@ -28,8 +28,6 @@ from shapewright.accuracy.read import Format
 from shapewright.accuracy.training_gaps import fill_gaps, preset_of
 from shapewright.accuracy.training_software import (
     NVIDIA,
-    find_setbacks,
-    setting_of,
     software_of,
     software_of_experts,
 )
@@ -64,8 +62,6 @@ _NEEDED = (
 )
 # What a preset says of a model that is named.
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size")
-# What makes one configuration of a model on a device.
-_SETTING = ("seq_len", "micro_batch", "global_batch", "num_gpus", "tp", "pp", "vp", "cp", "ep")
 _OTHER_COUNTS = ("num_kv_heads", "vp", "cp", "ep")
 _LARGEST_COUNT = 1e9
 FORMAT = Format(
@@ -163,14 +159,11 @@ def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = 
         has_experts: Whether models have experts; None for both kinds.
     """
     assumed: Counter[str] = Counter()
-    setbacks = find_setbacks(columns, _SETTING)
     for (gpu,), rows in columns.groups("gpu"):
         device = context.device_of(gpu, rows.num_rows)
         for row in range(rows.num_rows if device else 0):
             assert device is not None
             try:
-                if (setting_of(rows, row, _SETTING), rows.labels["source"][row]) in setbacks:
-                    raise _UnusableRowError("slower by a third than the same configuration in the releases around it")
                 run = _read_run(rows, row, device, assumed)
             except ShapewrightError as error:
                 context.skipped[str(error)] += 1

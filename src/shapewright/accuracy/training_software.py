@@ -12,15 +12,12 @@ The table names a release and a layout. What runs beside what is in the recipes 
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from shapewright.perf.software import UNNAMED
 
 if TYPE_CHECKING:
-    from shapewright.accuracy.columns import Columns
     from shapewright.hardware import Device
 
 Release = tuple[int, ...]
@@ -46,8 +43,6 @@ _WHOLE_SINCE: Release = (26, 6, 0)
 _CAPTURED_BESIDE_X86_SINCE: Release = (26, 2, 1)
 # Recipes that capture nothing where others of their time do: GPT-OSS but for GB300's and B300's.
 _LAUNCHED_ANYWAY = {"gpt-oss-120b": ("blackwell", "hopper")}
-# A configuration this much slower than in the releases before and after is a setback of one release.
-_SETBACK = 1.3
 
 
 def software_of(source: str) -> str:
@@ -86,34 +81,3 @@ def software_of_experts(source: str, preset: str, device: Device, dtype_words: s
         return LAUNCHED
     is_captured = device.architecture.startswith("blackwell") and num_stages == 1
     return CAPTURED if has_grace or (is_captured and release >= _CAPTURED_BESIDE_X86_SINCE) else LAUNCHED
-
-
-def find_setbacks(columns: Columns, setting: tuple[str, ...]) -> set[tuple[tuple[object, ...], str]]:
-    """Rows that were slower by a third than the same configuration in the releases before and after.
-
-    Args:
-        columns: The table.
-        setting: Columns of numbers that are the configuration.
-
-    Returns:
-        Configuration (see setting_of) and source of each.
-    """
-    rates: dict[tuple[object, ...], dict[Release, tuple[float, str]]] = defaultdict(dict)
-    for row in range(columns.num_rows):
-        source, rate = columns.labels["source"][row], float(columns.numbers["tokens_per_s_per_gpu"][row])
-        if release_of(source) and rate > 0.0:
-            rates[setting_of(columns, row, setting)][release_of(source)] = (rate, source)
-    found = set()
-    for key, by_release in rates.items():
-        ordered = [by_release[release] for release in sorted(by_release)]
-        for before, own, after in zip(ordered, ordered[1:], ordered[2:], strict=False):
-            if min(before[0], after[0]) > _SETBACK * own[0]:
-                found.add((key, own[1]))
-    return found
-
-
-def setting_of(columns: Columns, row: int, setting: tuple[str, ...]) -> tuple[object, ...]:
-    """Configuration of a row: model, device, element format and the columns named; what is not stated is -1."""
-    words = tuple(columns.labels[name][row] for name in ("model", "gpu", "dtype"))
-    numbers = (float(columns.numbers[name][row]) for name in setting)
-    return (*words, *(-1.0 if math.isnan(value) else value for value in numbers))

@@ -14,6 +14,7 @@ import numpy as np
 
 from shapewright.fit.attention import layout_folds
 from shapewright.fit.logs import NUM_FOLDS, Array, folds_of
+from shapewright.fit.trees import fit_trees
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
 from shapewright.perf.attention_residual import LOG_STEP, AttentionResidual
@@ -37,14 +38,7 @@ TREES: dict[str, Any] = {
     "learning_rate": 0.04,
     "num_leaves": 63,
     "min_child_samples": 10,
-    "subsample": 0.7,
-    "subsample_freq": 1,
     "colsample_bytree": 0.8,
-    "deterministic": True,
-    "force_row_wise": True,
-    "random_state": 0,
-    "n_jobs": 1,
-    "verbose": -1,
 }
 # Knots of key-value heads and of query heads for each: the counts of public models lie on these or between two of them.
 KV_HEAD_KNOTS = (1, 2, 4, 8, 16, 32, 64, 96)
@@ -112,13 +106,6 @@ def features_of(rows: pd.DataFrame, physics: Physics) -> tuple[Array, Array]:
     return times, seen
 
 
-def fit_trees(seen: Array, target: Array) -> Any:
-    """Fit the trees to ln(measured / physics)."""
-    from lightgbm import LGBMRegressor
-
-    return LGBMRegressor(**TREES).fit(seen, target)
-
-
 def predict_left_out(rows: pd.DataFrame, seen: Array, target: Array) -> Array:
     """Correction of each row by trees that saw no row of its head layout.
 
@@ -131,7 +118,7 @@ def predict_left_out(rows: pd.DataFrame, seen: Array, target: Array) -> Array:
     for fold in range(NUM_FOLDS):
         left = folds == fold
         if left.any() and not left.all():
-            out[left] = fit_trees(seen[~left], target[~left]).predict(seen[left])
+            out[left] = fit_trees(seen[~left], target[~left], TREES).predict(seen[left])
     return out
 
 

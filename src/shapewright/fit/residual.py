@@ -17,6 +17,7 @@ import numpy as np
 
 from shapewright.fit.logs import Array, folds_of
 from shapewright.fit.runner_up import runner_up_columns
+from shapewright.fit.trees import fit_trees
 from shapewright.operations import Gemm
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
@@ -40,14 +41,7 @@ OWN_TREES: dict[str, Any] = {
     "learning_rate": 0.05,
     "num_leaves": 127,
     "min_child_samples": 20,
-    "subsample": 0.7,
-    "subsample_freq": 1,
     "colsample_bytree": 0.6,
-    "deterministic": True,
-    "force_row_wise": True,
-    "random_state": 0,
-    "n_jobs": 1,
-    "verbose": -1,
 }
 SHARED_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 500, "num_leaves": 255}
 MIDDLE_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 200, "learning_rate": 0.07, "num_leaves": 63}
@@ -192,13 +186,6 @@ def learn_together(
 def shape_folds(knots: pd.DataFrame) -> NDArray[np.int64]:
     """Fold of each knot, by its whole (n, k)."""
     return folds_of(knots.n, knots.k) % NUM_INNER_FOLDS
-
-
-def fit_trees(seen: Array, target: Array, words: Mapping[str, Any]) -> Any:
-    """Fit the trees to ln(measured / physics)."""
-    from lightgbm import LGBMRegressor
-
-    return LGBMRegressor(**words).fit(seen, target)
 
 
 def to_log_steps(logs: Array) -> NDArray[np.int8]:
