@@ -47,9 +47,6 @@ with anything from 0.75 to 0.9 (docs/decisions/0002)."""
 EXCHANGE_HIDDEN_FRACTION = TENSOR_HIDDEN_FRACTION
 """What computation of another micro-batch hides of an exchange of experts: as much as a product hides of what runs
 beside it, for the same reason. DeepSeek-V3's kernels take 20 of an H800's 132 SMs (arXiv 2412.19437, section 3.2.2)."""
-HOST_SCOPES = ("all", "experts")
-"""Operations that cost the host time: all of a pass, or those of experts alone where the others are captured in CUDA
-graphs (attention and router have sizes that do not depend on the routing)."""
 _TENSOR_CORE_BITS = 128
 """Alignment below which older kernels of batched products use no tensor cores. Source: CUDA 10 cuBLAS documentation,
 tensor core usage (multiples of 8 half-precision elements)."""
@@ -67,7 +64,8 @@ class Software:
             products beside it hide, where they take as long.
         time_factor: Factor on every operation.
         host_s: What each operation of a pass costs more, because the host launches it and waits. [s]
-        host_scope: Operations that this counts for, one of HOST_SCOPES.
+        host_scope: Operations that this counts for: ``all`` of a pass, or those of ``experts`` alone where the others
+            are captured in CUDA graphs (attention and router have sizes that do not depend on the routing).
         expert_hidden_fraction: Share of the expert axis' communication that computation of another micro-batch hides,
             where it takes as long.
         attention_factor: Factor on fused attention by architecture; 1 where it is not named.
