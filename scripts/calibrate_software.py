@@ -20,7 +20,7 @@ from calibration import argument_parser, write_record
 
 from shapewright.accuracy.context import Context
 from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_rows import FORMAT, PublishedRun, read_runs
 from shapewright.errors import ShapewrightError
 from shapewright.fit.logs import Array, error_summary, fit_logs
 from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, OVERLAP_SHARE, TUNED, UNNAMED, Software, load_software

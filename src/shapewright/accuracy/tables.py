@@ -15,6 +15,7 @@ from shapewright.accuracy import (
     paper_layers,
     pointwise,
     training,
+    training_rows,
 )
 
 if TYPE_CHECKING:
@@ -48,5 +49,5 @@ TABLES: Mapping[str, Table] = {
     "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
     "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
-    "published_training_throughput": Table("published_training_throughput.csv", training.FORMAT, training.price),
+    "published_training_throughput": Table("published_training_throughput.csv", training_rows.FORMAT, training.price),
 }
