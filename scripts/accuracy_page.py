@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -11,13 +12,23 @@ from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
 
 from shapewright.hardware import list_devices, load_device
 from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, load_record
-from shapewright.perf.software import load_software, software_names
+from shapewright.perf.software import TUNED, load_software, software_names
 
 
 def accuracy_page() -> str:
     """How far predictions lie from measurements, table by table and record by record."""
     return join_parts(
-        ["# Accuracy", WRITTEN_BY, *_bars(), *_tables(), *_intervals(), *_residuals(), *_records(), *_commands()]
+        [
+            "# Accuracy",
+            WRITTEN_BY,
+            *_bars(),
+            *_tables(),
+            *_intervals(),
+            *_software(),
+            *_residuals(),
+            *_records(),
+            *_commands(),
+        ]
     )
 
 
@@ -86,6 +97,34 @@ def _intervals() -> list[str]:
             for cell, share in facts["outside"].items()
         )
         + ".",
+    ]
+
+
+def _software() -> list[str]:
+    """Generations of training software: errors of models left out of their fits, and of predictions that know none."""
+    rows = []
+    for name in software_names():
+        if name == TUNED:
+            continue
+        found = load_software(name)
+        reports: dict[str, Any] = found.provenance["reports"]
+        held_out, tuned = reports["held out"], reports["as a tuned stack"]
+        rows.append(
+            [
+                f"`{name}`: {found.title}",
+                str(held_out["rows"]),
+                f"{100 * held_out['mean_absolute_error']:.1f} %",
+                f"{100 * tuned['mean_absolute_error']:.0f} %",
+                re.split(r"[;.] ", found.provenance["why"])[0],
+            ]
+        )
+    return [
+        "## Training steps by software",
+        "Published training steps, time per row, models left out of each fit; what a source leaves open is assumed. "
+        "`--software` chooses the generation. Without it a tuned stack of today is predicted, which is as far off as "
+        "the fourth column says, and the interval of a training step spans all of them. "
+        "[How each was found](decisions/0002-adding-up-a-step.md#which-software)",
+        markdown_table(["software", "rows", "mean error", "as a tuned stack", "what differs"], rows),
     ]
 
 

@@ -7,32 +7,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+from accuracy_page import accuracy_facts, results
 from markdown_parts import markdown_table
 
 import shapewright
 from shapewright.config import count_parameters, read_model
-from shapewright.perf.software import TUNED, load_software, software_names
+from shapewright.perf.software import TUNED, UNNAMED, load_software, software_names
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-# Rows of the bars that speak of what no kernel table does, in the README's words.
-_BEYOND = {
-    "GEMM, unseen device": ("products on a device that nobody measured, bf16, mean error", "each device in turn"),
-    "layer GEMMs of another collector": (
-        "products of 2024's software (vidur), mean error: its own section; today's libraries after one factor",
-        "models; (n, k); all but the factor",
-    ),
-    "paper's layers, unfused; flash": (
-        "whole layers of the paper on A100, mean error: unfused; flash attention",
-        "whole table; hidden sizes",
-    ),
-    "published training throughput": ("published training throughput, mean error", "models"),
-    "ranking regret": ("shape chosen among products alike in work, slower than the best: median; p90", "(n, k)"),
-    "90 % interval": (
-        "inside the 90 % interval: unseen rows; cells of a device and library, tables within 85 to 95 %",
-        "shapes and layouts; the same; no",
-    ),
-}
+# The devices whose products the summary speaks of, and what they are called there.
+_SUMMARY_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 _MODEL, _DEVICE = "llama-3-8b", "h100-sxm-80gb"
 
 
@@ -58,38 +43,85 @@ def paper() -> str:
     )
 
 
-def beyond() -> str:
-    """How far predictions hold where nothing was fitted, and plain roofline beside them."""
-    results = json.loads((DOCS / "accuracy_results.json").read_text(encoding="utf-8"))
-    reached = {bar["what"]: bar["reached"] for bar in results["bars"]}
-    rows = [[words, reached[what], held_out] for what, (words, held_out) in _BEYOND.items()]
-    products = next(table for table in results["tables"] if table["table"] == "gemm")
-    rows.append(
-        [
-            "all measured products: mean error, and that of max(FLOPs / peak, bytes / bandwidth)",
-            f"{100 * products['mean']:.1f} %, {100 * products['roofline']:.0f} %",
-            "no: fits saw four fifths",
-        ]
+def summary() -> str:
+    """The errors that matter most, in one paragraph."""
+    reached = {bar["what"]: bar["reached"] for bar in results()["bars"]}
+    products = [
+        fact
+        for fact in accuracy_facts()
+        if (fact["operation"], fact["section"]) == ("gemm", "bf16") and fact["device"] in _SUMMARY_DEVICES
+    ]
+    table = next(table for table in results()["tables"] if table["table"] == "gemm")
+    return (
+        f"In short: 16-bit products that no fit saw are {_span(products, 'median')} off in the median and "
+        f"{_span(products, 'mean')} in the mean on A100, H100, H200 and B200; published training steps "
+        f"{_first(reached['published training throughput'])} in the mean, where the software is known; and 90 % "
+        f"intervals hold {_first(reached['90 % interval'])} of unseen rows. Plain roofline, max(FLOPs / peak, "
+        f"bytes / bandwidth), is {100 * table['roofline']:.0f} % off on all measured products."
     )
-    return markdown_table(["judged on", f"reached, {results['date']}", "held out"], rows)
+
+
+def beyond() -> str:
+    """How far predictions hold where nothing was fitted."""
+    reached = {bar["what"]: bar["reached"] for bar in results()["bars"]}
+    devices = re.findall(r"(\S+) ([\d.]+ %)", reached["GEMM, unseen device"])
+    near, far = (pick(devices, key=lambda pair: float(pair[1].split()[0])) for pick in (min, max))
+    own, _, today = reached["layer GEMMs of another collector"].split("; ")
+    unfused, flash = reached["paper's layers, unfused; flash"].split("; ")
+    median, p90 = reached["ranking regret"].partition(" (")[0].split("; ")
+    noise = reached["ranking regret"].partition(": ")[2].rstrip(")")
+    rows = [
+        ["products on a device that nobody measured", f"{near[1]} ({near[0]}) to {far[1]} ({far[0]})", "each device"],
+        ["products of 2024's software (vidur, A100)", f"{own}; today's libraries after one factor {today}", "models"],
+        ["the paper's layers on A100, unfused", unfused, "whole table"],
+        ["the same with flash attention", flash, "hidden sizes"],
+        ["published training steps", _with_tau(reached["published training throughput"]), "models"],
+        ["the same of mixtures of experts", _with_tau(reached["published training of mixtures of experts"]), "models"],
+        [
+            "choosing among products alike in work: slower than the measured best",
+            f"median {median}; p90 {p90} by device and library (choosing by another library's times: {noise})",
+            "(n, k)",
+        ],
+    ]
+    return (
+        "Beyond kernels that were measured: mean error, and Kendall's tau (1: predictions and measurements have one "
+        "order).\n\n" + markdown_table(["judged on", f"reached, {results()['date']}", "left out of the fit"], rows)
+    )
+
+
+def _first(reached: str) -> str:
+    """The first figure of a bar."""
+    return re.split(r"; | \(", reached)[0]
+
+
+def _with_tau(reached: str) -> str:
+    """Mean error and tau of a bar, without what stands in brackets."""
+    return re.sub(r" \(.*\)", "", reached)
+
+
+def _span(facts: list[dict[str, Any]], key: str) -> str:
+    """Least and largest of an error."""
+    found = [100.0 * fact[key] for fact in facts]
+    return f"{min(found):.1f} to {max(found):.1f} %"
 
 
 def software() -> str:
-    """Generations of training software: errors of models left out of their fits, and of predictions that know none."""
-    rows = []
-    for name in software_names():
-        if name == TUNED:
-            continue
-        found = load_software(name)
-        reports: dict[str, Any] = found.provenance["reports"]
-        held_out, tuned = reports["held out"], reports["as a tuned stack"]
-        rows.append(
-            [
-                f"`{name}`: {found.title}",
-                str(held_out["rows"]),
-                f"{100 * held_out['mean_absolute_error']:.1f} %",
-                f"{100 * tuned['mean_absolute_error']:.0f} %",
-                re.split(r"[;.] ", found.provenance["why"])[0],
-            ]
-        )
-    return markdown_table(["software", "rows", "mean error", "as a tuned stack", "what differs"], rows)
+    """What knowing the software of a training step brings, and what not knowing it costs."""
+    reports = {name: load_software(name).provenance["reports"] for name in software_names() if name != TUNED}
+    unnamed = reports.pop(UNNAMED)
+
+    def spans(*, experts: bool) -> list[str]:
+        chosen = [report for name, report in reports.items() if ("moe" in name) == experts]
+        return [
+            _span([report[judged] for report in chosen], "mean_absolute_error")
+            for judged in ("held out", "as a tuned stack")
+        ]
+
+    (dense, dense_tuned), (sparse, sparse_tuned) = spans(experts=False), spans(experts=True)
+    return (
+        f"A training step depends on the software that runs it. Published steps are {dense} off with the `--software` "
+        f"that ran them and {dense_tuned} without, those of mixtures of experts {sparse} and {sparse_tuned}; where "
+        f"nobody names it, {100 * unnamed['held out']['mean_absolute_error']:.0f} %. Without `--software` a tuned "
+        "stack of today is predicted, and the interval spans all generations. "
+        "[Each of them, and what differs](docs/accuracy.md#training-steps-by-software)"
+    )

@@ -121,6 +121,7 @@ BLOCKS = {
     "devices": devices_table,
     "odd-width": readme_claims.odd_width,
     "paper": readme_claims.paper,
+    "summary": readme_claims.summary,
     "beyond": readme_claims.beyond,
     "software": readme_claims.software,
 }
