@@ -25,7 +25,9 @@ from shapewright.perf import gemm as gemm_module
 from shapewright.perf.calibration import load_record
 from shapewright.perf.fastest import has_compiler
 from shapewright.perf.gemm import estimate_gemm_s, price_gemm
-from shapewright.perf.kernels import estimate_kernels, every_kernel, join_s, rates_of, read_parameters
+from shapewright.perf.gemm_menu import read_parameters
+from shapewright.perf.kernels import estimate_kernels, every_kernel, join_s, rates_of
+from shapewright.perf.products import Products
 from shapewright.perf.roofline import roofline_s
 
 # Shapes of one evaluation of the whole menu: its arrays stay in the second cache.
@@ -86,8 +88,8 @@ def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, t
 
     def time_every_kernel() -> None:
         for start in range(0, few - _REFERENCE_ROWS + 1, _REFERENCE_ROWS):
-            block = [dim[start : start + _REFERENCE_ROWS] for dim in dims]
-            times = estimate_kernels(*block, one, one, kernels, parameters, rates)
+            m, n, k = (dim[start : start + _REFERENCE_ROWS] for dim in dims)
+            times = estimate_kernels(Products(m, n, k, one, {}), one, kernels, parameters, rates)
             (join_s(times.compute_s, times.memory_s, parameters.overlap_power) + times.added_s).min(axis=0)
 
     def without_numba(record: Any) -> None:

@@ -47,7 +47,8 @@ from shapewright.fit.gemm import (
 )
 from shapewright.fit.split import split_by_shape
 from shapewright.hardware import Device, find_measured_device, load_device
-from shapewright.perf.kernels import ROLES, DeviceRates
+from shapewright.perf.gemm_menu import ROLES
+from shapewright.perf.kernels import DeviceRates
 
 # Sweeps with odd n and k exist for these alone; the rest of a vendor's chips borrow the nearest table.
 ALIGNMENT_SOURCES = {"a100-sxm-80gb": "a100"}

@@ -16,7 +16,9 @@ from scipy.optimize import least_squares
 from shapewright.fit.gemm import FIT_SCALE, LARGEST_OVERLAP_POWER, PRIOR_WEIGHT, Array, Entries, transform, untransform
 from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.batch_kernels import BatchTimes, time_batches
-from shapewright.perf.kernels import DeviceRates, read_parameters
+from shapewright.perf.gemm_menu import read_parameters
+from shapewright.perf.kernels import DeviceRates
+from shapewright.perf.products import Products
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,8 +170,8 @@ class _Problem:
         own = {"kernels": kernels, "kernels_least_waves": self.least_waves}
         parameters = read_parameters({**self.section, **own})
         m, n, k, batch = (rows[name].to_numpy(float) for name in ("m", "n", "k", "batch"))
-        bits = round(8 * self.rates.element_bytes)
-        return time_batches(m, n, k, batch, contiguous_letters(self.layout), bits, parameters, self.rates)
+        products = Products(m, n, k, batch, contiguous_letters(self.layout))
+        return time_batches(products, parameters, self.rates)
 
 
 def _rows_of(rows: pd.DataFrame, kernels: Sequence[Mapping[str, Any]], problem: _Problem) -> pd.DataFrame:

@@ -28,7 +28,8 @@ from shapewright.fit.gemm import (
     predict_rows,
 )
 from shapewright.perf.alignment import alignment_bytes
-from shapewright.perf.kernels import ROLES, DeviceRates
+from shapewright.perf.gemm_menu import ROLES
+from shapewright.perf.kernels import DeviceRates
 from shapewright.perf.slow_cases import NarrowCase, SlowCases, Span, leaves_fast_kernels
 
 if TYPE_CHECKING:

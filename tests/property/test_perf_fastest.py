@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,9 @@ from shapewright.perf.calibration import load_record
 from shapewright.perf.experts import estimate_grouped_gemm_s, price_grouped_gemm
 from shapewright.perf.fastest import AGREEMENT, fastest_s, find_fastest, has_compiler
 from shapewright.perf.gemm import COMPILED_FROM_SHAPES, estimate_gemm_s, price_gemm, price_gemms
-from shapewright.perf.kernels import (
-    DeviceRates,
-    GemmParameters,
-    alignment_factor,
-    estimate_kernels,
-    every_kernel,
-    join_s,
-    rates_of,
-    read_parameters,
-)
+from shapewright.perf.gemm_menu import GemmParameters, read_parameters
+from shapewright.perf.kernels import DeviceRates, alignment_factor, estimate_kernels, every_kernel, join_s, rates_of
+from shapewright.perf.products import Products
 from shapewright.perf.threads import count_threads, run_over_threads
 
 # Devices with dtypes that their records have, and a dtype that one must borrow.
@@ -61,6 +55,12 @@ def columns(rows: list[tuple[int, int, int, int]]) -> list[np.ndarray[Any, Any]]
     return [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
 
 
+def products_of(dims: Iterable[np.ndarray[Any, Any]], layout: str = "NT") -> Products:
+    """Products of these columns of m, n, k and batch."""
+    m, n, k, batch = dims
+    return Products(m, n, k, batch, contiguous_letters(layout))
+
+
 def many(number: int, seed: int = 0) -> list[np.ndarray[Any, Any]]:
     """Many shapes of all sizes, a third of them batches, half of them round."""
     random = np.random.default_rng(seed)
@@ -77,17 +77,16 @@ def test_fastest_is_the_least_of_all_kernels(
 ) -> None:
     """No kernel of the menu takes less than the one chosen, and the chosen one takes what is said of it."""
     parameters, rates = menu_of(name, dtype)
-    m, n, k, batch = columns(rows)
-    letters, bits = contiguous_letters(layout), round(8 * rates.element_bytes)
-    factor, _ = alignment_factor(m, n, k, letters, bits, parameters, batch > 1)
+    products = products_of(columns(rows), layout)
+    factor, _ = alignment_factor(products, rates.element_bits, parameters)
 
-    chosen = find_fastest(m, n, k, batch, factor, parameters, rates)
+    chosen = find_fastest(products, factor, parameters, rates)
 
-    times = estimate_kernels(m, n, k, batch, factor, every_kernel(parameters), parameters, rates)
+    times = estimate_kernels(products, factor, every_kernel(parameters), parameters, rates)
     every_s = join_s(times.compute_s, times.memory_s, parameters.overlap_power) + times.added_s
     np.testing.assert_allclose(chosen.time_s, every_s.min(axis=0), rtol=AGREEMENT)
     place = chosen.tile * len(parameters.split_k) + chosen.split
-    np.testing.assert_allclose(every_s[place, np.arange(len(m))], chosen.time_s, rtol=AGREEMENT)
+    np.testing.assert_allclose(every_s[place, np.arange(len(rows))], chosen.time_s, rtol=AGREEMENT)
 
 
 @given(shapes, st.sampled_from(MENUS))
@@ -96,7 +95,7 @@ def test_formula_of_one_kernel_as_written(shape: tuple[int, int, int, int], menu
     p, rates = menu_of(*menu)
     m, n, k, batch = (float(size) for size in shape)
 
-    tile, split, _ = (column[0] for column in find_fastest(*columns([shape]), np.ones(1), p, rates))
+    tile, split, _ = (column[0] for column in find_fastest(products_of(columns([shape])), np.ones(1), p, rates))
 
     bm, bn, s = p.tile_m[tile], p.tile_n[tile], p.split_k[split]
     waves = batch * math.ceil(m / bm) * math.ceil(n / bn) * s / rates.num_sms
@@ -111,7 +110,7 @@ def test_formula_of_one_kernel_as_written(shape: tuple[int, int, int, int], menu
     kernels = every_kernel(p)
     place = tile * len(p.split_k) + split
     one = type(kernels)(*(column[place] for column in kernels))
-    found = estimate_kernels(*columns([shape]), np.ones(1), one, p, rates)
+    found = estimate_kernels(products_of(columns([shape])), np.ones(1), one, p, rates)
     assert found.compute_s[0] == pytest.approx(soft * max(tile_s, feed_s), rel=AGREEMENT)
 
 
@@ -119,11 +118,12 @@ def test_formula_of_one_kernel_as_written(shape: tuple[int, int, int, int], menu
 def test_large_blocks_equal_small_ones(name: str, dtype: str) -> None:
     """Going through splits one by one or all at once gives the same bits."""
     parameters, rates = menu_of(name, dtype)
-    dims, ones = many(1000), np.ones(1000)
+    products, ones = products_of(many(1000)), np.ones(1000)
 
-    together = fastest_s(*dims, ones, parameters, rates)
+    together = fastest_s(products, ones, parameters, rates)
 
-    apart = [fastest_s(*(dim[i : i + 5] for dim in dims), ones[:5], parameters, rates) for i in range(0, 1000, 5)]
+    parts = [products.rows(slice(start, start + 5)) for start in range(0, 1000, 5)]
+    apart = [fastest_s(part, ones[:5], parameters, rates) for part in parts]
     np.testing.assert_array_equal(together, np.concatenate(apart))
 
 
@@ -132,12 +132,12 @@ def test_compiled_equals_numpy(name: str, dtype: str) -> None:
     """Numba's loop finds the same times."""
     pytest.importorskip("numba")
     parameters, rates = menu_of(name, dtype)
-    dims = many(20_000)
+    products = products_of(many(20_000))
     factor = 2.0 ** np.random.default_rng(1).uniform(-3.0, 0.0, 20_000)
 
-    found = fastest_s(*dims, factor, parameters, rates, compiled=True)
+    found = fastest_s(products, factor, parameters, rates, compiled=True)
 
-    np.testing.assert_allclose(found, fastest_s(*dims, factor, parameters, rates), rtol=AGREEMENT)
+    np.testing.assert_allclose(found, fastest_s(products, factor, parameters, rates), rtol=AGREEMENT)
 
 
 @pytest.mark.parametrize("physics_only", [True, False])

@@ -16,7 +16,9 @@ from shapewright.perf.batch_menu import read_batch_kernels
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm import estimate_gemm_s, price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
-from shapewright.perf.kernels import DeviceRates, GemmParameters, read_parameters
+from shapewright.perf.gemm_menu import GemmParameters, read_parameters
+from shapewright.perf.kernels import DeviceRates
+from shapewright.perf.products import Products
 
 KERNEL: dict[str, Any] = {
     "alignments_bytes": [16, 32, 64, 128],
@@ -44,9 +46,14 @@ def parameters_of(*kernels: dict[str, Any], least_waves: float = 1.0) -> GemmPar
     return replace(read_parameters(raw), start_s=0.0, power_drop_fraction=0.0, wave_give_back=0.0, batch_kernels=known)
 
 
+def one_product(m: float, n: float, k: float, batch: float) -> Products:
+    """One batch as arrays."""
+    return Products(*(np.array([size]) for size in (m, n, k, batch)), letters=LETTERS)
+
+
 def time_one(parameters: GemmParameters, n: float, k: float = 1024.0, m: float = 128.0, batch: float = 2.0) -> Any:
     """Times of one batch."""
-    return time_batches(*(np.array([one]) for one in (m, n, k, batch)), LETTERS, 16, parameters, RATES)
+    return time_batches(one_product(m, n, k, batch), parameters, RATES)
 
 
 def test_the_narrowest_tile_that_holds_the_columns_runs_them() -> None:
@@ -82,9 +89,8 @@ def test_tiles_wait_for_what_caches_feed_them() -> None:
     """1024 columns are read once and rows by each of 4 tiles: k (128 * 4 + 1024) / 0.5 elements, twice, and C."""
     fed = parameters_of({**KERNEL, "feed_ratio": 0.5})
     rates = replace(RATES, bandwidth_bytes_per_s=2e9, flops_per_s_per_sm=1e30)
-    sizes = (np.array([one]) for one in (128.0, 1024.0, 1024.0, 2.0))
 
-    time_s = time_batches(*sizes, LETTERS, 16, fed, rates).time_s
+    time_s = time_batches(one_product(128.0, 1024.0, 1024.0, 2.0), fed, rates).time_s
 
     assert float(time_s[0]) == pytest.approx(2.0 * (1024 * (128 * 4 + 1024) / 0.5 + 128 * 1024) / 1e9)
 

@@ -17,8 +17,10 @@ from shapewright.fit.residual import (
 )
 from shapewright.fit.runner_up import NUM_RUNNERS_UP, runner_up_columns
 from shapewright.hardware import load_device
+from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm_job import make_gemm_job
+from shapewright.perf.products import Products
 
 KNOTS = pd.DataFrame(
     [(m, n, k) for m in range(1, 41) for n in (256, 512, 1024, 2048) for k in (256, 512, 1024)], columns=["m", "n", "k"]
@@ -43,7 +45,8 @@ def runners_up() -> np.ndarray:
     assert job.section is not None
     assert job.rates is not None
     m, n, k = np.array([[4096.0, 64.0], [8192.0, 128.0], [4096.0, 65536.0]])
-    return runner_up_columns(m, n, k, "NT", job.section.parameters, job.rates)
+    products = Products(m, n, k, np.ones(2), contiguous_letters("NT"))
+    return runner_up_columns(products, job.section.parameters, job.rates)
 
 
 def test_runners_up_are_ordered(runners_up: np.ndarray) -> None:

@@ -12,8 +12,8 @@ from shapewright.operations import Gemm
 from shapewright.perf.calibration import CalibrationRecord, load_record
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
+from shapewright.perf.gemm_menu import GemmParameters, read_parameters
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale, borrowed_power_share
-from shapewright.perf.kernels import GemmParameters, read_parameters
 from shapewright.perf.lending import sibling_rate_share
 
 

@@ -17,6 +17,7 @@ from shapewright.operations import Gemm
 from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.calibration import CalibrationRecord, parse_record
 from shapewright.perf.gemm import price_gemm
+from shapewright.perf.products import Products
 from shapewright.perf.slow_cases import (
     NarrowCase,
     SlowCases,
@@ -75,9 +76,9 @@ def narrow(role: str, step: float = 1.0, fraction: float = 0.1, alignments_bytes
 def test_narrow_odd_sizes_run_at_their_share_after_their_traffic() -> None:
     """128 x 128 x 63 has 2,064,384 flops: at a tenth of 1e12 flop/s 20.6 us, and 1 us of traffic; not 64 and 129."""
     k, shapes = ones(63, 64, 127, 129), ones(*[128] * 4)
-    letters, traffic_s = contiguous_letters("NT"), ones(*[1e-6] * 4)
+    traffic_s, products = ones(*[1e-6] * 4), Products(shapes, shapes, k, ones(1, 1, 2, 1), contiguous_letters("NT"))
 
-    floor_s = narrow_floor_s(shapes, shapes, k, ones(1, 1, 2, 1), letters, 16, traffic_s, 1e12, narrow("contracted"))
+    floor_s = narrow_floor_s(products, 16, traffic_s, 1e12, narrow("contracted"))
 
     assert floor_s == pytest.approx([2.064384e-5 + 1e-6, 0.0, 2 * 127 * 128 * 128 * 2 / 1e11 + 1e-6, 0.0])
 
@@ -87,7 +88,8 @@ def test_narrow_sizes_are_padded_to_whole_steps() -> None:
     one, none = ones(*[128] * 4), ones(*[0] * 4)
     cases = narrow("contracted", step=32.0, alignments_bytes=(2, 64))
 
-    floor_s = narrow_floor_s(one, one, ones(33, 63, 32, 40), one, contiguous_letters("NN"), 16, none, 1e12, cases)
+    products = Products(one, one, ones(33, 63, 32, 40), one, contiguous_letters("NN"))
+    floor_s = narrow_floor_s(products, 16, none, 1e12, cases)
 
     assert floor_s[0] == pytest.approx(floor_s[1]) == pytest.approx(2.0 * floor_s[2])
     assert floor_s[3] == 0.0
@@ -97,16 +99,17 @@ def test_narrow_sizes_are_padded_to_whole_steps() -> None:
 def test_a_dimension_of_another_role_does_not_count(layout: str, role: str) -> None:
     """In layout TN the contracted k is not contiguous, and k is no free dimension in any: an odd one costs nothing."""
     one = ones(128)
-    letters = contiguous_letters(layout)
+    products = Products(one, one, ones(63), one, contiguous_letters(layout))
 
-    assert narrow_floor_s(one, one, ones(63), one, letters, 16, one, 1e12, narrow(role)).tolist() == [0.0]
+    assert narrow_floor_s(products, 16, one, 1e12, narrow(role)).tolist() == [0.0]
 
 
 def test_small_products_are_bounded_by_edge_and_outputs() -> None:
     """64 x 64 x 1000 at a hundredth of 1e12 flop/s takes 819 us; more outputs or a longer edge is no small product."""
     cases = SlowCases(small_edge=64, small_outputs=8192, small_fraction=0.01)
 
-    floor_s = small_floor_s(ones(64, 64, 128), ones(64, 64, 8), ones(*[1000] * 3), ones(1, 3, 1), 1e12, cases)
+    products = Products(ones(64, 64, 128), ones(64, 64, 8), ones(*[1000] * 3), ones(1, 3, 1), {})
+    floor_s = small_floor_s(products, 1e12, cases)
 
     assert floor_s == pytest.approx([8.192e-4, 0.0, 0.0])
 
@@ -116,7 +119,7 @@ def test_a_half_empty_last_wave_costs_large_products_their_fast_kernel() -> None
     cases = SlowCases(idle_columns=1000, idle_elements=1e6, idle_always_elements=3e6, idle_fraction=0.25)
     n, k = ones(24 * 128, 25 * 128, 30 * 128, 24 * 128, 25 * 128), ones(500, 500, 500, 100, 1000)
 
-    floor_s = idle_floor_s(np.full(5, 256.0), n, k, np.ones(5), 10.0, 1e12, cases)
+    floor_s = idle_floor_s(Products(np.full(5, 256.0), n, k, np.ones(5), {}), 10.0, 1e12, cases)
 
     alone_s = 2.0 * 256 * n * k / 2.5e11
     assert floor_s == pytest.approx([alone_s[0], 0.0, 0.0, 0.0, alone_s[4]])
@@ -126,7 +129,8 @@ def test_few_columns_and_batches_keep_their_fast_kernel() -> None:
     """However large B is, up to idle_columns of C and in a batch nothing is lost."""
     cases = SlowCases(idle_columns=1000, idle_elements=1.0, idle_always_elements=1.0, idle_fraction=0.25)
 
-    floor_s = idle_floor_s(ones(256, 256), ones(1000, 2000), ones(1e6, 1e6), ones(1, 2), 10.0, 1e12, cases)
+    products = Products(ones(256, 256), ones(1000, 2000), ones(1e6, 1e6), ones(1, 2), {})
+    floor_s = idle_floor_s(products, 10.0, 1e12, cases)
 
     assert floor_s.tolist() == [0.0, 0.0]
 

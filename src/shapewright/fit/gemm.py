@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, contiguous_letters
 from shapewright.perf.gemm import ROWS_PER_BLOCK
-from shapewright.perf.gemm_block import Products, estimate_block_s
-from shapewright.perf.kernels import ROLES, DeviceRates, rates_of, read_batched_parameters, read_parameters
+from shapewright.perf.gemm_block import estimate_block_s
+from shapewright.perf.gemm_menu import ROLES, read_batched_parameters, read_parameters
+from shapewright.perf.kernels import DeviceRates, rates_of
+from shapewright.perf.products import Products
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -31,7 +31,7 @@ from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm_job import DTYPE_KIN
-from shapewright.perf.kernels import ROLES
+from shapewright.perf.gemm_menu import ROLES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,7 @@ from shapewright.fit.logs import Array, folds_of
 from shapewright.fit.runner_up import runner_up_columns
 from shapewright.fit.trees import fit_trees
 from shapewright.operations import Gemm
-from shapewright.perf.gemm import price_gemm
+from shapewright.perf.gemm import flatten, price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.residual import LOG_STEP
 
@@ -107,15 +107,15 @@ def learn_section(
         sees_runners_up: Whether the trees see the kernels that came next, too.
     """
     dims = {letter: knots[letter].to_numpy(float) for letter in ("m", "n", "k")}
-    price = price_gemm(
-        Gemm(name="row", dtype=dtype, layout=layout, **dims), device, record, hot_cache=hot_cache, library=library
-    )
+    operation = Gemm(name="row", dtype=dtype, layout=layout, **dims)
+    price = price_gemm(operation, device, record, hot_cache=hot_cache, library=library)
     seen = features(**dims, price=price)
     if sees_runners_up:
         job = make_gemm_job(dtype, None, device, record, hot_cache, library)
         assert job.section is not None
         assert job.rates is not None
-        behind = runner_up_columns(**dims, layout=layout, parameters=job.section.parameters, rates=job.rates)
+        _, products = flatten(operation)
+        behind = runner_up_columns(products, job.section.parameters, job.rates)
         seen = np.concatenate([seen, behind], axis=1)
     return LearnedSection(physics_s=np.asarray(price.time_s), seen=seen, measured_s=measured_s)
 

@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.perf.alignment import LAST_CLASS, WIDTH_MASK, classes_of_widths
+from shapewright.perf.kernels import join_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.perf.alignment import Letters
-    from shapewright.perf.kernels import DeviceRates, GemmParameters
+    from shapewright.perf.batch_menu import BatchKernels
+    from shapewright.perf.gemm_menu import GemmParameters
+    from shapewright.perf.kernels import DeviceRates
+    from shapewright.perf.products import Products
 
     Array = NDArray[np.float64]
 
@@ -56,39 +59,21 @@ class BatchTimes(NamedTuple):
 
 
 def time_batches(
-    m: Array,
-    n: Array,
-    k: Array,
-    batch: Array,
-    letters: Letters,
-    element_bits: int,
-    parameters: GemmParameters,
-    rates: DeviceRates,
-    *,
-    aligned: bool = False,
+    products: Products, parameters: GemmParameters, rates: DeviceRates, *, aligned: bool = False
 ) -> BatchTimes:
     """Time the batches that kernels of their own run.
 
     Args:
-        m: Rows of C. [element], one for each product, as are n, k and batch.
-        n: Columns of C.
-        k: Contraction.
-        batch: Independent products.
-        letters: Contiguous dimensions, see perf.alignment.contiguous_letters.
-        element_bits: Width of an element. [bit]
+        products: Their sizes and contiguous dimensions.
         parameters: Holder of the kernels; its start, power and wave tails are theirs too.
         rates: The device's rates.
         aligned: Time them as if every dimension were aligned.
     """
     known = parameters.batch_kernels
     assert known is not None
-    worst, is_contracted = _worst_alignment(m, n, k, letters, element_bits, aligned=aligned)
-    kernel = np.full(np.shape(m), -1)
-    takes = known.takes[:, is_contracted.astype(np.intp), worst] & (batch > 1.0)
-    for index in range(len(known.tile_m) - 1, -1, -1):
-        inside = (k >= known.first_k[index]) & (k <= known.last_k[index]) & (m >= known.tile_m[index])
-        inside &= (n >= known.first_n[index]) & (n <= known.last_n[index])
-        kernel = np.where(takes[index] & inside, index, kernel)
+    m, n, k, batch = products.sizes
+    worst, is_contracted = _worst_alignment(products, rates.element_bits, aligned=aligned)
+    kernel = _choose_kernels(known, products, worst, is_contracted)
     place = np.maximum(kernel, 0)
 
     chosen = np.minimum((n[:, None] > known.widths[place]).sum(axis=1), known.last_width[place])
@@ -103,35 +88,54 @@ def time_batches(
     full_waves = np.ceil(waves)
     busy_waves = full_waves - parameters.wave_give_back * (full_waves - np.maximum(waves, 1.0))
 
-    outputs = batch * m * n
-    flops = 2.0 * outputs * k
+    flops = products.flops
     sustained = 1.0 - parameters.power_drop_fraction * flops / (flops + parameters.power_half_flops)
     rate = known.rates[place, chosen] * known.alignment_rates[place, worst] * sustained
     step = known.k_step[place]
     steps_k = np.ceil(k / step) * step + known.fill_k[place]
     compute_s = busy_waves * steps_k * tile_m * width / (rates.flops_per_s_per_sm / 2.0 * rate)
+
     stored_n = rates.stored_b_share * n
     fed = (m * np.ceil(n / width) + stored_n * np.ceil(m / tile_m)) / known.feed_ratio[place]
-    elements = batch * k * np.maximum(m + stored_n, fed) + known.write_ratio[place] * outputs
+    elements = batch * k * np.maximum(m + stored_n, fed) + known.write_ratio[place] * (batch * m * n)
     memory_s = elements * (rates.element_bytes / rates.bandwidth_bytes_per_s) / known.bandwidth_fraction[place]
-    power = known.overlap_power[place]
-    longest = np.maximum(compute_s, memory_s)
-    joined_s = longest * (1.0 + (np.minimum(compute_s, memory_s) / longest) ** power) ** (1.0 / power)
+
     num_tiles = rows * np.ceil(n / width)
-    num_waves = np.ceil(num_tiles / rates.num_sms)
-    is_run = (kernel >= 0) & (num_tiles >= known.least_waves * rates.num_sms)
-    time_s = parameters.start_s + joined_s
-    return BatchTimes(is_run, time_s, compute_s, memory_s, tile_m, width, num_tiles, num_waves)
+    return BatchTimes(
+        is_run=(kernel >= 0) & (num_tiles >= known.least_waves * rates.num_sms),
+        time_s=parameters.start_s + join_s(compute_s, memory_s, known.overlap_power[place]),
+        compute_s=compute_s,
+        memory_s=memory_s,
+        tile_m=tile_m,
+        tile_n=width,
+        num_tiles=num_tiles,
+        num_waves=np.ceil(num_tiles / rates.num_sms),
+    )
+
+
+def _choose_kernels(
+    known: BatchKernels, products: Products, worst: NDArray[np.int64], is_contracted: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Place of the first kernel that takes each product; -1 where none does."""
+    m, n, k, batch = products.sizes
+    kernel = np.full(len(m), -1)
+    takes = known.takes[:, is_contracted.astype(np.intp), worst] & (batch > 1.0)
+    for index in range(len(known.tile_m) - 1, -1, -1):
+        inside = (k >= known.first_k[index]) & (k <= known.last_k[index]) & (m >= known.tile_m[index])
+        inside &= (n >= known.first_n[index]) & (n <= known.last_n[index])
+        kernel = np.where(takes[index] & inside, index, kernel)
+    return kernel
 
 
 def _worst_alignment(
-    m: Array, n: Array, k: Array, letters: Letters, element_bits: int, *, aligned: bool
+    products: Products, element_bits: int, *, aligned: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Alignment class of the least aligned contiguous dimension, and whether that is the contraction."""
-    class_of_width, dims = classes_of_widths(element_bits), {"m": m, "n": n, "k": k}
-    classes = {"k": np.full(np.shape(m), LAST_CLASS), "free": np.full(np.shape(m), LAST_CLASS)}
-    for letter, is_contiguous in ({} if aligned else letters).items():
-        found = np.where(is_contiguous, class_of_width[dims[letter].astype(np.int64) & WIDTH_MASK], LAST_CLASS)
+    class_of_width, num_products = classes_of_widths(element_bits), len(products.m)
+    classes = {"k": np.full(num_products, LAST_CLASS), "free": np.full(num_products, LAST_CLASS)}
+    for letter, is_contiguous in ({} if aligned else products.letters).items():
+        size = products.size_of(letter).astype(np.int64)
+        found = np.where(is_contiguous, class_of_width[size & WIDTH_MASK], LAST_CLASS)
         role = "k" if letter == "k" else "free"
         classes[role] = np.minimum(classes[role], found)
     return np.minimum(classes["k"], classes["free"]), classes["k"] <= classes["free"]

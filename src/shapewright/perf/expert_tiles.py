@@ -23,7 +23,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.perf.expert_kernels import expert_kernel_family
-from shapewright.perf.kernels import GemmParameters, read_parameters
+from shapewright.perf.gemm_menu import GemmParameters, read_parameters
 from shapewright.perf.libraries import split_version
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from shapewright.operations.gemm import Gemm
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches, training_record
 from shapewright.perf.expert_tiles import TUNED, tuned_shapes
 from shapewright.perf.gemm import estimate_products_s, flatten, price_flat, price_products, stack
-from shapewright.perf.gemm_block import ExpertChoice
 from shapewright.perf.gemm_job import DTYPE_KIN, make_gemm_job
 from shapewright.perf.lending import sm_rate_scale
 from shapewright.perf.price import GemmPrice, split_rows
+from shapewright.perf.products import ExpertChoice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import GroupedGemm
     from shapewright.perf.calibration import CalibrationRecord
-    from shapewright.perf.gemm_block import Products
     from shapewright.perf.gemm_job import GemmJob
+    from shapewright.perf.products import Products
 
     Array = NDArray[np.float64]
 

@@ -21,18 +21,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shapewright.perf.kernels import (
-    DeviceRates,
-    GemmParameters,
-    count_k,
-    feed_s_per_element,
-    join_s,
-    macs_per_s_per_sm,
-    other_times_s,
-)
+from shapewright.perf.kernels import count_k, feed_s_per_element, join_s, macs_per_s_per_sm, other_times_s
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from shapewright.perf.gemm_menu import GemmParameters
+    from shapewright.perf.kernels import DeviceRates
+    from shapewright.perf.products import Products
 
     Array = NDArray[np.float64]
 
@@ -71,33 +67,25 @@ class _Terms(NamedTuple):
     k_part: Array
 
 
-def find_fastest(
-    m: Array, n: Array, k: Array, batch: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
-) -> Fastest:
+def find_fastest(products: Products, align_factor: Array, parameters: GemmParameters, rates: DeviceRates) -> Fastest:
     """Find the fastest kernel of each shape and its time.
 
     Args:
-        m: Rows of C. [element], shape [shapes], as are n, k and batch.
-        n: Columns of C.
-        k: Contraction.
-        batch: Independent products.
+        products: Their sizes.
         align_factor: Rate factor of the alignment class.
         parameters: The menu and its constants.
         rates: The device's rates for this dtype.
     """
-    terms = _terms(m, n, k, batch, align_factor, parameters, rates)
-    total_s = _join(_least_of(terms, parameters), m, n, k, batch, parameters, rates)
-    split, places = np.argmin(total_s, axis=0), np.arange(len(m))
+    terms = _terms(products, align_factor, parameters, rates)
+    total_s = _join(_least_of(terms, parameters), products, parameters, rates)
+    split, places = np.argmin(total_s, axis=0), np.arange(len(products.m))
     chosen = terms._replace(k_part=terms.k_part[split, places][None])
     tile = np.argmin(_compute_s(chosen, parameters.split_k[split], parameters), axis=0)
     return Fastest(tile, split, total_s[split, places])
 
 
 def fastest_s(
-    m: Array,
-    n: Array,
-    k: Array,
-    batch: Array,
+    products: Products,
     align_factor: Array,
     parameters: GemmParameters,
     rates: DeviceRates,
@@ -107,18 +95,15 @@ def fastest_s(
     """Time of the fastest kernel of each shape, for those who need not know which it is. [s], shape [shapes]
 
     Args:
-        m: Rows of C. [element], shape [shapes], as are n, k and batch.
-        n: Columns of C.
-        k: Contraction.
-        batch: Independent products.
+        products: Their sizes.
         align_factor: Rate factor of the alignment class.
         parameters: The menu and its constants.
         rates: The device's rates for this dtype.
         compiled: Use Numba, which must be installed.
     """
     least = _compiled_least_compute_s if compiled else _least_compute_s
-    compute_s = least(m, n, k, batch, align_factor, parameters, rates)
-    total_s: Array = _join(compute_s, m, n, k, batch, parameters, rates).min(axis=0)
+    compute_s = least(products, align_factor, parameters, rates)
+    total_s: Array = _join(compute_s, products, parameters, rates).min(axis=0)
     return total_s
 
 
@@ -133,18 +118,19 @@ def has_compiler() -> bool:
 
 
 def _compiled_least_compute_s(
-    m: Array, n: Array, k: Array, batch: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
+    products: Products, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
 ) -> Array:
     from shapewright.perf.compiled import fill_least
 
     p = parameters
+    m, n, k, batch = products.sizes
     k_part = count_k(k, p.split_k[:, None], p)
     element_s = feed_s_per_element(p, rates)
     least_s = np.empty(k_part.shape)
     fill_least(
         np.stack([m, n]),
         batch * (_BELOW / rates.num_sms),
-        1.0 / macs_per_s_per_sm(2.0 * (batch * m * n) * k, align_factor, p, rates),
+        1.0 / macs_per_s_per_sm(products.flops, align_factor, p, rates),
         k_part,
         np.stack([p.tile_m, p.tile_n, p.tile_m * p.tile_n / p.tile_rate_fraction, p.fill_k]),
         p.split_k,
@@ -155,20 +141,17 @@ def _compiled_least_compute_s(
     return least_s
 
 
-def _least_compute_s(
-    m: Array, n: Array, k: Array, batch: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
-) -> Array:
+def _least_compute_s(products: Products, align_factor: Array, parameters: GemmParameters, rates: DeviceRates) -> Array:
     """Compute time of the best tile of every split. [s], [splits, shapes]"""
-    return _least_of(_terms(m, n, k, batch, align_factor, parameters, rates), parameters)
+    return _least_of(_terms(products, align_factor, parameters, rates), parameters)
 
 
-def _terms(
-    m: Array, n: Array, k: Array, batch: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates
-) -> _Terms:
+def _terms(products: Products, align_factor: Array, parameters: GemmParameters, rates: DeviceRates) -> _Terms:
     p = parameters
+    m, n, k, batch = products.sizes
     tile_m, tile_n = p.tile_m[:, None], p.tile_n[:, None]
     slots = batch * (_BELOW / rates.num_sms)
-    macs_per_s = macs_per_s_per_sm(2.0 * (batch * m * n) * k, align_factor, p, rates)
+    macs_per_s = macs_per_s_per_sm(products.flops, align_factor, p, rates)
     element_s = feed_s_per_element(p, rates)
     return _Terms(
         tiles_per_slot=np.ceil(m / tile_m) * (np.ceil(n / tile_n) * slots),
@@ -207,10 +190,8 @@ def _compute_s(terms: _Terms, split_k: Array | float, parameters: GemmParameters
     return busy_s
 
 
-def _join(
-    compute_s: Array, m: Array, n: Array, k: Array, batch: Array, parameters: GemmParameters, rates: DeviceRates
-) -> Array:
+def _join(compute_s: Array, products: Products, parameters: GemmParameters, rates: DeviceRates) -> Array:
     """Whole time of every split with its best tile. [s], [splits, shapes]"""
-    memory_s, added_s = other_times_s(m, n, k, batch, parameters.split_k[:, None], parameters, rates)
+    memory_s, added_s = other_times_s(products, parameters.split_k[:, None], parameters, rates)
     total_s: Array = join_s(compute_s, memory_s, parameters.overlap_power) + added_s
     return total_s

@@ -15,9 +15,10 @@ from shapewright.operations.gemm import Gemm
 from shapewright.perf.alignment import contiguous_letters
 from shapewright.perf.expert_tiles import TUNED
 from shapewright.perf.fastest import has_compiler
-from shapewright.perf.gemm_block import Products, estimate_block_s, price_block
+from shapewright.perf.gemm_block import estimate_block_s, price_block
 from shapewright.perf.gemm_job import GemmJob, Section, make_gemm_job
 from shapewright.perf.price import GemmPrice, split_rows
+from shapewright.perf.products import Products
 from shapewright.perf.residual import ResidualTable, log_correction
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR
 from shapewright.perf.threads import count_threads, run_over_threads
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.perf.calibration import CalibrationRecord
-    from shapewright.perf.kernels import GemmParameters
+    from shapewright.perf.gemm_menu import GemmParameters
 
     Array = NDArray[np.float64]
 

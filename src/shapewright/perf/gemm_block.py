@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shapewright.perf.batch_kernels import BatchTimes, time_batches
 from shapewright.perf.fastest import fastest_s, find_fastest
-from shapewright.perf.kernels import DeviceRates, GemmParameters, Kernels, alignment_factor, estimate_kernels
+from shapewright.perf.kernels import Kernels, alignment_factor, estimate_kernels
 from shapewright.perf.slow_cases import idle_floor_s, narrow_floor_s, rate_share, small_floor_s
 from shapewright.perf.tiling import tile_efficiency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.perf.alignment import Letters
+    from shapewright.perf.gemm_menu import GemmParameters
+    from shapewright.perf.kernels import DeviceRates
+    from shapewright.perf.products import Products
 
     Array = NDArray[np.float64]
-
-
-class ExpertChoice(NamedTuple):
-    """What a serving library chooses an expert layer's kernel by, or has chosen; 1-d arrays of one length.
-
-    Attributes:
-        step: Kernel of its rule, perf.expert_tiles.TUNED for the fastest of its menu.
-        inner: Width between an expert's two products. [element]
-        hidden: Width before and after them. [element]
-    """
-
-    step: NDArray[np.intp]
-    inner: Array
-    hidden: Array
-
-    def rows(self, part: slice | NDArray[np.bool_]) -> ExpertChoice:
-        """Some of them."""
-        return ExpertChoice(self.step[part], self.inner[part], self.hidden[part])
-
-
-class Products(NamedTuple):
-    """Sizes of products, 1-d float arrays of one length, and which of their dimensions are contiguous.
-
-    Attributes:
-        m: Rows of C. [element]
-        n: Columns of C. [element]
-        k: Contraction. [element]
-        batch: Equal products in one launch.
-        letters: See perf.alignment.contiguous_letters.
-        choice: Of expert layers that a serving library runs; None for all else.
-    """
-
-    m: Array
-    n: Array
-    k: Array
-    batch: Array
-    letters: Letters
-    choice: ExpertChoice | None = None
-
-    def rows(self, part: slice | NDArray[np.bool_]) -> Products:
-        """Some of them."""
-        letters = {letter: one if isinstance(one, bool) else one[part] for letter, one in self.letters.items()}
-        choice = None if self.choice is None else self.choice.rows(part)
-        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters, choice)
 
 
 def estimate_block_s(
@@ -73,7 +31,7 @@ def estimate_block_s(
         return own.time_s
     factor, _ = _alignment(products, parameters, rates)
     rate = _with_slow_rate(factor, products, parameters, rates)
-    time_s = fastest_s(*products[:4], rate, parameters, rates, compiled=compiled)
+    time_s = fastest_s(products, rate, parameters, rates, compiled=compiled)
     if parameters.slow_cases is not None:
         time_s = np.maximum(time_s, _slow_kernels_s(products, parameters, rates)[1])
     if own is not None:
@@ -88,9 +46,9 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
     p = parameters
     factor, align = _alignment(products, p, rates)
     rate = _with_slow_rate(factor, products, p, rates)
-    tile, split, time_s = find_fastest(*products[:4], rate, p, rates)
+    tile, split, time_s = find_fastest(products, rate, p, rates)
     chosen = Kernels(p.tile_m[tile], p.tile_n[tile], p.tile_rate_fraction[tile], p.fill_k[tile], p.split_k[split])
-    times = estimate_kernels(*products[:4], rate, chosen, p, rates)
+    times = estimate_kernels(products, rate, chosen, p, rates)
     compute_s, rate_share, slow_factor = times.compute_s, np.ones_like(time_s), np.ones_like(time_s)
     if p.slow_cases is not None:
         narrow_s, slow_s = _slow_kernels_s(products, p, rates)
@@ -125,7 +83,7 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
 def _batches(
     products: Products, parameters: GemmParameters, rates: DeviceRates, *, aligned: bool = False
 ) -> BatchTimes:
-    return time_batches(*products[:5], round(rates.element_bytes * 8), parameters, rates, aligned=aligned)
+    return time_batches(products, parameters, rates, aligned=aligned)
 
 
 def _batch_columns(
@@ -157,8 +115,7 @@ def _batch_columns(
 
 
 def _alignment(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
-    m, n, k, batch, letters = products[:5]
-    return alignment_factor(m, n, k, letters, round(rates.element_bytes * 8), parameters, batch > 1)
+    return alignment_factor(products, rates.element_bits, parameters)
 
 
 def _with_slow_rate(factor: Array, products: Products, parameters: GemmParameters, rates: DeviceRates) -> Array:
@@ -170,18 +127,17 @@ def _with_slow_rate(factor: Array, products: Products, parameters: GemmParameter
 
 def _slow_kernels_s(products: Products, parameters: GemmParameters, rates: DeviceRates) -> tuple[Array, Array]:
     """Floors under the time: narrow sizes without their start, and all slow kernels with it. [s]"""
-    m, n, k, batch, letters = products[:5]
     cases = parameters.slow_cases
     assert cases is not None
     peak_flops_per_s = rates.flops_per_s_per_sm * rates.num_sms
     small_s = np.maximum(
-        small_floor_s(m, n, k, batch, peak_flops_per_s, cases),
-        idle_floor_s(m, n, k, batch, rates.num_sms, peak_flops_per_s, cases),
+        small_floor_s(products, peak_flops_per_s, cases),
+        idle_floor_s(products, rates.num_sms, peak_flops_per_s, cases),
     )
     if not cases.narrow:
         return np.zeros_like(small_s), small_s + parameters.start_s
+    m, n, k, batch = products.sizes
     elements = batch * (k * (m + rates.stored_b_share * n) + parameters.write_ratio * m * n)
     traffic_s = elements * rates.element_bytes / (parameters.bandwidth_fraction * rates.bandwidth_bytes_per_s)
-    bits = round(rates.element_bytes * 8)
-    narrow_s = narrow_floor_s(m, n, k, batch, letters, bits, traffic_s, peak_flops_per_s, cases)
+    narrow_s = narrow_floor_s(products, rates.element_bits, traffic_s, peak_flops_per_s, cases)
     return narrow_s, np.maximum(narrow_s, small_s) + parameters.start_s

@@ -11,15 +11,10 @@ from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.expert_tiles import TileRule, read_rule
+from shapewright.perf.gemm_menu import GemmParameters, read_batched_parameters, read_parameters
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
 from shapewright.perf.intervals import Interval, borrowed_interval, choose_interval, find_group
-from shapewright.perf.kernels import (
-    DeviceRates,
-    GemmParameters,
-    rates_of,
-    read_batched_parameters,
-    read_parameters,
-)
+from shapewright.perf.kernels import DeviceRates, rates_of
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
 

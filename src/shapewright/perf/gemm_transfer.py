@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.perf.calibration import CalibrationRecord
-    from shapewright.perf.kernels import GemmParameters
+    from shapewright.perf.gemm_menu import GemmParameters
 
 # Energy of a switched transistor, TSMC N7 = 1, by the process that an architecture's data-centre chips are made in.
 # Source: TSMC's announcements (recalled, not re-read), power at the same speed: N7 against 16FF+ -60 %, N5 against N7

@@ -10,34 +10,28 @@ Legend: rows of an array are shapes, columns are kernels of the menu. For one ke
 
 ``soft`` is ceil(tiles/slots), less a fitted share of what the last wave leaves empty: persistent and stream-k kernels
 give part of it back. p says how well arithmetic and traffic overlap. ``rate`` falls under power as the work grows.
-Every number in GemmParameters comes from a calibration record and is a fraction, a count of elements or seconds.
+The menu and its constants are a record's (perf.gemm_menu).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shapewright.dtypes import get_dtype
-from shapewright.errors import CalibrationError
 from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, LAST_CLASS, WIDTH_MASK, classes_of_widths
-from shapewright.perf.batch_menu import BatchKernels, read_batch_kernels
-from shapewright.perf.slow_cases import SlowCases, read_slow_cases
+from shapewright.perf.gemm_menu import ROLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
-    from shapewright.perf.alignment import Letters
+    from shapewright.perf.gemm_menu import GemmParameters
+    from shapewright.perf.products import Products
 
     Array = NDArray[np.float64]
-
-# Roles of a contiguous dimension, in the order of GemmParameters.alignment_factor: of one product, and of a batch, for
-# which libraries take other kernels (on A100 an odd contracted one costs a batch much less).
-ROLES = ("contracted", "free", "contracted_batched", "free_batched")
 
 _CLASS_BYTES = np.array(ALIGNMENT_CLASSES_BYTES, dtype=float)
 
@@ -46,137 +40,6 @@ _ACCUMULATOR_BYTES = 4.0
 
 # How sharply the cached share falls once a working set outgrows the cache; a smooth stand-in for a step.
 _RESIDENCY_STEEPNESS = 3.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartGrowth:
-    """How the fixed cost of a grouped kernel grows to the whole of it: sorting rows, and setting groups up, is work.
-
-    Attributes:
-        first_share: What the first row, or group, takes of the whole. [fraction]
-        half_count: Further ones that take half of the rest.
-        counts_groups: Whether groups are counted (CUTLASS sets each up as a problem of its own), and not rows.
-    """
-
-    first_share: float
-    half_count: float
-    counts_groups: bool
-
-    def missing_share(self, m: Array, batch: Array) -> Array:
-        """Share of the whole fixed cost that products of m rows in each of some groups do not have yet."""
-        further = (batch if self.counts_groups else m * batch) - 1.0
-        share: Array = (1.0 - self.first_share) * self.half_count / (self.half_count + np.maximum(further, 0.0))
-        return share
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GemmParameters:
-    """What a record knows of one device and dtype, ready for arithmetic. The menu is every tile with every split.
-
-    Attributes:
-        tile_m: Rows of each tile. [element]
-        tile_n: Columns of each tile. [element]
-        split_k: Parts of the contraction, for each split.
-        tile_rate_fraction: Rate of a busy SM running this tile, as a fraction of its peak.
-        fill_k: Prologue and epilogue of a tile, in elements of k that would take as long. [element]
-        start_s: Fixed cost of a kernel. [s]
-        split_start_s: Added cost of the reduction after a split contraction. [s]
-        bandwidth_fraction: Achieved share of memory bandwidth.
-        feed_ratio: Most that one SM can draw, in units of its share of memory bandwidth.
-        overlap_power: The exponent p.
-        wave_give_back: Share of the last wave's emptiness that the kernel wins back, 0 to 1.
-        power_drop_fraction: Share of the rate lost to power limits on endless work.
-        power_half_flops: Work at which half of that is lost. [flop]
-        k_step: Granularity of the contraction loop. [element]
-        hot_cache_speedup: Rate of the last-level cache over that of memory, for operands left there by a previous run.
-        hot_cache_share: Share of the cache that such operands can fill.
-        cast_bytes_per_element: Memory traffic of casting one element of A to this dtype before the product, 0 where
-            operands come as they are. [byte]
-        cast_row_s: Added cost of that cast per row of A. [s]
-        write_ratio: Cost of writing a byte of C, in bytes read.
-        alignment_factor: Rate factor by role of a contiguous dimension (ROLES) and alignment class; shape [4, 8].
-        slow_cases: Products that leave these kernels; None where nothing is known of such.
-        start_growth: How start_s grows to what it is; None where every product has all of it.
-        batch_kernels: Kernels that batches run; None where they run the menu.
-    """
-
-    tile_m: Array
-    tile_n: Array
-    split_k: Array
-    tile_rate_fraction: Array
-    fill_k: Array
-    start_s: float
-    split_start_s: float
-    bandwidth_fraction: float
-    feed_ratio: float
-    overlap_power: float
-    wave_give_back: float
-    power_drop_fraction: float
-    power_half_flops: float
-    k_step: float
-    hot_cache_speedup: float
-    hot_cache_share: float
-    cast_bytes_per_element: float
-    cast_row_s: float
-    write_ratio: float
-    alignment_factor: Array
-    slow_cases: SlowCases | None
-    start_growth: StartGrowth | None = None
-    batch_kernels: BatchKernels | None = None
-
-
-def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
-    """Unfold one dtype's section of a record.
-
-    Raises:
-        CalibrationError: a key is missing.
-    """
-    try:
-        column = {name: np.array([tile[name] for tile in raw["tiles"]], float) for name in ("m", "n", "rate", "fill_k")}
-        factors = raw["alignment_factor"]
-        return GemmParameters(
-            tile_m=column["m"],
-            tile_n=column["n"],
-            split_k=np.array(raw["splits"], dtype=float),
-            tile_rate_fraction=column["rate"],
-            fill_k=column["fill_k"],
-            alignment_factor=np.array(
-                [[factors[role][str(width)] for width in ALIGNMENT_CLASSES_BYTES] for role in ROLES]
-            ),
-            slow_cases=read_slow_cases(raw.get("slow_cases")),
-            start_growth=StartGrowth(**raw["start_growth"]) if "start_growth" in raw else None,
-            batch_kernels=read_batch_kernels(raw),
-            **{name: float(raw[name]) for name in _SCALARS},
-        )
-    except (KeyError, TypeError) as error:
-        raise CalibrationError(f"gemm calibration lacks {error}") from error
-
-
-def read_batched_parameters(raw: Mapping[str, Any]) -> GemmParameters | None:
-    """Unfold what a section knows of batches, for which libraries have other kernels; None where it knows nothing.
-
-    Raises:
-        CalibrationError: a key is missing.
-    """
-    return read_parameters({**raw, **raw["batched"]}) if "batched" in raw else None
-
-
-_SCALARS = (
-    "start_s",
-    "split_start_s",
-    "bandwidth_fraction",
-    "feed_ratio",
-    "overlap_power",
-    "wave_give_back",
-    "power_drop_fraction",
-    "power_half_flops",
-    "k_step",
-    "hot_cache_speedup",
-    "hot_cache_share",
-    "cast_bytes_per_element",
-    "cast_row_s",
-    "write_ratio",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +64,11 @@ class DeviceRates:
     l2_bytes: float = 0.0
     stored_b_share: float = 1.0
     feed_scale: float = 1.0
+
+    @property
+    def element_bits(self) -> int:
+        """Width of an element. [bit]"""
+        return round(self.element_bytes * 8)
 
 
 class Kernels(NamedTuple):
@@ -232,14 +100,7 @@ class KernelTimes(NamedTuple):
 
 
 def estimate_kernels(
-    m: Array,
-    n: Array,
-    k: Array,
-    batch: Array,
-    align_factor: Array,
-    kernels: Kernels,
-    parameters: GemmParameters,
-    rates: DeviceRates,
+    products: Products, align_factor: Array, kernels: Kernels, parameters: GemmParameters, rates: DeviceRates
 ) -> KernelTimes:
     """Time given kernels on given shapes: the formula of this file, term by term.
 
@@ -247,16 +108,14 @@ def estimate_kernels(
     answer consists of, and is what its answer must agree with.
 
     Args:
-        m: Rows of C. [element]
-        n: Columns of C.
-        k: Contraction.
-        batch: Independent products.
+        products: Their sizes.
         align_factor: Rate factor of the alignment class.
         kernels: Which kernels: one for each shape, or shaped so that every kernel meets every shape.
         parameters: The constants of the menu.
         rates: The device's rates for this dtype.
     """
     p = parameters
+    m, n, k, batch = products.sizes
     split_k = kernels.split_k
     num_tiles = (batch * np.ceil(m / kernels.tile_m) * np.ceil(n / kernels.tile_n)) * split_k
     # perf.tiling has these counts too; on floats its exact -(-x // y) takes eight times as long as a division and ceil.
@@ -265,13 +124,12 @@ def estimate_kernels(
     num_waves = full_waves - p.wave_give_back * (full_waves - np.maximum(waves, 1.0))
     k_part = count_k(k, split_k, p)
 
-    outputs = batch * m * n
-    macs_per_s = kernels.rate_fraction * macs_per_s_per_sm(2.0 * outputs * k, align_factor, p, rates)
+    macs_per_s = kernels.rate_fraction * macs_per_s_per_sm(products.flops, align_factor, p, rates)
     tile_s = (k_part + kernels.fill_k) * (kernels.tile_m * kernels.tile_n / macs_per_s)
     edges = np.minimum(kernels.tile_m, m) + rates.stored_b_share * np.minimum(kernels.tile_n, n)
     feed_s = k_part * (edges * feed_s_per_element(p, rates))
     compute_s = num_waves * np.maximum(tile_s, feed_s)
-    return KernelTimes(compute_s, *other_times_s(m, n, k, batch, split_k, p, rates), num_tiles, full_waves)
+    return KernelTimes(compute_s, *other_times_s(products, split_k, p, rates), num_tiles, full_waves)
 
 
 def every_kernel(parameters: GemmParameters) -> Kernels:
@@ -301,10 +159,11 @@ def feed_s_per_element(parameters: GemmParameters, rates: DeviceRates) -> float:
 
 
 def other_times_s(
-    m: Array, n: Array, k: Array, batch: Array, split_k: Array, parameters: GemmParameters, rates: DeviceRates
+    products: Products, split_k: Array, parameters: GemmParameters, rates: DeviceRates
 ) -> tuple[Array, Array]:
     """What a kernel's tile does not decide: traffic over bandwidth, and what comes before and after. [s]"""
     p = parameters
+    m, n, k, batch = products.sizes
     outputs = batch * m * n
     traffic_bytes = (batch * k * (m + rates.stored_b_share * n) + p.write_ratio * outputs) * rates.element_bytes
     split_bytes = np.where(split_k > 1, 2.0 * _ACCUMULATOR_BYTES * split_k, 0.0) * outputs
@@ -318,7 +177,7 @@ def other_times_s(
     return (traffic_bytes + split_bytes) / bandwidth, added_s
 
 
-def join_s(compute_s: Array, memory_s: Array, overlap_power: float) -> Array:
+def join_s(compute_s: Array, memory_s: Array, overlap_power: float | Array) -> Array:
     """Time of arithmetic and traffic that overlap: (compute^p + traffic^p)^(1/p). [s]"""
     worst = np.maximum(compute_s, memory_s)
     shared = (np.minimum(compute_s, memory_s) / worst) ** overlap_power
@@ -326,35 +185,23 @@ def join_s(compute_s: Array, memory_s: Array, overlap_power: float) -> Array:
     return joined
 
 
-def alignment_factor(
-    m: Array,
-    n: Array,
-    k: Array,
-    letters: Letters,
-    element_bits: int,
-    parameters: GemmParameters,
-    batched: NDArray[np.bool_] | bool = False,
-) -> tuple[Array, Array]:
+def alignment_factor(products: Products, element_bits: int, parameters: GemmParameters) -> tuple[Array, Array]:
     """Rate factor that the contiguous dimensions allow, and the smallest alignment among them.
 
     Args:
-        m: Rows of C. [element]
-        n: Columns of C. [element]
-        k: Contraction. [element]
-        letters: Contiguous dimensions, see contiguous_letters.
+        products: Their sizes and contiguous dimensions.
         element_bits: Width of an element. [bit]
         parameters: Holder of the factor table.
-        batched: Whether each is a batch of products.
 
     Returns:
         The factor, in (0, 1], and the alignment. [byte]
     """
-    dims = {"m": m, "n": n, "k": k}
+    first_role = len(ROLES) // 2 * (products.batch > 1.0)
     class_of_width = classes_of_widths(element_bits)
     factor, smallest = None, None
-    for letter, is_contiguous in letters.items():
-        role = ROLES.index("contracted" if letter == "k" else "free") + len(ROLES) // 2 * np.asarray(batched)
-        found = class_of_width[dims[letter].astype(np.int64) & WIDTH_MASK]
+    for letter, is_contiguous in products.letters.items():
+        role = ROLES.index("contracted" if letter == "k" else "free") + first_role
+        found = class_of_width[products.size_of(letter).astype(np.int64) & WIDTH_MASK]
         own = parameters.alignment_factor[role, found]
         if is_contiguous is not True:
             own, found = np.where(is_contiguous, own, 1.0), np.where(is_contiguous, found, LAST_CLASS)

@@ -30,7 +30,7 @@ from shapewright.perf.alignment import alignment_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.perf.alignment import Letters
+    from shapewright.perf.products import Products
 
     Array = NDArray[np.float64]
 
@@ -157,52 +157,40 @@ def rate_share(n: Array, k: Array, element_bytes: float, cases: SlowCases) -> Ar
 
 
 def narrow_floor_s(
-    m: Array,
-    n: Array,
-    k: Array,
-    batch: Array,
-    letters: Letters,
-    element_bits: int,
-    traffic_s: Array,
-    flops_per_s: float,
-    cases: SlowCases,
+    products: Products, element_bits: int, traffic_s: Array, flops_per_s: float, cases: SlowCases
 ) -> Array:
     """Time under which a product with a narrow dimension cannot come, 0 for all others. [s]
 
     Args:
-        m: Rows of C. [element]
-        n: Columns of C. [element]
-        k: Contraction. [element]
-        batch: Independent products.
-        letters: Contiguous dimensions, see perf.alignment.contiguous_letters.
+        products: Their sizes and contiguous dimensions.
         element_bits: Width of an element. [bit]
         traffic_s: Time of reading A and B and writing C. [s]
         flops_per_s: Peak of the device. [flop/s]
         cases: What the record knows.
     """
-    floor_s = np.zeros(np.shape(m))
-    dims = {"m": m, "n": n, "k": k}
+    floor_s = np.zeros_like(products.m)
     for case in cases.narrow:
-        for letter, is_contiguous in letters.items():
+        for letter, is_contiguous in products.letters.items():
             if (letter == "k") != (case.role == "contracted"):
                 continue
-            dim = dims[letter]
+            dim = products.size_of(letter)
             is_narrow = (dim < case.edge) & is_contiguous
             if not is_narrow.any():
                 continue
             is_narrow &= np.isin(alignment_bytes(dim, element_bits), case.alignments_bytes)
             padded = np.ceil(dim / case.step) * case.step
-            alone_s = 2.0 * batch * m * n * k * (padded / dim) / (flops_per_s * case.fraction)
+            alone_s = products.flops * (padded / dim) / (flops_per_s * case.fraction)
             floor_s = np.maximum(floor_s, np.where(is_narrow, traffic_s + alone_s, 0.0))
     return floor_s
 
 
-def small_floor_s(m: Array, n: Array, k: Array, batch: Array, flops_per_s: float, cases: SlowCases) -> Array:
+def small_floor_s(products: Products, flops_per_s: float, cases: SlowCases) -> Array:
     """Time under which a small product cannot come, 0 for all others. [s]; see narrow_floor_s."""
+    m, n, _, batch = products.sizes
     if not cases.small_fraction:
-        return np.zeros(np.shape(m))
+        return np.zeros_like(m)
     is_small = (np.maximum(m, n) <= cases.small_edge) & (batch * m * n <= cases.small_outputs)
-    return np.where(is_small, 2.0 * batch * m * n * k / (flops_per_s * cases.small_fraction), 0.0)
+    return np.where(is_small, products.flops / (flops_per_s * cases.small_fraction), 0.0)
 
 
 def leaves_fast_kernels(m: Array, n: Array, k: Array, num_sms: float, cases: SlowCases) -> NDArray[np.bool_]:
@@ -223,11 +211,10 @@ def leaves_fast_kernels(m: Array, n: Array, k: Array, num_sms: float, cases: Slo
     return found
 
 
-def idle_floor_s(
-    m: Array, n: Array, k: Array, batch: Array, num_sms: float, flops_per_s: float, cases: SlowCases
-) -> Array:
+def idle_floor_s(products: Products, num_sms: float, flops_per_s: float, cases: SlowCases) -> Array:
     """Time under which a single product with such a B cannot come, 0 for all others. [s]; see leaves_fast_kernels."""
+    m, n, k, batch = products.sizes
     if not cases.idle_fraction:
-        return np.zeros(np.shape(m))
+        return np.zeros_like(m)
     is_slow = leaves_fast_kernels(m, n, k, num_sms, cases) & (batch == 1)
-    return np.where(is_slow, 2.0 * batch * m * n * k / (flops_per_s * cases.idle_fraction), 0.0)
+    return np.where(is_slow, products.flops / (flops_per_s * cases.idle_fraction), 0.0)
