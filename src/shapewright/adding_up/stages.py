@@ -1,0 +1,117 @@
+"""Stages of a pipeline: what the busiest one waits for, and what its ends cost beside its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shapewright.adding_up.numeric import larger
+from shapewright.layout import SPLIT_SCHEDULES, ParallelLayout
+from shapewright.lowering import layers_per_stage, spare_layers
+
+if TYPE_CHECKING:
+    from shapewright.adding_up.priced import PricedOperation
+    from shapewright.config import TransformerConfig
+    from shapewright.operations.base import Count, Numeric
+    from shapewright.workload import Workload
+
+WEIGHT_GRADIENTS = "weight_gradients"
+"""Key of the part of every stage's time that gradients of its weights take; a part of ``every``, not beside it."""
+
+
+def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayout) -> tuple[Any, Any]:
+    """Time of a step and of its bubble, from what each stage adds up to; see add_up.
+
+    Args:
+        sums: Times of one step of the operations of ``every`` stage, of the ``first``, of the ``last``, and of those
+            that run once per ``step``; where the schedule is one of SPLIT_SCHEDULES also WEIGHT_GRADIENTS, those of
+            ``every`` stage that compute gradients of weights; numbers, or arrays of one shape. [s]
+        passes: Micro-batches of one step.
+        layout: How the model is spread.
+
+    Returns:
+        Step and bubble. [s]
+    """
+    first_s, last_s = sums["first"], sums["last"]
+    ends_s = larger(first_s, last_s) if layout.pipeline_parallel > 1 else first_s + last_s
+    waited_s, waited_passes = sums["every"], (layout.pipeline_parallel - 1) / layout.virtual_pipeline
+    if layout.pipeline_schedule in SPLIT_SCHEDULES:
+        waited_s = larger(0.0, waited_s - 2.0 * sums[WEIGHT_GRADIENTS])
+    if layout.pipeline_schedule == "dualpipe":
+        # Both ends of the model are on one device, each for half of the micro-batches.
+        ends_s, waited_passes = 0.5 * (first_s + last_s), layout.pipeline_parallel - 2
+    bubble_s = waited_passes * waited_s / passes
+    return sums["every"] + ends_s + bubble_s + sums["step"], bubble_s
+
+
+def settle_ends(
+    first_s: Numeric, last_s: Numeric, layer_s: Numeric, num_spare: Count, layers_per_stage: Count
+) -> tuple[Any, Any]:
+    """Times of the ends of the model that their stages do not make up for with fewer layers.
+
+    Where the layers do not divide over the stages, some stages have fewer. Each such gap is given to the end that is
+    slower at that point, as pipelines are cut in practice (Megatron-DeepSpeed counts embeddings as layers, Megatron-LM
+    has numbers of layers for the first and the last stage). An even split has no gaps.
+
+    Args:
+        first_s: What the first stage has besides its layers. [s]
+        last_s: The same of the last stage. [s]
+        layer_s: Time of one layer. [s]
+        num_spare: Gaps, see spare_layers.
+        layers_per_stage: Layers of the busiest stage: an end cannot do with fewer than none. Numbers, or arrays of one
+            shape.
+
+    >>> settle_ends(1.0, 6.0, 2.0, 3, 8), settle_ends(1.0, 6.0, 2.0, 3, 2), settle_ends(1.0, 6.0, 2.0, 0, 8)
+    ((1.0, 0.0), (1.0, 2.0), (1.0, 6.0))
+    """
+    if isinstance(first_s, float | int) and isinstance(last_s, float | int) and isinstance(layer_s, float | int):
+        given = [0, 0]
+        ends_s = [first_s, last_s]
+        for _ in range(int(num_spare)):
+            slower = 1 if ends_s[1] >= ends_s[0] else 0
+            if ends_s[slower] <= 0.0 or given[slower] == layers_per_stage:
+                break
+            ends_s[slower] -= layer_s
+            given[slower] += 1
+        return max(ends_s[0], 0.0), max(ends_s[1], 0.0)
+    import numpy as np
+
+    first, last, layer, gaps, most = np.broadcast_arrays(first_s, last_s, layer_s, num_spare, layers_per_stage)
+    given_first, given_last = np.zeros(first.shape, dtype=int), np.zeros(first.shape, dtype=int)
+    is_open = gaps > 0
+    while is_open.any():
+        is_last = last >= first
+        has_room = np.where(is_last, given_last, given_first) < most
+        is_open = is_open & has_room & (np.maximum(first, last) > 0.0) & (given_first + given_last < gaps)
+        to_last, to_first = is_open & is_last, is_open & ~is_last
+        first, last = first - np.where(to_first, layer, 0.0), last - np.where(to_last, layer, 0.0)
+        given_first, given_last = given_first + to_first, given_last + to_last
+    return np.maximum(first, 0.0), np.maximum(last, 0.0)
+
+
+def settle_priced_ends(
+    priced: list[PricedOperation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> list[PricedOperation]:
+    """Give the ends of a pipelined model the share of their time that fewer layers of their stages do not make up for.
+
+    Training alone: a single pass waits for every stage anyway.
+    """
+    num_spare = spare_layers(config, layout)
+    if not workload.is_training or not num_spare or config.num_encoder_layers:
+        return priced
+    times_s = dict.fromkeys(("every", "first", "last"), 0.0)
+    for entry in priced:
+        if entry.operation.pass_name != "step":
+            times_s[entry.operation.stage] += entry.total_time_s
+    per_stage = layers_per_stage(config, layout)
+    left = settle_ends(times_s["first"], times_s["last"], times_s["every"] / per_stage, num_spare, per_stage)
+    shares = {
+        stage: left_s / max(times_s[stage], 1e-300) for stage, left_s in zip(("first", "last"), left, strict=True)
+    }
+    return [
+        replace(entry, exposed_fraction=entry.exposed_fraction * shares[entry.operation.stage])
+        if entry.operation.stage in shares and entry.operation.pass_name != "step"
+        else entry
+        for entry in priced
+    ]
