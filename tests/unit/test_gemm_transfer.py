@@ -13,8 +13,9 @@ from shapewright.perf.calibration import CalibrationRecord, load_record
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.gemm_menu import GemmParameters, read_parameters
-from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale, borrowed_power_share
+from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
 from shapewright.perf.lending import sibling_rate_share
+from shapewright.perf.power import borrowed_power_share
 
 
 def adapted(
@@ -61,6 +62,14 @@ def test_power_share_of_l40s_by_hand() -> None:
     by_hand = ((350 / 362) / (clocks[0] ** 2 * 0.7) / ((400 / 312) / clocks[1] ** 2)) ** (1 / 3)
 
     assert borrowed_power_share(load_device("l40s"), load_device("a100-sxm-80gb")) == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_power_share_of_a40_by_hand() -> None:
+    """W per TFLOP/s: 300 / 149.7 against 350 / 362; over the squared clocks, 1.35 of N7's energy against 0.7."""
+    clocks = 149.7e12 / (84 * 1024), 362e12 / (142 * 1024)
+    by_hand = ((300 / 149.7) / (clocks[0] ** 2 * 1.35) / ((350 / 362) / (clocks[1] ** 2 * 0.7))) ** (1 / 3)
+
+    assert borrowed_power_share(load_device("a40"), load_device("l40s")) == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_power_lowers_the_lenders_sustained_rate() -> None:
@@ -136,6 +145,9 @@ def test_feed_of_a_device_with_slower_memory() -> None:
     assert scale == pytest.approx((2.039e12 / 108 / 1.41e9) / (864e9 / 142 / 2.52e9), rel=2e-3)
     assert borrowed_feed_scale(load_device("b200-sxm-180gb"), load_device("h100-sxm-80gb")) == 1.0
     assert borrowed_feed_scale(load_device("h200-sxm-141gb"), load_device("h100-sxm-80gb")) == pytest.approx(3.35 / 4.8)
+    # GA102's SM draws as many bytes a clock as Ada's, of which its memory gives twice as many.
+    scale = borrowed_feed_scale(load_device("a40"), load_device("l40s"))
+    assert scale == pytest.approx((864e9 / 142 / 2.52e9) / (696e9 / 84 / 1.74e9))
 
 
 def test_rules_leave_prices_finite_and_above_the_roofline() -> None:

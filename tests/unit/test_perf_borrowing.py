@@ -20,6 +20,7 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale, sibling_bandwidth_share
 from shapewright.perf.libraries import nearest_library
 from shapewright.perf.pointwise import price_pointwise
+from shapewright.perf.power import borrowed_attention_clock
 
 B200, H100, L40S = (load_device(name) for name in ("b200-sxm-180gb", "h100-sxm-80gb", "l40s"))
 PRODUCTS = Gemm(name="x", m=np.array([1, 64, 4096]), n=np.array([4096] * 3), k=np.array([4096] * 3))
@@ -163,7 +164,12 @@ def test_clocks_are_counted_as_the_lenders_sheet_counts() -> None:
         ("gb300", "moe", "b200-sxm-180gb", "architecture"),
         ("gh200-141gb", "gemm", "h200-sxm-141gb", "architecture"),
         ("h100-pcie-80gb", "attention", "h100-sxm-80gb", "architecture"),
-        ("a40", "attention", "a100-sxm-80gb", "generic"),
+        ("a40", "attention", "l40s", "generic"),
+        ("rtx-a6000", "gemm", "l40s", "generic"),
+        ("a10g", "moe", "l40s", "generic"),
+        ("a40", "collectives", "a100-sxm-80gb", "generic"),
+        ("a30", "gemm", "a100-sxm-80gb", "architecture"),
+        ("t4", "gemm", "v100-sxm2-16gb", "generic"),
         ("a30", "attention", "a100-sxm-80gb", "architecture"),
         ("rtx-pro-6000", "attention", "l40s", "generic"),
         ("a10", "collectives", "l40s", "generic"),
@@ -177,6 +183,69 @@ def test_lenders(device: str, kind: str, lender: str, transfer: str) -> None:
     record = load_record(kind, load_device(device))
 
     assert (record.device, record.transfer) == (lender, transfer)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("a40", "l40s", True),
+        ("rtx-5090", "rtx-3090", True),
+        ("a40", "a100-sxm-80gb", False),
+        ("h20-96gb", "h100-sxm-80gb", True),
+        ("b200-sxm-180gb", "h100-sxm-80gb", False),
+        ("gb300", "b200-sxm-180gb", True),
+        ("t4", "v100-sxm2-16gb", False),
+        ("mi300x", "mi250x-gcd", False),
+    ],
+)
+def test_kinds_of_multiprocessors(one: str, other: str, is_same: bool) -> None:
+    """Matrix instructions and shared memory tell them apart, whatever the architecture is called."""
+    kinds = [load_device(name).sm_kind for name in (one, other)]
+
+    assert None not in kinds
+    assert (kinds[0] == kinds[1]) == is_same
+
+
+def test_what_no_sheet_tells_is_no_kind() -> None:
+    """Without shared memory or compute capability a chip resembles nobody, another such chip neither."""
+    silent = replace(L40S, shared_memory_per_sm_bytes=None)
+
+    assert silent.sm_kind is None
+    assert replace(L40S, compute_capability="").sm_kind is None
+    record = load_record("gemm", replace(silent, name="x", architecture="ampere", compute_capability="8.6"))
+    assert record.device == "a100-sxm-80gb"
+
+
+def prefill_share(name: str, device: Device) -> float:
+    """Share of a device's peak that a long prefill reaches with a lender's record."""
+    record = load_record("attention", load_device(name))
+    lent = replace(record, transfer="architecture", borrower=device.name, residual=None)
+    price = price_attention(replace(CALL, query_len=16384, kv_len=16384), device, lent)
+    return price.roofline_s / price.time_s
+
+
+def test_softmax_weighs_less_beside_throttled_multipliers() -> None:
+    """H20's prefill comes nearer to its peak than H100's, as its multiplications take four times the cycles."""
+    h20 = load_device("h20-96gb")
+    slower = replace(H100, dense_flops_per_s={"fp16": 232e12, "bf16": 232e12})
+
+    assert prefill_share("h100-sxm-80gb", h20) > 1.25 * prefill_share("h100-sxm-80gb", H100)
+    assert prefill_share("h100-sxm-80gb", slower) > 1.25 * prefill_share("h100-sxm-80gb", H100)
+
+
+def test_attention_loses_the_root_of_what_products_lose() -> None:
+    """L40S with an eighth of the watts multiplies at half of the clock, and attends at 0.707 of it."""
+    record = replace(load_record("attention", L40S), transfer="architecture")
+    lost = load_record("gemm", L40S).parameters["dtypes"]["bf16"]["power_drop_fraction"]
+
+    assert L40S.tdp_watts is not None
+    for watts, clock in ((L40S.tdp_watts / 8.0, 0.5), (L40S.tdp_watts * 8.0, 1.0 / (1.0 - lost))):
+        assert borrowed_attention_clock(replace(L40S, tdp_watts=watts), record) == pytest.approx(clock**0.5)
+    assert borrowed_attention_clock(L40S, load_record("attention", L40S)) == 1.0
+    # Another family's kernels lose, and win nothing back.
+    lent = load_record("attention", load_device("a100-sxm-80gb"), uncalibrated=True)
+    assert borrowed_attention_clock(load_device("a100-sxm-80gb"), lent) == 1.0
+    assert borrowed_attention_clock(B200, load_record("attention", B200, uncalibrated=True)) < 0.95
 
 
 def test_a_bridge_joins_a_pair() -> None:

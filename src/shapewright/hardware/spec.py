@@ -50,6 +50,11 @@ RATE_TABLES = ("dense_flops_per_s", "sparse_flops_per_s")
 # Fields that say how a device is priced, not what it is: no device file has them, and no output that tells of one.
 PRICING_FIELDS = ("own_records", "physics_only")
 
+# Compute capabilities, up to the point, whose tensor cores a warp feeds (mma.sync); 9 has instructions of four warps
+# (wgmma), 10 of a thread (tcgen05). Source: NVIDIA, PTX ISA, sections on warp-level, asynchronous warpgroup-level and
+# tcgen05 matrix instructions.
+_WARP_GENERATIONS, _WARP_INSTRUCTIONS = ("7", "8", "12"), "mma.sync"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -154,6 +159,20 @@ class Device:
     def by_physics(self) -> Device:
         """The same device, priced without what was learned beyond the formulas; one object, whose prices are kept."""
         return self if self.physics_only else replace(self, physics_only=True)
+
+    @property
+    def sm_kind(self) -> tuple[str, str, float] | None:
+        """What kernels of a multiprocessor are compiled for; None where a sheet is silent.
+
+        The maker, the generation of its matrix instructions, and the shared memory of a block [byte]: GA102 (8.6),
+        AD102 (8.9) and GB202 (12.0) multiply by instructions of a warp and have 99 KiB. A100 has 163, Hopper other
+        instructions.
+        """
+        generation = self.compute_capability.partition(".")[0]
+        if not generation or self.shared_memory_per_sm_bytes is None:
+            return None
+        instructions = _WARP_INSTRUCTIONS if generation in _WARP_GENERATIONS else generation
+        return self.vendor, instructions, self.shared_memory_per_sm_bytes
 
     @property
     def numbers(self) -> dict[str, float]:

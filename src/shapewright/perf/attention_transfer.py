@@ -3,6 +3,8 @@
     seconds        of a lender's kernel are clock cycles (perf.lending)
     memory         what a sibling's kernel takes beyond its traffic at full bandwidth, it takes in cycles of the same SM
     exponentials   of a multiprocessor and clock are the lender's, but where a generation is known to have doubled them
+    rate           what a tile of the same SM takes beyond its multiplications is cycles too: a smaller share of slower
+                   ones, as for products (perf.gemm_transfer)
     draw           another family's chip with more bandwidth for each multiprocessor and clock has SMs and a cache that
                    can draw it, by more keys in flight: each decode tile waits as many times less; one with less
                    bandwidth keeps what the lender's could
@@ -19,6 +21,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shapewright.hardware import load_device
 from shapewright.perf.attention_sections import (
     Section,
@@ -28,7 +32,15 @@ from shapewright.perf.attention_sections import (
     read_kernel,
 )
 from shapewright.perf.calibration import GENERATIONS, list_records
-from shapewright.perf.lending import clock_hz_of, fixed_cost_scale, scale_fixed_costs, sibling_bandwidth_share
+from shapewright.perf.lending import (
+    clock_hz_of,
+    fixed_cost_scale,
+    has_lenders_sm,
+    scale_fixed_costs,
+    sibling_bandwidth_share,
+    sibling_rate_share,
+)
+from shapewright.perf.power import borrowed_attention_clock
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -93,12 +105,20 @@ def carry_kernel(
         return prefill, decode
     scale = fixed_cost_scale(device, record)
     prefill, decode = scale_fixed_costs(prefill, scale), scale_fixed_costs(decode, scale)
-    faster = _EXPONENTIAL_GROWTH.get((device.architecture, record.architecture), 1.0)
-    prefill = replace(prefill, exponentials_per_sm_per_clock=prefill.exponentials_per_sm_per_clock * faster)
+    clock = borrowed_attention_clock(device, record)
+    faster = clock * _EXPONENTIAL_GROWTH.get((device.architecture, record.architecture), 1.0)
+    prefill = replace(
+        prefill,
+        exponentials_per_sm_per_clock=prefill.exponentials_per_sm_per_clock * faster,
+        tensor_fraction={
+            width: min(float(sibling_rate_share(np.array(share), device, record)) * clock, 1.0)
+            for width, share in prefill.tensor_fraction.items()
+        },
+    )
     prefill = replace(prefill, bandwidth_fraction=sibling_bandwidth_share(prefill.bandwidth_fraction, device, record))
     decode = replace(decode, bandwidth_fraction=sibling_bandwidth_share(decode.bandwidth_fraction, device, record))
     if record.transfer == "generic":
-        growth = _draw_growth(rates, record)
+        growth = 1.0 if has_lenders_sm(device, record) else _draw_growth(rates, record)
         prefill = replace(prefill, l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth)
         decode = replace(
             decode,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
 
-# Whose record an architecture borrows when it has none, nearest first. The order is judgement: same vendor and the
-# nearest generation of matrix unit. Everything ends at ampere, the best measured family. Within a family the record of
-# the nearest bandwidth and rate counts.
+# Whose record an architecture borrows when neither it nor a chip with its multiprocessors (Device.sm_kind) has one,
+# nearest first. The order is judgement: same vendor and the nearest generation of matrix unit. Everything ends at
+# ampere, the best measured family. Within a family the record of the nearest bandwidth and rate counts.
 ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
     "volta": ("turing", "ampere"),
     "turing": ("volta", "ampere"),
@@ -204,6 +204,7 @@ class _Sheet(NamedTuple):
     name: str
     architecture: str
     compute_capability: str
+    sm_kind: tuple[str, str, float] | None
     bandwidth_bytes_per_s: float
     flops_per_s: float
     has_link: bool
@@ -214,6 +215,7 @@ class _Sheet(NamedTuple):
             name=device.name,
             architecture=device.architecture,
             compute_capability=device.compute_capability,
+            sm_kind=device.sm_kind,
             bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
             flops_per_s=max(device.dense_flops_per_s.values(), default=1.0),
             has_link=_has_link(device),
@@ -254,13 +256,15 @@ def _choose_record(kind: str, sheet: _Sheet, uncalibrated: bool, physics_only: b
         strangers = [record for record in strangers if lenders[record.id].has_link == sheet.has_link]
     alike = (sheet.architecture, *SAME_KERNELS.get(sheet.architecture, ()))
     siblings = [record for record in strangers if record.architecture in alike]
-    if siblings:
-        nearest = min(siblings, key=lambda record: sheet.distance(lenders[record.id]))
-        is_close = sheet.is_same_sm(lenders[nearest.id])
-        return replace(nearest, transfer="architecture" if is_close else "generic")
-    for kin in ARCHITECTURE_KIN.get(sheet.architecture, GENERIC_KIN) + GENERIC_KIN:
+    close = [record for record in siblings if sheet.is_same_sm(lenders[record.id])]
+    # Which tiles fit, and what an SM does in a clock, says more than the name of an architecture: GA102's is Ada's.
+    kin = [] if close else [record for record in strangers if lenders[record.id].sm_kind == sheet.sm_kind is not None]
+    for found, transfer in ((close, "architecture"), (kin, "generic"), (siblings, "generic")):
+        if found:
+            return replace(min(found, key=lambda record: sheet.distance(lenders[record.id])), transfer=transfer)
+    for family in ARCHITECTURE_KIN.get(sheet.architecture, GENERIC_KIN) + GENERIC_KIN:
         for record in strangers:
-            if record.architecture == kin:
+            if record.architecture == family:
                 return replace(record, transfer="generic")
     return replace(strangers[0], transfer="generic")
 

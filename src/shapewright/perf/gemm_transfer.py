@@ -5,9 +5,9 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
     start     seconds of a lender's kernel are clock cycles: start_s * lender's clock / device's clock. A cast before an
               8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
     memory    what a sibling's kernel takes beyond its traffic at full bandwidth, it takes in cycles of the same SMs
-    rate      what a sibling's tile takes beyond its multiplications too, a smaller share where multipliers are slower
-    feed      no SM draws fewer bytes a clock from the caches than the lender's does; a sibling's is the same SM, and
-              draws no more either (DeviceRates.feed_scale)
+    rate      what a tile of the same SM takes beyond its multiplications too, a smaller share where those are slower
+    feed      no SM draws fewer bytes a clock from the caches than the lender's does; the same SM (a sibling's, or
+              AD102's for GA102 and GB202) draws no more either (DeviceRates.feed_scale)
     power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has x times the
               lender's power for a cycle of a multiplier holds x^(1/3) times the share of its clock, 1 at most
     format    a lender without the element format has its kernels, and the nearest record with it says what casting
@@ -33,11 +33,11 @@ from shapewright.perf.lending import (
     clock_beside_hz,
     clock_hz_of,
     fixed_cost_scale,
-    rate_clock_hz,
     scale_fixed_costs,
     sibling_bandwidth_share,
     sibling_rate_share,
 )
+from shapewright.perf.power import SWITCHING_ENERGY, borrowed_power_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,22 +46,6 @@ if TYPE_CHECKING:
     from shapewright.perf.calibration import CalibrationRecord
     from shapewright.perf.gemm_menu import GemmParameters
 
-# Energy of a switched transistor, TSMC N7 = 1, by the process that an architecture's data-centre chips are made in.
-# Source: TSMC's announcements (recalled, not re-read), power at the same speed: N7 against 16FF+ -60 %, N5 against N7
-# -30 %, N3E against N5 -32 %; N6 is taken as N7, 12FFN as 16FF+, 4N and 4NP as N5.
-SWITCHING_ENERGY = {
-    "volta": 2.5,
-    "turing": 2.5,
-    "ampere": 1.0,
-    "cdna2": 1.0,
-    "hopper": 0.7,
-    "ada": 0.7,
-    "blackwell": 0.7,
-    "blackwell-ultra": 0.7,
-    "blackwell-consumer": 0.7,
-    "cdna3": 0.7,
-    "cdna4": 0.48,
-}
 # Families whose records say what an 8-bit format costs, best measured first.
 _FORMAT_LENDERS = ("hopper", "blackwell", "ada")
 # Formats of this width and above come as they are; narrower ones are cast to. [bit]
@@ -119,39 +103,18 @@ def _take_means(parameters: GemmParameters, device: Device, dtype: str) -> GemmP
     return replace(parameters, bandwidth_fraction=float(np.exp(log_bandwidth)), wave_give_back=float(give_back))
 
 
-def borrowed_power_share(device: Device, lender: Device) -> float:
-    """Factor on the share of its clock that the lender sustains, by the device's power; 1 where a sheet is silent.
-
-    It is the cube root of watts per multiplier, clock cubed and switching energy: the peak rate stands for multipliers
-    times clock, and the energy of a cycle goes as the clock squared.
-    """
-    budgets = [_watts_per_cycle(chip) for chip in (device, lender)]
-    if budgets[0] is None or budgets[1] is None:
-        return 1.0
-    return float((budgets[0] / budgets[1]) ** (1.0 / 3.0))
-
-
-def _watts_per_cycle(chip: Device) -> float | None:
-    """Board power over what its multipliers would use at the clock of the sheet's rate, up to a constant."""
-    energy = SWITCHING_ENERGY.get(chip.architecture)
-    rate = chip.dense_flops_per_s.get("fp16")
-    clock_hz = rate_clock_hz(chip) or chip.boost_clock_hz
-    if not (chip.tdp_watts and clock_hz and energy and rate):
-        return None
-    return chip.tdp_watts / (rate * clock_hz**2 * energy)
-
-
 def borrowed_feed_scale(device: Device, lender: Device) -> float:
     """Factor on the lender's feed ratio, so that no SM draws fewer bytes a clock than the lender's does.
 
     A feed ratio counts in shares of memory bandwidth. That is how it carries over to another family with faster memory,
-    whose caches are faster too; a device with slower memory keeps the path from cache to SM. Siblings have the same SM,
-    which draws as many bytes a clock whatever the memory: H200's is H100's, with 1.43 times the bandwidth behind it.
+    whose caches are faster too; a device with slower memory keeps the path from cache to SM. The same SM draws as many
+    bytes a clock whatever the memory: H200's is H100's, with 1.43 times the bandwidth behind it, and A40's is L40S's.
     """
     shares = [chip.memory_bandwidth_bytes_per_s / (chip.num_sms or 1) for chip in (device, lender)]
     scale = shares[1] / shares[0] / _clock_ratio(lender, device)
     is_sibling = (device.architecture, device.compute_capability) == (lender.architecture, lender.compute_capability)
-    return scale if is_sibling else max(1.0, scale)
+    is_same_sm = is_sibling or device.sm_kind == lender.sm_kind is not None
+    return scale if is_same_sm else max(1.0, scale)
 
 
 def _clock_ratio(lender: Device, device: Device) -> float:

@@ -80,6 +80,13 @@ def sm_rate_scale(device: Device, record: CalibrationRecord) -> float:
     return device.num_sms / lender.num_sms / scale
 
 
+def has_lenders_sm(device: Device, record: CalibrationRecord) -> bool:
+    """Whether a device borrows from one with its multiprocessors: a sibling, or GA102 and GB202 from AD102."""
+    if record.transfer != "generic":
+        return record.transfer == "architecture"
+    return device.sm_kind is not None and device.sm_kind == load_device(record.device).sm_kind
+
+
 def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRecord) -> float:
     """Share of memory bandwidth that a sibling's kernel reaches on a device; as it is where no sibling lends.
 
@@ -98,14 +105,14 @@ def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRec
 
 
 def sibling_rate_share(share: Array, device: Device, record: CalibrationRecord) -> Array:
-    """Shares of a busy SM's peak that a sibling's tiles reach on a device; as they are where no sibling lends.
+    """Shares of a busy SM's peak that tiles of the same SM reach on a device; as they are where another one lends.
 
         1 / share = 1 + (1 / lender's share - 1) x peak of an SM per clock, the device's over the lender's
 
     What a tile takes beyond its multiplications it spends loading and issuing, in as many cycles where the multipliers
-    are throttled (H20 has 0.23 of H100's) or half as many (RTX 4090 beside L40S). Other siblings differ by 3 %.
+    are throttled (H20 has 0.23 of H100's) or half as many (RTX 3090, 4090, 5090 beside L40S). Others differ by 3 %.
     """
-    if record.transfer != "architecture":
+    if not has_lenders_sm(device, record):
         return share
     lender = load_device(record.device)
     clocks_hz = clock_beside_hz(device, lender), clock_hz_of(lender)
