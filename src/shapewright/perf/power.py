@@ -37,6 +37,8 @@ SWITCHING_ENERGY = {
 # and the like are Samsung's 8LPP. Its announcements (recalled, not re-read), power at the same speed: 10LPE against
 # 14LPE -40 %, 10LPP against that -15 %, 8LPP against that -10 %, and 14LPP, against 14LPE -15 %, is taken as 16FF+.
 _OTHER_SWITCHING_ENERGY = {"8.6": 1.35}
+# Format in which a loss of clock was fitted on every measured device.
+_WIDE_FORMAT = "bf16"
 # Of the loss of clock of products, on logarithms, what attention loses.
 _ATTENTION_EXPONENT = 0.5
 
@@ -73,8 +75,14 @@ def borrowed_attention_clock(device: Device, record: CalibrationRecord) -> float
     if record.transfer == "exact":
         return 1.0
     share = borrowed_power_share(device, load_device(record.device))
-    if share <= 1.0 or not has_lenders_sm(device, record):
-        return min(share, 1.0) ** _ATTENTION_EXPONENT
-    sections = next((each.parameters["dtypes"] for each in list_records("gemm") if each.device == record.device), {})
-    lost = max((section["power_drop_fraction"] for name, section in sections.items() if name == "bf16"), default=0.0)
-    return min(share, 1.0 / (1.0 - float(lost))) ** _ATTENTION_EXPONENT
+    if share > 1.0:
+        share = min(share, 1.0 / (1.0 - _lost_by_products(record.device))) if has_lenders_sm(device, record) else 1.0
+    return float(share**_ATTENTION_EXPONENT)
+
+
+def _lost_by_products(device_name: str) -> float:
+    """Share of the rate that products in 16 bits lose to power on a measured device, 0 where nobody says."""
+    for record in list_records("gemm"):
+        if record.device == device_name and _WIDE_FORMAT in record.parameters["dtypes"]:
+            return float(record.parameters["dtypes"][_WIDE_FORMAT]["power_drop_fraction"])
+    return 0.0
