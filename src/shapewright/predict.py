@@ -17,6 +17,7 @@ from shapewright.adding_up import (
 from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import (
+    count_masked_fraction,
     count_step_flops,
     describe_overlong,
     lower,
@@ -24,7 +25,7 @@ from shapewright.lowering import (
 )
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
-from shapewright.operations import Attention, Collective
+from shapewright.operations import Collective
 from shapewright.perf.calibration import UNCALIBRATED, load_record
 from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.perf.pricing import price_operations
@@ -187,7 +188,7 @@ def predict(
     mfu = model_flops / per_device_s / peak
     warnings = (
         *_warn(config, device, workload, labels, memory),
-        *_say_masked(operations, mfu),
+        *_say_masked(config, workload, mfu),
         *_say_expert_kernel(config, device, workload, uncalibrated),
     )
     return Prediction(
@@ -302,17 +303,13 @@ def _why_uncalibrated(label: str) -> str:
     return label.removeprefix("uncalibrated ") if label.startswith("uncalibrated") else ""
 
 
-def _say_masked(operations: tuple[Operation, ...], mfu: float) -> Iterator[str]:
+def _say_masked(config: TransformerConfig, workload: Workload, mfu: float) -> Iterator[str]:
     """That a high MFU counts scores that no device works on, where masks and windows skip some."""
     if mfu <= _HIGH_MFU:
         return
-    skipped = 0.0
-    for one in operations:
-        if isinstance(one, Attention) and one.pass_name in ("forward", "backward"):
-            pairs = float(one.batch_size) * one.num_heads * one.query_len * one.kv_len
-            skipped += float(one.flops * one.repeats * (1.0 - one.attended_pairs / pairs))
-    if skipped > 0.0:
-        rest = mfu * (1.0 - skipped / sum_flops(operations, ("forward", "backward")))
+    masked_fraction = count_masked_fraction(config, workload)
+    if masked_fraction > 0.0:
+        rest = mfu * (1.0 - masked_fraction)
         yield f"MFU counts scores that the mask skips, as Megatron-LM's does; without them it is {100.0 * rest:.1f} %"
 
 

@@ -104,6 +104,16 @@ def test_a_high_mfu_says_what_it_counts() -> None:
     assert not any(line.startswith("MFU counts") for line in short.warnings)
 
 
+def test_masked_scores_are_the_models_and_not_a_ranks() -> None:
+    """131,072 tokens over 16 ranks of the context axis: most blocks have no mask, and half of the scores still do."""
+    workload = {"seq_len": 131072, "micro_batch_size": 1, "global_batch_size": 4}
+    split = ask("llama-3-8b", H100, workload=workload, layout={"data_parallel": 4, "context_parallel": 16}).predict()
+    (said,) = [line for line in split.warnings if line.startswith("MFU counts")]
+
+    # Per layer and token attention counts 2 * 2 * 4096 * 131072 = 2.15 GFLOP, half of them masked, and matrices 0.44.
+    assert float(said.split()[-2]) / 100.0 == pytest.approx(split.mfu * (1.0 - 2.15 / 2.0 / (2.15 + 0.44)), rel=0.05)
+
+
 def test_the_kernel_of_narrow_experts_is_named() -> None:
     """Experts in fp8 are priced as one library's kernel, which is said; in 16 bits nothing is."""
     workloads = ({"phase": "prefill", "dtype": dtype} for dtype in ("fp8", "bf16"))

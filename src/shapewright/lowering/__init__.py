@@ -16,6 +16,7 @@ from shapewright.lowering.counts import layers_per_stage as layers_per_stage
 from shapewright.lowering.counts import num_microbatches as num_microbatches
 from shapewright.lowering.counts import spare_layers as spare_layers
 from shapewright.lowering.flops import count_hardware_flops as count_hardware_flops
+from shapewright.lowering.flops import count_masked_fraction as count_masked_fraction
 from shapewright.lowering.flops import count_model_flops as count_model_flops
 from shapewright.lowering.flops import count_step_flops as count_step_flops
 from shapewright.lowering.model import StepParts as StepParts

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from shapewright.layout import ParallelLayout
 from shapewright.lowering.counts import num_microbatches
 from shapewright.lowering.model import lower_parts, lower_passes
+from shapewright.operations import Attention
 from shapewright.operations.base import PASSES
 
 if TYPE_CHECKING:
@@ -71,6 +72,24 @@ def count_step_flops(
     model_flops = flops["forward"] + flops["backward"]
     factor = _SELECTIVE_PASSES_BY_CONVENTION if workload.recompute == "selective" else 1.0
     return model_flops, model_flops + factor * flops["recompute"]
+
+
+def count_masked_fraction(config: TransformerConfig, workload: Workload) -> float:
+    """Share of a step's model FLOPs that are scores which masks and windows skip, and fused attention never computes.
+
+    Counted on one device: ranks of the context axis that hold other parts of a sequence see blocks without a mask.
+    """
+    one_pass = replace(workload, recompute="none", recompute_layers=None, global_batch_size=workload.micro_batch_size)
+    total = skipped = 0.0
+    for one in lower_passes(lower_parts(config, one_pass, _SINGLE), config, one_pass, _SINGLE):
+        if one.pass_name not in ("forward", "backward"):
+            continue
+        flops = float(one.flops * one.repeats)
+        total += flops
+        if isinstance(one, Attention):
+            pairs = float(one.batch_size) * one.num_heads * one.query_len * one.kv_len
+            skipped += flops * (1.0 - float(one.attended_pairs) / pairs)
+    return skipped / total if total > 0.0 else 0.0
 
 
 def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float:
