@@ -97,7 +97,10 @@ def findings_of(rule: Rule, case: WhatIf) -> list[Finding]:
 @settings(max_examples=150)
 @given(case=cases())
 def test_a_taken_suggestion_silences_its_rule(case: WhatIf) -> None:
-    """With a suggestion taken, its rule finds nothing more at that field, and the step is no slower per token."""
+    """With a suggestion taken, its rule finds nothing more at that field, and the step is no slower per token.
+
+    What runs at another layout or batch fits, or needs no more than what does not fit now.
+    """
     for rule in list_rules():
         for finding in findings_of(rule, case):
             for suggestion in finding.suggestions:
@@ -108,6 +111,9 @@ def test_a_taken_suggestion_silences_its_rule(case: WhatIf) -> None:
                 assert not [again.message for again in findings_of(rule, after) if again.field == finding.field], shown
                 if suggestion.predicted_gain_fraction is not None:
                     assert after.time_per_token_s <= case.time_per_token_s * (1 + 1e-9), shown
+                if case.is_possible and suggestion.kind == "runtime" and not after.fits:
+                    assert not case.fits, shown
+                    assert after.prediction.memory.total_bytes <= case.prediction.memory.total_bytes, shown
 
 
 @settings(max_examples=20)

@@ -31,6 +31,7 @@ from shapewright.lint import (
     to_json,
     to_sarif,
 )
+from shapewright.lint.check import find_violations
 from shapewright.lint.example import example_case
 from shapewright.lint.judge import judge, severity_of
 from shapewright.lint.rule import FAMILIES
@@ -279,6 +280,55 @@ def test_severity_has_a_ceiling_where_a_default_decides() -> None:
         severities.append(finding.severity)
 
     assert severities == ["error", "info"]
+
+
+def test_uneven_stages_cost_no_more_than_the_layers_too_few() -> None:
+    """33 layers on 4 stages waste a twelfth; one stage saves more, having no bubble: no fault of the 33."""
+    case = example_case(num_layers=33, pipeline_parallel=4, global_batch_size=16, device="a100-sxm-80gb")
+    (violation,) = get_rule("PL106").check(case)
+    finding = judge(get_rule("PL106"), violation, case)
+
+    assert finding is not None
+    assert finding.cost_fraction == pytest.approx(1.0 - 33 / 36)
+    assert (finding.suggestions[0].predicted_gain_fraction or 0.0) > 0.2
+    assert "slower" not in finding.message
+
+
+def test_a_layout_that_does_not_fit_gets_none_that_needs_more() -> None:
+    """Where memory is exceeded, changes of layout and batch fit or need no more than now; better shapes stay."""
+    case = example_case(num_layers=48, tensor_parallel=2, data_parallel=2, micro_batch_size=8, vocab_size=50257)
+    found = find_violations(case)
+    runtime = [made for finding in found for made in finding.suggestions if made.kind == "runtime"]
+
+    assert not case.fits
+    assert runtime
+    for made in runtime:
+        after = case.changed(made.changes)
+        assert after is not None
+        assert after.prediction.memory.total_bytes <= case.prediction.memory.total_bytes
+    assert "TC101" in {finding.code for finding in found}
+
+
+def test_memory_asks_for_no_sharded_weights_under_a_pipeline() -> None:
+    """ZeRO stage 3 is a remedy of replicas alone, as plan and memory have it."""
+    stages = {}
+    for pipeline_parallel in (1, 2):
+        case = example_case(num_layers=64, pipeline_parallel=pipeline_parallel, data_parallel=8, micro_batch_size=1)
+        (violation,) = get_rule("ME101").check(case)
+        stages[pipeline_parallel] = {repair.changes.get("zero_stage") for repair in violation.repairs}
+
+    assert 3 in stages[1]
+    assert 3 not in stages[2]
+
+
+def test_heads_of_a_narrower_width_are_not_asked_for() -> None:
+    """80 wide heads become 128 wide, and not 64 wide, which the next rule would find too small."""
+    case = example_case(num_heads=32, attention="flash")
+    (violation,) = get_rule("TC103").check(case)
+    finding = judge(get_rule("TC103"), violation, case)
+
+    assert finding is not None
+    assert {made.changes["head_dim"] for made in finding.suggestions} == {128}
 
 
 @pytest.mark.parametrize(

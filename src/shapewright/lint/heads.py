@@ -12,6 +12,10 @@ from shapewright.lint.rule import Repair
 if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
 
+# Fused kernels reach their plateau here, and the paper's shapes their best. Source: flash-attention's benchmark figures
+# (head dimension 64 against 128); arXiv 2401.14489, figure 12 (flat from h/a of about 80 on).
+LARGE_ENOUGH_HEAD_DIM = 128
+
 _ATTENTION_BITS = 16  # attention stays 16 bits wide around GEMMs of 8 and less
 
 
@@ -72,6 +76,23 @@ def reheading_repairs(case: WhatIf, *, larger_only: bool, smallest: int = 0) -> 
             title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
             repairs.append(Repair(kind="retrain", title=title, changes=changes))
     return tuple(repairs)
+
+
+def without_small_heads(case: WhatIf, repairs: tuple[Repair, ...]) -> tuple[Repair, ...]:
+    """Repairs without heads that are small, and narrower than they are, where others are faster than the present ones.
+
+    Else one rule would ask for heads that the next one finds too small.
+    """
+    least = min(case.config.head_dim, LARGE_ENOUGH_HEAD_DIM)
+    wide = tuple(repair for repair in repairs if repair.changes["head_dim"] >= least)
+    return wide if any(_is_faster(case, repair) for repair in wide) else repairs
+
+
+def _is_faster(case: WhatIf, repair: Repair) -> bool:
+    after = case.changed(repair.changes)
+    if after is None or not case.is_possible or not after.is_possible:
+        return False
+    return after.time_per_token_s < case.time_per_token_s
 
 
 def _splits(num_heads: int, num_kv_heads: int, degree: int) -> bool:

@@ -43,6 +43,7 @@ def judge(rule: Rule, violation: Violation, case: WhatIf) -> Finding | None:
     suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
     best = priced[0] if priced else None
     cost_fraction = max(0.0, best.gain_fraction) if best and violation.has_cost else 0.0
+    cost_fraction = min(cost_fraction, violation.most_cost_fraction)
     severity = severity_of(violation.severity, cost_fraction, violation.severity_at_most)
     if severity is None:
         return None
@@ -84,12 +85,17 @@ def _possible(repair: Repair, case: WhatIf) -> Suggestion | None:
 
 
 def _price(repair: Repair, case: WhatIf, *, keeps_slower: bool) -> _PricedRepair | None:
-    """Price a repair; None where it is impossible, does not fit in memory, or is not faster."""
+    """Price a repair; None where it is impossible, does not fit in memory, or is not faster.
+
+    Where nothing fits yet, a change of the layout or the batch may at least not need more memory: 405 billion
+    parameters on one stage are faster than on 16, and run nowhere. A better shape is one before and after memory is
+    seen to.
+    """
     before = case.changed(repair.at_equal) if repair.at_equal else case
     after = case.changed({**repair.at_equal, **repair.changes})
     if before is None or after is None or not before.is_possible or not after.is_possible:
         return None
-    if case.fits and not after.fits:
+    if not after.fits and (case.fits or (repair.kind == "runtime" and _needs_more(after, case))):
         return None
     ratio = after.time_per_token_s / before.time_per_token_s
     parameters = before.prediction.parameters, after.prediction.parameters
@@ -109,8 +115,18 @@ def _price(repair: Repair, case: WhatIf, *, keeps_slower: bool) -> _PricedRepair
     return _PricedRepair(suggestion, gain_fraction, before.prediction, after.prediction)
 
 
+def _needs_more(after: WhatIf, before: WhatIf) -> bool:
+    return after.prediction.memory.total_bytes > before.prediction.memory.total_bytes
+
+
 def _slowest_operation(before: Prediction, after: Prediction) -> str:
-    """Name the operation that loses most time to the violation, and how many times slower it is."""
+    """Name the operation that loses most time to the violation, and how many times slower it is.
+
+    Other stages or chunks change how often each operation runs on a device, and another batch how much a step is:
+    then no operation is to blame.
+    """
+    if before.tokens_per_step != after.tokens_per_step or _stages_of(before) != _stages_of(after):
+        return ""
     repaired = {(priced.operation.name, priced.operation.pass_name): priced.total_time_s for priced in after.operations}
     worst_loss_s, worst = 0.0, ""
     for priced in before.operations:
@@ -125,6 +141,10 @@ def _slowest_operation(before: Prediction, after: Prediction) -> str:
             worst_loss_s = priced.total_time_s - other_s
             worst = f"{priced.operation.name} predicted {priced.total_time_s / other_s:.2f}x slower"
     return worst
+
+
+def _stages_of(prediction: Prediction) -> tuple[int, int]:
+    return prediction.layout.pipeline_parallel, prediction.layout.virtual_pipeline
 
 
 def _finding(

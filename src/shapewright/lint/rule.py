@@ -54,6 +54,8 @@ class Violation:
         severity_at_most: Set where the cost rests on a default that nobody chose.
         has_cost: Whether the repairs' gain is what the violation costs; False where they change the question, as a
             shorter sequence does.
+        most_cost_fraction: The most that the violation can cost of a step, where repairs gain by more than mending it,
+            as fewer stages do that are uneven no more.
     """
 
     field: str
@@ -65,6 +67,7 @@ class Violation:
     severity: str | None = None
     severity_at_most: str | None = None
     has_cost: bool = True
+    most_cost_fraction: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

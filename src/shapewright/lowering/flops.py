@@ -87,7 +87,7 @@ def count_masked_fraction(config: TransformerConfig, workload: Workload) -> floa
         flops = float(one.flops * one.repeats)
         total += flops
         if isinstance(one, Attention):
-            pairs = float(one.batch_size) * one.num_heads * one.query_len * one.kv_len
+            pairs = float(1.0 * one.batch_size * one.num_heads * one.query_len * one.kv_len)
             skipped += flops * (1.0 - float(one.attended_pairs) / pairs)
     return skipped / total if total > 0.0 else 0.0
 

@@ -7,7 +7,8 @@ Fires when `num_layers` is not a multiple of `pipeline_parallel` (times `virtual
 ## Why it is slow
 
 The pipeline runs at the pace of the stage with most layers: 33 layers on 4 stages take as long as 36, so a twelfth of
-the devices' time is lost. (Arithmetic; arXiv 2401.14489 gives it as a rule.) Less is lost where the stages at the ends
+the devices' time is lost. (Arithmetic; arXiv 2401.14489 gives it as a rule.) That share is the most that a finding is
+said to cost: fewer stages also wait less, which is no fault of the layers. Less is lost where the stages at the ends
 have the layers too few: they have the embedding and the logits besides, and the prediction counts with that.
 
 ## Example
@@ -55,12 +56,15 @@ def check(case: WhatIf) -> Iterator[Violation]:
     chunks = layout.pipeline_parallel * layout.virtual_pipeline
     if num_layers % chunks == 0:
         return
+    fullest = -(-num_layers // chunks)
+    parts = f"{chunks} pipeline stages" if layout.virtual_pipeline == 1 else f"{chunks} model chunks"
     yield Violation(
         field="config.num_layers",
         actual=num_layers,
         wanted=f"a multiple of {chunks}",
-        problem=f"is not a multiple of {chunks} pipeline stages, so the fullest holds {-(-num_layers // chunks)}",
+        problem=f"is not a multiple of {parts}, so the fullest holds {fullest}",
         repairs=(*_stages(case), *_depths(case, chunks)),
+        most_cost_fraction=1.0 - num_layers / (chunks * fullest),
     )
 
 

@@ -44,6 +44,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from shapewright.integers import divisors
+from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES
 from shapewright.lint.rule import Repair, Rule, Violation
 from shapewright.units import format_bytes
 
@@ -86,7 +87,8 @@ def _same_devices(case: WhatIf) -> Iterator[dict[str, Any]]:
     smaller = [size for size in reversed(divisors(workload.micro_batch_size)) if size < workload.micro_batch_size]
     yield from ({"micro_batch_size": size} for size in smaller)
     if workload.is_training and layout.data_parallel > 1:
-        yield from ({"zero_stage": stage} for stage in range(layout.zero_stage + 1, 4))
+        most = MOST_ZERO_STAGE_IN_PIPELINES if layout.pipeline_parallel > 1 else 3
+        yield from ({"zero_stage": stage} for stage in range(layout.zero_stage + 1, most + 1))
     for degree in divisors(case.device.node_size):
         factor, rest = divmod(degree, layout.tensor_parallel)
         if factor > 1 and not rest and layout.data_parallel % factor == 0:

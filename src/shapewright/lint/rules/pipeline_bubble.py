@@ -23,8 +23,8 @@ False
 
 ## Fix safety
 
-`runtime`; but a larger global batch changes the training run, and smaller micro-batches may make GEMMs slower, which
-the prediction weighs. Interleaving (`virtual_pipeline`) sends more between stages.
+`runtime`. Interleaving (`virtual_pipeline`) sends more between stages, and smaller micro-batches may make GEMMs slower,
+which the prediction weighs. A larger global batch is only named where neither is enough: it changes the training run.
 
 ## When it does not matter
 
@@ -42,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from shapewright.integers import divisors
 from shapewright.lint.batches import global_batch_of
 from shapewright.lint.rule import Repair, Rule, Violation
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 # Source: arXiv 1811.06965, section 2.3.
 ENOUGH_MICRO_BATCHES_PER_STAGE = 4
 
-_CHUNKS_PER_STAGE = (2, 4)
+_MOST_CHUNK_CHOICES = 2
 
 
 def check(case: WhatIf) -> Iterator[Violation]:
@@ -59,7 +60,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
     stages = case.layout.pipeline_parallel
     if stages == 1 or not case.workload.is_training or _is_full(case):
         return
-    repairs = tuple(repair for repair in _repairs(case) if _mends(case, repair))
+    repairs = tuple(repair for repair in _repairs(case) if _mends(case, repair)) or (_larger_batch(case),)
     yield Violation(
         field="workload.global_batch_size",
         actual=global_batch_of(case),
@@ -81,25 +82,43 @@ def _is_full(case: WhatIf) -> bool:
 
 def _mends(case: WhatIf, repair: Repair) -> bool:
     after = case.changed(repair.changes)
-    return after is not None and _is_full(after)
+    return after is not None and _is_full(after) and (after.fits or not case.fits)
 
 
 def _repairs(case: WhatIf) -> Iterator[Repair]:
-    workload, layout = case.workload, case.layout
-    per_stage = case.config.num_layers // layout.pipeline_parallel
-    for chunks in _CHUNKS_PER_STAGE:
-        if chunks > layout.virtual_pipeline and per_stage % chunks == 0:
-            changes = {"virtual_pipeline": chunks}
-            yield Repair(kind="runtime", title=f"use virtual_pipeline={chunks}", changes=changes)
+    workload = case.workload
+    for chunks in _enough_chunks(case)[:_MOST_CHUNK_CHOICES]:
+        yield Repair(kind="runtime", title=f"use virtual_pipeline={chunks}", changes={"virtual_pipeline": chunks})
     size = workload.micro_batch_size // 2
     while size and workload.micro_batch_size % size == 0:
         changes = {"micro_batch_size": size, "global_batch_size": global_batch_of(case)}
         yield Repair(kind="runtime", title=f"use micro_batch_size={size}", changes=changes)
         size //= 2
+
+
+def _enough_chunks(case: WhatIf) -> list[int]:
+    """Model chunks that mend the bubble, the fewest first, which send least between stages.
+
+    They share the layers of the fullest stage out evenly, and take micro-batches in groups of as many as stages.
+    """
+    stages, micro_batches = case.layout.pipeline_parallel, _count_micro_batches(case)
+    if micro_batches % stages:
+        return []
+    return [
+        chunks
+        for chunks in divisors(-(-case.config.num_layers // stages))
+        if chunks > case.layout.virtual_pipeline and micro_batches * chunks >= ENOUGH_MICRO_BATCHES_PER_STAGE * stages
+    ]
+
+
+def _larger_batch(case: WhatIf) -> Repair:
+    """What is left where nothing mends the bubble of this batch: another training run."""
+    workload, layout = case.workload, case.layout
     enough = (
         ENOUGH_MICRO_BATCHES_PER_STAGE * layout.pipeline_parallel * workload.micro_batch_size * layout.data_parallel
     )
-    yield Repair(kind="runtime", title=f"use global_batch_size={enough}", changes={"global_batch_size": enough})
+    title = f"use global_batch_size={enough}, another training run"
+    return Repair(kind="runtime", title=title, changes={"global_batch_size": enough})
 
 
 RULE = Rule(

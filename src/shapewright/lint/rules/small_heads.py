@@ -43,15 +43,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.lint.heads import head_dim_problem, reheading_repairs
+from shapewright.lint.heads import LARGE_ENOUGH_HEAD_DIM, head_dim_problem, reheading_repairs
 from shapewright.lint.rule import Rule, Violation
 
 if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
-
-# Fused kernels reach their plateau here, and the paper's shapes their best. Source: flash-attention's benchmark figures
-# (head dimension 64 against 128); arXiv 2401.14489, figure 12 (flat from h/a of about 80 on).
-LARGE_ENOUGH_HEAD_DIM = 128
 
 
 def check(case: WhatIf) -> Iterator[Violation]:
