@@ -13,7 +13,8 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
     format    a lender without the element format has its kernels, and the nearest record with it says what casting
               costs, that the contraction is hardly split, and what writing costs
     means     the share of bandwidth that kernels reach (0.74 to 0.85) and of a last wave that they win back (0 to 0.97)
-              follow no line of a sheet: another family's device takes the mean of all families that were measured
+              follow no line of a sheet: another family's device takes the mean of all families that were measured, and
+              the first also where sweeps of one paper lend, whose narrowest products are bound by tiles, not by memory
     habits    slow cases, kernels for batches and learned tables are fingerprints of a library on one family: they stay
 
 How far each helps on devices left out: docs/decisions/0003-gemm-calibration.md.
@@ -77,7 +78,9 @@ def adapt_parameters(
         sustained = (1.0 - parameters.power_drop_fraction) * borrowed_power_share(device, lender)
         parameters = replace(parameters, power_drop_fraction=1.0 - min(sustained, 1.0))
     if record.transfer == "generic":
-        means = _take_means(parameters, device, dtype) if _WIDE_FORMAT in raw else parameters
+        means = _take_means(parameters, device, dtype)
+        if _WIDE_FORMAT not in raw:
+            means = replace(parameters, bandwidth_fraction=means.bandwidth_fraction)
         parameters = replace(means, slow_cases=None, batch_kernels=None)
     is_cast = parameters.cast_bytes_per_element > 0.0
     return parameters if is_cast or get_dtype(dtype).bits >= _UNCAST_BITS else _borrow_format(parameters, device)
