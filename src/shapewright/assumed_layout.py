@@ -92,7 +92,8 @@ def _complete(num_devices: int, given: Mapping[str, Any]) -> ParallelLayout:
     """Give the data axis the devices that other axes leave."""
     fields = {name: value for name, value in given.items() if value is not None}
     if "data_parallel" not in fields:
-        without_data = ParallelLayout(**{name: value for name, value in fields.items() if name != "expert_parallel"})
+        of_experts = ("expert_parallel", "expert_tensor_parallel")
+        without_data = ParallelLayout(**{name: value for name, value in fields.items() if name not in of_experts})
         data_parallel, rest = divmod(num_devices, without_data.num_devices)
         if rest:
             raise LayoutError(

@@ -20,10 +20,12 @@ _LARGEST_DEGREE = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
-    """Degrees of parallelism; the product of all but expert_parallel is the number of devices.
+    """Degrees of parallelism; the product of tensor, pipeline, data and context degrees is the number of devices.
 
-    Experts are spread over devices of the data and context axes (and not over extra ones), as Megatron-LM and
-    DeepSpeed do, so expert_parallel must divide data_parallel * context_parallel.
+    Experts are spread over the devices of a stage (and not over extra ones), as Megatron-LM and DeepSpeed do. By
+    default their matrices are cut over the tensor axis as all others are, and expert_parallel divides data_parallel *
+    context_parallel. With expert_tensor_parallel they are cut into that many instead, and whole experts go to what is
+    left of the tensor axis too: expert_parallel * expert_tensor_parallel divides the devices of a stage.
 
     Raises:
         LayoutError: a degree is not a positive integer, degrees contradict each other, or the schedule is not known.
@@ -34,6 +36,11 @@ class ParallelLayout:
     data_parallel: int = note("replicas that see other sequences", default=1)
     context_parallel: int = note("devices that share each sequence", default=1)
     expert_parallel: int = note("devices that share the experts of one layer", default=1)
+    expert_tensor_parallel: int | None = note(
+        "devices that share each expert's matrices; by default the tensor degree, 1 spreads whole experts over the "
+        "tensor axis too",
+        default=None,
+    )
     sequence_parallel: bool = note("split norms and residuals over the tensor axis too", default=True)
     zero_stage: int = note(
         "sharding over replicas: 0 none, 1 optimiser states, 2 gradients too, 3 weights too", default=0
@@ -50,7 +57,7 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         for spec, field_note in noted_fields(type(self)):
             value = getattr(self, spec.name)
-            if spec.name == "sequence_parallel":
+            if spec.name == "sequence_parallel" or (spec.name == "expert_tensor_parallel" and value is None):
                 continue
             if field_note.choices:
                 if value not in field_note.choices:
@@ -60,11 +67,7 @@ class ParallelLayout:
             smallest, largest = (0, 3) if spec.name == "zero_stage" else (1, _LARGEST_DEGREE)
             if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
                 raise LayoutError(f"{spec.name}={value!r} must be a whole number from {smallest} to {largest}")
-        if (self.data_parallel * self.context_parallel) % self.expert_parallel:
-            raise LayoutError(
-                f"expert_parallel={self.expert_parallel} must divide data_parallel * context_parallel = "
-                f"{self.data_parallel} * {self.context_parallel}; raise --data-parallel or lower --expert-parallel"
-            )
+        self._check_experts()
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
             raise LayoutError(f"virtual_pipeline={self.virtual_pipeline} needs pipeline_parallel above 1")
         if self.pipeline_schedule != "1f1b":
@@ -80,6 +83,52 @@ class ParallelLayout:
                 f"pipeline_schedule='dualpipe' pairs stages from both ends: pipeline_parallel={self.pipeline_parallel} "
                 f"must be even; use {self.pipeline_parallel + 1} or {self.pipeline_parallel - 1}"
             )
+
+    def _check_experts(self) -> None:
+        """Check that the devices of a stage hold whole copies of its experts.
+
+        Raises:
+            LayoutError: they do not.
+        """
+        if self.devices_per_stage % (self.expert_parallel * self.tensor_degree_of_experts) == 0:
+            return
+        if self.expert_tensor_parallel is None:
+            wider = ", or give the tensor axis whole experts with --expert-tensor-parallel 1"
+            raise LayoutError(
+                f"expert_parallel={self.expert_parallel} must divide data_parallel * context_parallel = "
+                f"{self.data_parallel} * {self.context_parallel}; raise --data-parallel or lower --expert-parallel"
+                f"{wider if self.tensor_parallel > 1 else ''}"
+            )
+        raise LayoutError(
+            f"expert_parallel * expert_tensor_parallel = {self.expert_parallel} * {self.expert_tensor_parallel} must "
+            f"divide tensor_parallel * data_parallel * context_parallel = {self.tensor_parallel} * "
+            f"{self.data_parallel} * {self.context_parallel}; raise --data-parallel or lower one of the two"
+        )
+
+    @property
+    def devices_per_stage(self) -> int:
+        """Devices of one pipeline stage."""
+        return self.tensor_parallel * self.data_parallel * self.context_parallel
+
+    @property
+    def tensor_degree_of_experts(self) -> int:
+        """Devices that share each matrix of a routed expert."""
+        return self.tensor_parallel if self.expert_tensor_parallel is None else self.expert_tensor_parallel
+
+    @property
+    def cuts_experts_apart(self) -> bool:
+        """Whether routed experts are cut over another number of devices than all other matrices."""
+        return self.tensor_degree_of_experts != self.tensor_parallel
+
+    @property
+    def keeps_experts_in_tensor_axis(self) -> bool:
+        """Whether the devices of one tensor axis hold all experts of a layer."""
+        return self.expert_parallel * self.tensor_degree_of_experts == self.tensor_parallel
+
+    @property
+    def replicas_of_experts(self) -> int:
+        """Devices that hold the same routed experts (Megatron-LM: expert data parallel size)."""
+        return self.devices_per_stage // (self.tensor_degree_of_experts * self.expert_parallel)
 
     @property
     def num_devices(self) -> int:

@@ -154,6 +154,7 @@ class _LayerShape:
         self.config = config
         self.workload = workload
         self.degree = layout.tensor_parallel
+        self.expert_degree = layout.tensor_degree_of_experts
         self.element_bytes = activation_element_bytes(workload.dtype)
         # In decode the context axis splits the cache and not the one new token.
         context = 1 if workload.phase == "decode" else layout.context_parallel
@@ -263,9 +264,11 @@ def _score_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
         yield shape.inner(f"{block}.dropped_weights", columns, rows)
 
 
-def _mlp_tensors(shape: _LayerShape, block: str, rows: int, intermediate_size: int) -> Iterator[SavedTensor]:
+def _mlp_tensors(
+    shape: _LayerShape, block: str, rows: int, intermediate_size: int, degree: int | None = None
+) -> Iterator[SavedTensor]:
     config = shape.config
-    columns = ceil_div(intermediate_size, shape.degree)
+    columns = ceil_div(intermediate_size, shape.degree if degree is None else degree)
     if config.activation not in _OUTPUT_IS_ENOUGH:
         yield shape.inner(f"{block}.activation_input", columns, rows)
     if config.gated_mlp:
@@ -283,11 +286,13 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
     weights what it puts out (Megatron-LM's weighted SwiGLU), so that outputs are only added up.
     """
     config = shape.config
-    copies = shape.tokens * config.num_experts_per_token
+    # Devices of the tensor axis compute all rows of their tokens, each with its share of the columns; where experts are
+    # cut into fewer pieces, each as many fewer rows.
+    copies = ceil_div(shape.tokens * config.num_experts_per_token * shape.expert_degree, shape.degree)
     yield shape.residual("router.probabilities", _ROUTER_BYTES, config.num_experts)
-    own_copies = ceil_div(copies, shape.token_degree)
+    own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
     yield shape.inner("expert.input", config.hidden_size, own_copies)
-    yield from _mlp_tensors(shape, "expert", copies, config.moe_intermediate_size)
+    yield from _mlp_tensors(shape, "expert", copies, config.moe_intermediate_size, shape.expert_degree)
     if not shape.fuses_activation:
         yield shape.inner("expert.output", config.hidden_size, own_copies)
 

@@ -155,6 +155,20 @@ def test_expert_shards_add_up(config: TransformerConfig, workload: Workload, ep:
             assert each.groups == config.num_experts // ep
 
 
+@given(configs(), trainings(), degrees, degrees, degrees)
+def test_experts_cut_apart_add_up(config: TransformerConfig, workload: Workload, t: int, ep: int, e_t: int) -> None:
+    """However experts are cut and spread, the devices of a stage multiply all routed rows of their replicas once."""
+    assume(config.is_moe)
+    replicas = max(ep * e_t // t, 1)
+    layout = ParallelLayout(tensor_parallel=t, data_parallel=replicas, expert_parallel=ep, expert_tensor_parallel=e_t)
+    whole, part = lower(config, workload, ONE_DEVICE), lower(config, workload, layout)
+
+    def routed(operations: tuple[Operation, ...]) -> float:
+        return sum_flops(tuple(each for each in operations if isinstance(each, GroupedGemm)))
+
+    assert routed(part) * t * replicas == pytest.approx(routed(whole) * replicas, rel=1e-9)
+
+
 @given(any_configs, windows, trainings())
 def test_backward_is_twice_forward(config: TransformerConfig, pattern: tuple[int, ...], workload: Workload) -> None:
     """Every product has two gradients of its own size."""
@@ -237,6 +251,7 @@ layouts = st.builds(
     data_parallel=st.integers(1, 9),
     context_parallel=st.integers(1, 5),
     expert_parallel=st.sampled_from((1, 2, 4)),
+    expert_tensor_parallel=st.sampled_from((None, None, 1, 2)),
     sequence_parallel=st.booleans(),
     zero_stage=st.integers(0, 3),
 )

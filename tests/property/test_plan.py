@@ -87,11 +87,12 @@ def every_plan(
     """Step and memory of every plan, by trying all values of all fields; DualPipe has to be asked for."""
     degrees = [degree for degree in range(1, num_devices + 1) if num_devices % degree == 0]
     chunks = range(1, config.num_layers + 1)
-    for tensor, pipeline, context, expert, sequence, zero, size, mode, chunk, schedule in itertools.product(
+    for tensor, pipeline, context, expert, cut, sequence, zero, size, mode, chunk, schedule in itertools.product(
         degrees,
         degrees,
         degrees,
         degrees,
+        (None, 1) if config.is_moe else (None,),
         (True, False),
         range(4),
         degrees,
@@ -101,7 +102,11 @@ def every_plan(
     ):
         data = num_devices // (tensor * pipeline * context)
         per_stage = -(-config.num_layers // pipeline)
-        if data < 1 or tensor * pipeline * context * data != num_devices or (tensor == 1 and not sequence):
+        if (
+            data < 1
+            or tensor * pipeline * context * data != num_devices
+            or (tensor == 1 and not (sequence and cut is None))
+        ):
             continue
         if pipeline > 1 and zero == 3:
             continue
@@ -117,6 +122,7 @@ def every_plan(
                 data_parallel=data,
                 context_parallel=context,
                 expert_parallel=expert,
+                expert_tensor_parallel=cut,
                 sequence_parallel=sequence,
                 zero_stage=zero,
                 virtual_pipeline=chunk,

@@ -210,6 +210,7 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
             data_parallel=row.count("num_gpus") // num_sharded,
             context_parallel=row.count("cp", 1.0),
             expert_parallel=1 if row.preset is None else row.count("ep", 1.0),
+            expert_tensor_parallel=_pieces_of_experts(row, assumed),
             virtual_pipeline=_num_chunks(config.num_layers, row.count("pp"), row.count("vp", 1.0), assumed),
             sequence_parallel=bool(row.number("sequence_parallel", float(is_fused))),
             zero_stage=_read_zero_stage(row, assumed),
@@ -317,6 +318,21 @@ def _make_config(row: _Row) -> TransformerConfig:
         position_embedding="rotary" if gated else "learned",
         tied_embeddings=not gated,
     )
+
+
+def _pieces_of_experts(row: _Row, assumed: Counter[str]) -> int | None:
+    """Devices that share each expert's matrices, which no table states; None for the tensor axis, Megatron's default.
+
+    NVIDIA's recipes with experts leave them whole (``expert_tensor_parallel_size = 1``), and a degree that replicas
+    alone cannot hold has no other reading.
+    """
+    if row.preset is None or row.count("tp") == 1:
+        return None
+    replicas = row.count("num_gpus") // (row.count("tp") * row.count("pp"))
+    if row.is_nvidia or replicas % row.count("ep", 1.0):
+        assumed["cut over a tensor axis and do not say how experts are: they are whole"] += 1
+        return 1
+    return None
 
 
 def _num_chunks(num_layers: int, num_stages: int, num_chunks: int, assumed: Counter[str]) -> int:

@@ -29,6 +29,7 @@ _SHORT_FLAGS = {
     "data_parallel": "--dp",
     "context_parallel": "--cp",
     "expert_parallel": "--ep",
+    "expert_tensor_parallel": "--etp",
     "global_batch_size": "--global-batch",
 }
 # Fields whose own errors say more than a list of choices: aliases and near names.

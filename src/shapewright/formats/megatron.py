@@ -169,6 +169,8 @@ def _spread(config: TransformerConfig, layout: ParallelLayout) -> Iterator[str]:
     yield f"--context-parallel-size {layout.context_parallel}"
     if layout.expert_parallel > 1:
         yield f"--expert-model-parallel-size {layout.expert_parallel}"
+    if layout.cuts_experts_apart:
+        yield f"--expert-tensor-parallel-size {layout.tensor_degree_of_experts}"
     if layout.splits_sequence_over_tensor:
         yield "--sequence-parallel"
     # Steps are priced with gradients and weights of replicas on their way behind the computation.

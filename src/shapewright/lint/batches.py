@@ -85,7 +85,8 @@ def with_tensor_parallel(case: WhatIf, degree: int) -> Repair | None:
     if devices % degree:
         return None
     data_parallel = devices // degree
-    if (data_parallel * layout.context_parallel) % layout.expert_parallel:
+    held = layout.expert_parallel * (layout.expert_tensor_parallel or degree)
+    if (degree * data_parallel * layout.context_parallel) % held:
         return None
     changes: dict[str, Any] = {"tensor_parallel": degree}
     title = f"use tensor_parallel={degree}"
@@ -129,4 +130,6 @@ def fitting_degrees(case: WhatIf) -> tuple[Repair, ...]:
 def _divides_all(case: WhatIf, degree: int) -> bool:
     config = case.config
     kv_fits = config.is_mla or config.num_kv_heads % degree == 0 or degree % config.num_kv_heads == 0
-    return kv_fits and all(getattr(config, name) % degree == 0 for name in mlp_width_fields(config))
+    own = "moe_intermediate_size" if case.layout.expert_tensor_parallel else None  # cut whatever the tensor degree is
+    names = [name for name in mlp_width_fields(config) if name != own]
+    return kv_fits and all(getattr(config, name) % degree == 0 for name in names)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.lint.mlp import mlp_width_fields
+from shapewright.lint.mlp import mlp_width_fields, pieces_of_width
 from shapewright.operations import Gemm, GroupedGemm
 from shapewright.perf.price import GemmPrice
 
@@ -94,7 +94,7 @@ class WidthAxis:
 
 def width_axis(case: WhatIf, gemm: BigGemm) -> WidthAxis | None:
     """Find the MLP or hidden width behind a GEMM's output; None for others, such as queries or the vocabulary."""
-    operation, price, t = gemm.operation, gemm.price, case.layout.tensor_parallel
+    operation, price = gemm.operation, gemm.price
     m, n, tile_m, tile_n = int(operation.m), int(operation.n), round(float(price.tile_m)), round(float(price.tile_n))
     # In wgrad (layout TN) both dimensions are widths; forward and dgrad have tokens in m.
     axes = [(n, m, tile_n, tile_m)]
@@ -102,7 +102,7 @@ def width_axis(case: WhatIf, gemm: BigGemm) -> WidthAxis | None:
         axes.append((m, n, tile_m, tile_n))
     for extent, other_extent, tile, other_tile in axes:
         for name in mlp_width_fields(case.config):
-            width = getattr(case.config, name)
+            width, t = getattr(case.config, name), pieces_of_width(case.layout, name)
             for times in (1, 2):
                 if extent * t == times * width and "attention" not in operation.name:
                     return WidthAxis(name, width, extent, other_extent, tile, other_tile, times / t)

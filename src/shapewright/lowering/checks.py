@@ -34,6 +34,8 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
     _validate_tensor_axis(config, layout)
     _validate_pipeline_axis(config, layout)
     _validate_expert_axis(config, layout)
+    if layout.cuts_experts_apart:
+        _validate_experts_apart(config, workload, layout)
     _validate_sequence(workload, layout)
 
 
@@ -83,7 +85,7 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
     t = layout.tensor_parallel
     if t == 1:
         return
-    split = _widths_over_tensor_axis(config)
+    split = _widths_over_tensor_axis(config, cuts_experts_apart=layout.cuts_experts_apart)
     for field_name, value in split.items():
         if value % t:
             raise LayoutError(f"tensor_parallel={t} must divide {field_name}={value}; try {_degrees_near(t, config)}")
@@ -102,14 +104,15 @@ def _degrees_near(wanted: int, config: TransformerConfig) -> str:
     return _nearest(wanted, [degree for degree in degrees if _shares_kv_heads(config, degree)])
 
 
-def _widths_over_tensor_axis(config: TransformerConfig) -> dict[str, int]:
+def _widths_over_tensor_axis(config: TransformerConfig, *, cuts_experts_apart: bool = False) -> dict[str, int]:
     """Fields that the tensor axis must share out evenly."""
     kinds = {group.is_moe for group in (*config.layer_groups(), *config.encoder_layer_groups())}
     split = {"num_heads": config.num_heads}
     if False in kinds:
         split["intermediate_size"] = config.intermediate_size
     if True in kinds:
-        split["moe_intermediate_size"] = config.moe_intermediate_size
+        if not cuts_experts_apart:
+            split["moe_intermediate_size"] = config.moe_intermediate_size
         if config.shared_expert_intermediate_size:
             split["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
     return split
@@ -141,6 +144,37 @@ def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> 
         raise LayoutError(
             f"expert_parallel={layout.expert_parallel} must divide num_experts={config.num_experts}; "
             f"try {_nearest(layout.expert_parallel, divisors(config.num_experts))}"
+        )
+
+
+def _validate_experts_apart(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+    """Check experts that are cut over another number of devices than other matrices.
+
+    Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (experts over a tensor axis need sequence parallelism);
+        sglang, server_args.py (moe_tp_size = tp_size / ep_size); vllm, config/parallel.py (experts over data and tensor
+        axis together, whole).
+    """
+    e_t, t = layout.tensor_degree_of_experts, layout.tensor_parallel
+    if not config.num_experts:
+        raise LayoutError(f"expert_tensor_parallel={e_t} needs a model with experts, but num_experts=0; leave it out")
+    if config.moe_intermediate_size % e_t:
+        raise LayoutError(
+            f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}; "
+            f"try {_nearest(e_t, divisors(config.moe_intermediate_size))}"
+        )
+    if workload.is_training:
+        if t > 1 and not layout.sequence_parallel:
+            raise LayoutError(
+                f"expert_tensor_parallel={e_t} beside tensor_parallel={t} needs sequence_parallel, so that each device "
+                f"has tokens of its own to send; use --sequence-parallel or leave --expert-tensor-parallel out"
+            )
+        return
+    is_over_replicas = e_t == 1 and layout.expert_parallel % t == 0
+    if not (layout.keeps_experts_in_tensor_axis or is_over_replicas):
+        raise LayoutError(
+            f"expert_parallel * expert_tensor_parallel = {layout.expert_parallel} * {e_t} is no way in which servers "
+            f"spread experts beside tensor_parallel={t}; use a product of {t}, or expert_tensor_parallel=1 with a "
+            f"multiple of {t}"
         )
 
 

@@ -1,7 +1,8 @@
 """Collectives of the tensor, context, expert, pipeline and data axes.
 
-Ranks are numbered with the tensor axis innermost, then context, then data (experts are spread over those two), then
-pipeline: an axis whose stride fits in a node keeps that many ranks inside it.
+Ranks are numbered with the tensor axis innermost, then context, then data, then pipeline: an axis whose stride fits in
+a node keeps that many ranks inside it. Experts number the ranks of a stage anew: those that share an expert's matrices
+innermost, then those that share a layer's experts, then copies.
 
 Source: arXiv 1909.08053 section 3 (tensor), 2205.05198 section 4.2.2 (sequence), 2104.04473 section 3 (pipeline),
 1910.02054 section 7 (ZeRO), 2310.01889 (ring of keys and values), 2412.19437 sections 3.2.2 and 3.3.3 (experts).
@@ -57,8 +58,8 @@ def stride_of(layout: ParallelLayout, axis: str) -> int:
     if axis == "tensor":
         return 1
     if axis == "pipeline":
-        return layout.tensor_parallel * layout.context_parallel * layout.data_parallel
-    return layout.tensor_parallel
+        return layout.devices_per_stage
+    return layout.tensor_degree_of_experts if axis == "expert" else layout.tensor_parallel
 
 
 def collective(
@@ -117,10 +118,20 @@ def _is(number: Any, value: int) -> bool:
 
 
 def gather_tokens(
-    shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every", overlaps: bool = False
+    shard: Shard,
+    name: str,
+    repeats: int,
+    *,
+    tokens: int,
+    stage: str = "every",
+    overlaps: bool = False,
+    num_ranks: int | None = None,
 ) -> list[Operation]:
-    """Bring the tokens together before a column-parallel GEMM; needed only where the tensor axis splits them."""
-    if not shard.splits_sequence:
+    """Bring the tokens together before a column-parallel GEMM; needed only where the tensor axis splits them.
+
+    ``num_ranks`` are the devices that share the matrix, where those are not the tensor axis; each has its own tokens.
+    """
+    if not shard.splits_sequence and num_ranks is None:
         return []
     message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
     return collective(
@@ -130,16 +141,39 @@ def gather_tokens(
         "tensor",
         repeats,
         message_bytes=message_bytes,
+        num_ranks=num_ranks,
+        stride=None if num_ranks is None else 1,
         stage=stage,
         overlaps=overlaps,
     )
 
 
-def reduce_tokens(shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every") -> list[Operation]:
-    """Add the partial sums of a row-parallel GEMM; where the tensor axis splits tokens, each device keeps its own."""
-    op_name = "reduce_scatter" if shard.splits_sequence else "all_reduce"
+def reduce_tokens(
+    shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every", num_ranks: int | None = None
+) -> list[Operation]:
+    """Add the partial sums of a row-parallel GEMM; where the tensor axis splits tokens, each device keeps its own.
+
+    ``num_ranks`` are the devices that share the matrix, where those are not the tensor axis; each keeps its own tokens.
+    """
+    op_name = "all_reduce" if num_ranks is None and not shard.splits_sequence else "reduce_scatter"
     message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
-    return collective(shard, f"{name}.{op_name}", op_name, "tensor", repeats, message_bytes=message_bytes, stage=stage)
+    return collective(
+        shard,
+        f"{name}.{op_name}",
+        op_name,
+        "tensor",
+        repeats,
+        message_bytes=message_bytes,
+        num_ranks=num_ranks,
+        stride=None if num_ranks is None else 1,
+        stage=stage,
+    )
+
+
+def share_tokens(shard: Shard, name: str, repeats: int, *, tokens: int) -> list[Operation]:
+    """Give every device of the tensor axis the tokens of all, where each had a share."""
+    message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
+    return collective(shard, f"{name}.all_gather", "all_gather", "tensor", repeats, message_bytes=message_bytes)
 
 
 def dispatch_experts(shard: Shard, repeats: int, *, rows: int) -> list[Operation]:

@@ -4,6 +4,12 @@ Legend: T tokens of this device, h hidden size, k_e experts per token, E experts
 
 Under balanced routing a device of the expert axis keeps its number of rows: it gives away T k_e rows and receives as
 many, which meet E / expert_parallel local experts. A router that is not balanced takes longer.
+
+Experts that are cut apart from other matrices (layout.expert_tensor_parallel): in training each device of the tensor
+axis gives away the rows of its own T / t tokens, and the e_t devices that share an expert's matrices gather theirs.
+A server either has the expert axis inside the tensor axis, where each device computes the rows of its experts from
+tokens that it has anyway and one sum follows (sglang, vllm), or over replicas too, where devices of the tensor axis
+send the rows of a share of the tokens each (vllm).
 """
 
 from __future__ import annotations
@@ -11,7 +17,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shapewright.dtypes import get_dtype
-from shapewright.lowering.communication import combine_experts, dispatch_experts, gather_tokens, reduce_tokens
+from shapewright.lowering.communication import (
+    combine_experts,
+    dispatch_experts,
+    gather_tokens,
+    reduce_tokens,
+    share_tokens,
+)
 from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.mlp import lower_mlp_gemms
 from shapewright.lowering.pointwise import activation, move
@@ -27,25 +39,31 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     """The MLP of an expert layer with its collectives."""
     config, layout, tokens = shard.config, shard.layout, shard.num_tokens
     h = config.hidden_size
-    rows = tokens * config.num_experts_per_token
+    spreads = _spreads(shard)
     # Between devices of the expert axis, each device of the tensor axis sends the tokens that are its own.
-    own_rows = shard.num_residual_tokens * config.num_experts_per_token
-    spreads = layout.expert_parallel > 1
+    own_tokens = _own_tokens(shard)
+    # All tokens that the experts of this device's group see.
+    group_tokens = tokens * layout.expert_parallel
+    if layout.cuts_experts_apart:
+        group_tokens = group_tokens * layout.tensor_degree_of_experts // layout.tensor_parallel
+    rows = -(-group_tokens * config.num_experts_per_token // layout.expert_parallel)
+    own_rows = rows if layout.cuts_experts_apart and not spreads else own_tokens * config.num_experts_per_token
     local_experts = own_experts = config.num_experts // layout.expert_parallel
     if not shard.workload.is_training:
-        local_experts = _count_reached(own_experts, config, tokens * layout.expert_parallel)
-    f = config.moe_intermediate_size // layout.tensor_parallel
+        local_experts = _count_reached(own_experts, config, group_tokens)
+    f = config.moe_intermediate_size // layout.tensor_degree_of_experts
 
     # What serving libraries choose tiles by; training stacks choose otherwise.
     choice: dict[str, Any] = {}
     if not shard.workload.is_training:
-        received = _count_received(config, tokens, layout.expert_parallel)
+        received = _count_received(config, group_tokens, layout.expert_parallel)
         choice = {"tokens": received, "experts": own_experts, "inner": f}
 
     operations: list[Operation] = []
     if not spreads:
         operations += gather_tokens(shard, "moe", repeats, tokens=tokens)
-    routed_tokens = shard.num_residual_tokens if spreads else tokens
+    routed_tokens = own_tokens if spreads else tokens
+    sharers = layout.tensor_degree_of_experts if layout.cuts_experts_apart else None
     operations.append(
         weight_gemm(shard, "moe.router", repeats, m=routed_tokens, n=config.num_experts, k=h, dtype=shard.dtype)
     )
@@ -55,7 +73,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
         operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
     if spreads:
         operations += dispatch_experts(shard, repeats, rows=own_rows)
-        operations += gather_tokens(shard, "moe", repeats, tokens=rows)
+        operations += gather_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
 
     def grouped(role: str, n: int, k: int) -> GroupedGemm:
         return GroupedGemm(
@@ -76,10 +94,12 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     operations.append(activation(shard, "moe.activation", repeats, width=f, tokens=rows, gated=config.gated_mlp))
     operations.append(grouped("down", h, f))
     if spreads:
-        operations += reduce_tokens(shard, "moe", repeats, tokens=rows)
+        operations += reduce_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
         operations += combine_experts(shard, repeats, rows=own_rows)
     combined = 1.0 * routed_tokens * h
     operations.append(move(shard, "moe.unpermute", repeats, read=1.0 * own_rows * h, written=combined))
+    if spreads and layout.cuts_experts_apart and not shard.workload.is_training:
+        operations += share_tokens(shard, "moe.outputs", repeats, tokens=tokens)
     if config.shared_expert_intermediate_size:
         if spreads:
             operations += gather_tokens(shard, "shared_expert", repeats, tokens=tokens)
@@ -95,6 +115,21 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     return operations
 
 
+def _spreads(shard: Shard) -> bool:
+    """Whether tokens are sent to the devices of their experts."""
+    layout = shard.layout
+    if not layout.cuts_experts_apart:
+        return layout.expert_parallel > 1
+    return shard.workload.is_training or not layout.keeps_experts_in_tensor_axis
+
+
+def _own_tokens(shard: Shard) -> int:
+    """Tokens whose rows this device sends; where all of the tensor axis have all tokens, each sends a share of them."""
+    if shard.workload.is_training or not shard.layout.cuts_experts_apart:
+        return shard.num_residual_tokens
+    return -(-shard.num_tokens // shard.layout.tensor_parallel)
+
+
 def _count_reached(local_experts: int, config: TransformerConfig, tokens: int) -> int:
     """Expected number of a device's experts that get a row: few tokens reach few, and the others' weights stay unread.
 
@@ -107,10 +142,10 @@ def _count_reached(local_experts: int, config: TransformerConfig, tokens: int) -
 def _count_received(config: TransformerConfig, tokens: int, num_devices: int) -> int:
     """Tokens that reach a device of the expert axis, each counted once however many of its experts it meets.
 
-    N T (1 - (1 - 1/N)^k_e) of the T tokens of each of N devices.
+    T (1 - (1 - 1/N)^k_e) of the T tokens that N devices have together.
     """
     met = 1.0 - (1.0 - 1.0 / num_devices) ** config.num_experts_per_token
-    return max(round(num_devices * tokens * met), 1)
+    return max(round(tokens * met), 1)
 
 
 def _choose(shard: Shard, repeats: int, tokens: int) -> Pointwise:

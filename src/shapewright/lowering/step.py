@@ -93,7 +93,7 @@ def make_groups(shard: Shard, dense: Count, routed: Count, num_layers: int, *, h
     table = vocab_rows(shard) * config.embedding_size
     groups = [WeightGroup("layers", "every", dense, num_layers, replicas)]
     if has_experts:
-        groups.append(WeightGroup("experts", "every", routed, num_layers, replicas // layout.expert_parallel))
+        groups.append(WeightGroup("experts", "every", routed, num_layers, layout.replicas_of_experts))
     groups.append(WeightGroup("embedding", "first", table, 1, replicas))
     if not config.tied_embeddings or layout.pipeline_parallel > 1:
         groups.append(WeightGroup("logits", "last", table, 1, replicas))
@@ -214,7 +214,7 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
             continue
         short, long = min(layer.n, layer.k), max(layer.n, layer.k)
         matrices = layer.groups if isinstance(layer, GroupedGemm) else layer.batch
-        copies = replicas // shard.layout.expert_parallel if isinstance(layer, GroupedGemm) else replicas
+        copies = shard.layout.replicas_of_experts if isinstance(layer, GroupedGemm) else replicas
         repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // (copies if zero_stage else 1))
         for role, m, n, k in (
             ("square", short, short, long),
@@ -238,4 +238,6 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
 def _stride(shard: Shard, group: WeightGroup) -> int:
     """Devices between copies: copies of an expert are one whole expert group apart."""
     layout = shard.layout
-    return layout.tensor_parallel * (layout.expert_parallel if group.name == "experts" else 1)
+    if group.name == "experts":
+        return layout.tensor_degree_of_experts * layout.expert_parallel
+    return layout.tensor_parallel

@@ -1,6 +1,8 @@
 """Weights, gradients and optimiser states of one pipeline stage on one device.
 
 Legend: t tensor, d data times context, e expert parallel degree.
+
+Routed experts are cut and copied by degrees of their own (layout.tensor_degree_of_experts, replicas_of_experts).
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ def count_device_parameters(
 ) -> DeviceParameters:
     """Count what one device of a pipeline stage holds.
 
-    Matrices are split over the tensor axis; norms, routers, learned positions and MLA's compressing projections are
-    whole on every rank of it, and so are key-value heads that are fewer than the ranks.
+    Matrices are split over the tensor axis, routed experts by a degree of their own; norms, routers, learned positions
+    and MLA's compressing projections are whole on every rank of it, and so are key-value heads fewer than the ranks.
 
     Args:
         config: The model.
@@ -79,7 +81,7 @@ def count_device_parameters(
             continue
         layer = count_layer_parameters(config, LayerGroup(0, is_moe, num_layers), is_encoder=is_encoder)
         layer_dense = _dense_share(config, layer, degree)
-        layer_experts = layer.experts / (degree * layout.expert_parallel)
+        layer_experts = layer.experts / (layout.tensor_degree_of_experts * layout.expert_parallel)
         dense += num_layers * layer_dense
         experts += num_layers * layer_experts
         largest_layer = max(largest_layer, layer_dense + layer_experts)
@@ -174,7 +176,7 @@ def estimate_states(
         return StateBytes(weights_bytes=inside_bytes * inside + outside_bytes * parameters.outside_layers)
     used = recipe or find_recipe(workload.optimizer, workload.dtype)
     replicas = layout.data_parallel * layout.context_parallel
-    sharded = parameters.dense / replicas + parameters.experts / (replicas // layout.expert_parallel)
+    sharded = parameters.dense / replicas + parameters.experts / layout.replicas_of_experts
     stage = layout.zero_stage
     optimizer_bytes = used.optimizer_bytes * (sharded if stage >= 1 else everything)
     if used.embedding_optimizer_bytes is not None:

@@ -39,16 +39,16 @@ class MatrixSteps:
     repeats: Array
     is_routed: NDArray[np.bool_]
 
-    def total_s(self, factors: Array, replicas: int, expert_parallel: int) -> tuple[float, float]:
+    def total_s(self, factors: Array, replicas: int, replicas_of_experts: int) -> tuple[float, float]:
         """Time of a step, unshared and shared over replicas. [s]
 
         Args:
             factors: Layers of each kind. [kinds]
             replicas: Devices that hold the same weights.
-            expert_parallel: Devices that the experts are spread over.
+            replicas_of_experts: Devices that hold the same routed experts.
         """
         unshared = np.rint(factors @ self.repeats)
-        sharers = np.where(self.is_routed, replicas // expert_parallel, replicas)
+        sharers = np.where(self.is_routed, replicas_of_experts, replicas)
         return float(unshared @ self.product_s), float(np.ceil(unshared / sharers) @ self.product_s)
 
 

@@ -147,7 +147,8 @@ class MemoryOfFrames:
         Micro-batch and sequence parallelism have no part in them.
         """
         replicas = frame.data_parallel * frame.context_parallel
-        key = (frame.pipeline_parallel, frame.tensor_parallel, frame.expert_parallel, replicas)
+        experts = (frame.expert_parallel, frame.expert_tensor_parallel)
+        key = (frame.pipeline_parallel, frame.tensor_parallel, *experts, replicas)
         if key not in self._states:
             self._states[key] = np.array([self._states_of_stage(self._stage(frame, index)) for index in stages])
         return self._states[key]
@@ -167,9 +168,9 @@ class MemoryOfFrames:
         return [(states.total_bytes, states.weights_bytes + states.gradients_bytes) for states in found]
 
     def _terms_of(self, frame: Frame, stages: Sequence[int]) -> Array:
-        """Activations; how many replicas there are and where experts lie has no part in them. [5, stages, modes, byte]
+        """Activations, in the order of FrameMemory: kept, host, moving, momentary, once. [5, stages, modes, byte]
 
-        In the order of FrameMemory: kept, host, moving, momentary, once.
+        How many replicas there are and which device has which experts has no part in them.
         """
         key = frame._replace(data_parallel=1, expert_parallel=1, num_microbatches=1)
         if key not in self._terms:
@@ -195,6 +196,7 @@ class MemoryOfFrames:
         """estimate_layer, once for what a layer can tell apart."""
         key = (
             layout.tensor_parallel,
+            layout.tensor_degree_of_experts,
             layout.context_parallel,
             layout.sequence_parallel,
             workload.micro_batch_size,
@@ -218,5 +220,6 @@ def layout_of(frame: Frame) -> ParallelLayout:
         data_parallel=frame.data_parallel,
         context_parallel=frame.context_parallel,
         expert_parallel=frame.expert_parallel,
+        expert_tensor_parallel=frame.expert_tensor_parallel,
         sequence_parallel=frame.sequence_parallel,
     )

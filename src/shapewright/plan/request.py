@@ -28,6 +28,7 @@ SHORT_NAMES = {
     "dp": "data_parallel",
     "cp": "context_parallel",
     "ep": "expert_parallel",
+    "etp": "expert_tensor_parallel",
     "sp": "sequence_parallel",
     "vpp": "virtual_pipeline",
     "zero": "zero_stage",

@@ -38,6 +38,7 @@ class Frame(NamedTuple):
     sequence_parallel: bool
     micro_batch_size: int
     num_microbatches: int
+    expert_tensor_parallel: int | None = None
 
 
 class Mode(NamedTuple):
@@ -130,10 +131,12 @@ def frames(
                 share = global_batch_size // data
                 if share not in batches:
                     batches[share] = _micro_batches(share, request)
-                for expert in _expert_degrees(config, data * context, request):
+                for expert, cut in _expert_degrees(config, tensor, data * context, request):
                     for sequence in _sequence_choices(tensor, request):
+                        if cut is not None and not sequence:
+                            continue  # devices of the tensor axis have no tokens of their own to send
                         for size in batches[share]:
-                            yield Frame(tensor, pipeline, data, context, expert, sequence, size, share // size)
+                            yield Frame(tensor, pipeline, data, context, expert, sequence, size, share // size, cut)
 
 
 def orders(config: TransformerConfig, pipeline_parallel: int, request: PlanRequest) -> list[Order]:
@@ -182,9 +185,21 @@ def _micro_batches(share: int, request: PlanRequest) -> list[int]:
     return [size for size in divisors(share) if size <= MOST_MICRO_BATCH]
 
 
-def _expert_degrees(config: TransformerConfig, ranks: int, request: PlanRequest) -> list[int]:
+def _expert_degrees(
+    config: TransformerConfig, tensor: int, ranks: int, request: PlanRequest
+) -> Iterator[tuple[int, int | None]]:
+    """Devices that share a layer's experts, and those that share each of their matrices; None for the tensor axis'.
+
+    Experts are cut as other matrices are, or whole (Megatron-LM's expert_tensor_parallel_size 1); others if asked.
+    """
     degrees = divisors(config.num_experts) if config.num_experts else [1]
-    return [degree for degree in degrees if ranks % degree == 0 and request.allows("expert_parallel", degree)]
+    cuts = {1, *request.kept.get("expert_tensor_parallel", ())} if config.num_experts else set()
+    for cut in (tensor, *sorted(cut for cut in cuts if cut != tensor)):
+        if not request.allows("expert_tensor_parallel", cut):
+            continue
+        for degree in degrees:
+            if tensor * ranks % (degree * cut) == 0 and request.allows("expert_parallel", degree):
+                yield degree, None if cut == tensor else cut
 
 
 def _sequence_choices(tensor: int, request: PlanRequest) -> list[bool]:

@@ -57,6 +57,7 @@ class Family(NamedTuple):
     expert_parallel: int
     sequence_parallel: bool
     micro_batch_size: int
+    expert_tensor_parallel: int | None
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,22 @@ class _Layouts:
     data_parallel: NDArray[np.int64]
     context_parallel: NDArray[np.int64]
     expert_parallel: NDArray[np.int64]
+    tensor_degree_of_experts: NDArray[np.int64]
+
+    @property
+    def devices_per_stage(self) -> NDArray[np.int64]:
+        """Devices of a stage."""
+        return self.tensor_parallel * self.data_parallel * self.context_parallel
+
+    @property
+    def replicas_of_experts(self) -> NDArray[np.int64]:
+        """Devices that hold the same routed experts."""
+        return self.devices_per_stage // (self.tensor_degree_of_experts * self.expert_parallel)
 
     @property
     def num_devices(self) -> NDArray[np.int64]:
         """Devices of the job."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+        return self.devices_per_stage * self.pipeline_parallel
 
 
 class TimesOfFrames:
@@ -172,7 +184,8 @@ class TimesOfFrames:
         for row, (frame, one) in enumerate(zip(frames, known, strict=True)):
             if one.matrices is not None:
                 replicas = frame.data_parallel * frame.context_parallel
-                alone_s, shared_s = one.matrices.total_s(factors, replicas, frame.expert_parallel)
+                copies = int(shards.layout.replicas_of_experts[row])
+                alone_s, shared_s = one.matrices.total_s(factors, replicas, copies)
                 add_to_step(sharding[row], np.where(self._zero_stages > 0, shared_s, alone_s))
         base = settle_products(repeats[:, None] * (ends + layers), self._software)
         return FrameSums(
@@ -271,9 +284,10 @@ class TimesOfFrames:
         """Lower one pass over one layer of a kind; replicas are as many as the experts need."""
         layout = ParallelLayout(
             tensor_parallel=family.tensor_parallel,
-            data_parallel=family.expert_parallel,
+            data_parallel=family.expert_parallel * (family.expert_tensor_parallel or 1),
             context_parallel=family.context_parallel,
             expert_parallel=family.expert_parallel,
+            expert_tensor_parallel=family.expert_tensor_parallel,
             sequence_parallel=family.sequence_parallel,
         )
         workload = replace(self._workload, micro_batch_size=1, global_batch_size=None, recompute="none")
@@ -287,6 +301,7 @@ class TimesOfFrames:
 
     def _shards(self, frames: Sequence[Frame], known: Sequence[_Pass], num_passes: NDArray[np.int64]) -> Any:
         degrees = [np.array([getattr(frame, name) for frame in frames]) for name in _DEGREES]
+        degrees.append(np.array([frame.expert_tensor_parallel or frame.tensor_parallel for frame in frames]))
         return _Shards(
             config=self._config,
             workload=self._workload,
@@ -370,4 +385,5 @@ def _family_of(frame: Frame) -> Family:
         frame.expert_parallel,
         frame.sequence_parallel,
         frame.micro_batch_size,
+        frame.expert_tensor_parallel,
     )

@@ -31,6 +31,7 @@ def describe_layout(layout: ParallelLayout, workload: Mapping[str, Any]) -> str:
         "ep": layout.expert_parallel,
     }
     parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
+    parts += [f"etp {layout.tensor_degree_of_experts}"] * layout.cuts_experts_apart
     parts += [f"zero {layout.zero_stage}"] * (layout.zero_stage > 0)
     parts += ["no sp"] * (layout.tensor_parallel > 1 and not layout.sequence_parallel)
     parts += [layout.pipeline_schedule] * (layout.pipeline_schedule != "1f1b")

@@ -75,7 +75,10 @@ def describe(prediction: Prediction) -> str:
         "CP": layout.context_parallel,
         "EP": layout.expert_parallel,
     }
-    spread = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "one device"
+    degrees |= {"ETP": layout.tensor_degree_of_experts} if layout.cuts_experts_apart else {}
+    spread = (
+        ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name == "ETP") or "one device"
+    )
     name = config.title
     recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
     software = f", software of {prediction.software}" if prediction.software != TUNED else ""

@@ -54,6 +54,7 @@ def other_layouts(
                 data_parallel=frame.data_parallel,
                 context_parallel=frame.context_parallel,
                 expert_parallel=frame.expert_parallel,
+                expert_tensor_parallel=frame.expert_tensor_parallel,
             )
             validate_layout(config, workload, other)
             num_microbatches(workload, other)

@@ -76,9 +76,11 @@ def check(case: WhatIf) -> Iterator[Violation]:
 
 
 def _rows_per_expert(case: WhatIf) -> float:
-    """Rows that one expert multiplies in one micro-batch: T k_e ep / E."""
-    tokens = case.workload.micro_batch_size * case.workload.query_len / case.layout.context_parallel
-    return tokens * case.config.num_experts_per_token * case.layout.expert_parallel / case.config.num_experts
+    """Rows that one expert multiplies in one micro-batch: T k_e ep / E, fewer where it is cut into fewer pieces."""
+    layout = case.layout
+    tokens = case.workload.micro_batch_size * case.workload.query_len / layout.context_parallel
+    groups = layout.expert_parallel * layout.tensor_degree_of_experts / layout.tensor_parallel
+    return tokens * case.config.num_experts_per_token * groups / case.config.num_experts
 
 
 def _wanted_rows(case: WhatIf) -> int:
@@ -88,8 +90,8 @@ def _wanted_rows(case: WhatIf) -> int:
 
 
 def _more_expert_parallel(case: WhatIf) -> Iterator[Repair]:
-    replicas = case.layout.data_parallel * case.layout.context_parallel
-    for degree in divisors(math.gcd(replicas, case.config.num_experts)):
+    holders = case.layout.devices_per_stage // case.layout.tensor_degree_of_experts
+    for degree in divisors(math.gcd(holders, case.config.num_experts)):
         if degree > case.layout.expert_parallel:
             changes = {"expert_parallel": degree}
             yield Repair(kind="runtime", title=f"use expert_parallel={degree}", changes=changes)
@@ -105,6 +107,7 @@ RULE = Rule(
         "workload.micro_batch_size",
         "workload.seq_len",
         "layout.expert_parallel",
+        "layout.expert_tensor_parallel",
     ),
     check=check,
 )

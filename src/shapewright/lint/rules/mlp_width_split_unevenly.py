@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shapewright.lint.batches import fitting_degrees
-from shapewright.lint.mlp import mlp_width_fields, width_repairs
+from shapewright.lint.mlp import mlp_width_fields, pieces_of_width, whole_experts, width_repairs
 from shapewright.lint.rule import Rule, Violation
 
 if TYPE_CHECKING:
@@ -50,16 +50,21 @@ if TYPE_CHECKING:
 
 def check(case: WhatIf) -> Iterator[Violation]:
     """Look for MLP widths that do not divide."""
-    t = case.layout.tensor_parallel
     for name in mlp_width_fields(case.config):
-        width = getattr(case.config, name)
-        if width % t:
+        width, pieces = getattr(case.config, name), pieces_of_width(case.layout, name)
+        if width % pieces:
+            is_routed = name == "moe_intermediate_size"
+            axis = "expert_tensor_parallel" if is_routed and case.layout.cuts_experts_apart else "tensor_parallel"
             yield Violation(
                 field=f"config.{name}",
                 actual=width,
-                wanted=f"a multiple of tensor_parallel={t}",
-                problem=f"does not split over tensor_parallel={t}",
-                repairs=(*fitting_degrees(case), *width_repairs(case, name)),
+                wanted=f"a multiple of {axis}={pieces}",
+                problem=f"does not split over {axis}={pieces}",
+                repairs=(
+                    *(whole_experts(case) if is_routed else ()),
+                    *fitting_degrees(case),
+                    *width_repairs(case, name),
+                ),
                 severity="error",
             )
 
@@ -73,6 +78,7 @@ RULE = Rule(
         "config.moe_intermediate_size",
         "config.shared_expert_intermediate_size",
         "layout.tensor_parallel",
+        "layout.expert_tensor_parallel",
     ),
     check=check,
 )

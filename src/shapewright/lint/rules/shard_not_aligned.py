@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shapewright.lint.heads import reheading_repairs
-from shapewright.lint.mlp import mlp_width_fields, width_repairs
+from shapewright.lint.mlp import mlp_width_fields, pieces_of_width, whole_experts, width_repairs
 from shapewright.lint.needs import full_width_multiple, neighbours
 from shapewright.lint.reshape import with_hidden_size
 from shapewright.lint.rule import Repair, Rule, Violation
@@ -54,18 +54,20 @@ if TYPE_CHECKING:
 def check(case: WhatIf) -> Iterator[Violation]:
     """Look for shares that are aligned only before they are split."""
     t = case.layout.tensor_parallel
-    if t == 1:
+    if t == case.layout.tensor_degree_of_experts == 1:
         return
     multiple = full_width_multiple(case.device, case.workload.dtype)
     for name in mlp_width_fields(case.config):
-        width = getattr(case.config, name)
-        if _loses_alignment(width, t, multiple):
+        width, pieces = getattr(case.config, name), pieces_of_width(case.layout, name)
+        if _loses_alignment(width, pieces, multiple):
+            is_routed = name == "moe_intermediate_size"
+            axis = "expert_tensor_parallel" if is_routed and case.layout.cuts_experts_apart else "tensor_parallel"
             yield Violation(
                 field=f"config.{name}",
                 actual=width,
-                wanted=f"a multiple of {multiple * t}",
-                problem=f"over tensor_parallel={t} is {width // t}, not a multiple of {multiple} ({case.setting})",
-                repairs=width_repairs(case, name),
+                wanted=f"a multiple of {multiple * pieces}",
+                problem=f"over {axis}={pieces} is {width // pieces}, not a multiple of {multiple} ({case.setting})",
+                repairs=(*(whole_experts(case) if is_routed else ()), *width_repairs(case, name)),
             )
     heads_width = case.config.num_heads * case.config.head_dim
     if not case.config.is_mla and case.config.num_heads % t == 0 and _loses_alignment(heads_width, t, multiple):
@@ -103,6 +105,7 @@ RULE = Rule(
         "config.intermediate_size",
         "config.moe_intermediate_size",
         "layout.tensor_parallel",
+        "layout.expert_tensor_parallel",
     ),
     check=check,
 )
