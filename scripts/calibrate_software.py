@@ -94,7 +94,8 @@ GENERATIONS = (
         ),
         {"host_s": (1e-6, 2e-3)},
         model_family,
-        "the same of operations of experts alone: recipes with cuda_graph_scope attn, moe_router, moe_preprocess",
+        "each operation of experts costs the host a fixed time: recipes with cuda_graph_scope attn, moe_router, "
+        "moe_preprocess",
     ),
     Generation(
         Software(

@@ -21,15 +21,26 @@ from accuracy_bars import bars
 from calibration import argument_parser
 from coverage_facts import coverage_facts, is_inside
 from markdown_parts import DOCS
-from residual_facts import FEWEST_ROWS, Curve, alignment_curves, attention_facts, gemm_curves, size_curves
+from residual_facts import (
+    FEWEST_ROWS,
+    GEMM_DEVICES,
+    Curve,
+    alignment_curves,
+    attention_facts,
+    gemm_curves,
+    size_curves,
+)
 
 from shapewright import __version__
 from shapewright.accuracy import judge_folder
-from shapewright.report.charts import Line, Mark, XYChart
+from shapewright.report.charts import PALETTE, Line, Mark, XYChart
 from shapewright.report.matplotlib_charts import save_chart
 
 RESULTS = DOCS / "accuracy_results.json"
 FIGURES = DOCS / "figures"
+# Every figure shows a device in one colour.
+DEVICE_COLORS = dict(zip((*GEMM_DEVICES, "v100-sxm2-16gb", "mi250x-gcd"), PALETTE, strict=False))
+DEVICE_COLORS["a100-sxm-40gb"] = DEVICE_COLORS["a100-sxm-80gb"]
 # Tables with a figure of all of their rows: file name, and what the lines tell apart.
 SEEN_TABLES = {"collectives": "device", "pointwise": "part"}
 # Tables with a figure of the rows that no fit saw, a line for each device.
@@ -37,12 +48,18 @@ UNSEEN_TABLES = ("attention_prefill", "attention_decode", "moe")
 
 
 def seen_curves(table: str, word: str, data: Path) -> dict[str, Curve]:
-    """Mean error of all rows of a table by measured time."""
-    found = [row for row in judge_folder(data, tables=[table], by=[word, "size"]).rows if row.rows >= FEWEST_ROWS]
+    """Mean error of all rows of a table by measured time; parts are operations of models, put together by operation."""
+    sums: dict[str, dict[float, list[float]]] = {}
+    for row in judge_folder(data, tables=[table], by=[word, "size"]).rows:
+        name = getattr(row, word).split(" ")[-1]
+        both = sums.setdefault(name, {}).setdefault(first_second(row.decade), [0.0, 0.0])
+        both[0] += row.rows * row.mape
+        both[1] += row.rows
     curves = {}
-    for name in sorted({getattr(row, word) for row in found}):
-        points = sorted((first_second(row.decade), row.mape) for row in found if getattr(row, word) == name)
-        curves[name] = ([at for at, _ in points], [error for _, error in points])
+    for name in sorted(sums):
+        points = sorted((at, total / rows) for at, (total, rows) in sums[name].items() if rows >= FEWEST_ROWS)
+        if points:
+            curves[name] = ([at for at, _ in points], [error for _, error in points])
     return curves
 
 
@@ -63,20 +80,35 @@ def draw_residuals(data: Path) -> None:
         ),
     }
     for name, (title, curves) in figures.items():
-        at = "alignment [byte]" if name.endswith("alignment") else "measured time [s], by decade"
-        save_chart(residual_chart(title, at, curves), FIGURES / f"residuals_{name}.svg")
+        save_chart(
+            residual_chart(title, curves, by_time=not name.endswith("alignment")), FIGURES / f"residuals_{name}.svg"
+        )
 
 
-def residual_chart(title: str, x_label: str, curves: Mapping[str, Curve]) -> XYChart:
-    """Mean errors, a line for each of what they tell apart."""
+def residual_chart(title: str, curves: Mapping[str, Curve], *, by_time: bool) -> XYChart:
+    """Mean errors, a line for each of what they tell apart, over measured times [s] or alignments [byte]."""
+    scale, x_label = (1e6, "measured time (us), by decade") if by_time else (1.0, "alignment (byte)")
+    errors_of = {name: 100.0 * sum(errors) / len(errors) for name, (_, errors) in curves.items()}
+    most_shown = max(100.0 * error for _, errors in curves.values() for error in errors)
+    least, most = (pick(errors_of, key=lambda name: errors_of[name]) for pick in (min, max))
     return XYChart(
         title=title,
         x_label=x_label,
-        y_label="mean error [%]",
-        series=[Line(name, at, [100.0 * error for error in errors]) for name, (at, errors) in curves.items()],
-        alt=title,
-        marks=(Mark("y", 10.0, "10 %"),),
+        y_label="mean error (%)",
+        series=[
+            Line(
+                name,
+                [scale * x for x in at],
+                [100.0 * error for error in errors],
+                dashed=name.endswith("fp4"),
+                color=DEVICE_COLORS.get(name.partition(" ")[0]),
+            )
+            for name, (at, errors) in curves.items()
+        ],
+        alt=f"{title}; mean of the points from {errors_of[least]:.0f} % ({least}) to {errors_of[most]:.0f} % ({most})",
+        marks=(Mark("y", 10.0, "10 %"),) if most_shown > 10.0 else (),
         x_log=True,
+        x_log_base=10 if by_time else 2,
         y_from_zero=True,
     )
 

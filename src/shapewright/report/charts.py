@@ -61,7 +61,8 @@ class Mark:
 class XYChart:
     """Curves, points and bands over two numeric axes.
 
-    ``alt`` says in one sentence what the reader should see; it is read out where the picture is not.
+    ``alt`` says in one sentence what the reader should see; it is read out where the picture is not. ``x_log_base`` is
+    that of the ticks: 2 for sizes, 10 for times.
     """
 
     title: str
@@ -71,6 +72,7 @@ class XYChart:
     alt: str
     marks: Sequence[Mark] = ()
     x_log: bool = False
+    x_log_base: int = 2
     y_log: bool = False
     y_from_zero: bool = False
 

@@ -59,8 +59,9 @@ def _xy(chart: XYChart) -> Option:
         "tooltip": {"trigger": "axis" if any(isinstance(part, Line) for part in chart.series) else "item"},
         "legend": {"data": [part.name for part in chart.series], "type": "scroll", "bottom": 0, "right": 40, "left": 8},
         "grid": {"left": 16, "right": 48, "top": 40, "bottom": 56, "containLabel": True},
-        "xAxis": _axis(chart.x_label, log=chart.x_log, across=True) | {"min": "dataMin", "max": "dataMax"},
-        "yAxis": _axis(chart.y_label, log=chart.y_log, from_zero=chart.y_from_zero),
+        "xAxis": _axis(chart.x_label, log_base=chart.x_log_base if chart.x_log else None, across=True)
+        | {"min": "dataMin", "max": "dataMax"},
+        "yAxis": _axis(chart.y_label, log_base=10 if chart.y_log else None, from_zero=chart.y_from_zero),
         "dataZoom": [{"type": "inside", "filterMode": "none"}],
         "series": series,
     }
@@ -217,11 +218,11 @@ def _room_left(names: Sequence[str]) -> int:
     return 16 + _LETTER_PX * max(map(len, names), default=0)
 
 
-def _axis(label: str, *, log: bool = False, from_zero: bool = False, across: bool = False) -> Option:
+def _axis(label: str, *, log_base: int | None = None, from_zero: bool = False, across: bool = False) -> Option:
     """A numeric axis with its label."""
     return {
-        "type": "log" if log else "value",
-        "logBase": 2 if across else 10,
+        "type": "log" if log_base else "value",
+        "logBase": log_base or 10,
         "name": label,
         "scale": not from_zero,
         "splitLine": {"lineStyle": {"opacity": 0.35}},

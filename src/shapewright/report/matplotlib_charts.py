@@ -106,7 +106,7 @@ def _draw_xy(chart: XYChart, axes: Any) -> None:
                 label=part.name,
             )
     if chart.x_log:
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log", base=chart.x_log_base)
     if chart.y_log:
         axes.set_yscale("log")
     if chart.y_from_zero:

@@ -77,5 +77,6 @@ def scatter_chart(
         series=series,
         alt=f"Predicted against measured times of {len(times):,} measurements on {device.title}",
         x_log=True,
+        x_log_base=10,
         y_log=True,
     )
