@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
@@ -36,4 +37,12 @@ CASES = [
       for kind, reads, writes in (("norm", 1, 1), ("activation", 1, 1), ("activation", 2, 1), ("residual", 2, 1),
                                   ("softmax", 1, 1), ("dropout", 1, 1.25), ("bias", 1, 1), ("optimizer", 4, 3))),
     Case(operation=pointwise("norm", 1, 1), row_width=24, variant="rms_norm"),
+]  # fmt: skip
+
+# What is one kernel in torch and a chain elsewhere, and the reverse.
+CHAINS = [
+    *(Case(operation=replace(pointwise("cross_entropy", traffic, traffic), num_kernels=traffic), row_width=24)
+      for traffic in (2, 3)),
+    *(Case(operation=GroupedGemm(name="x", dtype="bf16", m=32, n=48, k=64, groups=3, layout=layout), variant="grouped")
+      for layout in ("NT", "NN", "TN")),
 ]  # fmt: skip

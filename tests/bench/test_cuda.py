@@ -117,7 +117,7 @@ def test_a_capture_has_nothing_in_it_that_waits(graph: type[FakeGraph]) -> None:
 
 
 def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:
-    """A broken capture and an empty graph mean timing call by call; too little memory is the row's error."""
+    """A broken capture, an empty graph and too little memory for one mean timing call by call."""
 
     def too_large() -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
@@ -129,9 +129,36 @@ def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:
     assert gpu.capture(lambda: RESULT) is None
     assert "during capture" in gpu.broken_captures[0]
     graph.fails_at_end = False
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        capture(too_large)
+    gpu = open_fake()
+    assert gpu.capture(too_large) is None
     assert graph.log[-2:] == ["begin", "end"]
+    assert gpu.broken_captures == []
+
+
+def test_a_replay_does_not_wait_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is kept busy until a graph is handed over; calls issued one by one begin at once."""
+    log: list[str] = []
+    event = SimpleNamespace(record=lambda: log.append("event"), synchronize=lambda: None, elapsed_time=lambda _end: 2.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append(f"wait {cycles >= 50_000}"))
+    gpu = open_fake()
+
+    assert gpu.elapsed_s(lambda: log.append("replay"), is_replay=True) == pytest.approx(2e-3)
+    gpu.elapsed_s(lambda: log.append("call"))
+    assert log == ["wait True", "event", "replay", "event", "event", "call", "event"]
+
+
+def test_what_graphs_leave_behind_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of earlier graphs are freed between rows once they are much: no capture could free them."""
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 1.0e9)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("freed"))
+    gpu = replace(open_fake(), facts={"memory_bytes": 141e9})
+    for reserved_bytes in (2e9, 90e9):
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device, held=reserved_bytes: held)
+        gpu.trim()
+
+    assert log == ["freed"]
 
 
 def test_a_worker_retires_after_a_broken_capture() -> None:
@@ -151,7 +178,7 @@ def test_a_row_without_a_graph_is_eager(monkeypatch: pytest.MonkeyPatch) -> None
     gpu = replace(open_backend(cpu=True), is_cuda=True)
     monkeypatch.setattr(Backend, "capture", lambda _self, _run: None)
     monkeypatch.setattr(Backend, "synchronize", lambda _self: None)
-    monkeypatch.setattr(Backend, "elapsed_s", lambda _self, run: (run(), 1e-3)[1])
+    monkeypatch.setattr(Backend, "elapsed_s", lambda _self, run, **_: (run(), 1e-3)[1])
     timing = measure(gpu, lambda: None, [()], budget_s=0.01, ci_fraction=0.5)
 
     assert (timing.method, timing.launch_s) == ("eager", None)

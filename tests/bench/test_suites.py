@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from bench_cases import CASES
+from bench_cases import CASES, CHAINS
 
 from shapewright.bench import measuring
 from shapewright.bench.backend import Backend
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES}))
+@pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES, "compiled"}))
 def test_suites_hold_different_cases(name: str, small: bool) -> None:
     """A suite names no case twice, comes in the same order for the same seed and another for another."""
     cases = make_suite(name, ("bf16",), small=small, seed=1)
@@ -49,7 +49,7 @@ def test_coarse_first_is_a_permutation(count: int) -> None:
     assert order[:2] == [0, count - 1][: min(2, count)]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.operation.kind}-{case.key('', '')[-60:]}")
+@pytest.mark.parametrize("case", [*CASES, *CHAINS], ids=lambda case: f"{case.operation.kind}-{case.key('', '')[-60:]}")
 def test_operations_are_checked_against_float64(case: Case, backend: Backend) -> None:
     """Each operation agrees with its reference, and a result that is off, or not a number, does not."""
     prepared = prepare(case, backend)

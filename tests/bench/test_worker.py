@@ -44,12 +44,14 @@ class Fake(backend.DeviceFacts):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 def open_backend(**_):
+    with (FOLDER / "started.txt").open("a") as log:
+        print("started", file=log)
     if (FOLDER / "broken").exists():
         raise BenchError("no device here; use --cpu")
     return Fake(is_cuda=False, name="d", facts={}, driver="", runtime="cpu", torch_version="2", dtypes=("fp32",),
                 cache_bytes=1.0, most_flops=1e30)
 
-def measure_case(case, device, run, *, budget_s, ci_fraction):
+def measure_case(case, device, run, *, budget_s, ci_fraction, may_capture=True):
     m = case.operation.m
     with (FOLDER / "begun.txt").open("a") as log:
         print(m, file=log, flush=True)
@@ -66,6 +68,8 @@ def measure_case(case, device, run, *, budget_s, ci_fraction):
     if m == 1005:
         (FOLDER / "poisoned").touch()
         return replace(row, status="failed", error="CUDA error: an illegal memory access was encountered")
+    if m == 1006 and may_capture:
+        object.__setattr__(device, "broken_captures", ("operation not permitted when stream is capturing",))
     (FOLDER / "poisoned").unlink(missing_ok=True)
     time.sleep(2e-3)
     return row
@@ -106,6 +110,17 @@ def test_a_lost_worker_costs_one_row(fake: Path, monkeypatch: pytest.MonkeyPatch
         assert word in rows[m].error
         assert "\n" not in rows[m].error
     assert rows[1002].error.endswith("segmentation fault ahead")
+
+
+def test_what_breaks_captures_is_captured_no_more(fake: Path) -> None:
+    """A process that a capture broke is replaced, which takes seconds: the third case of its kind is not captured."""
+    alike = [Case(operation=Gemm(name="x", m=1006, n=n, k=1)) for n in range(5)]
+    with Worker(WorkerOptions()) as worker, Store(fake / "s.sqlite") as store:
+        run = make_run(worker.facts, suite="s", command="c")
+        outcome = run_cases(alike, worker, store, run, budget_s=9.0)
+
+    assert [row.status for row in outcome.measured] == [OK] * 5
+    assert (fake / "started.txt").read_text(encoding="utf-8").count("started") == 3
 
 
 def test_a_machine_that_loses_every_worker_ends_the_run(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # Rows, columns and products of the batch that are compared with float64.
 _CHECKED_ROWS, _CHECKED_BATCH = 48, 3
+GROUPED = "grouped"
 
 
 def prepare_gemm(operation: Gemm, backend: Backend) -> Prepared:
@@ -62,11 +63,16 @@ def _narrow_product(dtype: str, backend: Backend) -> tuple[Callable[..., Any], s
     return scaled, "scaled_mm"
 
 
-def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend) -> Prepared:
-    """Make the products of one expert layer ready, rows spread evenly over the groups, one call each.
+def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend, variant: str = "") -> Prepared:
+    """Make the products of one expert layer ready, rows spread evenly over the groups.
+
+    Args:
+        operation: The products.
+        backend: Where they run.
+        variant: GROUPED for torch's one kernel for all groups; empty for one call each.
 
     Raises:
-        BenchError: it does not fit, or some groups would be empty.
+        BenchError: it does not fit, some groups would be empty, or this torch has no such kernel.
     """
     import torch
 
@@ -88,21 +94,34 @@ def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend) -> Prepared:
         weights = normal(backend, *shape, dtype=operation.dtype)
         return normal(backend, m, k, dtype=operation.dtype), weights.transpose(1, 2) if transposed else weights
 
-    def call(a: Any, b: Any) -> list[Any]:
+    ends = torch.tensor(sizes, device=backend.torch_device).cumsum(0).to(torch.int32)
+    if variant and (variant != GROUPED or not hasattr(torch, "_grouped_mm")):
+        raise BenchError(f"grouped products have the kernel {GROUPED!r} of torch 2.8 or later, got {variant!r}")
+
+    def call(a: Any, b: Any) -> Any:
+        if variant:
+            return torch._grouped_mm(a.t() if splits_k else a, b, offs=ends)
         if splits_k:
             pairs = zip(a.split(sizes), b.split(sizes), strict=True)
             return [torch.mm(left.t(), right) for left, right in pairs]
         return [torch.mm(rows, weight) for rows, weight in zip(a.split(sizes), b, strict=True)]
 
-    def check(found: list[Any], arguments: tuple[Any, ...]) -> float:
+    def check(found: Any, arguments: tuple[Any, ...]) -> float:
         a, b = arguments
+        if not all(
+            bool(part.isfinite().all()) for part in found
+        ):  # the largest of numbers need not be a NaN among them
+            return float("nan")
+        if variant and not splits_k:
+            found = found.split(sizes)
         right = b.split(sizes) if splits_k else b
         left = [part.t() if splits_k else part for part in a.split(sizes)]
         chosen = some_indices(groups, _CHECKED_BATCH)
         return max(check_product(found[index], (left[index], right[index])) for index in chosen)
 
     inputs = [make() for _ in range(count)]
-    return Prepared(inputs=inputs, call=call, check=check, kernel=f"mm x {groups}", set_bytes=set_bytes)
+    kernel = "grouped_mm" if variant else f"mm x {groups}"
+    return Prepared(inputs=inputs, call=call, check=check, kernel=kernel, set_bytes=set_bytes)
 
 
 def check_product(found: Any, operands: tuple[Any, ...]) -> float:

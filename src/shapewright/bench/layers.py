@@ -61,7 +61,12 @@ def prepare_layer(part: LayerRun, backend: Backend, variant: str) -> Prepared:
     def forward(x: Any) -> Any:
         return run_layer(weights, x, shared)
 
-    run = torch.compile(forward, dynamic=False) if variant == COMPILED else forward
+    run = forward
+    if variant == COMPILED:
+        # What was compiled for other layers counts towards a limit after which nothing is compiled, silently. A part
+        # that runs as it is would be no compiled layer.
+        torch.compiler.reset()
+        run = torch.compile(forward, dynamic=False, fullgraph=True)
     learned = list(weights.values())
 
     def call(x: Any, gradient: Any) -> Any:

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 _LONGEST_ERROR = 300
 
 
-def measure_case(case: Case, backend: Backend, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
+def measure_case(
+    case: Case, backend: Backend, run: Run, *, budget_s: float, ci_fraction: float, may_capture: bool = True
+) -> Row:
     """Measure one case; whatever goes wrong with it becomes part of its row."""
     begin, processor_begin_s = time.perf_counter(), time.process_time()
     row = Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED, state_before=backend.read_state())
+    prepared = None
     try:
+        backend.trim()
         prepared = prepare(case, backend)
         row = replace(
             row,
@@ -54,12 +58,12 @@ def measure_case(case: Case, backend: Backend, run: Run, *, budget_s: float, ci_
             prepared.inputs,
             budget_s=budget_s,
             ci_fraction=ci_fraction,
-            capturable=prepared.capturable,
+            capturable=prepared.capturable and may_capture,
         )
     except (BenchError, RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
         # Torch raises RuntimeError for memory, for kernels it lacks and for errors of the device alike.
         failed = failed_row(row, one_line(error), backend.read_state())
-        del error
+        del error, prepared  # with their tensors
         gc.collect()
         _release_quietly(backend)
         return failed
@@ -110,7 +114,7 @@ def prepare(case: Case, backend: Backend) -> Prepared:
     if isinstance(operation, Gemm):
         return prepare_gemm(operation, backend)
     if isinstance(operation, GroupedGemm):
-        return prepare_grouped_gemm(operation, backend)
+        return prepare_grouped_gemm(operation, backend, case.variant)
     if isinstance(operation, Pointwise):
         return prepare_pointwise(operation, backend, case.row_width, case.variant)
     raise BenchError(f"{operation.kind} {operation.name} needs several ranks; bench the suite 'collectives'")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.bench.attention import require_plain
-from shapewright.bench.pointwise import require_stand_in
+from shapewright.bench.pointwise import LOSS, require_stand_in
 from shapewright.errors import BenchError
 from shapewright.lowering import lower
 from shapewright.operations import Attention, Collective, Pointwise
@@ -73,6 +73,8 @@ def _row_width(operation: Operation, config: TransformerConfig, workload: Worklo
         return 0
     if operation.operation == "softmax":
         return workload.kv_len
+    if operation.operation == LOSS:
+        return config.vocab_size
     return config.intermediate_size if operation.operation == "activation" else config.hidden_size
 
 

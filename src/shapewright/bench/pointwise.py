@@ -2,7 +2,7 @@
 
 A lowered operation knows its bytes alone, so each kind has a stand-in of one torch kernel with the same traffic, on
 rows of a given width. A gated activation is ``glu`` (a sigmoid for the gate), since a product of silu and up is two
-kernels.
+kernels. The loss is the chain that lowering lists: two kernels forward, three backward.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 _CHECKED_ROWS = 64
 _DROPPED_FRACTION = 0.1
+# A prime, so that targets are spread over all columns.
+_TARGET_STEP = 7919
 RMS_NORM, ADAMW = "rms_norm", "adamw"
+LOSS, LOSS_BACKWARD = "cross_entropy", "cross_entropy_backward"
 # Large, so that what one step changes can be seen beside the weights.
 _ADAMW = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.01, "eps": 1e-8}
 # Kernels of a kind of operation, as suites and lowering name it, where they are called otherwise.
 _USUAL_KERNELS = {
     "activation": ("gelu", "glu"), "norm": ("layer_norm",), "layernorm": ("layer_norm",), "rmsnorm": (RMS_NORM,),
-    "optimizer": (ADAMW,),
+    "optimizer": (ADAMW,), LOSS: (LOSS, LOSS_BACKWARD),
 }  # fmt: skip
 # Room for the rounding of byte counts that come from other widths.
 _SAME_FRACTION = 0.01
@@ -35,19 +38,25 @@ _SAME_FRACTION = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class _StandIn:
-    """A torch kernel with known traffic.
+    """A torch kernel with known traffic, for each element of the rows.
 
     Attributes:
-        reads: Elements read for each that is written.
+        reads: Elements read.
         make_inputs: Builds one set of inputs of (rows, width).
         call: Runs it; given a set, or the same rows of it in float64.
-        mask_bytes: Bytes written besides for each element. [byte]
+        mask_bytes: Bytes written besides. [byte]
+        writes: Elements written.
+        wide_read_bytes: Bytes read besides. [byte]
+        num_kernels: Kernels that it is a chain of.
     """
 
     reads: float
     make_inputs: Callable[[Callable[..., Any], int, int], tuple[Any, ...]]
     call: Callable[..., Any]
     mask_bytes: float = 0.0
+    writes: float = 1.0
+    wide_read_bytes: float = 0.0
+    num_kernels: int = 1
 
 
 def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int, variant: str = "") -> Prepared:
@@ -62,6 +71,8 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int, va
     Raises:
         BenchError: no single torch kernel has this traffic, or it does not fit.
     """
+    import torch
+
     if row_width < 1:
         raise BenchError(f"pointwise {operation.operation} needs a row_width of at least 1, got {row_width}")
     element_bytes = get_dtype(operation.dtype).num_bytes
@@ -83,6 +94,9 @@ def prepare_pointwise(operation: Pointwise, backend: Backend, row_width: int, va
         if name == "dropout":
             kept = out[rows] != 0
             return relative_error(out[rows], arguments[0][rows] * kept / (1.0 - _DROPPED_FRACTION))
+        if name == LOSS_BACKWARD:
+            leaf, targets = arguments[1][rows].detach().double(), arguments[2][rows]
+            return relative_error(out[rows], leaf.softmax(-1) - torch.nn.functional.one_hot(targets, row_width))
         if name == ADAMW:
             return relative_error(out[rows], _adamw_from_rest(*(part[rows].double() for part in arguments[4:])))
         # Rows are independent in all kinds; an operand without rows (bias, table) is taken whole.
@@ -110,15 +124,16 @@ def require_stand_in(operation: Pointwise) -> None:
 
 
 def _choose(operation: Pointwise, element_bytes: float, variant: str = "") -> tuple[str, _StandIn, float]:
-    """Name, stand-in and number of elements written."""
+    """Name, stand-in and number of elements of its rows."""
     known = _stand_ins()
     names = _USUAL_KERNELS.get(operation.operation, (operation.operation,))
     for name in (variant,) if variant else names:
-        if name not in known or int(operation.num_kernels) != 1:
+        if name not in known or int(operation.num_kernels) != known[name].num_kernels:
             continue
         stand_in = known[name]
-        elements = float(operation.written_bytes) / (element_bytes + stand_in.mask_bytes)
-        expected_bytes, read_bytes = elements * stand_in.reads * element_bytes, float(operation.read_bytes)
+        elements = float(operation.written_bytes) / (stand_in.writes * element_bytes + stand_in.mask_bytes)
+        expected_bytes = elements * (stand_in.reads * element_bytes + stand_in.wide_read_bytes)
+        read_bytes = float(operation.read_bytes)
         if elements > 0.0 and abs(expected_bytes - read_bytes) <= _SAME_FRACTION * read_bytes:
             return name, stand_in, elements
     raise BenchError(
@@ -160,6 +175,21 @@ def _stand_ins() -> dict[str, _StandIn]:
     def drop(x: Any) -> Any:
         return torch.native_dropout(x, _DROPPED_FRACTION, True)
 
+    def targets(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
+        logits = tensor(rows, width)
+        return logits, torch.arange(rows, device=logits.device) * _TARGET_STEP % width
+
+    def loss(logits: Any, wanted: Any) -> Any:
+        return functional.cross_entropy(logits.float(), wanted, reduction="none")
+
+    def loss_graph(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
+        logits, wanted = targets(tensor, rows, width)
+        leaf = logits.detach().requires_grad_()
+        return loss(leaf, wanted).sum(), leaf, wanted
+
+    def loss_gradient(total: Any, leaf: Any, _wanted: Any) -> Any:
+        return torch.autograd.grad(total, leaf, retain_graph=True)
+
     return {
         "layer_norm": _StandIn(reads=1.0, make_inputs=row_and_vector, call=normalize),
         RMS_NORM: _StandIn(reads=1.0, make_inputs=row_and_vector, call=normalize_rms),
@@ -173,4 +203,11 @@ def _stand_ins() -> dict[str, _StandIn]:
         "bias": _StandIn(reads=1.0, make_inputs=row_and_vector, call=torch.add),
         "softmax": _StandIn(reads=1.0, make_inputs=one, call=lambda x: torch.softmax(x, -1)),
         "dropout": _StandIn(reads=1.0, make_inputs=one, call=drop, mask_bytes=1.0),
+        # Logits become fp32, their log-softmax is written beside; backward goes the same way in three kernels.
+        LOSS: _StandIn(
+            reads=1.0, wide_read_bytes=4.0, writes=0.0, mask_bytes=8.0, num_kernels=2, make_inputs=targets, call=loss
+        ),
+        LOSS_BACKWARD: _StandIn(
+            reads=0.0, wide_read_bytes=12.0, mask_bytes=8.0, num_kernels=3, make_inputs=loss_graph, call=loss_gradient
+        ),
     }

@@ -18,8 +18,10 @@ _COLD_FACTOR = 2.0
 _MOST_INPUTS, _MOST_INPUTS_ON_CPU = 32, 8
 
 # Largest norm of the difference over the norm of the reference. Operands of 8 and 11 bits of mantissa round their
-# result by 2**-9 and 2**-12; the rest is room for sums of thousands of terms and for softmax.
-TOLERANCE_FRACTION = {"fp32": 1e-4, "tf32": 3e-3, "fp16": 4e-3, "bf16": 2e-2, "fp8": 2e-2, "int8": 0.0}
+# result by 2**-9 and 2**-12; the rest is room for sums of thousands of terms and for softmax. Hopper's matrix units sum
+# products of fp8 in about 14 bits and cut the rest off: 2 % and more of long sums (arXiv 2412.19437, section 3.3.2). A
+# wrong layout is off by more than all of the reference.
+TOLERANCE_FRACTION = {"fp32": 1e-4, "tf32": 3e-3, "fp16": 4e-3, "bf16": 2e-2, "fp8": 1e-1, "int8": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shapewright.bench.order import drop_repeated, interleave, take_turns, walked_coarse_first
-from shapewright.bench.pointwise import ADAMW, RMS_NORM
-from shapewright.bench.whole_suites import decode_suite, layer_suite, memory_suite, model_suite
+from shapewright.bench.pointwise import ADAMW, LOSS, LOSS_BACKWARD, RMS_NORM
+from shapewright.bench.product_suites import batched_suite, experts_suite
+from shapewright.bench.whole_suites import compiled_suite, decode_suite, layer_suite, memory_suite, model_suite
 from shapewright.dtypes import get_dtype
 from shapewright.errors import BenchError, close_names
 from shapewright.operations import Attention, Collective, Gemm, Pointwise
@@ -25,7 +26,8 @@ LINEAR_LAYOUTS = ("NT", "NN", "TN")
 _DEFAULT_GPU_DTYPES = ("bf16", "fp16")
 # Suites of one format, and those of every format that the device has.
 _OF_ONE_DTYPE = {
-    "smoke", "tiles", "attention", "pointwise", "layer", "model", "decode", "memory", "mamf", "collectives",
+    "smoke", "tiles", "attention", "pointwise", "layer", "model", "decode", "memory", "mamf", "collectives", "batched",
+    "experts", "compiled",
 }  # fmt: skip
 _OF_ALL_DTYPES = {"alignment"}
 # torch multiplies 8-bit operands in one layout, in multiples of so many elements.
@@ -111,6 +113,17 @@ def _pointwise(name: str, kind: str, dtype: str, rows: int, width: int) -> Case:
     if kind == ADAMW:  # gradient, weight and two moments in fp32; all but the gradient are written again
         operation = Pointwise(name=name, dtype="fp32", operation="optimizer", read_bytes=16.0 * rows * width,
                               written_bytes=12.0 * rows * width)  # fmt: skip
+        return Case(operation=operation, row_width=width)
+    if kind in (LOSS, LOSS_BACKWARD):  # as lowering.head counts them
+        element_bytes, backward = get_dtype(dtype).num_bytes, kind == LOSS_BACKWARD
+        operation = Pointwise(
+            name=name,
+            dtype=dtype,
+            operation=LOSS,
+            read_bytes=rows * width * (12.0 if backward else element_bytes + 4.0),
+            written_bytes=rows * width * (8.0 + element_bytes * backward),
+            num_kernels=3 if backward else 2,
+        )
         return Case(operation=operation, row_width=width)
     reads = {"residual": 2.0, "glu": 2.0}.get(kind, 1.0)
     element_bytes = get_dtype(dtype).num_bytes
@@ -267,6 +280,7 @@ def _attention_suite(dtype: str, small: bool) -> list[Sweep]:
     sweeps = []
     s, h, b = (64, 256, 1) if small else (2048, 4096, 4)
     for variant in ("", "math") if small else ("flash", "cudnn", "efficient"):
+        shares = (1,) if variant == "efficient" else (1, 2 if small else 4)  # that kernel knows no shared heads
         for backward in (False, True):
             name = f"attention.{variant or 'default'}{'.backward' if backward else ''}"
             heads = [(d, max(1, h // d)) for d in range(32, 257, 32 if small else 8)]
@@ -275,7 +289,8 @@ def _attention_suite(dtype: str, small: bool) -> list[Sweep]:
             lengths = (32, 64, 128) if small else (512, 1024, 4096, 8192, 16384)
             sweeps.append([_attention(name, dtype, b=max(1, b * s // length), s=length, a=h // d, a_kv=h // d // share,
                                       d=d, variant=variant, backward=backward)
-                           for length in lengths for d in (64, 128) for share in (1, 2)])  # fmt: skip
+                           for length in lengths for d in (64, 128)
+                           for share in shares])  # fmt: skip
             sweeps.append([_attention(name, dtype, b=b, s=s, a=h // 64, a_kv=h // 64, d=64, causal=False,
                                       variant=variant, backward=backward)])  # fmt: skip
     caches = (64, 256) if small else (512, 2048, 8192, 32768)
@@ -290,7 +305,18 @@ def _pointwise_suite(dtype: str, small: bool) -> list[Sweep]:
     rows = (16, 128, 512) if small else (64, 512, 2048, 8192, 32768)
     widths = (64, 256, 1000, 1024) if small else (768, 1024, 2048, 2560, 4096, 5120, 8192, 11008, 16384)
     kinds = ("norm", RMS_NORM, "activation", "glu", "residual", "softmax", "dropout", "bias", ADAMW)
-    return [[_pointwise(kind, kind, dtype, count, width) for count in rows for width in widths] for kind in kinds]
+    sweeps = [[_pointwise(kind, kind, dtype, count, width) for count in rows for width in widths] for kind in kinds]
+    vocabularies = (331, 1000) if small else (32000, 50257, 50304, 128256, 151936)
+    few = (16, 64) if small else (1024, 8192)
+    losses = (LOSS, LOSS_BACKWARD)
+    # Scores of unfused attention: as many rows as there are queries, over keys whose number may be odd.
+    keys = (63, 64, 127) if small else (1000, 1023, 1024, 2047, 2048, 4096, 8192)
+    queries = (64, 256) if small else (8192, 65536)
+    return [
+        *sweeps,
+        *([_pointwise(kind, kind, dtype, count, width) for count in few for width in vocabularies] for kind in losses),
+        [_pointwise("softmax.scores", "softmax", dtype, count, width) for count in queries for width in keys],
+    ]
 
 
 _SUITES: Mapping[str, Callable[[str, bool], list[Sweep]]] = {
@@ -301,7 +327,10 @@ _SUITES: Mapping[str, Callable[[str, bool], list[Sweep]]] = {
     "attention": _attention_suite,
     "pointwise": _pointwise_suite,
     "random": _random,
+    "batched": batched_suite,
+    "experts": experts_suite,
     "layer": layer_suite,
+    "compiled": compiled_suite,
     "model": model_suite,
     "decode": decode_suite,
     "memory": memory_suite,

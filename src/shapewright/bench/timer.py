@@ -99,7 +99,7 @@ def measure(
     run = replay or loop
     if replay:
         run()
-    samples = _sample(backend, run, num_calls, deadline, ci_fraction)
+    samples = _sample(backend, run, num_calls, deadline, ci_fraction, is_replay=replay is not None)
     summary = summarize(samples)
     method = "graph" if replay else backend.eager_method
     launch_s = None
@@ -144,12 +144,12 @@ def _calls_per_sample(
 
 
 def _sample(
-    backend: Backend, run: Callable[[], object], num_calls: int, deadline: float, ci_fraction: float
+    backend: Backend, run: Callable[[], object], num_calls: int, deadline: float, ci_fraction: float, *, is_replay: bool
 ) -> list[float]:
     samples: list[float] = []
     begin = time.monotonic()
     while len(samples) < _MOST_SAMPLES:
-        samples.append(backend.elapsed_s(run) / num_calls)
+        samples.append(backend.elapsed_s(run, is_replay=is_replay) / num_calls)
         if len(samples) >= _SAMPLES_AFTER_DEADLINE and time.monotonic() >= deadline:
             break
         is_look = len(samples) >= _FEWEST_SAMPLES and len(samples) % _SAMPLES_PER_LOOK == 0

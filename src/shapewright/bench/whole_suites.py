@@ -44,19 +44,24 @@ _SMALL_LLAMA = TransformerConfig(
 
 
 def layer_suite(dtype: str, small: bool) -> list[list[Case]]:
-    """Layers of models, head counts, inner widths; forward, and forward with backward; eager, and some compiled."""
+    """Layers of models, head counts, inner widths; forward, and forward with backward."""
     tokens = _SMALL_TOKENS if small else _TOKENS
     fused, unfused = (Workload(dtype=dtype, attention=kind, **tokens) for kind in ("flash", "unfused"))
     families = _families(small)
-    sweeps = [
+    return [
         [_layer(config, workload, passes) for config in configs]
         for name, configs in families.items()
         for workload in ((fused, unfused) if name in ("gpt3", "heads") else (fused,))
         for passes in LAYER_PASSES
     ]
-    if not small:  # a CPU would compile for longer than it runs
-        sweeps.append([_layer(_preset(name), fused, LAYER_PASSES[1], COMPILED) for name in _COMPILED])
-    return sweeps
+
+
+def compiled_suite(dtype: str, small: bool) -> list[list[Case]]:
+    """Layers with torch.compile, each of which compiles for longer than all of its measurements take."""
+    if small:
+        return [[_layer(_SMALL_GPT, Workload(dtype=dtype, **_SMALL_TOKENS), LAYER_PASSES[1], COMPILED)]]
+    workload = Workload(dtype=dtype, **_TOKENS)
+    return [[_layer(_preset(name), workload, LAYER_PASSES[1], COMPILED) for name in _COMPILED]]
 
 
 def model_suite(dtype: str, small: bool) -> list[list[Case]]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -24,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from shapewright import errors
 from shapewright.errors import BenchError, MissingExtraError
-from shapewright.store.record import Case, Row, Run
+from shapewright.store.record import OK, Case, Row, Run
 
 if TYPE_CHECKING:
     from shapewright.bench.backend import Backend, DeviceFacts
@@ -38,6 +39,9 @@ _LONGEST_START_S = 300.0
 # Beyond the row's budget: compilation, allocation and reference of the largest cases. [s]
 _LONGEST_ROW_S = 240.0
 _LONGEST_END_S = 5.0
+# A capture that breaks costs a new process, which takes longer than dozens of rows: after so many, calls like it are
+# timed one by one.
+_MOST_BROKEN_CAPTURES = 2
 _TAIL_CHARACTERS = 300
 # prctl(2): PR_SET_PDEATHSIG.
 _PARENT_DEATH_SIGNAL = 1
@@ -76,6 +80,7 @@ class Worker:
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
         self._ranks: list[_Rank] = []
+        self._broken_captures: Counter[tuple[object, ...]] = Counter()
         self.facts: DeviceFacts = self._start()
 
     def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
@@ -86,7 +91,10 @@ class Worker:
         """
         if not self._ranks:
             self._start()
-        message = (case, run, budget_s, ci_fraction)
+        options: dict[str, float | bool] = {"budget_s": budget_s, "ci_fraction": ci_fraction}
+        if self._broken_captures[_alike(case)] >= _MOST_BROKEN_CAPTURES:
+            options["may_capture"] = False
+        message = (case, run, options)
         try:
             for rank in self._ranks:
                 rank.send(message)
@@ -94,9 +102,10 @@ class Worker:
         except WorkerDiedError:
             self.close()
             raise
-        if not all(is_usable for _, is_usable in answers):
-            self.close()
         row: Row = answers[0][0]
+        if not all(is_usable for _, is_usable in answers):
+            self._broken_captures[_alike(case)] += row.status == OK
+            self.close()
         return row
 
     def close(self) -> None:
@@ -204,6 +213,13 @@ class _Rank:
         return f"the process that measured it {cause}" + (f": {lines[-1][:_TAIL_CHARACTERS]}" if lines else "")
 
 
+def _alike(case: Case) -> tuple[object, ...]:
+    """What decides whether calls can be captured, as far as the case tells."""
+    operation = case.operation
+    what = (getattr(operation, name, None) for name in ("operation", "is_backward", "passes"))
+    return operation.kind, operation.dtype, case.variant, *what
+
+
 def serve(connection: Connection) -> None:
     """Open the device, then measure what the parent sends until it is gone."""
     from shapewright.bench.backend import open_backend
@@ -224,8 +240,8 @@ def serve(connection: Connection) -> None:
         return
     connection.send(backend.describe())
     while True:
-        case, run, budget_s, ci_fraction = connection.recv()
-        row = measure(case, backend, run, budget_s=budget_s, ci_fraction=ci_fraction)
+        case, run, how = connection.recv()
+        row = measure(case, backend, run, **how)
         row, is_usable = judge_device(row, backend)
         connection.send((row, is_usable))
         if not is_usable:

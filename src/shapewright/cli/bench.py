@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import calibration_option, given_calibration, heed_physics_only, named_device
+from shapewright.cli.options import FloatParam, calibration_option, given_calibration, heed_physics_only, named_device
 from shapewright.cluster import ENGINES
 from shapewright.workload import PHASES
 
@@ -26,9 +26,9 @@ DEFAULT_STORE = "shapewright.sqlite"
 _DEFAULT_NUM_RANKS = 2
 _EPILOG = """\b
 Suites: smoke (a minute of everything), paper (the sweeps of arXiv 2401.14489), alignment (sizes around multiples of 1
-to 128 in three layouts), tiles (fine sweeps across wave ends), random, attention, pointwise; layer, model, decode and
-memory (whole decoder layers and steps); mamf (search for the best matmul rate); collectives (between --num-ranks).
-Several, with commas between, share the budget.
+to 128 in three layouts), tiles (fine sweeps across wave ends), batched (products of unfused attention), random,
+attention, pointwise, experts; layer, compiled, model, decode and memory (whole decoder layers and steps); mamf (search
+for the best matmul rate); collectives (between --num-ranks). Several, with commas between, share the budget.
 
 \b
 Examples:
@@ -42,7 +42,7 @@ Examples:
 _SECONDS_PER = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-class Duration(click.ParamType[float]):
+class Duration(FloatParam):
     """A length of time such as ``90``, ``90s``, ``8m`` or ``2h``, in seconds."""
 
     name = "time"

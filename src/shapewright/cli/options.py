@@ -37,7 +37,14 @@ _NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
 _GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
 
 
-class IntegerList(click.ParamType[Any]):
+if TYPE_CHECKING:
+    AnyParam = click.ParamType[Any]
+    FloatParam = click.ParamType[float]
+else:  # generic since click 8.4 alone
+    AnyParam = FloatParam = click.ParamType
+
+
+class IntegerList(AnyParam):
     """Comma-separated whole numbers, such as ``4096,0``."""
 
     name = "int,int,..."
@@ -50,7 +57,7 @@ class IntegerList(click.ParamType[Any]):
             self.fail(f"{value!r} is not a list of whole numbers such as 4096,0", param, ctx)
 
 
-class FlagList(click.ParamType[Any]):
+class FlagList(AnyParam):
     """Comma-separated truths, such as ``false,true``."""
 
     name = "bool,bool,..."
@@ -66,7 +73,7 @@ class FlagList(click.ParamType[Any]):
         return tuple(words[part] for part in parts)
 
 
-class Share(click.ParamType[Any]):
+class Share(AnyParam):
     """A share such as ``2%`` or ``0.02``."""
 
     name = "share"
@@ -82,7 +89,7 @@ class Share(click.ParamType[Any]):
             self.fail(f"{value!r} is no share such as 2% or 0.02", param, ctx)
 
 
-class Seconds(click.ParamType[Any]):
+class Seconds(AnyParam):
     """A duration, such as ``300ms``, ``2s`` or ``0.3``."""
 
     name = "time"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS = 6
 NUM_FOLDS = 5
+# Kinds that are chains of kernels by nature; others of several kernels are not what their kind is in one.
+_CHAINS = ("cross_entropy",)
 # Any device: a CPU calls in a tenth of the time of a GPU's launch, and draws random numbers a hundred times slower.
 _START_BOUNDS_S = (1e-8, 1e-4)
 _FRACTION_BOUNDS = (2e-4, 0.999)
@@ -38,13 +40,14 @@ def fit_pointwise_record(
         rows: Good rows of one device.
         device: The device.
     """
-    used = [row for row in rows if row.kind == "pointwise" and int(row.sizes.get("num_kernels", 1)) == 1]
+    used = [row for row in rows if row.kind == "pointwise" and (_kernels(row) == 1 or _kind(row) in _CHAINS)]
     if len(used) < FEWEST_ROWS:
         return None
     kinds = np.array([_kind(row) for row in used])
     num_bytes = np.array([row.num_bytes for row in used])
+    num_kernels = np.array([float(_kernels(row)) for row in used])
     measured = np.array([row.median_s or 0.0 for row in used])
-    free = _fit(kinds, num_bytes, measured, device)
+    free = _fit(kinds, num_bytes, num_kernels, measured, device)
     folds = folds_of_groups(list(num_bytes), NUM_FOLDS)
     unseen = np.full(len(used), np.nan)
     for fold in range(NUM_FOLDS):
@@ -53,10 +56,10 @@ def fit_pointwise_record(
         held &= np.isin(kinds, list(set(kinds[~held])))
         if held.any():
             others = ~(folds == fold)
-            partial = _fit(kinds[others], num_bytes[others], measured[others], device)
-            unseen[held] = _predict(partial, kinds[held], num_bytes[held], device)
+            partial = _fit(kinds[others], num_bytes[others], num_kernels[others], measured[others], device)
+            unseen[held] = _predict(partial, kinds[held], num_bytes[held], num_kernels[held], device)
     known = ~np.isnan(unseen)
-    predicted = _predict(free, kinds, num_bytes, device)
+    predicted = _predict(free, kinds, num_bytes, num_kernels, device)
     judged, truth = (unseen[known], measured[known]) if known.sum() >= FEWEST_ROWS else (predicted, measured)
     report: dict[str, Any] = {
         "rows": len(used),
@@ -67,6 +70,10 @@ def fit_pointwise_record(
     return _parameters(free, device), interval_of(judged, truth), report
 
 
+def _kernels(row: Row) -> int:
+    return int(row.sizes.get("num_kernels", 1))
+
+
 def _kind(row: Row) -> str:
     """Kind in the record; gated activations are one of their own."""
     kind = str(row.sizes["operation"])
@@ -74,7 +81,7 @@ def _kind(row: Row) -> str:
     return f"gated_{kind}" if kind == "activation" and gated else kind
 
 
-def _fit(kinds: Any, num_bytes: Array, measured: Array, device: Device) -> dict[str, float]:
+def _fit(kinds: Any, num_bytes: Array, num_kernels: Array, measured: Array, device: Device) -> dict[str, float]:
     return fit_pointwise(
         kinds,
         num_bytes,
@@ -84,11 +91,19 @@ def _fit(kinds: Any, num_bytes: Array, measured: Array, device: Device) -> dict[
         start_bounds_s=_START_BOUNDS_S,
         fraction_bounds=_FRACTION_BOUNDS,
         pull=_PULL,
+        num_kernels=num_kernels,
     )
 
 
-def _predict(free: Mapping[str, float], kinds: Any, num_bytes: Array, device: Device) -> Array:
-    return predict_pointwise(free, kinds, num_bytes, device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0))
+def _predict(free: Mapping[str, float], kinds: Any, num_bytes: Array, num_kernels: Array, device: Device) -> Array:
+    return predict_pointwise(
+        free,
+        kinds,
+        num_bytes,
+        device.memory_bandwidth_bytes_per_s,
+        float(device.l2_bytes or 0.0),
+        num_kernels=num_kernels,
+    )
 
 
 def _parameters(free: Mapping[str, float], device: Device) -> dict[str, Any]:
