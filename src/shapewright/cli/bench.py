@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import FloatParam, calibration_option, given_calibration, heed_physics_only, named_device
+from shapewright.cli.options import FloatParam, as_asked, calibration_option, given_calibration, named_device
 from shapewright.cluster import ENGINES
 from shapewright.workload import PHASES
 
@@ -261,7 +261,7 @@ def _predicted_device(name: str | None) -> Device | None:
         return None
     from shapewright.perf.calibration_file import calibrated_device, read_calibration
 
-    return heed_physics_only(calibrated_device(read_calibration(path).device.name, path))
+    return as_asked(calibrated_device(read_calibration(path).device.name, path))
 
 
 def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bool) -> Device | None:

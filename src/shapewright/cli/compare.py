@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
+from shapewright.cli.nodes import given_nodes, node_options
 from shapewright.cli.options import (
     GroupedCommand,
     calibration_option,
@@ -40,6 +42,7 @@ Examples:
     help="device names, aliases or TOML files, comma-separated; or 'all'",
 )
 @calibration_option
+@node_options
 @software_option
 @click.option("--usd-per-hour", metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -73,6 +76,8 @@ def command(
         uncalibrated=uncalibrated,
         software=software,
     )
+    if words := given_nodes():
+        found = replace(found, notes=(f"every device in {words}", *found.notes))
     if html:
         from shapewright.report.job_pages import comparison_sections
         from shapewright.report.page import render_page

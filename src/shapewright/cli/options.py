@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shapewright.cli.nodes import given_nodes, in_given_nodes, node_options
 from shapewright.config.transformer import TransformerConfig
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
@@ -115,7 +116,7 @@ _TYPES: dict[str, Any] = {
 
 def question_options(command: Command) -> Command:
     """Add CONFIG, --device and every field of model, workload and layout to a command."""
-    command = calibration_option(job_options(command))
+    command = node_options(calibration_option(job_options(command)))
     return click.option(
         "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
     )(command)
@@ -181,14 +182,15 @@ def named_device(name: str) -> Device:
     if not path:
         from shapewright.hardware import load_device
 
-        return heed_physics_only(load_device(name))
+        return as_asked(load_device(name))
     from shapewright.perf.calibration_file import calibrated_device
 
-    return heed_physics_only(calibrated_device(name, path))
+    return as_asked(calibrated_device(name, path))
 
 
-def heed_physics_only(device: Device) -> Device:
-    """The device as --physics-only wants it priced."""
+def as_asked(device: Device) -> Device:
+    """The device in the nodes of --node-size and --network-gbit-per-s, priced as --physics-only wants it."""
+    device = in_given_nodes(device)
     return device.by_physics if _is_physics_only() else device
 
 
@@ -205,7 +207,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
     """
     path = given_calibration()
     if not path:
-        return [named_device(name) for name in names] if _is_physics_only() else list(names)
+        return [named_device(name) for name in names] if _is_physics_only() or given_nodes() else list(names)
     from shapewright.errors import CalibrationError
     from shapewright.hardware import load_device
     from shapewright.perf.calibration_file import calibrated_device, read_calibration
@@ -219,7 +221,7 @@ def compared_devices(names: list[str]) -> list[str | Device]:
         raise CalibrationError(
             f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices"
         )
-    return [heed_physics_only(device) for device in found]
+    return [as_asked(device) for device in found]
 
 
 def job_options(command: Command) -> Command:

@@ -30,6 +30,7 @@ Examples:
   shapewright plan gpt3-175b --device a100-sxm-80gb --gpus 1024 --global-batch 1536 --tp 8 --keep schedule=1f1b
   shapewright plan mixtral-8x7b --device h100-sxm-80gb --gpus 64 --global-batch 256 --headroom 10% --json
   shapewright plan llama-3-8b --device h100-sxm-80gb --gpus 64 --global-batch 256 --objective cost --usd-per-hour 2.5
+  shapewright plan llama-3-8b --device rtx-4090 --gpus 16 --global-batch 64 --node-size 8 --network-gbit-per-s 100
   shapewright plan llama-3-8b --device h100-sxm-80gb --gpus 8 --global-batch 64 --format accelerate-yaml
   shapewright plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256 --html plan.html --trace plan.json
 """

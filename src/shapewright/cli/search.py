@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import counting_line
+from shapewright.cli.nodes import node_options
 from shapewright.cli.options import (
     GroupedCommand,
     Share,
@@ -46,6 +47,7 @@ Examples:
 @click.option("--device", metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")
 @click.option("--devices", metavar="NAME,...", help="several devices instead: shapes that are good on all of them")
 @calibration_option
+@node_options
 @software_option
 @click.option("--params", metavar="N", help="parameters that shapes should have, such as 2.7b (default: CONFIG's)")
 @click.option("--family", metavar="NAME", help="without CONFIG: public models to start from, such as llama or gpt")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.cli.nodes import node_options
 from shapewright.cli.options import (
     GroupedCommand,
     Seconds,
@@ -35,6 +36,7 @@ _FIELDS = {
 @click.command("serve-plan", cls=GroupedCommand, epilog=_EPILOG)
 @field_options(_FIELDS)
 @calibration_option
+@node_options
 @click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
 @click.option("--isl", type=int, required=True, metavar="N", help="tokens of a prompt")
 @click.option("--osl", type=int, required=True, metavar="N", help="tokens of an answer")

@@ -9,6 +9,7 @@ from shapewright.hardware.loader import load_named_device as load_named_device
 from shapewright.hardware.loader import read_device_file as read_device_file
 from shapewright.hardware.measured_names import find_measured_device as find_measured_device
 from shapewright.hardware.measured_names import is_exact_name as is_exact_name
+from shapewright.hardware.nodes import with_nodes as with_nodes
 from shapewright.hardware.spec import PRICING_FIELDS as PRICING_FIELDS
 from shapewright.hardware.spec import Device as Device
 from shapewright.hardware.template import device_template as device_template

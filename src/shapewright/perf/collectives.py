@@ -269,7 +269,8 @@ def _network_bandwidth(device: Device) -> float:
     bandwidth = device.inter_node_bandwidth_bytes_per_s
     if not bandwidth:
         raise UnknownRateError(
-            f"{device.name} has no inter_node_bandwidth_bytes_per_s, which ranks of several nodes need; give it in a "
-            f"device file of your own, or keep the ranks inside a node of {device.node_size}"
+            f"{device.name} has no inter_node_bandwidth_bytes_per_s, which ranks of several nodes need; give "
+            f"--network-gbit-per-s, or --node-size for larger nodes, or keep the ranks inside a node of "
+            f"{device.node_size}"
         )
     return bandwidth

@@ -1,0 +1,91 @@
+"""Nodes and networks that differ from a device's reference system."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import shapewright
+from command_line import run
+from shapewright.errors import DeviceError
+from shapewright.hardware import load_device, with_nodes
+
+H100 = load_device("h100-sxm-80gb")
+
+
+def test_a_slower_network_takes_longer_between_nodes_alone() -> None:
+    """Sixteen devices wait for a quarter of the network, eight of one node do not."""
+    slow = with_nodes(H100, inter_node_bandwidth_bytes_per_s=12.5e9)
+    workload = {"micro_batch_size": 1, "seq_len": 2048, "global_batch_size": 16}
+    times_s = {
+        (name, replicas): shapewright.predict(
+            "llama-3-8b", device=device, workload=workload, layout={"data_parallel": replicas, "zero_stage": 3}
+        ).step_time_s
+        for name, device in (("own", H100), ("slow", slow))
+        for replicas in (8, 16)
+    }
+
+    assert times_s["slow", 8] == times_s["own", 8]
+    assert times_s["slow", 16] > 1.2 * times_s["own", 16]
+
+
+def test_smaller_nodes_send_over_the_network() -> None:
+    """Tensor parallelism over eight devices crosses the edge of nodes of four, four network cards beside each other."""
+    workload = {"micro_batch_size": 1, "seq_len": 2048}
+    whole, halved = (
+        shapewright.predict("llama-3-8b", device=device, workload=workload, layout={"tensor_parallel": 8}).step_time_s
+        for device in (H100, with_nodes(H100, node_size=4))
+    )
+
+    assert halved > 1.1 * whole
+
+
+def test_what_the_reader_gave_has_no_source() -> None:
+    """The title says so, and the file's source is no more claimed for it; nothing asked leaves the device as it is."""
+    own = with_nodes(H100, node_size=4, inter_node_bandwidth_bytes_per_s=25e9)
+
+    assert own.title == "NVIDIA H100 SXM5 80 GB (nodes of 4, network of 200 Gb/s each)"
+    assert set(own.unsourced) == {"node_size", "inter_node_bandwidth_bytes_per_s"}
+    assert with_nodes(H100) is H100
+
+
+@pytest.mark.parametrize("node_size", [0, -1, 16_385, 2.0, True])
+def test_impossible_nodes_are_refused(node_size: int) -> None:
+    """A node has a whole number of devices."""
+    with pytest.raises(DeviceError, match="must be a whole number from 1 to 16384"):
+        with_nodes(H100, node_size=node_size)
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -1.0, 1e5, 4e14, float("nan")])
+def test_impossible_networks_are_refused(bandwidth: float) -> None:
+    """A slip of unit is told with the range, in the unit of the option."""
+    with pytest.raises(DeviceError, match=r"from 0\.008 to 80000 Gb/s"):
+        with_nodes(H100, inter_node_bandwidth_bytes_per_s=bandwidth)
+
+
+def test_consumer_cards_are_planned_in_a_box(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight cards without a reference system are told how to say what joins them, and then planned."""
+    job = ["plan", "llama-3-8b", "--device", "rtx-4090", "--gpus", "8", "--global-batch", "64", "--json"]
+    code, _, err = run(job, capsys)
+
+    assert code == 2
+    assert "--node-size" in err
+    assert "--network-gbit-per-s" in err
+
+    code, out, _ = run([*job, "--node-size", "8"], capsys)
+
+    assert code == 0
+    assert json.loads(out)["device"]["node_size"] == 8
+
+
+def test_compare_says_which_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """All devices of a comparison stand in the nodes that were given."""
+    job = ["compare", "gpt2", "--devices", "h100-sxm-80gb,l40s", "--dp", "16", "--json"]
+    given = ["--node-size", "4", "--network-gbit-per-s", "100"]
+    (own, given_nodes) = (json.loads(run([*job, *more], capsys)[1]) for more in ([], given))
+
+    assert given_nodes["notes"][0] == "every device in nodes of 4, network of 100 Gb/s each"
+    assert own["devices"][1]["step_time_s"] is None  # L40S has no network of its own
+    assert given_nodes["devices"][1]["step_time_s"] > 0.0
+    assert given_nodes["devices"][0]["step_time_s"] > own["devices"][0]["step_time_s"]
