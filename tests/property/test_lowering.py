@@ -77,6 +77,7 @@ def latent_configs(draw: st.DrawFn) -> TransformerConfig:
 
 any_configs = st.one_of(configs(), latent_configs())
 windows = st.sampled_from(((), (16,), (16, 0), (0, 16, 16)))
+window_kinds = st.sampled_from(("sliding", "chunked"))
 degrees = st.sampled_from((1, 2, 4, 8))
 attention_kinds = st.sampled_from(("flash", "unfused"))
 
@@ -143,6 +144,19 @@ def test_context_shards_add_up(config: TransformerConfig, workload: Workload, cp
     assert sum_executed(piece) * cp == pytest.approx(sum_executed(whole), rel=1e-9)
 
 
+@given(configs(), degrees, st.sampled_from((8, 16, 32, 64)), st.sampled_from(("train", "prefill")))
+def test_context_shards_of_chunked_attention_add_up(
+    config: TransformerConfig, cp: int, chunk_len: int, phase: str
+) -> None:
+    """A chunk that is longer than a device's piece of the sequence is worked on by several, and no pair is lost."""
+    config = replace(config, attention_windows=(chunk_len, 0), attention_window_kind="chunked")
+    workload = Workload(phase=phase, micro_batch_size=2, seq_len=128)
+    whole = lower(config, workload, ONE_DEVICE)
+    piece = lower(config, workload, ParallelLayout(context_parallel=cp))
+    layers = (sum_executed(tuple(each for each in side if each.stage == "every")) for side in (whole, piece))
+    assert next(layers) == pytest.approx(next(layers) * cp, rel=1e-9)
+
+
 @given(any_configs, trainings(), degrees)
 def test_expert_shards_add_up(config: TransformerConfig, workload: Workload, ep: int) -> None:
     """Spreading experts over the replicas moves weights, and no FLOPs."""
@@ -206,12 +220,12 @@ def test_recomputation_is_a_part_of_forward(config: TransformerConfig, workload:
     assert 0 < sum_flops(selective, pass_name="recompute") < layers
 
 
-@given(configs(), windows, attention_kinds, st.integers(1, 4), st.integers(0, 80))
+@given(configs(), windows, window_kinds, attention_kinds, st.integers(1, 4), st.integers(0, 80))
 def test_decode_is_the_last_row_of_prefill(
-    config: TransformerConfig, pattern: tuple[int, ...], attention: str, b: int, context_len: int
+    config: TransformerConfig, pattern: tuple[int, ...], kind: str, attention: str, b: int, context_len: int
 ) -> None:
     """One more token after c costs what a prompt of c + 1 costs more than one of c (executed, fused), row by row."""
-    config = replace(config, attention_windows=pattern)
+    config = replace(config, attention_windows=pattern, attention_window_kind=kind)
 
     def executed(phase: str, **lengths: int) -> float:
         workload = Workload(phase=phase, micro_batch_size=b, attention="flash", **lengths)
@@ -229,12 +243,12 @@ def test_decode_is_the_last_row_of_prefill(
         assert sum_flops(lower(config, unfused, ONE_DEVICE), stage="every") == pytest.approx(rows, rel=1e-9)
 
 
-@given(configs(), windows, st.integers(1, 64), st.integers(1, 64))
+@given(configs(), windows, window_kinds, st.integers(1, 64), st.integers(1, 64))
 def test_a_prompt_in_two_chunks_costs_what_it_costs_in_one(
-    config: TransformerConfig, pattern: tuple[int, ...], first: int, second: int
+    config: TransformerConfig, pattern: tuple[int, ...], kind: str, first: int, second: int
 ) -> None:
     """Chunked prefill: the second chunk attends to the cached first one."""
-    config = replace(config, attention_windows=pattern)
+    config = replace(config, attention_windows=pattern, attention_window_kind=kind)
 
     def executed(seq_len: int, context_len: int = 0) -> float:
         workload = Workload(phase="prefill", micro_batch_size=2, seq_len=seq_len, context_len=context_len)

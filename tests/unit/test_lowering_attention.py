@@ -69,6 +69,10 @@ def test_chunked_attention_is_more_and_shorter_sequences() -> None:
     whole, rest = named(operations, "attention.fused"), named(operations, "attention.fused.rest")
     assert (whole.batch_size, whole.query_len, whole.kv_len) == (6, 8, 8)
     assert (rest.batch_size, rest.query_len, rest.kv_len) == (3, 4, 4)
+    # 13 cached tokens end amid the second chunk: 3 new ones fill it and see its 5, then come a whole one and one of 4.
+    behind = lower(config, Workload(phase="prefill", micro_batch_size=3, seq_len=15, context_len=13), ONE_DEVICE)
+    calls = [each for each in behind if isinstance(each, Attention)]
+    assert [(each.batch_size, each.query_len, each.kv_len) for each in calls] == [(3, 3, 8), (3, 8, 8), (3, 4, 4)]
     decode = Workload(phase="decode", micro_batch_size=3, context_len=18)  # position 18 is the third of its chunk
     assert named(lower(config, decode, ONE_DEVICE), "attention.fused").kv_len == 3
 

@@ -143,12 +143,28 @@ def _lower_fused(
 
 
 def _lower_chunks(shard: Shard, block: str, repeats: int, heads: _Heads, *, chunk_len: int) -> list[Operation]:
-    """Attention inside fixed chunks of the sequence: whole chunks as more sequences, then what is left over."""
-    num_chunks, rest = divmod(shard.query_len, chunk_len)
+    """Attention inside fixed chunks of the sequence: whole chunks as more sequences, then what is left over.
+
+    New tokens that continue a chunk of cached ones see those too. Where a device of the context axis holds less than a
+    chunk, its neighbours' keys go around as in a ring, which is as long as the chunk; pieces that are not whole parts
+    of a chunk are counted as if a chunk began where each of them does.
+    """
+    new, cached = shard.query_len, shard.workload.context_len % chunk_len
+    if new < chunk_len and shard.layout.context_parallel > 1:
+        own = _call(shard, f"{block}.fused", repeats, heads, query_len=new, kv_len=new + cached, causal=True)
+        ring_steps = min(-(-chunk_len // new), shard.layout.context_parallel) - 1
+        half = own.changed(name=f"{own.name}.ring", repeats=repeats * ring_steps, kv_len=-(-new // 2), causal=False)
+        return [own, half]
+    first = min(chunk_len - cached, new) if cached else 0
+    num_chunks, rest = divmod(new - first, chunk_len)
     operations: list[Operation] = []
-    for name, count, length in (("fused", num_chunks, chunk_len), ("fused.rest", int(rest > 0), rest)):
+    for name, count, length, seen in (
+        ("fused.first", int(first > 0), first, cached + first),
+        ("fused", num_chunks, chunk_len, chunk_len),
+        ("fused.rest", int(rest > 0), rest, rest),
+    ):
         if count:
-            call = _call(shard, f"{block}.{name}", repeats, heads, query_len=length, kv_len=length, causal=True)
+            call = _call(shard, f"{block}.{name}", repeats, heads, query_len=length, kv_len=seen, causal=True)
             operations.append(call.changed(batch_size=shard.batch_size * count))
     return operations
 

@@ -26,7 +26,11 @@ False
 
 ## Fix safety
 
-A chunked loss is the same function; no field of this tool switches it on, so no change is suggested for it.
+A chunked loss is the same function. Whether a framework has one is for its user to know, so no change is suggested;
+`loss_chunks` says that the loss is cut, and this rule then counts the chunk that is in memory.
+
+>>> fires("ME102", vocab_size=256000, micro_batch_size=8, num_layers=2, loss_chunks=16)
+False
 
 ## When it does not matter
 
@@ -56,13 +60,14 @@ _SOFTMAX_BYTES = 4.0  # cross entropy works in fp32. Source: arXiv 2205.05198, s
 
 
 def check(case: WhatIf) -> Iterator[Violation]:
-    """Compare the logits of one micro-batch with the device's memory."""
+    """Compare the logits that one micro-batch keeps at a time with the device's memory."""
     if not case.workload.is_training or not case.is_possible:
         return
     gradient_bytes = activation_element_bytes(case.workload.dtype)
     tokens = case.workload.micro_batch_size * (case.workload.seq_len // case.layout.context_parallel)
+    rows = -(-tokens // case.workload.loss_chunks)
     words = -(-case.config.vocab_size // case.layout.tensor_parallel)
-    logits_bytes = (_SOFTMAX_BYTES + gradient_bytes) * tokens * words
+    logits_bytes = (_SOFTMAX_BYTES + gradient_bytes) * rows * words
     fraction = logits_bytes / case.device.memory_bytes
     if fraction < LARGE_LOGITS_FRACTION:
         return
@@ -72,7 +77,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
         wanted="a loss in chunks of tokens, or a fused one",
         problem=(
             f"makes logits and gradient of {format_bytes(logits_bytes)}, {format_percent(fraction)} of "
-            f"{case.device.name}; compute the loss in chunks"
+            f"{case.device.name}; compute the loss in chunks (loss_chunks)"
         ),
         severity="info" if case.fits else "warning",
     )
@@ -82,6 +87,12 @@ RULE = Rule(
     code="ME102",
     name="large-logits",
     since="0.1.0",
-    reads=("config.vocab_size", "workload.micro_batch_size", "workload.seq_len", "layout.tensor_parallel"),
+    reads=(
+        "config.vocab_size",
+        "workload.micro_batch_size",
+        "workload.seq_len",
+        "workload.loss_chunks",
+        "layout.tensor_parallel",
+    ),
     check=check,
 )
