@@ -136,12 +136,24 @@ def test_pipeline_shards_add_up(config: TransformerConfig, workload: Workload, p
     assert sum_flops(stage, stage="every") * p + ends == pytest.approx(sum_flops(whole), rel=1e-9)
 
 
-@given(any_configs, trainings(), degrees)
-def test_context_shards_add_up(config: TransformerConfig, workload: Workload, cp: int) -> None:
+@given(any_configs, trainings(), degrees, st.sampled_from(("decoder", "encoder", "encoder-decoder")))
+def test_context_shards_add_up(config: TransformerConfig, workload: Workload, cp: int, stack: str) -> None:
     """Executed FLOPs of cp devices with a piece of each sequence are those of one: a ring does no work twice."""
+    config = replace(config, stack=stack, num_encoder_layers=2 if stack == "encoder-decoder" else 0)
     whole = lower(config, workload, ONE_DEVICE)
     piece = lower(config, workload, ParallelLayout(context_parallel=cp))
     assert sum_executed(piece) * cp == pytest.approx(sum_executed(whole), rel=1e-9)
+
+
+@given(configs(), degrees, st.integers(1, 4))
+def test_context_shards_of_a_prompt_behind_a_cache_add_up(config: TransformerConfig, cp: int, parts: int) -> None:
+    """Each device meets its share of the cached keys in each step of the ring, and halves none of them."""
+    workload = Workload(phase="prefill", micro_batch_size=2, seq_len=64, context_len=cp * 8 * parts)
+    alone, piece = (
+        sum_executed(tuple(each for each in lower(config, workload, layout) if isinstance(each, Attention)))
+        for layout in (ONE_DEVICE, ParallelLayout(context_parallel=cp))
+    )
+    assert piece * cp == pytest.approx(alone, rel=1e-9)
 
 
 @given(configs(), degrees, st.sampled_from((8, 16, 32, 64)), st.sampled_from(("train", "prefill")))

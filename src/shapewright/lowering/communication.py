@@ -123,17 +123,19 @@ def gather_tokens(
     repeats: int,
     *,
     tokens: int,
+    width: int | None = None,
     stage: str = "every",
     overlaps: bool = False,
     num_ranks: int | None = None,
 ) -> list[Operation]:
     """Bring the tokens together before a column-parallel GEMM; needed only where the tensor axis splits them.
 
-    ``num_ranks`` are the devices that share the matrix, where those are not the tensor axis; each has its own tokens.
+    They are as wide as the residual stream unless ``width`` says otherwise. ``num_ranks`` are the devices that share
+    the matrix, where those are not the tensor axis; each has its own tokens.
     """
     if not shard.splits_sequence and num_ranks is None:
         return []
-    message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
+    message_bytes = 1.0 * tokens * (width or shard.config.hidden_size) * shard.width_bytes
     return collective(
         shard,
         f"{name}.all_gather",
@@ -149,14 +151,22 @@ def gather_tokens(
 
 
 def reduce_tokens(
-    shard: Shard, name: str, repeats: int, *, tokens: int, stage: str = "every", num_ranks: int | None = None
+    shard: Shard,
+    name: str,
+    repeats: int,
+    *,
+    tokens: int,
+    width: int | None = None,
+    stage: str = "every",
+    num_ranks: int | None = None,
 ) -> list[Operation]:
     """Add the partial sums of a row-parallel GEMM; where the tensor axis splits tokens, each device keeps its own.
 
-    ``num_ranks`` are the devices that share the matrix, where those are not the tensor axis; each keeps its own tokens.
+    They are as wide as the residual stream unless ``width`` says otherwise. ``num_ranks`` are the devices that share
+    the matrix, where those are not the tensor axis; each keeps its own tokens.
     """
     op_name = "all_reduce" if num_ranks is None and not shard.splits_sequence else "reduce_scatter"
-    message_bytes = 1.0 * tokens * shard.config.hidden_size * shard.width_bytes
+    message_bytes = 1.0 * tokens * (width or shard.config.hidden_size) * shard.width_bytes
     return collective(
         shard,
         f"{name}.{op_name}",

@@ -27,11 +27,12 @@ def vocab_rows(shard: Shard) -> int:
 
 def lower_embedding(shard: Shard) -> list[Operation]:
     """Gather the rows of the tokens, add the tensor axis's partial results, then positions and the rest."""
-    elements = 1.0 * shard.num_tokens * shard.config.embedding_size
+    width = shard.config.embedding_size
+    elements = 1.0 * shard.num_tokens * width
     rows: list[Operation] = [
         pointwise(shard, "embedding", "embedding", shard.num_passes, read=elements, written=elements, stage="first")
     ]
-    rows += reduce_tokens(shard, "embedding", shard.num_passes, tokens=shard.num_tokens, stage="first")
+    rows += reduce_tokens(shard, "embedding", shard.num_passes, tokens=shard.num_tokens, width=width, stage="first")
     return rows + _lower_after_rows(shard)
 
 
@@ -44,7 +45,9 @@ def lower_embedding_backward(shard: Shard) -> list[Operation]:
     elements = 1.0 * shard.num_tokens * config.embedding_size
     gradient = 1.0 * vocab_rows(shard) * config.embedding_size
     operations = lower_backward(_lower_after_rows(shard))
-    gathered = gather_tokens(shard, "embedding.backward", repeats, tokens=shard.num_tokens, stage="first")
+    gathered = gather_tokens(
+        shard, "embedding.backward", repeats, tokens=shard.num_tokens, width=config.embedding_size, stage="first"
+    )
     scatter = pointwise(
         shard,
         "embedding.backward",

@@ -34,7 +34,9 @@ def lower_head(shard: Shard) -> list[Operation]:
     config, repeats = shard.config, shard.num_passes
     if shard.workload.is_training:
         operations = _lower_before_logits(shard)
-        operations += gather_tokens(shard, "logits", repeats, tokens=shard.num_tokens, stage="last")
+        operations += gather_tokens(
+            shard, "logits", repeats, tokens=shard.num_tokens, width=config.embedding_size, stage="last"
+        )
         operations += [_in_chunks(shard, _logits(shard, shard.num_tokens)), _in_chunks(shard, _cross_entropy(shard))]
         return operations + collective(
             shard,
@@ -71,8 +73,9 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
         written_bytes=elements * (2.0 * _FP32_BYTES + shard.width_bytes),
         num_kernels=3,
     )
-    reduced = reduce_tokens(shard, "logits.backward", repeats, tokens=tokens, stage="last")
-    gathered = gather_tokens(shard, "logits.backward", repeats, tokens=tokens, stage="last", overlaps=True)
+    sizes: dict[str, Any] = {"tokens": tokens, "width": shard.config.embedding_size, "stage": "last"}
+    reduced = reduce_tokens(shard, "logits.backward", repeats, **sizes)
+    gathered = gather_tokens(shard, "logits.backward", repeats, **sizes, overlaps=True)
     return [
         _in_chunks(shard, loss_gradient),
         _in_chunks(shard, dgrad),
