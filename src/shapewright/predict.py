@@ -319,6 +319,11 @@ def _say_expert_kernel(
     """Which measured kernel prices experts in a narrow format, since kernels of one format differ by a factor."""
     if config.is_moe and not device.roofline_only:
         record = load_record("moe", device, uncalibrated=uncalibrated)
-        words = say_expert_kernel(record, workload.dtype, is_training=workload.is_training)
+        words = say_expert_kernel(
+            record,
+            workload.dtype,
+            is_training=workload.is_training,
+            is_own=workload.expert_kernel == "as-16-bit",
+        )
         if words:
             yield words

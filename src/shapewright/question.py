@@ -209,6 +209,9 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tupl
         lines.append(f"seq_len={given['seq_len']} has no effect in decode; context_len says how long the cache is")
     if phase != "train" and given.get("optimizer") is not None:
         lines.append(f"optimizer={given['optimizer']} has no effect in {phase}")
+    if given.get("expert_kernel") is not None and (phase == "train" or not config.is_moe):
+        reason = "train, whose stacks have kernels of their own" if phase == "train" else "a model without experts"
+        lines.append(f"expert_kernel={given['expert_kernel']} has no effect in {reason}")
     if phase == "train":
         lines += [
             f"{name}={given[name]} has no effect in train, which keeps no cache"

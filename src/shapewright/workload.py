@@ -11,6 +11,7 @@ from shapewright.optimizers import OPTIMIZERS, find_recipe
 
 PHASES = ("train", "prefill", "decode")
 ATTENTION_KINDS = ("flash", "unfused")
+EXPERT_KERNELS = ("measured", "as-16-bit")
 RECOMPUTE_MODES = ("none", "selective", "full")
 
 MOST_SEQUENCE_TOKENS = 2**27
@@ -52,6 +53,12 @@ class Workload:
         "flash: fused, scores never reach memory; unfused: two batched GEMMs with softmax between",
         default="flash",
         choices=ATTENTION_KINDS,
+    )
+    expert_kernel: str = note(
+        "served experts in 8 or 4 bits: measured: as the serving library's kernel that was measured; as-16-bit: where "
+        "that one reaches less than half of the bandwidth of 16-bit kernels, at their fractions (training always)",
+        default="measured",
+        choices=EXPERT_KERNELS,
     )
     fused_activation: bool = note(
         "activation, gate and routing weight are one kernel that keeps its inputs alone for the backward pass",

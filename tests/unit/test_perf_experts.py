@@ -192,3 +192,15 @@ def test_a_throttled_sibling_has_no_cliffs_of_its_own() -> None:
 
     assert np.all(times_s[1:] < 1.6 * times_s[:-1])
     assert np.all(times_s[1:] > 0.75 * times_s[:-1])
+
+
+def test_a_server_may_leave_a_poor_kernel_too() -> None:
+    """expert_kernel="as-16-bit" prices served FP8 experts on H100 as training's; what was measured well stays."""
+    narrow = replace(MIXTRAL, dtype="fp8", tokens=16, experts=8, inner=14336, m=32)
+    asked = replace(narrow, leaves_poor_kernel=True)
+    b200 = load_device("b200-sxm-180gb")
+    measured_well = [price_grouped_gemm(each, b200, load_record("moe", b200)) for each in (narrow, asked)]
+
+    assert price(asked) == price(replace(narrow, is_training=True))
+    assert price_grouped_gemms([narrow, asked], H100, load_record("moe", H100)) == [price(narrow), price(asked)]
+    assert measured_well[0] == measured_well[1]

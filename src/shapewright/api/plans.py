@@ -134,7 +134,7 @@ def serve_plan(
         memory_fraction: Share of a device's memory that the server takes.
         block_tokens: Tokens of a block of the paged cache.
         speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
-        workload: dtype, weight_dtype, kv_cache_dtype and attention, each if not the default.
+        workload: dtype, weight_dtype, kv_cache_dtype, attention and expert_kernel, each if not the default.
         layout: tensor_parallel, pipeline_parallel and expert_parallel, each if fixed.
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.

@@ -28,7 +28,7 @@ Examples:
 """
 
 _FIELDS = {
-    "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention"),
+    "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel"),
     "layout": ("tensor_parallel", "pipeline_parallel", "expert_parallel"),
 }
 

@@ -86,6 +86,7 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
             groups=local_experts,
             weight_dtype=shard.weight_dtype,
             is_training=shard.workload.is_training,
+            leaves_poor_kernel=shard.workload.expert_kernel == "as-16-bit",
             **choice,
         )
 

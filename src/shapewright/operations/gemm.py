@@ -87,6 +87,7 @@ class GroupedGemm(OperationBase):
         tokens: Tokens that reach the device, by which serving libraries choose tiles; None where none does.
         experts: Experts of the device, with and without rows; None likewise.
         inner: Width between the two products of an expert; None likewise. [element]
+        leaves_poor_kernel: Whether a server leaves a poor match of the measured library aside, as training stacks do.
     """
 
     m: Count
@@ -99,6 +100,7 @@ class GroupedGemm(OperationBase):
     tokens: Count | None = None
     experts: Count | None = None
     inner: Count | None = None
+    leaves_poor_kernel: bool = False
 
     kind = "grouped_gemm"
 

@@ -36,23 +36,34 @@ _LEAST_SHARE_TO_LEND = 0.5
 _USUAL_FORMATS = ("bf16", "fp16")
 
 
-def say_expert_kernel(record: CalibrationRecord, dtype: str, *, is_training: bool = False) -> str:
+def say_expert_kernel(record: CalibrationRecord, dtype: str, *, is_training: bool = False, is_own: bool = False) -> str:
     """Which measured kernel prices experts in a narrow format, in words; empty in 16 bits or where none was.
 
     Args:
         record: A record of kind ``moe``.
         dtype: Format of the products.
         is_training: Whether a training stack runs them.
+        is_own: Whether a server runs kernels of its own (``expert_kernel="as-16-bit"``).
     """
     kernel = record.provenance.get("defaults", {}).get(dtype, "").partition(", ")[2]
     if not kernel or dtype in _USUAL_FORMATS:
         return ""
-    if is_training and training_record(record, dtype) is not record:
+    if own_kernel_record(record, dtype) is record:
+        words = f"{dtype} experts are priced as {kernel} ran on {record.device}"
+        return f"{words}; with another kernel they may be faster" if not (is_training or is_own) else words
+    stand_in = f"{dtype} experts are priced with the fractions of {record.device}'s 16-bit kernels at the {dtype} rate"
+    if is_training:
         return (
-            f"{dtype} experts are priced with the fractions of {record.device}'s 16-bit kernels at the {dtype} rate, "
-            f"since {kernel} there tells nothing of a training stack; as slow as bf16 if yours multiplies in 16 bits"
+            f"{stand_in}, since {kernel} there tells nothing of a training stack; as slow as bf16 if yours multiplies "
+            f"in 16 bits"
         )
-    return f"{dtype} experts are priced as {kernel} ran on {record.device}; with another kernel they may be faster"
+    if is_own:
+        return f"{stand_in}, as expert_kernel says; {kernel} was measured to take longer"
+    return (
+        f"{dtype} experts are priced as {kernel} ran on {record.device}, at less than half of the share of bandwidth "
+        f"that 16-bit experts reach there; for a kernel as good as those (DeepGEMM, triton) give --expert-kernel "
+        f"as-16-bit"
+    )
 
 
 def expert_kernel_family(kernel: str) -> str:
@@ -103,11 +114,12 @@ def leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
 _LENT: dict[tuple[str, ...], CalibrationRecord] = {}
 
 
-def training_record(record: CalibrationRecord, dtype: str) -> CalibrationRecord:
-    """The record that prices a training stack's experts in a format: without poor kernels, if they are the format's.
+def own_kernel_record(record: CalibrationRecord, dtype: str) -> CalibrationRecord:
+    """The record that prices experts of a stack with its own kernels: without poor kernels, if they are the format's.
 
-    A training stack has grouped kernels of its own. That the device can do better than a serving library's poor match
-    is proven by its 16-bit experts, whose fractions at the narrow format's rate stand in (docs/decisions/0007-moe.md).
+    A training stack has such kernels, and so has a server that says so. That the device can do better than a serving
+    library's poor match is proven by its 16-bit experts, whose fractions at the narrow format's rate stand in
+    (docs/decisions/0007-moe.md).
     """
     kept = leave_poor_kernels(record)
     return record if dtype in kept.parameters["dtypes"] else kept

@@ -24,7 +24,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.operations.gemm import Gemm
-from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches, training_record
+from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches, own_kernel_record
 from shapewright.perf.expert_tiles import TUNED, tuned_shapes
 from shapewright.perf.gemm import estimate_products_s, flatten, price_flat, price_products, stack
 from shapewright.perf.gemm_job import DTYPE_KIN, make_gemm_job
@@ -69,9 +69,9 @@ def price_grouped_gemm(
         UnknownRateError: the device has no rate for the dtype.
         CalibrationError: the record is malformed.
     """
-    record = training_record(record, operation.dtype) if operation.is_training else record
+    record, asks_list = _record_of(operation, record)
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    return price_products(*_flatten(operation, job), job)
+    return price_products(*_flatten(operation, job, asks_list), job)
 
 
 def estimate_grouped_gemm_s(
@@ -86,24 +86,26 @@ def estimate_grouped_gemm_s(
 
     It is the time_s of price_grouped_gemm, from the same arguments.
     """
-    record = training_record(record, operation.dtype) if operation.is_training else record
+    record, asks_list = _record_of(operation, record)
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    return estimate_products_s(*_flatten(operation, job), job)
+    return estimate_products_s(*_flatten(operation, job, asks_list), job)
 
 
 def price_grouped_gemms(
     operations: Sequence[GroupedGemm], device: Device, record: CalibrationRecord
 ) -> list[GemmPrice]:
     """Price many scalar grouped products at once, in their order."""
-    groups: dict[tuple[bool, str, str | None, bool], list[int]] = {}
+    groups: dict[tuple[bool, bool, str, str | None, bool], list[int]] = {}
     for index, one in enumerate(operations):
-        groups.setdefault((one.is_training, one.dtype, one.weight_dtype, one.tokens is None), []).append(index)
+        use = (one.is_training, one.leaves_poor_kernel, one.dtype, one.weight_dtype, one.tokens is None)
+        groups.setdefault(use, []).append(index)
     prices: dict[int, GemmPrice] = {}
-    for (is_training, dtype, weight_dtype, is_open), own in groups.items():
-        own_record = training_record(record, dtype) if is_training else record
-        job = make_gemm_job(dtype, weight_dtype, device, own_record, False, "")
+    for own in groups.values():
+        first = operations[own[0]]
+        own_record, asks_list = _record_of(first, record)
+        job = make_gemm_job(first.dtype, first.weight_dtype, device, own_record, False, "")
         products = stack([split_evenly(operations[index]) for index in own])
-        if not is_training and not is_open:
+        if asks_list:
             sizes = [(one.tokens, one.experts, one.inner, one.n, one.k) for one in map(operations.__getitem__, own)]
             products = products._replace(choice=_choose_kernels(job, *np.array(sizes, dtype=float).T))
         prices.update(zip(own, split_rows(GemmPrice, price_flat(products, job), job.label), strict=True))
@@ -118,9 +120,10 @@ def say_tiles(operation: GroupedGemm, device: Device, record: CalibrationRecord)
         device: The device.
         record: A record of kind ``moe``.
     """
-    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, False, "")
+    own_record, asks_list = _record_of(operation, record)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, own_record, False, "")
     rule = job.section and job.section.rule
-    choice = _flatten(operation, job)[1].choice
+    choice = _flatten(operation, job, asks_list)[1].choice
     if not rule or choice is None:
         return ""
     shape = f"{operation.experts} experts of inner width {operation.inner} on {device.name}"
@@ -129,10 +132,20 @@ def say_tiles(operation: GroupedGemm, device: Device, record: CalibrationRecord)
     return f"{rule.library} has no tuned tiles for {shape}, and takes its default for {operation.tokens} tokens"
 
 
-def _flatten(operation: GroupedGemm, job: GemmJob) -> tuple[tuple[int, ...], Products]:
+def _record_of(operation: GroupedGemm, record: CalibrationRecord) -> tuple[CalibrationRecord, bool]:
+    """The record without a kernel that the stack leaves aside, and whether a serving library's list chooses tiles."""
+    if operation.is_training:
+        return own_kernel_record(record, operation.dtype), False
+    if operation.leaves_poor_kernel:
+        kept = own_kernel_record(record, operation.dtype)
+        return kept, kept is record and operation.tokens is not None
+    return record, operation.tokens is not None
+
+
+def _flatten(operation: GroupedGemm, job: GemmJob, asks_list: bool) -> tuple[tuple[int, ...], Products]:
     """Shape of the dims, and the products of an even split with the kernels that a serving library takes."""
     shape, products = flatten(split_evenly(operation))
-    if operation.is_training or operation.tokens is None:
+    if not asks_list:
         return shape, products
     sizes = (operation.tokens, operation.experts, operation.inner, operation.n, operation.k)
     flat = (np.broadcast_to(np.asarray(size, dtype=float), shape).reshape(-1) for size in sizes)

@@ -25,6 +25,7 @@ def serving_to_json(found: ServingPlan) -> dict[str, Any]:
         if request.speculation is None
         else {**asdict(request.speculation), "tokens_per_pass": request.speculation.tokens_per_pass},
         "attention": found.workload.attention,
+        "expert_kernel": found.workload.expert_kernel,
         "formats": [format_to_json(one) for one in found.formats],
         "keeps_limits": found.best() is not None,
         "best": point_to_json(found.best()),

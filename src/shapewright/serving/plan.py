@@ -132,7 +132,8 @@ def plan_serving(
     points = price_points(instances, said, uncalibrated=uncalibrated)
     if config.is_moe:
         record = load_record("moe", device, uncalibrated=uncalibrated)
-        words = dict.fromkeys(say_expert_kernel(record, one.dtype) for one in kept)
+        is_own = workload.expert_kernel == "as-16-bit"
+        words = dict.fromkeys(say_expert_kernel(record, one.dtype, is_own=is_own) for one in kept)
         said += [each for each in words if each]
     if request.total_len > config.max_position_embeddings:
         said.append(
