@@ -44,7 +44,7 @@ def test_report_says_what_predict_check_and_search_say(tmp_path: Path) -> None:
     best = shapewright.search("gpt3-2.7b", device="a100-sxm-40gb", workload=workload).candidates[0]
     assert f"{best.speedup.factor:.3f}x" in text
     assert prediction.calibration["gemm"] in text
-    assert "312 TFLOP/s above 201 flop/B, 1,555 GB/s below" in text
+    assert "312 TFLOP/s above 201 FLOPs per byte, 1,555 GB/s below" in text
 
 
 def test_report_of_a_shape_that_cannot_run_says_why(tmp_path: Path) -> None:

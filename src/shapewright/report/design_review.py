@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.perf.calibration import RECORD_KINDS, load_record
+from shapewright.perf.software import TUNED
 from shapewright.report.capacity import remedy_columns, verdict_words
 from shapewright.report.charts import BarChart, BarPart, Mark
-from shapewright.report.check_text import better_shape_columns
+from shapewright.report.check_text import better_shape_columns, finding_words
 from shapewright.report.columns import Column, columns_of
 from shapewright.report.devices import device_number_columns
 from shapewright.report.page import Figure, Section, Table, Words, table_of
 from shapewright.report.prediction_text import describe, operation_columns, verdict
 from shapewright.report.roofline_chart import describe_ceiling, step_roofline_chart
-from shapewright.report.search_text import candidate_columns, describe_space
+from shapewright.report.search_text import QUALITY_NOTE, candidate_columns, describe_letters, describe_space
 from shapewright.units import GIB, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -128,6 +129,12 @@ def _verdict(review: Review) -> Section:
 _INTERVAL_NOTE = "Ranges in brackets are 90 % intervals, from residuals on shapes that the fit did not see."
 
 
+_STEP_NOTE = (
+    "predicted is a tuned stack of today: no stragglers, no data loading, a host that keeps up, clocks of kernels "
+    "measured alone, so rather too fast; the interval spans older software, which --software names"
+)
+
+
 def _operations_figure(prediction: Prediction) -> Figure:
     """Time of the step by operation, its passes stacked."""
     by_name: dict[str, dict[str, float]] = {}
@@ -140,7 +147,7 @@ def _operations_figure(prediction: Prediction) -> Figure:
     share = sum(times.values()) * _MILLISECOND_S / prediction.step_time_s
     chart = BarChart(
         title="Where the step's time goes",
-        value_label="time in one step [ms]",
+        value_label="time in one step (ms)",
         categories=[name for name, _ in ranked],
         parts=[BarPart(_PASS_WORDS[name], [passes[name] for _, passes in ranked]) for name in used],
         alt=f"{slowest} takes most: {format_percent(share)} of the step.",
@@ -169,7 +176,7 @@ def waterfall_chart(found: Utilization) -> BarChart:
         start += part.time_s
     return BarChart(
         title="From the dense peak to this step",
-        value_label="time [ms]",
+        value_label="time (ms)",
         categories=[part.name.replace("_", " ") for part in parts],
         parts=[
             BarPart("before", starts, color="transparent"),
@@ -196,7 +203,7 @@ def _findings(findings: Sequence[Finding]) -> Section:
         [
             finding.severity,
             f"{finding.code} {finding.name}",
-            finding.message,
+            finding_words(finding)["message"],
             "" if finding.cost_s is None else format_seconds(finding.cost_s),
             "; ".join(f"{suggestion.title} ({suggestion.kind})" for suggestion in finding.suggestions),
         ]
@@ -246,10 +253,7 @@ def _alternatives(review: Review) -> list[Section]:
     if not found.candidates:
         return [*sections, Words("Faster shapes of the same size", [f"None: {describe_space(found)}."])]
     listed = candidate_columns(found.candidates[:_CANDIDATES_LISTED])
-    note = (
-        f"{describe_space(found)}. Models to train anew: speed is predicted, quality is not. Shapes stay inside the "
-        "range where published results show little change of loss at equal parameters."
-    )
+    note = f"{describe_letters(found.candidates[:_CANDIDATES_LISTED])}. {describe_space(found)}. {QUALITY_NOTE}"
     return [*sections, table_of("Faster shapes of the same size", listed, note=note)]
 
 
@@ -257,6 +261,8 @@ def _assumptions(review: Review) -> Section:
     """What the reader must know before believing a number."""
     prediction = review.check.prediction
     lines = [*review.question.notes, *(prediction.warnings if prediction is not None else ())]
+    if prediction is not None and prediction.workload.phase == "train" and prediction.software == TUNED:
+        lines.append(_STEP_NOTE)
     question = review.question
     asked = json.dumps(
         {

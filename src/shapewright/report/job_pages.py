@@ -68,7 +68,7 @@ def comparison_chart(found: Comparison) -> BarChart:
     fastest = max(fitting or rows, key=lambda row: row.tokens_per_s or 0.0, default=None)
     return BarChart(
         title="The same job on each device",
-        value_label="step [ms]",
+        value_label="step (ms)",
         categories=[row.device.name + ("" if row.fits else " (does not fit)") for row in rows],
         parts=[
             BarPart(

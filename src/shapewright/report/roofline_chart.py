@@ -33,7 +33,7 @@ def step_roofline_chart(prediction: Prediction) -> XYChart:
             continue
         intensity, rate = facts["flops"] / facts["bytes"], facts["flops"] / facts["time_s"]
         words = (
-            f"{facts['name']} ({facts['pass']}): {format_rate(rate)}, {intensity:.3g} flop/B, "
+            f"{facts['name']} ({facts['pass']}): {format_rate(rate)}, {intensity:.3g} FLOPs per byte, "
             f"{format_percent(entry.total_time_s / prediction.step_time_s)} of the step"
         )
         points.setdefault(facts["kind"].replace("_", " "), []).append((intensity, rate / TERA, words))
@@ -63,4 +63,4 @@ def describe_ceiling(prediction: Prediction) -> str:
     """Both ceilings, and where they meet."""
     device = prediction.device
     peak, bandwidth = device.peak_flops_per_s(prediction.workload.dtype), device.memory_bandwidth_bytes_per_s
-    return f"{format_rate(peak)} above {peak / bandwidth:.3g} flop/B, {bandwidth / GIGA:,.0f} GB/s below"
+    return f"{format_rate(peak)} above {peak / bandwidth:.3g} FLOPs per byte, {bandwidth / GIGA:,.0f} GB/s below"

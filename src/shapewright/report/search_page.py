@@ -8,10 +8,12 @@ from shapewright.report.charts import Mark, Points, XYChart
 from shapewright.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.report.prediction_text import describe
 from shapewright.report.search_text import (
+    QUALITY_NOTE,
     candidate_columns,
     candidates_heading,
     describe_changes,
     describe_horizon,
+    describe_letters,
     describe_measures,
     describe_portability,
     describe_space,
@@ -52,9 +54,9 @@ def search_sections(result: SearchResult) -> list[Section]:
         Words(
             "What to know",
             [
+                *([describe_letters([*result.candidates, *result.front])] if result.candidates else []),
                 describe_space(result),
-                "Speed is predicted, quality is not: shapes inside the guard stay where published results show little "
-                "change of loss at equal parameters; only training tells.",
+                QUALITY_NOTE,
                 *result.notes,
             ],
         )

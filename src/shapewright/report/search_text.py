@@ -52,6 +52,10 @@ _LETTERS = {
     "expert_parallel": "ep",
     "recompute": "recompute",
 }
+QUALITY_NOTE = (
+    "Speed is predicted, quality is not: shapes inside the guard stay where published results show little change of "
+    "loss at equal parameters (Kaplan et al. 2020: a few per cent over wide ranges); only training tells."
+)
 _MEASURE_WORDS = {
     "aspect": "width per layer",
     "head_dim": "head width",
@@ -84,13 +88,9 @@ def print_search(result: SearchResult, console: Console) -> None:
         )
         print_table(candidate_columns(result.front[:_FRONT_SHOWN]), console)
         console.print()
+        console.print(describe_letters([*result.candidates, *result.front[:_FRONT_SHOWN]]), style="dim", soft_wrap=True)
     console.print(describe_space(result), style="dim", soft_wrap=True)
-    console.print(
-        "Speed is predicted, quality is not: shapes inside the guard stay where published results show little change "
-        "of loss at equal parameters (Kaplan et al. 2020: a few per cent over wide ranges); only training tells.",
-        style="dim",
-        soft_wrap=True,
-    )
+    console.print(QUALITY_NOTE, style="dim", soft_wrap=True)
     for line in result.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
@@ -209,6 +209,16 @@ def describe_changes(candidate: Candidate) -> str:
     if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
         changes.pop("intermediate_size", None)  # no dense layer has a width of its own
     return ", ".join(f"{_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
+
+
+def describe_letters(candidates: Sequence[Candidate]) -> str:
+    """The fields behind the letters of these changes, and what two columns say."""
+    shown = {change.split(" ")[0] for candidate in candidates for change in describe_changes(candidate).split(", ")}
+    letters = ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if letter in shown and letter != name)
+    return (
+        f"letters: {letters}; faster: the chance of truly being faster; at equal size: speed-up per parameter that a "
+        "token uses"
+    )
 
 
 def describe_space(result: SearchResult) -> str:
