@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -156,6 +159,24 @@ def test_small_changes_are_surer_than_their_steps() -> None:
     assert speedup.probability_faster > 0.95
     back = compare_times(padded, own)
     assert back.probability_faster == pytest.approx(1.0 - speedup.probability_faster)
+
+
+def test_intervals_are_the_same_to_the_last_digit_everywhere() -> None:
+    """Widths are added up in the order of the operations, whatever a process hashes them to."""
+    work = """
+from shapewright.question import ask
+from shapewright.search.compare import compare_times
+shapes = [{"num_heads": 32}, {"num_heads": 20}, {"num_heads": 40}, {"num_layers": 33}, {"intermediate_size": 8192}]
+own, *others = (ask("gpt3-2.7b", "h200-sxm-141gb", overrides=shape).predict() for shape in shapes)
+print([compare_times(own, other) for other in others])
+"""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", work], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in "1234"
+    }
+    assert len(said) == 1
 
 
 def test_guard_is_narrower_when_strict_and_holds_the_baseline() -> None:

@@ -66,16 +66,16 @@ class Gain:
     reason: str
 
 
-def time_s(prediction: Prediction, per_step: bool) -> float:
+def time_s(prediction: Prediction, *, per_step: bool) -> float:
     """What a search makes short: device time per token, or the step. [s]"""
     return prediction.step_time_s if per_step else 1.0 / prediction.tokens_per_s_per_device
 
 
 def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool = False) -> Speedup:
     """Predict how much faster one shape is than another, with its interval."""
-    factor = time_s(baseline, per_step) / time_s(candidate, per_step)
+    factor = time_s(baseline, per_step=per_step) / time_s(candidate, per_step=per_step)
     ours, theirs = _half_widths(baseline), _half_widths(candidate)
-    alone = sum((ours.get(key, 0.0) - theirs.get(key, 0.0)) ** 2 for key in {*ours, *theirs})
+    alone = sum((ours.get(key, 0.0) - theirs.get(key, 0.0)) ** 2 for key in ours | theirs)
     together = (sum(ours.values()) - sum(theirs.values())) ** 2
     shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
     half_width = sqrt((1.0 - shared) * alone + shared * together)
