@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from shapewright.errors import LayoutError
 from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES, ParallelLayout
 from shapewright.lowering import validate_layout
+from shapewright.memory import ALLOCATOR_BAND_FRACTION
 from shapewright.perf.software import TUNED_SOFTWARE, Software
 from shapewright.plan.memory import MemoryOfFrames, layout_of
 from shapewright.plan.request import OFFLOADS, PlanRequest
@@ -82,11 +84,13 @@ class Findings:
 
     Attributes:
         request: What was asked for.
+        roomy_bytes: Memory that leaves a device what allocator and buffers may take on top. [byte]
         tally: What became of the space.
         is_complete: Whether all of it was looked at.
     """
 
     request: PlanRequest
+    roomy_bytes: float = inf
     tally: Tally = field(default_factory=Tally)
     is_complete: bool = True
     frames: list[Frame] = field(default_factory=list)
@@ -110,7 +114,7 @@ class Findings:
         self.tally.num_fitting += len(table["step_s"])
         if len(table["step_s"]):
             joined = _join(self.best, table)
-            self.best = _rows(joined, best_first(joined, self.request.objective)[:_KEPT])
+            self.best = _rows(joined, best_first(joined, self.request.objective, self.roomy_bytes)[:_KEPT])
             self.front = pareto(_join(self.front, table))
 
 
@@ -148,7 +152,7 @@ def explore(
     """
     offloaded = {name: (True,) for name in OFFLOADS if getattr(workload, name)}
     request = replace(request, kept={**offloaded, **request.kept})
-    findings = Findings(request)
+    findings = Findings(request, roomy_bytes=device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION))
     times = TimesOfFrames(config, device, workload, request, uncalibrated=uncalibrated, software=software)
     memory = MemoryOfFrames(config, workload, recipe, request)
     explorer = _Explorer(config, device, workload, request, memory, times, findings)
@@ -309,16 +313,21 @@ class _Explorer:
             findings.add({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
 
 
-def best_first(table: Table, objective: str) -> NDArray[np.int64]:
-    """Rows in the order of an objective; ties go to less time or memory, then to the plainer schedule."""
-    step_s, needed = table["step_s"], table["bytes"]
-    goal, second = {
-        "time": (step_s, needed),
-        "cost": (step_s * table["devices"], needed),
-        "memory": (needed, step_s),
+def best_first(table: Table, objective: str, roomy_bytes: float = inf) -> NDArray[np.int64]:
+    """Rows in the order of an objective; ties go to plans with room to spare, then to those that shard least.
+
+    What computation hides takes no time, and the less of it there is the less can go wrong: ZeRO stage 1 before 3 where
+    both fit. Further ties go to less memory (or time), then to the plainer schedule.
+    """
+    step_s, needed, sharding = table["step_s"], table["bytes"], table["sharding"]
+    is_tight = needed > roomy_bytes
+    goal, further = {
+        "time": (step_s, (needed, sharding, is_tight)),
+        "cost": (step_s * table["devices"], (needed, sharding, is_tight)),
+        "memory": (needed, (sharding, step_s)),
     }[objective]
     # Sums of the same terms in another order differ in the last bits; that is no difference.
-    return np.lexsort((table["order"], table["sharding"], table["mode"], second, np.round(np.log(goal), 9)))
+    return np.lexsort((table["order"], table["mode"], *further, np.round(np.log(goal), 9)))
 
 
 def pareto(table: Table) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import inf, isclose
 from typing import TYPE_CHECKING
 
 from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES
@@ -13,6 +14,7 @@ from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import Choice, Findings, Tally, explore
 from shapewright.plan.refusal import refuse_nothing
+from shapewright.plan.remarks import say_batch, say_software
 from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
 from shapewright.shown import ShownInNotebook
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
 _SECONDS_PER_HOUR = 3600.0
+_SAME_STEP = 1e-8  # sums of the same terms in another order differ by less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +185,7 @@ def plan_job(
         is_complete=findings.is_complete,
         notes=(
             *notes,
-            *_describe(plans, request, device, software),
+            *_describe(plans, request, device, software, uncalibrated),
         ),
     )
 
@@ -223,16 +226,20 @@ def _make_plans(
 
 
 def _listed(findings: Findings, top: int) -> Iterator[tuple[Choice, float]]:
-    """The best plans, without variants of a listed one that need no less memory."""
+    """The best plans, without variants of a listed one that need no less memory, or take as long with less."""
     table = findings.best
     least_bytes: dict[object, float] = {}
+    listed_s: dict[object, float] = {}
     num_listed = 0
     for row in range(len(table.get("step_s", ()))):
-        choice, needed = findings.choice(table, row), float(table["bytes"][row])
+        choice, needed, step_s = findings.choice(table, row), float(table["bytes"][row]), float(table["step_s"][row])
         split = choice.frame._replace(sequence_parallel=True)
-        if needed >= least_bytes.get(split, float("inf")):
+        if needed >= least_bytes.get(split, inf):
             continue
         least_bytes[split] = needed
+        if isclose(step_s, listed_s.get(split, inf), rel_tol=_SAME_STEP):
+            continue
+        listed_s[split] = step_s
         yield choice, needed
         num_listed += 1
         if num_listed == top:
@@ -245,7 +252,9 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
         yield FrontPoint(findings.choice(table, row), float(table["step_s"][row]), float(table["bytes"][row]))
 
 
-def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device, software: str) -> Iterator[str]:
+def _describe(
+    plans: tuple[Plan, ...], request: PlanRequest, device: Device, software: str, uncalibrated: bool
+) -> Iterator[str]:
     """What a reader must know beside the numbers."""
     if not plans:
         return
@@ -266,11 +275,10 @@ def _describe(plans: tuple[Plan, ...], request: PlanRequest, device: Device, sof
         )
     if request.objective == "cost":
         yield "cost: fewer devices, in halves, are looked at too; device time of a token counts, not the step"
-    if software == TUNED:
-        yield (
-            "steps are those of a tuned stack of today; PyTorch FSDP of 2023 and 2024 took 1.1 to 1.7 times as long, "
-            "which the interval spans; --software names another"
-        )
+    predictions = [plan.prediction for plan in plans]
+    yield from say_software(predictions, software, uncalibrated=uncalibrated)
+    if request.objective != "cost":
+        yield from say_batch(predictions, plans[0].workload.global_batch_size or 0, request.num_devices)
     if request.straggler_factor > 1.0:
         yield f"expected steps are {request.straggler_factor:g} times the predicted ones, for devices that fall behind"
     else:
