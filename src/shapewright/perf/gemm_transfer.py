@@ -30,14 +30,8 @@ import numpy as np
 from shapewright.dtypes import get_dtype
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import list_records
-from shapewright.perf.lending import (
-    clock_beside_hz,
-    clock_hz_of,
-    fixed_cost_scale,
-    scale_fixed_costs,
-    sibling_bandwidth_share,
-    sibling_rate_share,
-)
+from shapewright.perf.expert_transfer import carry_experts
+from shapewright.perf.lending import clock_beside_hz, clock_hz_of, sibling_bandwidth_share, sibling_rate_share
 from shapewright.perf.power import SWITCHING_ENERGY, borrowed_power_share
 
 if TYPE_CHECKING:
@@ -71,7 +65,7 @@ def adapt_parameters(
     rates = sibling_rate_share(parameters.tile_rate_fraction, device, record)
     parameters = replace(parameters, bandwidth_fraction=share, tile_rate_fraction=rates)
     if record.kind != "gemm":
-        return scale_fixed_costs(parameters, fixed_cost_scale(device, record))
+        return carry_experts(parameters, device, record)
     if record.transfer != "exact":
         lender = load_device(record.device)
         parameters = _scale_start(parameters, raw, device, lender)

@@ -54,13 +54,18 @@ def clock_beside_hz(device: Device, lender: Device) -> float | None:
     return lender.boost_clock_hz * own / lent
 
 
+def is_gpu(device: Device) -> bool:
+    """Whether a device runs kernels on multiprocessors at one clock, so that their fixed costs are cycles."""
+    return device.vendor in _GPU_VENDORS
+
+
 def fixed_cost_scale(device: Device, record: CalibrationRecord) -> float:
     """Factor on costs in seconds: the lender's clock over the device's; 1 for an own record or an unknown clock."""
     if record.transfer == "exact":
         return 1.0
     lender = load_device(record.device)
     clock_hz, lenders_hz = clock_beside_hz(device, lender), clock_hz_of(lender)
-    if not {device.vendor, lender.vendor} <= set(_GPU_VENDORS) or clock_hz is None or lenders_hz is None:
+    if not (is_gpu(device) and is_gpu(lender)) or clock_hz is None or lenders_hz is None:
         return 1.0
     return lenders_hz / clock_hz
 
@@ -74,7 +79,7 @@ def sm_rate_scale(device: Device, record: CalibrationRecord) -> float:
         return 1.0
     lender = load_device(record.device)
     scale = fixed_cost_scale(device, record)
-    is_known = device.vendor in _GPU_VENDORS and device.num_sms and lender.num_sms and clock_hz_of(device)
+    is_known = is_gpu(device) and device.num_sms and lender.num_sms and clock_hz_of(device)
     if not is_known or not device.num_sms or not lender.num_sms:
         return device.memory_bandwidth_bytes_per_s / lender.memory_bandwidth_bytes_per_s
     return device.num_sms / lender.num_sms / scale
