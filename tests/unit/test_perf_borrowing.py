@@ -13,7 +13,7 @@ from shapewright.perf.attention import price_attention
 from shapewright.perf.attention_sections import choose_section
 from shapewright.perf.attention_transfer import decode_section
 from shapewright.perf.calibration import load_record
-from shapewright.perf.collectives import price_collective
+from shapewright.perf.collectives import price_collective, price_collectives
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
 from shapewright.perf.experts import price_grouped_gemm
 from shapewright.perf.gemm import price_gemm
@@ -262,6 +262,60 @@ def test_a_bridge_joins_a_pair() -> None:
     )
 
     assert four.roofline_s / pair.roofline_s == pytest.approx((3 / 4) / (1 / 2) * 300 / 64)
+
+
+def test_beyond_a_bridge_cards_talk_as_those_without_one() -> None:
+    """Four A40 share PCIe as four L40S do, whose record prices them then; a pair has A100's protocols."""
+    card = load_device("a40")
+    calls = [
+        Collective(name="x", op_name="all_reduce", axis="tensor", message_bytes=1e8, num_ranks=n, ranks_per_node=n)
+        for n in (2, 4)
+    ]
+    record = load_record("collectives", card)
+    pair, four = price_collectives(calls, card, record)
+    own = price_collective(calls[1], L40S, load_record("collectives", L40S))
+    both = price_collective(
+        replace(calls[0], num_ranks=np.array([2, 4]), ranks_per_node=np.array([2, 4])), card, record
+    )
+
+    assert "a100" in pair.calibration
+    assert "l40s" in four.calibration
+    assert four.memory_s == pytest.approx(own.memory_s)
+    assert both.time_s.tolist() == [pair.time_s, four.time_s]
+    assert all(name in both.calibration for name in ("a100", "l40s"))
+
+
+def test_experts_of_another_family_start_as_families_do_in_the_mean() -> None:
+    """B200 without its record: triton's cycles on A100, Hopper's two devices and L40S, one vote for each family."""
+    lent = load_record("moe", B200, uncalibrated=True)
+    few = replace(EXPERTS, m=1, groups=1)
+    own, borrowed, ours = (
+        price_grouped_gemm(few, device, record)
+        for device, record in ((H100, load_record("moe", H100)), (B200, lent), (B200, load_record("moe", B200)))
+    )
+
+    assert ours.start_s < borrowed.start_s < own.start_s
+    # Kernels that set up each expert as a problem of its own are no measure, and keep what their like have.
+    cutlass = "sglang 0.5.14/sglang_flashinfer_cutlass_moe"
+    apart = [
+        price_grouped_gemm(few, device, load_record("moe", H100), library=cutlass).start_s
+        for device in (H100, replace(H100, name="x"))
+    ]
+    assert apart[0] == apart[1]
+
+
+def test_caches_of_two_partitions_hold_half_as_much_of_what_all_read() -> None:
+    """L40S without its record keeps more of its cache's weights than an A100 of its size would."""
+    lent = load_record("moe", L40S, uncalibrated=True)
+    weights = replace(EXPERTS, m=8, groups=8, n=2048, k=1024)
+    split = replace(L40S, compute_capability="8.0")
+
+    def gain(device: Device) -> float:
+        cold, hot = (price_grouped_gemm(weights, device, lent, hot_cache=is_hot).time_s for is_hot in (False, True))
+        return cold / hot
+
+    assert weights.num_bytes < 0.5 * L40S.l2_bytes
+    assert gain(L40S) > 1.1 * gain(split)
 
 
 def test_norms_of_slow_memory_reach_more_of_it() -> None:

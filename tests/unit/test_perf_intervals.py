@@ -13,7 +13,14 @@ from shapewright.operations import Gemm
 from shapewright.perf import intervals
 from shapewright.perf.calibration import TRANSFER_WIDENING, CalibrationRecord, load_record
 from shapewright.perf.gemm import price_gemm
-from shapewright.perf.intervals import OTHER_LIBRARY_WIDENING, Interval, choose_interval, find_group, read_groups
+from shapewright.perf.intervals import (
+    OTHER_LIBRARY_WIDENING,
+    Interval,
+    choose_interval,
+    find_group,
+    read_groups,
+    widened_for_format,
+)
 from shapewright.perf.libraries import LibraryMatch
 
 OWN = {"edges_s": [], "low": [0.9], "high": [1.1]}
@@ -133,6 +140,17 @@ def test_a_device_is_left_out_by_the_name_it_was_measured_under() -> None:
     """A100 of 40 GB has the record of A100 of 80 GB; without it, it takes the groups made without that one."""
     assert load_record("gemm", load_device("a100-sxm-40gb"), uncalibrated=True).borrower == "a100-sxm-80gb"
     assert load_record("gemm", load_device("gb200")).borrower == "gb200"
+
+
+def test_a_format_widens_no_more_than_independent_errors_add() -> None:
+    """1.25 becomes 1.25^1.6; 4 becomes e^sqrt(ln(4)^2 + ln(1.5)^2) and not 4^1.6 = 9.2; 2.5 adds more in 4 bits."""
+    near, far = (Interval({"edges_s": [], "low": [1 / high], "high": [high]}, 1.0) for high in (1.25, 4.0))
+    times_s = np.array([1e-3])
+
+    assert widened_for_format(near).factors(times_s)[1] == pytest.approx(1.25**1.6)
+    by_hand = np.exp(np.hypot(np.log(4.0), np.log(1.5)))
+    assert np.array(widened_for_format(far).factors(times_s)).ravel() == pytest.approx([1 / by_hand, by_hand])
+    assert widened_for_format(far, 2.5).factors(times_s)[1] > widened_for_format(far).factors(times_s)[1]
 
 
 def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> None:

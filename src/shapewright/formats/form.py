@@ -129,7 +129,7 @@ def refuse_inexpressible(form: Form, config: TransformerConfig) -> None:
 
 def cannot(form_name: str, what: str, why: str) -> ConfigError:
     """The error for a model that a format cannot express."""
-    return ConfigError(f"--format {form_name} cannot express {what}: {why}; use --format hf, or keep another value")
+    return ConfigError(f"--format {form_name} cannot express {what}: {why}; ask without it, or keep another value")
 
 
 def cannot_run(form_name: str, what: str, why: str) -> WorkloadError:

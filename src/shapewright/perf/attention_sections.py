@@ -18,7 +18,7 @@ from shapewright.perf.attention_decode import DecodeParameters
 from shapewright.perf.attention_kernels import pad_head, read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
 from shapewright.perf.attention_residual import AttentionResidual, load_residual
-from shapewright.perf.intervals import choose_interval
+from shapewright.perf.intervals import choose_interval, widened_for_format
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 RESIDUAL_TRANSFERS = ("exact", "architecture")
 # Widest head of the FlashAttention kernels; wider ones run another kernel of the library. [element]
 WIDEST_FLASH_HEAD = 256
-# Widening of the logarithmic interval where no measurement stands behind a kernel (backward) or its element format.
+# Widening of the logarithmic interval where no measurement stands behind a kernel (backward).
 ASSUMED_WIDENING = 1.6
 # What a kernel's name contains, and its family; the first that fits. flash_attention, fa2 and fa3 are what is left.
 _FAMILIES = (("triton", "triton"), ("trtllm", "trtllm"), ("flashinfer", "flashinfer"), ("fa4", "fa4"))
@@ -96,7 +96,7 @@ class Section:
         formats = (f"{phase}/{self.wanted}", phase)
         found = choose_interval(self.record, own, path, formats, library=self.match)
         is_measured = self.is_own or found.format == formats[0]
-        return found if is_measured else found._replace(widening=found.widening * ASSUMED_WIDENING)
+        return found if is_measured else widened_for_format(found)
 
 
 def kernel_family(kernel: str) -> str:

@@ -4,19 +4,22 @@ Starts follow no line of a data sheet: protocols of two to eight ranks start aft
 8 us on H100 and H200, whose clock lies between theirs. So another family's device starts as late as the families do in
 the mean, each of which counts once, and not as its lender does. Shares of the links carry over as they are: they differ
 less. Only devices that are joined alike tell of each other: PCIe is no NVLink.
+A bridge joins a pair or four cards. More of them talk over PCIe, as cards without a bridge do, of whose record those
+calls take protocols and shares: four L40S reach 0.15 of PCIe's rate, where four A100 reach 0.7 of NVLink's.
 How far it helps on devices left out: docs/decisions/0013-strangers.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.hardware import load_device
-from shapewright.perf.calibration import list_records
+from shapewright.perf.calibration import list_records, load_record
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -33,6 +36,19 @@ def borrowed_start_scale(record: CalibrationRecord, device: Device) -> float:
     if record.transfer != "generic" or _has_link(device) != _has_link(load_device(record.device)):
         return 1.0
     return _scale(record.device, device.name)
+
+
+def beyond_bridge(device: Device, record: CalibrationRecord) -> tuple[Device, CalibrationRecord] | None:
+    """A bridged card as one without its bridge, and whose record prices that; None where the record is its own.
+
+    Args:
+        device: A card whose link joins few of a node.
+        record: What prices it where the link reaches.
+    """
+    if record.transfer == "exact":
+        return None
+    unbridged = replace(device, intra_node_bandwidth_bytes_per_s=None, link_group_size=None)
+    return unbridged, load_record("collectives", unbridged)
 
 
 @cache

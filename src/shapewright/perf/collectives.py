@@ -16,14 +16,14 @@ Source: NCCL's bus bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shapewright.errors import CalibrationError, UnknownRateError
 from shapewright.operations.collective import HOST_OPS
-from shapewright.perf.collective_transfer import borrowed_start_scale
+from shapewright.perf.collective_transfer import beyond_bridge, borrowed_start_scale
 from shapewright.perf.host import price_host
 from shapewright.perf.intervals import choose_interval, interval_factors
 from shapewright.perf.price import Price, split_rows
@@ -68,11 +68,12 @@ def price_collective(operation: Collective, device: Device, record: CalibrationR
     sizes = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in _sizes_of(operation)))
     shape = sizes[0].shape
     calls = _Calls((operation.op_name,), *(size.reshape(-1) for size in sizes))
-    columns = _price_arrays(calls, device, record)
+    columns = _price_links(calls, device, record)
+    labels = _labels(calls.local, device, record)
     if shape == ():
-        return split_rows(Price, columns, record.label)[0]
+        return split_rows(Price, columns, labels[0])[0]
     values: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
-    return Price(calibration=record.label, **values)
+    return Price(calibration="; ".join(dict.fromkeys(labels)), **values)
 
 
 def price_collectives(operations: Sequence[Collective], device: Device, record: CalibrationRecord) -> list[Price]:
@@ -85,10 +86,10 @@ def price_collectives(operations: Sequence[Collective], device: Device, record: 
         own = [operations[index] for index in places]
         sizes = np.array([_sizes_of(call) for call in own], dtype=float)
         calls = _Calls(tuple(call.op_name for call in own), *sizes.T)
-        for index, price in zip(
-            places, split_rows(Price, _price_arrays(calls, device, record), record.label), strict=True
-        ):
-            prices[index] = price
+        found = split_rows(Price, _price_links(calls, device, record), record.label)
+        labels = _labels(calls.local, device, record)
+        for index, price, label in zip(places, found, labels, strict=True):
+            prices[index] = price if label == record.label else replace(price, calibration=label)
     return [price for price in prices if price is not None]
 
 
@@ -111,6 +112,29 @@ class _Calls(NamedTuple):
 def _sizes_of(operation: Collective) -> tuple[Any, ...]:
     """Numbers of a call, in the order of _Calls."""
     return (operation.message_bytes, operation.num_ranks, operation.ranks_per_node, operation.crossing_fraction)
+
+
+def _price_links(calls: _Calls, device: Device, record: CalibrationRecord) -> dict[str, Array]:
+    """Fields of a price, by the links that the ranks of a node have."""
+    beyond = _is_beyond_bridge(calls.local, device)
+    unbridged = beyond_bridge(device, record) if beyond.any() else None
+    if unbridged is None:
+        return _price_arrays(calls, device, record)
+    near, far = _price_arrays(calls, device, record), _price_arrays(calls, *unbridged)
+    return {name: np.where(beyond, far[name], column) for name, column in near.items()}
+
+
+def _labels(local: Array, device: Device, record: CalibrationRecord) -> list[str]:
+    """Whose record prices each call, in words."""
+    beyond = _is_beyond_bridge(local, device)
+    unbridged = beyond_bridge(device, record) if beyond.any() else None
+    if unbridged is None:
+        return [record.label] * len(local)
+    return [unbridged[1].label if is_far else record.label for is_far in beyond]
+
+
+def _is_beyond_bridge(local: Array, device: Device) -> NDArray[np.bool_]:
+    return local > (device.link_group_size or np.inf)
 
 
 def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> dict[str, Array]:

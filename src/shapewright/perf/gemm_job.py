@@ -13,7 +13,15 @@ from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_mat
 from shapewright.perf.expert_tiles import TileRule, read_rule
 from shapewright.perf.gemm_menu import GemmParameters, read_batched_parameters, read_parameters
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
-from shapewright.perf.intervals import Interval, borrowed_interval, choose_interval, find_group
+from shapewright.perf.intervals import (
+    FORMAT_ERROR,
+    NARROW_FORMAT_ERROR,
+    Interval,
+    borrowed_interval,
+    choose_interval,
+    find_group,
+    widened_for_format,
+)
 from shapewright.perf.kernels import DeviceRates, rates_of
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
@@ -41,9 +49,10 @@ _RESIDUAL_TRANSFERS = ("exact", "architecture")
 # (fit.gemm), set before any such device was seen; products of few rows on H100, H200 and B200 read faster than others
 # up to 0.12 to 0.16 of the cache, as if six weights took turns (docs/decisions/0003-gemm-calibration.md).
 _ASSUMED_HOT_CACHE_SPEEDUP, _ASSUMED_HOT_CACHE_SHARE = 4.0, 1.0 / 6.0
-# Widening of the logarithmic interval for a dtype that borrows another's fractions. Judgement, as TRANSFER_WIDENING is.
-_DTYPE_WIDENING = 1.6
-# The same for weights that are stored narrower than they are multiplied: no table of such kernels was fitted.
+# Formats of fewer bits are wrong by more with another's fractions. [bit]
+_BITS_OF_8 = 8
+# Widening of the logarithmic interval for weights that are stored narrower than they are multiplied: no table has such
+# kernels. Judgement.
 _STORED_WIDENING = 1.6
 
 ROOFLINE_LABEL = "uncalibrated (roofline bound)"
@@ -131,10 +140,12 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
     def part(whole: Mapping[str, Any]) -> Any:
         return (whole["libraries"][library] if library else whole["dtypes"])[dtype]
 
+    error = FORMAT_ERROR if get_dtype(wanted).bits >= _BITS_OF_8 else NARROW_FORMAT_ERROR
+
     def interval_of(own: Mapping[str, Any], section: str) -> Interval:
         found = choose_interval(record, own, section, (wanted, dtype), library=match)
         is_measured = _same_kernels(wanted, dtype) or found.format == wanted
-        return found if is_measured else found._replace(widening=found.widening * _DTYPE_WIDENING)
+        return found if is_measured else widened_for_format(found, error)
 
     table = residual.get("tables", {}).get(name, name) if residual else ""
     own = part(record.interval)

@@ -46,6 +46,12 @@ OTHER_LIBRARY_WIDENING = 1.6
 """Factor on the logarithm of an interval's ends for a library that the record does not know, where no group says more.
 Judgement, as TRANSFER_WIDENING is."""
 
+FORMAT_WIDENING = 1.6
+"""Factor on the logarithm of an interval's ends where another element format's fractions stand in. Judgement."""
+FORMAT_ERROR, NARROW_FORMAT_ERROR = 1.5, 2.5
+"""What another format's fractions are wrong by, in 8 bits and in 4: experts of L40S and B200, 16-bit fractions at the
+narrow rate, are measured at 0.76 to 1.49 and 0.91 to 2.49 times that (90 % of rows: docs/decisions/0007-moe.md)."""
+
 _FOLDER = "data/intervals"
 
 
@@ -147,6 +153,23 @@ def between(one: Interval, other: Interval) -> Interval:
 def added(one: Interval, other: Interval) -> Interval:
     """Interval of a price that is wrong about two things: ends as independent errors add, on their logarithms."""
     return _joined(one, other, lambda mine, theirs: np.copysign(np.hypot(mine, theirs), mine))
+
+
+def widened_for_format(found: Interval, error: float = FORMAT_ERROR) -> Interval:
+    """An interval where another format's fractions stand in: wider by a factor, at most as independent errors add.
+
+    A chip of another maker is off by up to four times in any format: that it multiplies in 8 bits adds little.
+
+    Args:
+        found: Interval of the format whose fractions they are.
+        error: What they are wrong by in the format that runs, as a factor.
+    """
+    most = np.log(error)
+
+    def join(mine: Array, _: Array) -> Array:
+        return np.sign(mine) * np.minimum(FORMAT_WIDENING * np.abs(mine), np.hypot(mine, most))
+
+    return _joined(found, found, join)
 
 
 def _joined(one: Interval, other: Interval, join: Callable[[Array, Array], Array]) -> Interval:
