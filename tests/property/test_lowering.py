@@ -14,6 +14,7 @@ from shapewright.config import TransformerConfig
 from shapewright.errors import LayoutError, WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
+from shapewright.memory import estimate_memory
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Operation, Pointwise
 from shapewright.operations.base import PASSES, STAGES
 from shapewright.workload import Workload
@@ -79,6 +80,7 @@ any_configs = st.one_of(configs(), latent_configs())
 windows = st.sampled_from(((), (16,), (16, 0), (0, 16, 16)))
 window_kinds = st.sampled_from(("sliding", "chunked"))
 degrees = st.sampled_from((1, 2, 4, 8))
+stacks = st.sampled_from(("decoder", "encoder", "encoder-decoder"))
 attention_kinds = st.sampled_from(("flash", "unfused"))
 
 
@@ -136,7 +138,7 @@ def test_pipeline_shards_add_up(config: TransformerConfig, workload: Workload, p
     assert sum_flops(stage, stage="every") * p + ends == pytest.approx(sum_flops(whole), rel=1e-9)
 
 
-@given(any_configs, trainings(), degrees, st.sampled_from(("decoder", "encoder", "encoder-decoder")))
+@given(any_configs, trainings(), degrees, stacks)
 def test_context_shards_add_up(config: TransformerConfig, workload: Workload, cp: int, stack: str) -> None:
     """Executed FLOPs of cp devices with a piece of each sequence are those of one: a ring does no work twice."""
     config = replace(config, stack=stack, num_encoder_layers=2 if stack == "encoder-decoder" else 0)
@@ -255,6 +257,26 @@ def test_decode_is_the_last_row_of_prefill(
         assert sum_flops(lower(config, unfused, ONE_DEVICE), stage="every") == pytest.approx(rows, rel=1e-9)
 
 
+@given(any_configs, st.sampled_from(((), (16, 0))), stacks, degrees, degrees, st.integers(0, 80))
+def test_decode_reads_the_cache_that_memory_holds(
+    config: TransformerConfig, pattern: tuple[int, ...], stack: str, t: int, cp: int, context_len: int
+) -> None:
+    """Keys and values of all attention calls together are the KV cache of this device, byte for byte."""
+    assume(stack != "encoder" and not (config.is_mla and stack == "encoder-decoder"))
+    config = replace(
+        config, attention_windows=pattern, stack=stack, num_encoder_layers=2 if stack == "encoder-decoder" else 0
+    )
+    workload = Workload(phase="decode", micro_batch_size=3, seq_len=64, context_len=context_len)
+    layout = ParallelLayout(tensor_parallel=t, context_parallel=cp)
+    read_bytes = 0.0
+    for each in lower(config, workload, layout):
+        if isinstance(each, Attention):
+            widths = each.head_dim + (0 if each.values_in_keys else each.v_head_dim)
+            read_bytes += 2.0 * each.repeats * each.batch_size * each.kv_len * each.num_kv_heads * widths
+
+    assert read_bytes == estimate_memory(config, workload, layout).kv_cache_bytes
+
+
 @given(configs(), windows, window_kinds, st.integers(1, 64), st.integers(1, 64))
 def test_a_prompt_in_two_chunks_costs_what_it_costs_in_one(
     config: TransformerConfig, pattern: tuple[int, ...], kind: str, first: int, second: int
@@ -291,7 +313,6 @@ workloads = st.builds(
     attention=attention_kinds,
     dtype=st.sampled_from(("bf16", "fp8")),
 )
-stacks = st.sampled_from(("decoder", "encoder", "encoder-decoder"))
 
 
 @given(any_configs, windows, stacks, workloads, layouts, st.sampled_from((1, 4, 6, 8)))

@@ -222,6 +222,8 @@ def test_the_loss_reads_its_logits(config: TransformerConfig, workload: Workload
     assert found["cross_entropy"].read_bytes == output(found["logits"]) + wide
     (gradient,) = (each for each in operations if each.name == "cross_entropy.backward")
     assert isinstance(gradient, Pointwise)
+    # Three kernels: the target's gradient is scattered, log-softmax goes back, and the result is cast.
+    assert (gradient.read_bytes, gradient.num_kernels) == (3.0 * wide, 3)
     assert gradient.written_bytes == 2.0 * wide + output(found["logits"])
     normalised = found["final_norm"]
     assert normalised.read_bytes == normalised.written_bytes == first_operand(found["attention.q"])

@@ -55,18 +55,28 @@ def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
     config = shard.config
     heads_width = config.head_dim + config.v_head_dim
     if shard.workload.phase == "decode":
-        message_bytes = 1.0 * shard.num_tokens * shard.num_heads * config.v_head_dim * shard.width_bytes
-        return collective(shard, "attention.all_reduce", "all_reduce", "context", repeats, message_bytes=message_bytes)
+        return _join_partial_outputs(shard, "attention", repeats)
     return ring_keys_values(shard, repeats, elements_per_token=shard.num_kv_heads * heads_width)
 
 
 def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
-    """Cross attention itself: every query sees the whole source."""
+    """Cross attention itself: every query sees the whole source, of which the context axis holds parts in decode."""
     heads = _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
+    joined: list[Operation] = []
     source_len = shard.source_len * shard.layout.context_parallel
+    if shard.workload.phase == "decode":
+        source_len = shard.source_len
+        joined = _join_partial_outputs(shard, "cross_attention", repeats)
     if shard.workload.attention == "unfused":
-        return _lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
-    return _lower_fused(shard, "cross_attention", repeats, heads, kv_len=source_len, window=0, causal=False)
+        return joined + _lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
+    call = _lower_fused(shard, "cross_attention", repeats, heads, kv_len=source_len, window=0, causal=False)
+    return joined + call
+
+
+def _join_partial_outputs(shard: Shard, block: str, repeats: int) -> list[Operation]:
+    """Add up what one query got from each part of a cache that the context axis splits."""
+    message_bytes = 1.0 * shard.num_tokens * shard.num_heads * shard.config.v_head_dim * shard.width_bytes
+    return collective(shard, f"{block}.all_reduce", "all_reduce", "context", repeats, message_bytes=message_bytes)
 
 
 def _lower_unfused(shard: Shard, block: str, repeats: int, heads: _Heads, *, kv_len: int) -> list[Operation]:
