@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shapewright.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.errors import WorkloadError
@@ -145,6 +145,10 @@ class Workload:
                 f"weight_dtype={self.weight_dtype} is wider than dtype={self.dtype}; give a format of at most "
                 f"{get_dtype(self.dtype).bits} bits, or leave it out"
             )
+
+    def with_recompute(self, mode: str) -> Workload:
+        """The same step with another recomputation; a choice of layers belongs to the mode that it was made for."""
+        return replace(self, recompute=mode, recompute_layers=self.recompute_layers if mode == self.recompute else None)
 
     @property
     def is_training(self) -> bool:

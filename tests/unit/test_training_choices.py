@@ -11,6 +11,7 @@ from shapewright.config import TransformerConfig, read_model
 from shapewright.errors import WorkloadError
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import count_hardware_flops, count_model_flops, lower
+from shapewright.lowering.conventions import CONVENTIONS, count_step_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Gemm, Pointwise
 from shapewright.workload import Workload
@@ -129,6 +130,49 @@ def test_recomputing_some_layers_lies_between_none_and_all() -> None:
         for mode, layers in (("none", None), ("full", 8), ("full", None))
     ]
     assert step_s == sorted(step_s)
+
+
+@pytest.mark.parametrize("convention", sorted(CONVENTIONS))
+def test_every_convention_counts_the_layers_that_run_again(convention: str) -> None:
+    """A quarter of the layers costs a quarter of what all cost, and two layers of each of two stages are four."""
+
+    def hardware_flops(layers: int | None, mode: str = "full", num_stages: int = 1) -> float | None:
+        step = Workload(seq_len=512, recompute=mode, recompute_layers=layers)
+        return count_step_flops(CONFIG, step, 8, convention, num_stages=num_stages).hardware_flops
+
+    none, some, every = hardware_flops(None, "none"), hardware_flops(2), hardware_flops(None)
+    assert (some is None) == (convention == "torchtitan")
+    if none is not None and some is not None and every is not None:
+        assert some - none == pytest.approx((every - none) / 4)
+        assert hardware_flops(8) == hardware_flops(100) == pytest.approx(every)
+    assert hardware_flops(2, num_stages=2) == hardware_flops(4)
+
+
+def test_utilization_and_prediction_recompute_alike() -> None:
+    """MFU and HFU of a pipeline that recomputes 8 layers of each stage, measured and predicted, agree."""
+    again = {"micro_batch_size": 1, "seq_len": 2048, "recompute": "full", "recompute_layers": 8}
+    job: dict[str, Any] = {"device": "h100-sxm-80gb", "layout": {"pipeline_parallel": 2, "data_parallel": 4}}
+    predicted = shapewright.predict("llama-3-8b", workload={**again, "global_batch_size": 64}, **job)
+    explained = shapewright.mfu(
+        "llama-3-8b", seconds=predicted.step_time_s, num_devices=8, global_batch_size=64, workload=again, **job
+    )
+    assert explained.result.hfu == pytest.approx(predicted.hfu)
+    assert explained.result.mfu == pytest.approx(predicted.mfu)
+    assert explained.prediction is not None
+
+
+def test_another_recomputation_leaves_the_choice_of_layers_behind() -> None:
+    """A search that varies recomputation, and a check that suggests one, start from some layers as from all."""
+    some = Workload(recompute="full", recompute_layers=2)
+    assert some.with_recompute("full") == some
+    assert some.with_recompute("selective") == Workload(recompute="selective")
+    assert Workload().with_recompute("full") == Workload(recompute="full")
+    workload = {"micro_batch_size": 1, "seq_len": 512, "recompute": "full", "recompute_layers": 2}
+    found = shapewright.search(CONFIG, device="h100-sxm-80gb", workload=workload, vary=["recompute"])
+    modes = {
+        (each.prediction.workload.recompute, each.prediction.workload.recompute_layers) for each in found.candidates
+    }
+    assert ("none", None) in modes
 
 
 @pytest.mark.parametrize(

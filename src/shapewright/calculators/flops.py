@@ -95,7 +95,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
     (True, True)
     """
     validate_lengths(config, workload)
-    step = replace(workload, phase="train", micro_batch_size=1, global_batch_size=1, recompute="none")
+    step = replace(workload.with_recompute("none"), phase="train", micro_batch_size=1, global_batch_size=1)
     tokens = float(step.seq_len)
     weights = attention = head = 0.0
     for operation in lower(config, step, ParallelLayout()):
@@ -109,7 +109,7 @@ def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
                 head += share
             else:
                 weights += share
-    kept = replace(step, recompute=workload.recompute if workload.is_training else "none")
+    kept = replace(step, recompute=workload.recompute, recompute_layers=workload.recompute_layers)
     return FlopsPerToken(
         config=config,
         seq_len=step.seq_len,

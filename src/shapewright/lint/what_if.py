@@ -59,11 +59,12 @@ class WhatIf:
         Args:
             changes: New values by field name; the names of config, workload and layout do not overlap.
         """
+        workload = {name: value for name, value in changes.items() if name in _WORKLOAD_FIELDS}
         try:
             return WhatIf(
                 replace(self.config, **{name: value for name, value in changes.items() if name in _CONFIG_FIELDS}),
                 self.device,
-                replace(self.workload, **{name: value for name, value in changes.items() if name in _WORKLOAD_FIELDS}),
+                replace(self.workload.with_recompute(workload.get("recompute", self.workload.recompute)), **workload),
                 replace(self.layout, **{name: value for name, value in changes.items() if name in _LAYOUT_FIELDS}),
                 uncalibrated=self._uncalibrated,
                 software=self._software,

@@ -78,7 +78,7 @@ CONVENTIONS = {
 }
 
 _TRAINING_FLOPS_PER_WEIGHT = 6.0  # 2 forward, 4 backward: a multiplication and an addition each
-_FULL_RECOMPUTE = 4.0 / 3.0  # one forward pass more than the three that forward and backward are worth
+_FORWARD_SHARE = 1.0 / 3.0  # of forward and backward pass together
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ class StepFlops:
     hardware_flops: float | None
 
 
-def count_step_flops(config: TransformerConfig, workload: Workload, num_sequences: int, convention: str) -> StepFlops:
+def count_step_flops(
+    config: TransformerConfig, workload: Workload, num_sequences: int, convention: str, *, num_stages: int = 1
+) -> StepFlops:
     """Count the FLOPs of a training step by a named convention.
 
     Args:
@@ -102,6 +104,7 @@ def count_step_flops(config: TransformerConfig, workload: Workload, num_sequence
         workload: Training; its seq_len and recompute count, its batch does not.
         num_sequences: Sequences of the step over all replicas.
         convention: One of CONVENTIONS.
+        num_stages: Pipeline stages, each of which recomputes as many layers as the workload says, if not all.
 
     Returns:
         Model and hardware FLOPs of the step.
@@ -119,22 +122,26 @@ def count_step_flops(config: TransformerConfig, workload: Workload, num_sequence
     if not workload.is_training:
         raise WorkloadError(f"FLOP conventions are about training, not phase={workload.phase!r}; use --phase train")
     step = replace(workload, micro_batch_size=1, global_batch_size=num_sequences)
+    again = 1.0 if workload.recompute == "full" else 0.0  # forward passes of the layers, once more
+    if workload.recompute_layers is not None:
+        recomputed = min(workload.recompute_layers * num_stages, config.num_layers)
+        step, again = replace(step, recompute_layers=recomputed), recomputed / config.num_layers
     if convention == "megatron":
         return StepFlops(count_model_flops(config, step), count_hardware_flops(config, step))
     if convention == "megatron-causal":
-        return _count_causal(config, step, num_sequences)
+        return _count_causal(config, step, num_sequences, again)
     num_tokens = num_sequences * workload.seq_len
     parameters = count_parameters(config).active
     if convention == "6n":
-        return StepFlops(
-            count_rule_of_thumb_flops(parameters, num_tokens),
-            count_rule_of_thumb_flops(parameters, num_tokens, recompute=workload.recompute),
+        without, whole = (
+            count_rule_of_thumb_flops(parameters, num_tokens, recompute=mode) for mode in ("none", "full")
         )
+        return StepFlops(without, without + again * (whole - without))
     core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * config.num_layers * config.num_heads * config.head_dim
     model_flops = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
     if convention == "torchtitan":
         return StepFlops(model_flops, None)
-    return StepFlops(model_flops, model_flops * (_FULL_RECOMPUTE if workload.recompute == "full" else 1.0))
+    return StepFlops(model_flops, model_flops * (1.0 + again * _FORWARD_SHARE))
 
 
 def get_convention(name: str) -> FlopConvention:
@@ -197,16 +204,17 @@ def estimate_training_s(
     return flops / (num_devices * flops_per_s_per_device)
 
 
-def _count_causal(config: TransformerConfig, step: Workload, num_sequences: int) -> StepFlops:
-    """The whole square's count, less half of every causal core: three forward passes' worth in all."""
-    one_sequence = replace(step, global_batch_size=1, attention="flash", recompute="none")
+def _count_causal(config: TransformerConfig, step: Workload, num_sequences: int, again: float) -> StepFlops:
+    """The whole square's count, less half of every causal core: three forward passes' worth, and what runs again."""
+    one_sequence = replace(step.with_recompute("none"), global_batch_size=1, attention="flash")
     operations = lower(config, one_sequence, ParallelLayout())
     core_flops = num_sequences * sum(
         float(operation.flops) * int(operation.repeats)
         for operation in operations
         if isinstance(operation, Attention) and operation.causal and operation.pass_name == "forward"
     )
-    cores = {"none": 3.0, "selective": 6.0, "full": 4.0}[step.recompute]  # selective counts the core twice, as eq. 9
+    # Selective recomputation counts the core twice, as eq. 9.
+    cores = 6.0 if step.recompute == "selective" else 3.0 + again
     return StepFlops(
         count_model_flops(config, step) - 0.5 * 3.0 * core_flops,
         count_hardware_flops(config, step) - 0.5 * cores * core_flops,

@@ -81,7 +81,7 @@ def list_branches(
             for mode in modes:
                 pairs = {"experts": one != config, "layout": other != layout, "recompute": mode != workload.recompute}
                 changed = tuple(name for name, differs in pairs.items() if differs)
-                asked = replace(workload, recompute=mode)
+                asked = workload.with_recompute(mode)
                 branches.append(Branch(config=one, workload=asked, layout=other, changed=changed))
     return [branch for branch in branches if not branch.changed or _runs(branch)]
 

@@ -75,7 +75,7 @@ class Finder:
         self.spaces: list[Space] = []
         self._settings: list[Setting] = []
         for branch in branches:
-            asked = replace(workload, recompute=branch.workload.recompute)
+            asked = workload.with_recompute(branch.workload.recompute)
             space = make_space(branch.config, asked, branch.layout, request)
             self.spaces.append(space)
             self._settings.append(
@@ -134,9 +134,8 @@ class Finder:
             other.config,
             device=self.device,
             workload=replace(
-                self._settings[0].workload,
+                self._settings[0].workload.with_recompute(other.workload.recompute),
                 micro_batch_size=other.workload.micro_batch_size,
-                recompute=other.workload.recompute,
             ),
             layout=other.layout,
             uncalibrated=self._settings[0].uncalibrated,

@@ -167,7 +167,10 @@ def explain_utilization(
         num_microbatches(workload, layout)
     peak = device.peak_flops_per_s(workload.dtype)
     get_convention(convention)
-    results = tuple(rate_by(name, config, workload, seconds, num_devices, peak) for name in CONVENTIONS)
+    stages = 1 if layout is None else layout.pipeline_parallel
+    results = tuple(
+        rate_by(name, config, workload, seconds, num_devices, peak, num_stages=stages) for name in CONVENTIONS
+    )
     chosen = next(result for result in results if result.name == convention)
     prediction: Prediction | None = None
     waterfall: tuple[WaterfallPart, ...] = ()

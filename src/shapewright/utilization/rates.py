@@ -43,11 +43,18 @@ class ConventionResult:
 
 
 def rate_by(
-    name: str, config: TransformerConfig, workload: Workload, seconds: float, num_devices: int, peak: float
+    name: str,
+    config: TransformerConfig,
+    workload: Workload,
+    seconds: float,
+    num_devices: int,
+    peak: float,
+    *,
+    num_stages: int = 1,
 ) -> ConventionResult:
-    """Rates by one convention."""
+    """Rates by one convention; see count_step_flops for the stages."""
     convention = get_convention(name)
-    flops = count_step_flops(config, workload, workload.global_batch_size or 0, name)
+    flops = count_step_flops(config, workload, workload.global_batch_size or 0, name, num_stages=num_stages)
     model = flops.model_flops / (seconds * num_devices)
     hardware = None if flops.hardware_flops is None else flops.hardware_flops / (seconds * num_devices)
     return ConventionResult(

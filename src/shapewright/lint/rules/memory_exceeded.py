@@ -84,6 +84,8 @@ def _same_devices(case: WhatIf) -> Iterator[dict[str, Any]]:
         yield {"attention": "flash"}
     recompute = [mode for mode in ("selective", "full") if workload.is_training and mode != workload.recompute]
     yield from ({"recompute": mode} for mode in recompute)
+    if workload.recompute_layers is not None:
+        yield {"recompute_layers": case.config.num_layers}
     smaller = [size for size in reversed(divisors(workload.micro_batch_size)) if size < workload.micro_batch_size]
     yield from ({"micro_batch_size": size} for size in smaller)
     if workload.is_training and layout.data_parallel > 1:
