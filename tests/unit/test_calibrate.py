@@ -14,6 +14,7 @@ import pytest
 from calibration_files import write_late_calibration
 from shapewright.cli.main import main
 from shapewright.errors import CalibrationError, DeviceError
+from shapewright.fit.calibrate import calibrate_rows
 from shapewright.hardware import Device, load_device
 from shapewright.operations import Attention, Gemm, Pointwise
 from shapewright.perf.calibration_file import calibrated_device, device_table, read_calibration
@@ -259,3 +260,50 @@ def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: py
     assert (code, said.count("\n")) == (2, 1)
     assert "is of h100-sxm-80gb, which is none of the devices asked" in said
     assert times("--calibration", path, "--uncalibrated")[0] == 2
+
+
+def fitted(rows: list[Row]) -> Any:
+    """What a fit to rows of an H100 came to."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    return calibrate_rows(rows, [make_run(H100.name)])
+
+
+def test_random_products_for_judging_are_never_fitted() -> None:
+    """Half of the random suite changes what unseen shapes are said to be off by, and nothing that is fitted."""
+    grid = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    plain = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in grid]
+    drawn = [Gemm(name="random", dtype="bf16", m=300 + 2 * index, n=640, k=512) for index in range(120)]
+
+    def with_random(factor: float) -> Any:
+        rows = [make_row(Case(operation=entry), H100.name, factor * (1e-5 + entry.flops / 5e14)) for entry in drawn]
+        return fitted([*plain, *(replace(row, suite="random") for row in rows)])
+
+    right, late = with_random(1.0), with_random(3.0)
+    alone = fitted(plain)
+    parameters = [found.content["records"]["gemm"]["parameters"] for found in (right, late, alone)]
+
+    assert parameters[0] == parameters[1] == parameters[2]
+    assert [error["rows"] for error in right.errors] == [120]
+    assert late.errors[0]["mape"] == pytest.approx(1.0 - (1.0 + right.errors[0]["bias"]) / 3.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("quick", "own"), [("flash", False), ("cudnn", False), ("flash", True)])
+def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
+    """Of kernels that were asked for by name the quicker one is fitted, unless the library chose for itself."""
+    products = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in products]
+    sizes = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "v_head_dim": 128, "batch_size": 4}
+    calls = [Attention(name="a", dtype="bf16", query_len=s, kv_len=s, **sizes) for s in (512, 1024, 2048, 4096, 8192)]  # type: ignore[arg-type]
+    for kernel, factor in (("flash", 1.0), ("cudnn", 1.0), *((("", 2.0),) if own else ())):
+        time = factor * (1.0 if kernel in (quick, "") else 3.0)
+        rows += [
+            make_row(Case(operation=call, variant=kernel), H100.name, time * (1e-5 + float(call.executed_flops) / 4e14))
+            for call in calls
+        ]
+    found = fitted(rows)
+    report = found.content["records"]["attention"]["provenance"]["sections"]["prefill"]
+
+    assert report["kernel"] == ("the library's choice" if own else quick)
+    assert (report["rows"], report["rows_of_other_kernels"]) == (5, 10 if own else 5)
+    assert any(f"is that of {report['kernel']}" in remark for remark in found.remarks)

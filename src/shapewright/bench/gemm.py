@@ -108,9 +108,8 @@ def prepare_grouped_gemm(operation: GroupedGemm, backend: Backend, variant: str 
 
     def check(found: Any, arguments: tuple[Any, ...]) -> float:
         a, b = arguments
-        if not all(
-            bool(part.isfinite().all()) for part in found
-        ):  # the largest of numbers need not be a NaN among them
+        # The largest of some numbers need not be the NaN among them.
+        if not all(bool(part.isfinite().all()) for part in ([found] if variant else found)):
             return float("nan")
         if variant and not splits_k:
             found = found.split(sizes)

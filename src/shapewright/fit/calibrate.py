@@ -103,6 +103,7 @@ def calibrate_rows(
             remarks.append(f"too few {kind} rows to fit: {kind} keeps the package's nearest record")
         else:
             parameters, interval, report = fitted
+            remarks += _kernel_remarks(kind, report)
             keep(kind, (parameters, interval, {kind: report} if kind == "pointwise" else report), split)
     content = {
         "schema_version": SCHEMA_VERSION,
@@ -139,6 +140,16 @@ def _device_of(name: str, rows: Sequence[Row], facts: Any) -> tuple[Device, list
                 "my.toml', with that name) and give it with --device my.toml"
             ) from None
     return describe_device(name, rows, facts)
+
+
+def _kernel_remarks(kind: str, report: dict[str, Any]) -> list[str]:
+    """Which kernel a record is of, where several were measured."""
+    parts = {part: found for part, found in report.items() if isinstance(found, dict)}
+    return [
+        f"{kind} {part} is that of {found['kernel']}: {others} rows of other kernels are left aside"
+        for part, found in parts.items()
+        if (others := found.get("rows_of_other_kernels"))
+    ]
 
 
 def _errors(kind: str, reports: dict[str, Any]) -> list[dict[str, Any]]:

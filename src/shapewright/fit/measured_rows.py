@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError, MissingExtraError
+from shapewright.fit.split import is_for_judging
 from shapewright.store.record import OK
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from shapewright.store.record import Row
+
+
+# How suites of random products end, those of the bench and of older scripts.
+_RANDOM = "random"
 
 
 def good_rows(rows: Iterable[Row], device: str = "") -> tuple[str, list[Row]]:
@@ -39,7 +44,10 @@ def good_rows(rows: Iterable[Row], device: str = "") -> tuple[str, list[Row]]:
 
 
 def gemm_table(rows: Sequence[Row]) -> pd.DataFrame:
-    """Products with the columns that fit.gemm takes, layout, dtype and temperature of the cache of each row."""
+    """Products with the columns that fit.gemm takes, layout, dtype and temperature of the cache of each row.
+
+    ``is_judged`` marks the random products that no fit may see.
+    """
     try:
         import pandas as pd
     except ImportError as error:
@@ -49,6 +57,10 @@ def gemm_table(rows: Sequence[Row]) -> pd.DataFrame:
     names = ("library", "dtype", "layout", "batch", "m", "n", "k", "is_cold")
     kept = [row for row in rows if row.kind == "gemm"]
     columns: dict[str, Any] = {name: [getattr(row, name) for row in kept] for name in names}
+    columns["is_judged"] = [
+        row.suite.endswith(_RANDOM) and is_for_judging(int(row.m or 0), int(row.n or 0), int(row.k or 0))
+        for row in kept
+    ]
     return pd.DataFrame({**columns, "latency_s": [row.median_s for row in kept]})
 
 

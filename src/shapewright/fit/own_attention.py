@@ -2,10 +2,15 @@
 
 Structure (tiles, splits) stays the sibling's; what decides most times is free: start, share of the peak, softmax, work
 around a tile, bandwidth, the rate of the gradient. So some dozen rows are enough; other constants stay as they were.
+
+A record is of one kernel: the one that the library chose itself, where rows of that are enough, else the quickest of
+those that were asked for by name. Rows of the others are left aside.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,12 +71,14 @@ def fit_attention_record(
     kernels: dict[str, Any] = dict(section["kernels"][usual])
     intervals: dict[str, Any] = {}
     reports: dict[str, Any] = {"structure": f"that of {usual} of {sibling.id}"}
-    calls = [operation for row in rows if isinstance(operation := _operation(row), Attention)]
-    measured = np.array([row.median_s or 0.0 for row in rows if row.kind == "attention"])
-    is_decode = np.array([int(call.query_len) == 1 and not call.is_backward for call in calls], dtype=bool)
+    by_phase: dict[str, list[Row]] = {"prefill": [], "decode": []}
+    for row in rows:
+        if isinstance(call := _operation(row), Attention):
+            by_phase["decode" if int(call.query_len) == 1 and not call.is_backward else "prefill"].append(row)
     any_fitted = False
-    for phase, here in (("prefill", ~is_decode), ("decode", is_decode)):
-        chosen = [call for call, inside in zip(calls, here, strict=True) if inside]
+    for phase, measured_rows in by_phase.items():
+        kernel, used = _of_one_kernel(measured_rows)
+        chosen = [call for row in used if isinstance(call := _operation(row), Attention)]
         path = f"{_SECTION}/{usual}/{phase}"
         if len(chosen) < FEWEST_ROWS:
             ends = sibling.interval[path]
@@ -83,12 +90,34 @@ def fit_attention_record(
             continue
         any_fitted = True
         kernels[phase], intervals[path], reports[phase] = _fit_phase(
-            phase, chosen, measured[here], kernels[phase], device
+            phase, chosen, np.array([row.median_s or 0.0 for row in used]), kernels[phase], device
         )
+        reports[phase] |= {
+            "kernel": kernel or "the library's choice",
+            "rows_of_other_kernels": len(measured_rows) - len(used),
+        }
     if not any_fitted:
         return None
     content = {"kernels": {usual: kernels}, "kernel_of_head_dim": {"128": usual}, "usual_kernel": usual}
     return {"sections": {_SECTION: content}, "libraries": {}}, intervals, reports
+
+
+def _of_one_kernel(rows: Sequence[Row]) -> tuple[str, list[Row]]:
+    """The kernel that a record is of, as it was asked for, with its rows."""
+    by_kernel: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        call = json.dumps([row.dtype, row.sizes], sort_keys=True)
+        by_kernel.setdefault(row.variant, {})[call] = row
+    if len(by_kernel.get("", ())) >= FEWEST_ROWS or not by_kernel:
+        return "", list(by_kernel.get("", {}).values())
+    # Wins over the kernels that measured the same call, and then the number of rows.
+    wins = Counter(
+        min((found[call].median_s or np.inf, name) for name, found in by_kernel.items() if call in found)[1]
+        for call in {call for found in by_kernel.values() for call in found}
+        if sum(call in found for found in by_kernel.values()) > 1
+    )
+    best = max(by_kernel, key=lambda name: (wins[name], len(by_kernel[name])))
+    return best, list(by_kernel[best].values())
 
 
 def _operation(row: Row) -> object:

@@ -1,7 +1,7 @@
 """A GEMM record of one's own: the package's model fitted to the products of a store.
 
 Few rows are split five ways by whole (n, k), each fifth predicted by a fit on the others, and the record is fitted on
-all; of many rows one fifth is never fitted at all.
+all; of many rows one fifth is never fitted at all. The judging half of the suite ``random`` never is.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 # From this many rows on a fifth of the shapes is held out once; below it every shape is, in turn.
 MANY_ROWS = 1500
 NUM_FOLDS = 5
+# From this many rows on the judging half of random shapes says alone what unseen shapes are off.
+ENOUGH_JUDGED = 100
 # Rows of poor alignment that a fit of its factors needs; with fewer a sibling's are taken.
 _ENOUGH_MISALIGNED = 24
 # Below this alignment kernels differ on every architecture. [byte]
@@ -69,8 +71,9 @@ def fit_gemm_sections(
     reports: dict[str, Any] = {}
     remarks: list[str] = []
     for dtype, rows in table.groupby("dtype"):
-        if len(rows) < FEWEST_ROWS:
-            remarks.append(f"{len(rows)} products in {dtype} are too few to fit, {FEWEST_ROWS} are needed")
+        num_fitted = int((~rows.is_judged).sum())
+        if num_fitted < FEWEST_ROWS:
+            remarks.append(f"{num_fitted} products in {dtype} are too few to fit, {FEWEST_ROWS} are needed")
             continue
         found = _fit_dtype(rows.reset_index(drop=True), device, str(dtype))
         sections[str(dtype)], intervals[str(dtype)], reports[str(dtype)] = found
@@ -85,8 +88,13 @@ def fit_gemm_sections(
 def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     rates = device_rates(device, dtype, hot=True)
     form, factors, origin = _form(rows, device, dtype, has_cache=bool(rates.l2_bytes))
-    is_held = len(rows) >= MANY_ROWS
-    if is_held:
+    judged, rows = rows[rows.is_judged.to_numpy(bool)], rows[~rows.is_judged.to_numpy(bool)]
+    if len(judged) >= ENOUGH_JUDGED:
+        train, measured = rows, judged.latency_s.to_numpy()
+        x = fit(train, form, rates, "NT", factors)
+        unseen = predict_rows(judged, form.section(x, factors), rates, "NT")
+        split = "the half of the random shapes that is for judging"
+    elif len(rows) >= MANY_ROWS:
         train, held = split_by_shape(rows)
         x = fit(train, form, rates, "NT", factors)
         unseen, measured = predict_rows(held, form.section(x, factors), rates, "NT"), held.latency_s.to_numpy()
@@ -101,7 +109,7 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
         section,
         interval_of(unseen, measured),
         {
-            "rows": len(rows),
+            "rows": len(rows) + len(judged),
             "rows_fitted": len(train),
             "split": split,
             "layouts": {str(name): int(count) for name, count in rows.layout.value_counts().items()},

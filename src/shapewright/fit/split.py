@@ -12,6 +12,15 @@ if TYPE_CHECKING:
 HELD_OUT_SHARE = 0.2
 
 
+def is_for_judging(m: int, n: int, k: int) -> bool:
+    """Whether a random product of the bench is one of those that are judged and never fitted, about half of them.
+
+    >>> is_for_judging(128, 64, 32), is_for_judging(129, 64, 32)
+    (True, False)
+    """
+    return ((m * 31 + n) * 31 + k) % 2 == 0
+
+
 def split_by_shape(rows: pd.DataFrame, seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Hold out whole (n, k) shapes."""
     shapes = rows[["n", "k"]].drop_duplicates().reset_index(drop=True)

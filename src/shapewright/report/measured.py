@@ -185,10 +185,11 @@ def summary_lines(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
         )
     for dtype, rate in summary["best_flops_per_s"].items():
         yield f"best rate of a product in {dtype}: {rate / TERA:.4g} TFLOP/s"
-    num_cold, num_timed = sum(row["is_cold"] for row in rows), sum(row["median_s"] is not None for row in rows)
-    if not num_timed:
+    timed = [row for row in rows if row["median_s"] is not None]
+    if not timed:
         return
-    yield f"inputs rotate; in {num_cold} of {num_timed} rows they exceed the cache, the others may read from it"
+    num_cold = sum(row["is_cold"] for row in timed)
+    yield f"inputs rotate; in {num_cold} of {len(timed)} rows they exceed the cache, the others may read from it"
 
 
 def step_line(rows: Sequence[Mapping[str, Any]]) -> str:
