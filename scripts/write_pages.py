@@ -71,7 +71,9 @@ def commands() -> str:
         "One for each field; [notation](notation.md) has letters and defaults.",
         markdown_table(["option", "meaning"], [record for parameter in shared if (record := option_row(parameter))]),
         "## Exit codes",
-        "0: fine. 1: findings at or above `--fail-on`. 2: bad input, with one line on standard error. 130: stopped.",
+        "0: fine. 1: what was asked for is not so: findings at or above `--fail-on`, no way to serve inside the "
+        "limits, a table that could not be judged, a damaged store. 2: bad input, with one line on standard error. "
+        "130: stopped.",
         "## Errors",
         "Each is one line that says what is wrong, what was given, what is allowed and what to do. In Python they are "
         "the classes of `shapewright.errors`, all of them `ValueError`s.",

@@ -1,4 +1,4 @@
-"""Write the parts of README.md and docs/guides that are results: tables, console blocks, what Python prints.
+"""Write the results in README.md, docs/index.md and docs/guides: tables, console blocks, what Python prints.
 
 A table stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``; blocks are those of page_blocks.py. With
 --check nothing is written; the exit code says whether a page is stale.
@@ -23,6 +23,7 @@ from shapewright.report.devices import calibration_words
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+START = ROOT / "docs" / "index.md"
 GUIDES = ROOT / "docs" / "guides"
 
 # Column of the accuracy table -> (operation, sections); a row has the first section that its device has.
@@ -48,10 +49,12 @@ def main() -> int:
     """Write the results of the pages, or compare them with what would be written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
-    parser.add_argument("pages", nargs="*", type=Path, help="the files to work on; by default README and the guides")
+    parser.add_argument(
+        "pages", nargs="*", type=Path, help="the files to work on; by default README, start page and guides"
+    )
     arguments = parser.parse_args()
     stale = 0
-    for page in arguments.pages or (README, *sorted(GUIDES.glob("*.md"))):
+    for page in arguments.pages or (README, START, *sorted(GUIDES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         fresh = refresh(text)
         if not arguments.check:

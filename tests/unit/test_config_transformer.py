@@ -40,7 +40,7 @@ def test_defaults_follow_from_the_sizes() -> None:
         ({"hidden_size": 10**18}, ["hidden_size=1000000000000000000"]),
         ({"hidden_size": 10**5000}, ["hidden_size=a number of 16610 bits"]),
         ({"num_layers": 10**6}, ["num_layers=1000000", "65536"]),
-        ({"num_heads": 7}, ["hidden_size=64", "num_heads=7", "try num_heads=1", "head_dim"]),
+        ({"num_heads": 7}, ["hidden_size=64", "num_heads=7", "try num_heads=8", "head_dim"]),
         ({"num_kv_heads": 3}, ["num_kv_heads=3", "divide num_heads=4", "try num_kv_heads=1"]),
         ({"norm": "batchnorm"}, ["norm='batchnorm'", "layernorm, rmsnorm"]),
         ({"attention_dropout": 1.5}, ["attention_dropout=1.5"]),

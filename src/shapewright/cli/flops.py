@@ -22,7 +22,13 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @model_options
 @click.option("--seq-len", type=int, metavar="N", help="tokens of a sequence (default: 2048, or the model's most)")
-@click.option("--recompute", type=click.Choice(RECOMPUTE_MODES), default="none", show_default=True)
+@click.option(
+    "--recompute",
+    type=click.Choice(RECOMPUTE_MODES),
+    default="none",
+    show_default=True,
+    help="layers whose forward pass runs again: HFU counts it, MFU does not",
+)
 @click.option("--train-tokens", metavar="N", help="tokens of a training run, such as 15t, or 'chinchilla'")
 @click.option("--gpus", type=int, metavar="N", help="devices of the run, for its days")
 @click.option("--tflops", type=float, metavar="X", help="TFLOP/s that a device achieves, recomputation counted")
@@ -49,7 +55,7 @@ def command(
 ) -> int:
     """Count the FLOPs of a token of CONFIG, by every convention, and what a training run takes.
 
-    Days and cost need --train-tokens as well
+    Days and cost need --train-tokens and --gpus, with --tflops or with --device and --mfu.
     """
     from shapewright.calculators import count_chinchilla_tokens, count_flops, estimate_budget
     from shapewright.config import count_parameters, read_model

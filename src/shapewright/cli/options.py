@@ -251,7 +251,7 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
             word = str(spec.type).removesuffix(" | None")
             flag = "--" + spec.name.replace("_", "-")
             symbol = f" [{note.symbol}]" if note.symbol else ""
-            shown = f" (default: {spec.default})" if group == "layout" else ""
+            shown = f" (default: {spec.default})" if group == "layout" and spec.default is not None else ""
             keywords: dict[str, Any] = {"default": None, "help": f"{note.help}{symbol}{shown}"}
             if word == "bool":
                 names = [f"{flag}/--no-{flag[2:]}"]

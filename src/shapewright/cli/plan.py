@@ -44,7 +44,7 @@ Examples:
     type=click.Choice(("time", "cost", "memory")),
     default="time",
     show_default=True,
-    help="shortest step; least device time per token, on fewer devices where that is cheaper; least memory",
+    help="time: shortest step; cost: least device time per token, on fewer devices where cheaper; memory: least of it",
 )
 @click.option("--top", type=int, default=10, show_default=True, help="how many plans to list")
 @click.option(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from shapewright.errors import ConfigError
 from shapewright.fields import noted_fields
+from shapewright.integers import divisors
 
 LARGEST_COUNT = 2**40  # far above any dimension, and low enough that products of a few stay finite as floats
 LARGEST_NUM_LAYERS = 2**16  # layers are walked one by one in places
@@ -167,9 +168,10 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
     values["num_kv_heads"] = values["num_kv_heads"] or num_heads
     if not values["head_dim"]:
         if hidden_size % num_heads:
+            near = min(divisors(hidden_size), key=lambda count: abs(count - num_heads))
             raise ConfigError(
                 f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}; "
-                f"try num_heads={math.gcd(hidden_size, num_heads)}, or give head_dim"
+                f"try num_heads={near}, or give head_dim"
             )
         values["head_dim"] = hidden_size // num_heads
     values["v_head_dim"] = values["v_head_dim"] or values["head_dim"]

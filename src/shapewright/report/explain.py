@@ -55,7 +55,8 @@ def explain_operation(prediction: Prediction, name: str) -> dict[str, Any]:
     chosen = chosen or [entry for entry in prediction.operations if entry.operation.name.startswith(name)]
     if not chosen:
         known = list(dict.fromkeys(entry.operation.name for entry in prediction.operations))
-        hint = close_names(name, known) or "it has " + ", ".join(known[:8])
+        shown = ", ".join(known[:8]) + (", ... (--all lists them)" if len(known) > 8 else "")
+        hint = close_names(name, known) or f"it has {shown}"
         raise WorkloadError(f"no operation {name!r} in this step; {hint}")
     return {"schema_version": SCHEMA_VERSION, "operations": [_explain(prediction, entry) for entry in chosen]}
 

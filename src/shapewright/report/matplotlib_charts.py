@@ -112,7 +112,7 @@ def _draw_xy(chart: XYChart, axes: Any) -> None:
     if chart.y_from_zero:
         axes.set_ylim(bottom=0)
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
-    _draw_marks(chart.marks, axes)
+    _draw_marks(chart.marks, axes, at_foot=chart.y_from_zero)
     if len(chart.series) > _MOST_INSIDE:
         axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     elif len(chart.series) > 1:
@@ -172,13 +172,14 @@ def _draw_timeline(chart: Timeline, axes: Any) -> None:
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _draw_marks(marks: Sequence[Mark], axes: Any) -> None:
-    """Straight lines across, with their words at the far end."""
+def _draw_marks(marks: Sequence[Mark], axes: Any, *, at_foot: bool = False) -> None:
+    """Straight lines across, with their words at the far end, or at the foot of a chart whose curves stay above it."""
+    height, anchor = (0.02, "bottom") if at_foot else (0.98, "top")
     for mark in marks:
         (axes.axvline if mark.axis == "x" else axes.axhline)(mark.value, color="#999999", linewidth=0.8, linestyle=":")
         if mark.axis == "x":
             axes.annotate(
-                mark.text, (mark.value, 0.98), xycoords=("data", "axes fraction"), rotation=90, ha="right", va="top",
+                mark.text, (mark.value, height), xycoords=("data", "axes fraction"), rotation=90, ha="right", va=anchor,
                 fontsize=8, color="#666666",
             )  # fmt: skip
         else:

@@ -29,8 +29,8 @@ Where nothing fits on the same devices, the layout that needs fewest devices is 
 
 ## When it does not matter
 
-The estimate leaves out fragmentation and communication buffers, so a step slightly below the limit may still fail, and
-offloading can let one above it run.
+The estimate leaves out fragmentation and communication buffers, so a step slightly below the limit may still fail;
+what offloading frees is counted only where it is asked for (`--offload-activations`, `--offload-optimizer`).
 
 ## References
 

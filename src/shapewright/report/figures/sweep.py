@@ -244,6 +244,8 @@ def _wave_marks(priced: Sequence[PricedSample], x: Sequence[float], rates: Seque
         if same_class and drop >= _LEAST_DROP and float(before.wave_efficiency) > float(after.wave_efficiency):
             count = int(float(before.num_waves))
             tile = f"{float(before.tile_m):.0f}x{float(before.tile_n):.0f}"
+            if float(before.split_k) > 1.0:
+                tile += f"/{float(before.split_k):.0f}"
             drops.append((drop, Mark("x", x[at - 1], f"{count} wave{'s' * (count > 1)} of {tile}")))
     deepest = sorted(drops, key=lambda entry: -entry[0])[:_MOST_WAVE_MARKS]
     return tuple(mark for _, mark in sorted(deepest, key=lambda entry: entry[1].value))
