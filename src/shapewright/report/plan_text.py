@@ -40,6 +40,8 @@ _PARTS_COLUMNS = (
     Column("next"),
 )
 _FRONT_SHOWN = 8
+# Sums of the same terms in another order differ by less. [fraction of a step]
+_SAME_STEP_FRACTION = 1e-9
 
 
 def print_plan(result: PlanResult, console: Console) -> None:
@@ -123,10 +125,17 @@ def describe_plan(plan: Plan) -> str:
     return describe_layout(plan.layout, asdict(plan.workload))
 
 
+def _takes_as_long(plan: Plan) -> bool:
+    """Whether a plan's step differs from the best one's by rounding alone."""
+    return plan.loss is not None and abs(plan.loss.slower_by_s) <= _SAME_STEP_FRACTION * plan.prediction.step_time_s
+
+
 def _loss_words(plan: Plan) -> str:
     if plan.loss is None:
         return ""
-    if plan.loss.slower_by_s <= 0.0:
+    if _takes_as_long(plan):
+        return "nothing: as fast"
+    if plan.loss.slower_by_s < 0.0:
         return "not time"
     return f"{format_seconds(plan.loss.slower_by_s)}, {plan.loss.part}"
 
@@ -170,8 +179,10 @@ def describe_losses(result: PlanResult) -> list[str]:
     if result.request.objective == "memory":
         more = plan.total_bytes - result.plans[0].total_bytes
         return [f"rank 2 ({describe_plan(plan)}) needs {format_bytes(more)} more memory"]
-    if loss.slower_by_s <= 0.0:
-        return [f"rank 2 ({describe_plan(plan)}) is as fast or faster, and loses by the objective"]
+    if _takes_as_long(plan):
+        return [f"rank 2 ({describe_plan(plan)}) is as fast"]
+    if loss.slower_by_s < 0.0:
+        return [f"rank 2 ({describe_plan(plan)}) is faster, and loses by the objective"]
     lost_elsewhere_s = loss.slower_by_s + loss.gained_s - loss.lost_s
     # What rounds to nothing beside the whole is not worth words.
     also = f" and {format_seconds(lost_elsewhere_s)} elsewhere" if lost_elsewhere_s > 0.01 * loss.lost_s else ""
