@@ -432,3 +432,14 @@ def test_batches_that_do_not_divide_are_refused() -> None:
             workload={"global_batch_size": 63, "micro_batch_size": 2},
             layout={"data_parallel": 8},
         )
+
+
+def test_remedies_over_nodes_without_a_network_say_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """More cards than a box holds cannot be priced without a network: the option that gives one is named."""
+    job = ["memory", "llama-3-8b", "--device", "rtx-4090", "--micro-batch-size", "1", "--node-size", "4", "--json"]
+    lonely, linked = (json.loads(run([*job, *more], capsys)[1]) for more in ([], ["--network-gbit-per-s", "100"]))
+
+    assert any("--network-gbit-per-s gives one" in note for note in lonely["notes"])
+    assert any(remedy["step_time_s"] is None for remedy in lonely["remedies"])
+    assert not any("--network-gbit-per-s" in note for note in linked["notes"])
+    assert all(remedy["step_time_s"] for remedy in linked["remedies"])

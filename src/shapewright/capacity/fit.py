@@ -163,6 +163,12 @@ def estimate_capacity(
             f"nothing looked at makes it fit on up to {MOST_DEVICES} devices; take a shorter sequence, a smaller "
             f"model, or a device with more memory"
         )
+    crosses_nodes = any(found.num_devices > device.node_size and found.step_time_s is None for found in remedies)
+    if crosses_nodes and device.inter_node_bandwidth_bytes_per_s is None:
+        said.append(
+            f"remedies without a step reach over nodes of {device.node_size}, and {device.name} has no network in its "
+            f"file: --network-gbit-per-s gives one, --node-size larger nodes"
+        )
     return Capacity(
         config=config,
         device=device,
