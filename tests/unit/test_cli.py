@@ -202,6 +202,14 @@ def test_lists_come_as_json(command: str, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out)["schema_version"] == 1
 
 
+def test_a_bridged_card_says_whose_links_stand_beyond_the_bridge(capsys: pytest.CaptureFixture[str]) -> None:
+    """A40's pair has A100's protocols, more of them L40S's over PCIe; A100 SXM has its own links and says nothing."""
+    bridged, own = (run(["devices", "show", name], capsys)[1] for name in ("a40", "a100-sxm-80gb"))
+
+    assert "collectives of more than 2 in a node, over PCIe, from l40s" in " ".join(bridged.split())
+    assert "over PCIe" not in own
+
+
 def test_flags_alone_describe_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Four flags are a model; further ones change it, on top of a preset too."""
     shape = ["--hidden-size", "1024", "--num-layers", "2", "--num-heads", "16", "--vocab-size", "32000"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.errors import CalibrationError
 from shapewright.hardware import PRICING_FIELDS, list_devices, load_device
 from shapewright.perf.calibration import RECORD_KINDS, load_record
+from shapewright.perf.collective_transfer import beyond_bridge
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.units import GIGA, TERA, format_bytes
@@ -66,7 +67,13 @@ def _borrowed_words(device: Device) -> str:
     kinds: dict[tuple[str, str], list[str]] = {}
     for kind, lender in borrowed_records(device).items():
         kinds.setdefault((lender["device"], lender["words"]), []).append(kind)
-    return "; ".join(f"{', '.join(own)} from {name} ({words})" for (name, words), own in kinds.items())
+    parts = [f"{', '.join(own)} from {name} ({words})" for (name, words), own in kinds.items()]
+    unbridged = beyond_bridge(device, load_record("collectives", device)) if device.link_group_size else None
+    if parts and unbridged:
+        parts.append(
+            f"collectives of more than {device.link_group_size} in a node, over PCIe, from {unbridged[1].device}"
+        )
+    return "; ".join(parts)
 
 
 def device_columns() -> list[Column]:
