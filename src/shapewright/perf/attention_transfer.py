@@ -36,6 +36,7 @@ from shapewright.perf.lending import (
     clock_hz_of,
     fixed_cost_scale,
     has_lenders_sm,
+    num_cache_copies,
     scale_fixed_costs,
     sibling_bandwidth_share,
     sibling_rate_share,
@@ -119,9 +120,15 @@ def carry_kernel(
     decode = replace(decode, bandwidth_fraction=sibling_bandwidth_share(decode.bandwidth_fraction, device, record))
     if record.transfer == "generic":
         growth = 1.0 if has_lenders_sm(device, record) else _draw_growth(rates, record)
-        prefill = replace(prefill, l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth)
+        copies = num_cache_copies(load_device(record.device)) / num_cache_copies(device)
+        prefill = replace(
+            prefill,
+            l2_bytes_per_sm_clock=prefill.l2_bytes_per_sm_clock * growth,
+            l2_reach_fraction=min(prefill.l2_reach_fraction * copies, 1.0),
+        )
         decode = replace(
             decode,
+            l2_reach_fraction=min(decode.l2_reach_fraction * copies, 1.0),
             l2_bytes_per_sm_clock=decode.l2_bytes_per_sm_clock * growth,
             sm_bytes_per_clock=decode.sm_bytes_per_clock * growth,
             key_tile_cycles=decode.key_tile_cycles / growth,

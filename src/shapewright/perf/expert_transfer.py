@@ -26,6 +26,7 @@ from shapewright.perf.lending import (
     fixed_cost_scale,
     has_lenders_sm,
     is_gpu,
+    num_cache_copies,
     scale_fixed_costs,
 )
 
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
     from shapewright.perf.calibration import CalibrationRecord
     from shapewright.perf.gemm_menu import GemmParameters
 
-# Compute capabilities, up to the point, of chips whose last-level cache has two partitions, and the one of major
-# version 8 that has; GA102, AD102 and GB202 have one.
-# Source: NVIDIA A100 and H100 architecture white papers, "L2 cache"; B200 has two dies.
-_PARTITIONED_GENERATIONS, _PARTITIONED_AMPERE = ("9", "10"), "8.0"
 # Format whose sections are compared between families: every record has it.
 _WIDE_FORMAT = "bf16"
 
@@ -60,20 +57,13 @@ def carry_experts(parameters: GemmParameters, device: Device, record: Calibratio
     means = _mean_of_families(device.name)
     if record.transfer != "generic" or has_lenders_sm(device, record) or means is None:
         return carried
-    carried = replace(carried, hot_cache_share=means.hot_share / _num_copies(device))
+    carried = replace(carried, hot_cache_share=means.hot_share / num_cache_copies(device))
     clock_hz = clock_beside_hz(device, load_device(record.device))
     # A kernel that sets each expert up as a problem of its own starts as its like do.
     by_groups = parameters.start_growth is not None and parameters.start_growth.counts_groups
     if by_groups or clock_hz is None or not is_gpu(device):
         return carried
     return replace(carried, start_s=means.start_cycles / clock_hz)
-
-
-def _num_copies(device: Device) -> float:
-    """Copies that a last-level cache holds of what the whole chip reads."""
-    generation = device.compute_capability.partition(".")[0]
-    is_split = generation in _PARTITIONED_GENERATIONS or device.compute_capability == _PARTITIONED_AMPERE
-    return 2.0 if is_split else 1.0
 
 
 @cache
@@ -91,7 +81,7 @@ def _mean_of_families(borrower: str) -> _Means | None:
         for section in record.parameters["libraries"].values():
             own = section.get(_WIDE_FORMAT)
             if own and not (own.get("start_growth") or {}).get("counts_groups", False):
-                pair = (float(np.log(clock_hz * own["start_s"])), _num_copies(lender) * own["hot_cache_share"])
+                pair = (float(np.log(clock_hz * own["start_s"])), num_cache_copies(lender) * own["hot_cache_share"])
                 families.setdefault(record.architecture, []).append(pair)
     if not families:
         return None

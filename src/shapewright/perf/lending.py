@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _Parameters = TypeVar("_Parameters")
 # Peaks of an SM per clock whose ratio lies above this are those of the same multipliers, by sheets that round clocks.
 _ALIKE_MULTIPLIERS = 0.9
+# Compute capabilities, up to the point, of chips whose last-level cache has two partitions, and the one of major
+# version 8 that has; GA102, AD102 and GB202 have one.
+# Source: NVIDIA A100 and H100 architecture white papers, "L2 cache"; B200 has two dies.
+_PARTITIONED_GENERATIONS, _PARTITIONED_AMPERE = ("9", "10"), "8.0"
 # Makers whose chips run kernels on multiprocessors at one clock.
 _GPU_VENDORS = ("NVIDIA", "AMD")
 
@@ -90,6 +94,13 @@ def has_lenders_sm(device: Device, record: CalibrationRecord) -> bool:
     if record.transfer != "generic":
         return record.transfer == "architecture"
     return device.sm_kind is not None and device.sm_kind == load_device(record.device).sm_kind
+
+
+def num_cache_copies(device: Device) -> float:
+    """Copies that a last-level cache holds of what the whole chip reads: one in each of its partitions."""
+    generation = device.compute_capability.partition(".")[0]
+    is_split = generation in _PARTITIONED_GENERATIONS or device.compute_capability == _PARTITIONED_AMPERE
+    return 2.0 if is_split else 1.0
 
 
 def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRecord) -> float:
