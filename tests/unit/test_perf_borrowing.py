@@ -304,6 +304,20 @@ def test_experts_of_another_family_start_as_families_do_in_the_mean() -> None:
     assert apart[0] == apart[1]
 
 
+def test_keys_reach_farther_in_a_cache_of_one_piece() -> None:
+    """L40S without its record finds keys of 0.6 of its cache there again; cut in two, as A100's is, it does not."""
+    lent = load_record("attention", L40S, uncalibrated=True)
+    assert L40S.l2_bytes is not None
+    keys = round(0.6 * L40S.l2_bytes / (16 * 8 * 2 * 128 * 2))
+    call = replace(CALL, batch_size=16, query_len=1, kv_len=keys)
+    whole, split = (
+        price_attention(call, device, lent, hot_cache=True, library="sglang 0.5.14", kernel="flashinfer").time_s
+        for device in (L40S, replace(L40S, compute_capability="8.0"))
+    )
+
+    assert whole < 0.7 * split
+
+
 def test_caches_of_two_partitions_hold_half_as_much_of_what_all_read() -> None:
     """L40S without its record keeps more of its cache's weights than an A100 of its size would."""
     lent = load_record("moe", L40S, uncalibrated=True)

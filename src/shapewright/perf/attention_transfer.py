@@ -8,6 +8,7 @@
     draw           another family's chip with more bandwidth for each multiprocessor and clock has SMs and a cache that
                    can draw it, by more keys in flight: each decode tile waits as many times less; one with less
                    bandwidth keeps what the lender's could
+    reach          a cache in one piece keeps twice the share of keys that one of two partitions keeps, 1 at most
     plans          a kernel that plans splits before is flash-attn's on Hopper: no other family's library runs it
     decode         FlashAttention 2 starts a block for each query head without a group, and does not split the keys
                    under a window; other decode kernels pack the heads of a group and split always. Where a kernel runs
