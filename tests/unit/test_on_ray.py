@@ -16,7 +16,9 @@ import pytest
 from shapewright.api import search
 from shapewright.errors import BenchError, ClusterError
 from shapewright.search import engine, runners
-from shapewright.search.engine import Findings, Job, explore, run_here
+from shapewright.search.engine import explore, run_here
+from shapewright.search.findings import Findings
+from shapewright.search.job import Job
 from shapewright.search.space import Space
 from shapewright.store.file import Store
 

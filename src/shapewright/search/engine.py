@@ -7,9 +7,7 @@ the answer is the same to the last bit wherever they run.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +15,8 @@ import numpy as np
 from shapewright.config import count_parameters
 from shapewright.errors import ConfigError
 from shapewright.search.changes import encode_changes
-from shapewright.search.front import best_of_each, join, pareto, take
+from shapewright.search.findings import Findings, Tally
+from shapewright.search.front import take
 from shapewright.search.grid import AXES, sum_of
 from shapewright.search.memory import MemoryOfShapes
 from shapewright.search.steps import Lowered, Refused, StepTimes, lower_grid
@@ -28,161 +27,18 @@ if TYPE_CHECKING:
 
     from shapewright.search.front import Table
     from shapewright.search.grid import Grid, Index
-    from shapewright.search.space import Space
+    from shapewright.search.job import Job
     from shapewright.search.steps import Setting
 
     Progress = Callable[[int, int], None]
-    Runner = Callable[[Sequence["Job"], Callable[[int], None]], Iterator["Findings"]]
+    Runner = Callable[[Sequence[Job], Callable[[int], None]], Iterator[Findings]]
 
 # Shapes counted at once: eight bytes for each of a few columns.
 _CHUNK = 1 << 20
 # Shapes priced at once, so that their columns stay in a core's cache.
 _PRICED_AT_ONCE = 1 << 16
-_KEPT_OF_EACH = 50
-# Faster shapes that wait to be sorted out together: 20 columns of eight bytes each.
-_SORTED_OUT_AT = 1 << 17
 # Sums over more parameters would leave 63 bits.
 _MOST_COUNTED = 2**60
-
-
-# A job of so many shapes takes some seconds at most.
-_SHAPES_OF_A_JOB = 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a shape must keep to.
-
-    Attributes:
-        num_parameters: Parameters wanted.
-        num_active: Parameters that a token uses, wanted; None where only the total counts.
-        tolerance_fraction: How far from them a shape may be.
-        memory_bytes: Most that one device may need. [byte]
-        token_s: The baseline's time per token (or per step); slower shapes are of no interest. [s]
-        cost: Its cost, that time per parameter a token uses; dearer shapes are only faster because they are smaller.
-        per_step: Whether the step itself is to be short, and not the time of a token.
-        least_costs: Where several devices are asked, the least cost on each; cost is then the worst ratio to them.
-    """
-
-    num_parameters: int
-    num_active: int | None = None
-    tolerance_fraction: float
-    memory_bytes: float
-    token_s: float
-    cost: float
-    per_step: bool = False
-    least_costs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class Job:
-    """A part of a search that can be done by itself.
-
-    Attributes:
-        space: The shapes.
-        settings: What they have in common, for each device that is asked.
-        limits: What they must keep to.
-        branch: Which of the search's branches they belong to.
-        code: Changes that the branch itself makes, as encode_changes writes them.
-    """
-
-    space: Space
-    settings: tuple[Setting, ...]
-    limits: Limits
-    branch: int = 0
-    code: int = 0
-
-    def split(self) -> Iterator[Job]:
-        """Cut it along the axis of heads into jobs of a few seconds."""
-        grid = self.space.grid
-        num_rows = grid.lengths[0]
-        num_jobs = min(-(-grid.num_shapes // _SHAPES_OF_A_JOB), num_rows)
-        for rows in np.array_split(np.arange(num_rows), max(num_jobs, 1)):
-            yield replace(self, space=replace(self.space, grid=grid.take(0, rows)))
-
-
-@dataclass
-class Tally:
-    """How many shapes went where, and how near the rest came.
-
-    Attributes:
-        num_shapes: Shapes of the space.
-        refused: Shapes that the layout or the workload cannot run, by reason.
-        outside_guard: Shapes outside the quality guard.
-        outside_budget: Shapes of another size.
-        priced: Shapes whose step was predicted.
-        too_large: Faster shapes that do not fit the device.
-        faster: Faster shapes that fit.
-        nearest_parameters: Size next to the wanted one among those inside the guard.
-        least_memory_bytes: Least that a faster shape needs. [byte]
-    """
-
-    num_shapes: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    outside_guard: int = 0
-    outside_budget: int = 0
-    priced: int = 0
-    too_large: int = 0
-    faster: int = 0
-    nearest_parameters: int | None = None
-    least_memory_bytes: float | None = None
-
-    def add(self, other: Tally, wanted: int) -> None:
-        """Take in what became of other shapes, when so many parameters are wanted."""
-        for name in ("num_shapes", "outside_guard", "outside_budget", "priced", "too_large", "faster"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.refused.update(other.refused)
-        sizes = [size for size in (self.nearest_parameters, other.nearest_parameters) if size is not None]
-        self.nearest_parameters = min(sizes, key=lambda size: abs(size - wanted), default=None)
-        least = [each for each in (self.least_memory_bytes, other.least_memory_bytes) if each is not None]
-        self.least_memory_bytes = min(least, default=None)
-
-    @property
-    def pruned(self) -> int:
-        """Shapes that needed no price."""
-        return sum(self.refused.values()) + self.outside_guard + self.outside_budget
-
-
-@dataclass
-class Findings:
-    """The best shapes so far.
-
-    Attributes:
-        tally: What became of the space.
-        best: The fastest few of each kind of change.
-        front: The Pareto front.
-        is_complete: Whether the whole space was looked at.
-    """
-
-    tally: Tally
-    best: Table | None = None
-    front: Table | None = None
-    is_complete: bool = True
-    _waiting: list[Table] = field(default_factory=list)
-
-    def add(self, table: Table) -> None:
-        """Take in more shapes; they are sorted out once there are many."""
-        self._waiting.append(table)
-        if sum(len(waiting["cost"]) for waiting in self._waiting) > _SORTED_OUT_AT:
-            self.sort_out()
-
-    def merge(self, other: Findings, wanted: int) -> None:
-        """Take in what another job has found and sorted out, when so many parameters are wanted."""
-        self.tally.add(other.tally, wanted)
-        self.is_complete &= other.is_complete
-        if other.best is not None:
-            self.best = other.best if self.best is None else best_of_each(join([self.best, other.best]), _KEPT_OF_EACH)
-        if other.front is not None:
-            self.front = other.front if self.front is None else pareto(join([self.front, other.front]))
-
-    def sort_out(self) -> None:
-        """Put what was taken in where it belongs."""
-        table = join(self._waiting) if self._waiting else None
-        self._waiting.clear()
-        if table is None or not len(table["cost"]):
-            return
-        self.best = best_of_each(table if self.best is None else join([self.best, table]), _KEPT_OF_EACH)
-        self.front = pareto(table if self.front is None else join([self.front, table]))
 
 
 def explore(jobs: Sequence[Job], run: Runner, progress: Progress | None = None) -> Findings:

@@ -14,8 +14,9 @@ from shapewright.predict import predict
 from shapewright.search.bands import measure_shape, percentile_of
 from shapewright.search.changes import decode_changes
 from shapewright.search.compare import compare_times, explain_gains
-from shapewright.search.engine import Findings, Job, Limits
+from shapewright.search.findings import Findings
 from shapewright.search.front import take
+from shapewright.search.job import Job, Limits
 from shapewright.search.memory import kv_bytes_per_token
 from shapewright.search.request import VARIED
 from shapewright.search.result import Candidate, OnDevice

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from shapewright import __version__
 from shapewright.cluster import connect
 from shapewright.errors import ClusterError
-from shapewright.search.engine import Findings, Tally, run_job
+from shapewright.search.engine import run_job
+from shapewright.search.findings import Findings, Tally
 
 if TYPE_CHECKING:
-    from shapewright.search.engine import Job, Runner
+    from shapewright.search.engine import Runner
+    from shapewright.search.job import Job
 
 # Attempts after the first where a worker or its node is lost.
 MOST_RETRIES = 5

@@ -13,7 +13,8 @@ from shapewright.search.request import LARGEST_TOLERANCE
 from shapewright.units import format_count
 
 if TYPE_CHECKING:
-    from shapewright.search.engine import Findings, Limits
+    from shapewright.search.findings import Findings
+    from shapewright.search.job import Limits
     from shapewright.search.space import Space
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shapewright.horizon import Horizon
     from shapewright.predict import Prediction
     from shapewright.search.compare import Gain, Speedup
-    from shapewright.search.engine import Tally
+    from shapewright.search.findings import Tally
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,11 @@ from shapewright.errors import ConfigError
 from shapewright.layout import ParallelLayout
 from shapewright.perf.software import TUNED, software_of
 from shapewright.search.branches import list_branches
-from shapewright.search.engine import Findings, Limits, explore, run_here
+from shapewright.search.engine import explore, run_here
 from shapewright.search.expressible import keep_expressible
 from shapewright.search.finder import WORTH_IT, Finder
+from shapewright.search.findings import Findings
+from shapewright.search.job import Limits
 from shapewright.search.refusal import refuse_empty
 from shapewright.search.result import Candidate, SearchResult
 from shapewright.units import format_bytes
