@@ -18,8 +18,10 @@ from shapewright.hardware import Device, load_device
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.memory import estimate_memory, find_recipe
 from shapewright.perf.software import load_software, software_names
-from shapewright.plan import PlanRequest, break_down, engine, offload_choices
-from shapewright.plan.engine import Findings, explore
+from shapewright.plan import PlanRequest, break_down, offload_choices
+from shapewright.plan import findings as plan_findings
+from shapewright.plan.engine import explore
+from shapewright.plan.findings import Findings
 from shapewright.plan.timeline import SIMULATED_SCHEDULES
 from shapewright.predict import predict
 from shapewright.question import ask
@@ -65,7 +67,7 @@ def test_arrays_equal_predictions_one_by_one(
     """Step time and memory of any plan are those of predict and memory; the parts of its step add up to it."""
     config, device, workload, request = job
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_KEPT", 10**9)
+        patch.setattr(plan_findings, "_KEPT", 10**9)
         recipe = find_recipe(workload.optimizer, workload.dtype)
         findings = explore(config, device, workload, request, recipe=recipe, software=load_software(software))
     num_plans = len(findings.best["step_s"])

@@ -436,7 +436,19 @@ def test_batches_that_do_not_divide_are_refused() -> None:
 
 def test_remedies_over_nodes_without_a_network_say_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     """More cards than a box holds cannot be priced without a network: the option that gives one is named."""
-    job = ["memory", "llama-3-8b", "--device", "rtx-4090", "--micro-batch-size", "1", "--node-size", "4", "--json"]
+    box = ["--node-size", "8", "--dp", "8"]
+    job = [
+        "memory",
+        "llama-3-8b",
+        "--device",
+        "rtx-4090",
+        *box,
+        "--micro-batch-size",
+        "1",
+        "--seq-len",
+        "4096",
+        "--json",
+    ]
     lonely, linked = (json.loads(run([*job, *more], capsys)[1]) for more in ([], ["--network-gbit-per-s", "100"]))
 
     assert any("--network-gbit-per-s gives one" in note for note in lonely["notes"])

@@ -15,7 +15,8 @@ import pytest
 
 from shapewright.api import search
 from shapewright.errors import BenchError, ClusterError
-from shapewright.search import engine, runners
+from shapewright.search import job as search_job
+from shapewright.search import runners
 from shapewright.search.engine import explore, run_here
 from shapewright.search.findings import Findings
 from shapewright.search.job import Job
@@ -57,7 +58,7 @@ def test_ray_gives_the_local_answer_to_the_last_bit(cluster: Any, monkeypatch: p
     """The same jobs, the same rows, the same floats; a worker that dies takes nothing with it."""
     from shapewright.search.on_ray import ray_runner
 
-    monkeypatch.setattr(engine, "_SHAPES_OF_A_JOB", 50_000)
+    monkeypatch.setattr(search_job, "_SHAPES_OF_A_JOB", 50_000)
     jobs: list[Job] = []
 
     def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:

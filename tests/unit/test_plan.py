@@ -389,7 +389,7 @@ def test_a_batch_that_leaves_few_replicas_is_told(batch: int, said: str) -> None
 def test_plans_as_fast_as_the_best_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     """A device without tiles has many plans that take equally long: they lose by nothing, and not by 0 ns."""
     job = ["llama-3-8b", "--device", "tpu-v5p", "--gpus", "64", "--global-batch", "512", "--seq-len", "8192"]
-    code, out, _ = run(job, capsys)
+    code, out, _ = run_command(["plan", *job], capsys)
 
     assert code == 0
     assert "nothing: as fast" in out

@@ -20,7 +20,7 @@ from shapewright.bench.worker import WorkerDiedError
 from shapewright.errors import BenchError, ConfigError, WorkloadError
 from shapewright.horizon import Horizon, bill_run
 from shapewright.predict import predict
-from shapewright.search import engine
+from shapewright.search import job as search_job
 from shapewright.search.request import field_of
 from shapewright.store.record import Case, Row, Run, row_facts
 
@@ -204,7 +204,7 @@ def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.Captu
 def test_jobs_cut_a_space_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """However finely a space is cut, every shape is looked at once and the best are the same."""
     whole = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
-    monkeypatch.setattr(engine, "_SHAPES_OF_A_JOB", 20_000)
+    monkeypatch.setattr(search_job, "_SHAPES_OF_A_JOB", 20_000)
     parts = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
 
     assert replace(parts.tally, nearest_parameters=0) == replace(whole.tally, nearest_parameters=0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +13,10 @@ from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES, ParallelLayout
 from shapewright.lowering import validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION
 from shapewright.perf.software import TUNED_SOFTWARE, Software
+from shapewright.plan.findings import Choice, Findings
 from shapewright.plan.memory import MemoryOfFrames, layout_of
 from shapewright.plan.request import OFFLOADS, PlanRequest
-from shapewright.plan.space import Frame, Mode, Order, Sharding, device_counts, frames, modes, orders, shardings
+from shapewright.plan.space import Frame, Order, device_counts, frames, modes, orders, shardings
 from shapewright.plan.times import TimesOfFrames
 
 if TYPE_CHECKING:
@@ -29,93 +28,9 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
     Progress = Callable[[int, int], None]
-    Table = dict[str, NDArray[Any]]
 
 # Frames worked on together: enough to price in arrays, few enough to stop soon after an interrupt.
 _FRAMES_AT_ONCE = 256
-_KEPT = 1000
-# Differences below these are none on the Pareto front.
-_STEP_RESOLUTION, _MEMORY_RESOLUTION = 0.005, 0.01
-
-
-class Choice(NamedTuple):
-    """One plan: a frame with what comes on top."""
-
-    frame: Frame
-    order: Order
-    mode: Mode
-    sharding: Sharding
-    num_devices: int
-
-    @property
-    def layout(self) -> ParallelLayout:
-        """How it is spread."""
-        return replace(layout_of(self.frame), zero_stage=self.sharding.zero_stage, **self.order._asdict())
-
-    @property
-    def chosen_workload(self) -> dict[str, Any]:
-        """Fields of the workload that the plan chooses."""
-        return {
-            "micro_batch_size": self.frame.micro_batch_size,
-            **self.mode._asdict(),
-            "offload_optimizer": self.sharding.offload_optimizer,
-        }
-
-
-@dataclass
-class Tally:
-    """How many plans went where.
-
-    Attributes:
-        num_plans: Plans of the space: splits of the devices with micro-batch, recomputation, ZeRO stage, schedule and
-            what the host keeps.
-        num_fitting: Those whose fullest device has room; their steps were predicted.
-        refused: Splits that do not divide the model, by reason.
-    """
-
-    num_plans: int = 0
-    num_fitting: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class Findings:
-    """The best plans so far, best first.
-
-    Attributes:
-        request: What was asked for.
-        roomy_bytes: Memory that leaves a device what allocator and buffers may take on top. [byte]
-        tally: What became of the space.
-        is_complete: Whether all of it was looked at.
-    """
-
-    request: PlanRequest
-    roomy_bytes: float = inf
-    tally: Tally = field(default_factory=Tally)
-    is_complete: bool = True
-    frames: list[Frame] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)
-    best: Table = field(default_factory=dict)
-    front: Table = field(default_factory=dict)
-    smallest: tuple[float, Choice] | None = None
-
-    def choice(self, table: Table, row: int) -> Choice:
-        """The plan in a row of ``best`` or ``front``."""
-        return Choice(
-            self.frames[int(table["frame"][row])],
-            self.orders[int(table["order"][row])],
-            modes(self.request)[int(table["mode"][row])],
-            shardings(self.request)[int(table["sharding"][row])],
-            int(table["devices"][row]),
-        )
-
-    def add(self, table: Table) -> None:
-        """Take in plans that fit."""
-        self.tally.num_fitting += len(table["step_s"])
-        if len(table["step_s"]):
-            joined = _join(self.best, table)
-            self.best = _rows(joined, best_first(joined, self.request.objective, self.roomy_bytes)[:_KEPT])
-            self.front = pareto(_join(self.front, table))
 
 
 def explore(
@@ -155,7 +70,7 @@ def explore(
     findings = Findings(request, roomy_bytes=device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION))
     times = TimesOfFrames(config, device, workload, request, uncalibrated=uncalibrated, software=software)
     memory = MemoryOfFrames(config, workload, recipe, request)
-    explorer = _Explorer(config, device, workload, request, memory, times, findings)
+    explorer = _Explorer(config, device, workload, findings, memory, times)
     try:
         chunks = list(explorer.chunks())
         total = sum(len(chunk) for chunk, _ in chunks)
@@ -178,16 +93,15 @@ class _Explorer:
         config: TransformerConfig,
         device: Device,
         workload: Workload,
-        request: PlanRequest,
+        findings: Findings,
         memory: MemoryOfFrames,
         times: TimesOfFrames,
-        findings: Findings,
     ) -> None:
-        self._config, self._device, self._workload, self._request = config, device, workload, request
-        self._findings = findings
+        self._config, self._device, self._workload = config, device, workload
+        self._findings, self._request = findings, findings.request
         self._memory, self._times = memory, times
-        self._limit_bytes = device.memory_bytes * (1.0 - request.headroom_fraction)
-        self._modes, self._shardings = modes(request), shardings(request)
+        self._limit_bytes = device.memory_bytes * (1.0 - self._request.headroom_fraction)
+        self._modes, self._shardings = modes(self._request), shardings(self._request)
 
     def chunks(self) -> Iterator[tuple[list[Frame], int]]:
         """Splits of one pipeline degree at a time, those that the lowering refuses left out."""
@@ -311,42 +225,3 @@ class _Explorer:
             )
         if tables:
             findings.add({name: np.concatenate([table[name] for table in tables]) for name in tables[0]})
-
-
-def best_first(table: Table, objective: str, roomy_bytes: float = inf) -> NDArray[np.int64]:
-    """Rows in the order of an objective; ties go to plans with room to spare, then to those that shard least.
-
-    What computation hides takes no time, and the less of it there is the less can go wrong: ZeRO stage 1 before 3 where
-    both fit. Further ties go to less memory (or time), then to the plainer schedule.
-    """
-    step_s, needed, sharding = table["step_s"], table["bytes"], table["sharding"]
-    is_tight = needed > roomy_bytes
-    goal, further = {
-        "time": (step_s, (needed, sharding, is_tight)),
-        "cost": (step_s * table["devices"], (needed, sharding, is_tight)),
-        "memory": (needed, (sharding, step_s)),
-    }[objective]
-    # Sums of the same terms in another order differ in the last bits; that is no difference.
-    return np.lexsort((table["order"], table["mode"], *further, np.round(np.log(goal), 9)))
-
-
-def pareto(table: Table) -> Table:
-    """Plans that no other beats in step time, memory and number of devices, shortest step first."""
-    kept: list[int] = []
-    best_bytes: dict[int, float] = {}
-    for row in np.lexsort((table["bytes"], table["step_s"])).tolist():
-        devices, needed = int(table["devices"][row]), float(table["bytes"][row])
-        rivals = [least for count, least in best_bytes.items() if count <= devices]
-        if rivals and needed > min(rivals) * (1.0 - _MEMORY_RESOLUTION):
-            continue
-        kept.append(row)
-        best_bytes[devices] = needed
-    return _rows(table, np.array(kept, dtype=np.int64))
-
-
-def _join(one: Table, other: Table) -> Table:
-    return {name: np.concatenate([one[name], other[name]]) for name in other} if one else other
-
-
-def _rows(table: Table, rows: NDArray[np.int64]) -> Table:
-    return {name: column[rows] for name, column in table.items()}

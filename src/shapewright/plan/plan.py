@@ -12,7 +12,8 @@ from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES
 from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
 from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
-from shapewright.plan.engine import Choice, Findings, Tally, explore
+from shapewright.plan.engine import explore
+from shapewright.plan.findings import Choice, Findings, Tally
 from shapewright.plan.refusal import refuse_nothing
 from shapewright.plan.remarks import say_batch, say_software
 from shapewright.plan.request import PlanRequest, check_job
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
-    from shapewright.plan.engine import Table
+    from shapewright.plan.findings import Table
     from shapewright.workload import Workload
 
     Progress = Callable[[int, int], None]

@@ -9,7 +9,8 @@ from shapewright.errors import LayoutError
 from shapewright.hardware.nodes import fills_units
 from shapewright.integers import divisors
 from shapewright.memory import find_recipe
-from shapewright.plan.engine import Findings, explore
+from shapewright.plan.engine import explore
+from shapewright.plan.findings import Findings
 from shapewright.plan.request import LARGEST_JOB, PlanRequest, offload_choices
 from shapewright.plan.words import describe_choice
 from shapewright.units import format_bytes

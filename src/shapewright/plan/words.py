@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
-    from shapewright.plan.engine import Choice
+    from shapewright.plan.findings import Choice
 
 
 def describe_choice(choice: Choice) -> str:
