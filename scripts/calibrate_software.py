@@ -40,6 +40,10 @@ FLASH_2_ON_HOPPER = 1.75
 # against h=13824 with 64 heads of 216, seconds of a step at b=1, 2, 4, 8: 221.21/160.29, 207.92/151.07, 208.18/147.43,
 # 229.69/152.51. Measured over predicted ratio of each pair at a share of 0.5: 1.07, 1.00, 0.97, 1.01.
 UNALIGNED_HEADS_FRACTION = 0.5
+# Rows travel in 16 bits whatever products read (megatron/core/transformer/moe/fused_a2a.py), and biases and clamps of
+# experts are kernels of their own (experts.py, ``_apply_bias``; fusions/fused_bias_geglu.py) until Transformer Engine's
+# fused grouped MLP takes them in, which recipes turn on in 2026 (``cutedsl_fused_grouped_mlp``).
+MEGATRON_EXPERTS = {"fused_experts": False, "narrow_dispatch": False}
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ GENERATIONS = (
         Software(
             name="nemo-moe-2025",
             title="NVIDIA NeMo and Megatron-Bridge of 2025 with experts, launched one by one",
+            workload=MEGATRON_EXPERTS,
         ),
         {"host_s": (1e-6, 2e-3)},
         model_family,
@@ -91,6 +96,7 @@ GENERATIONS = (
             name="nemo-moe-2025-graphs",
             title="NVIDIA NeMo and Megatron-Bridge of 2025 with experts, attention and router in CUDA graphs",
             host_scope="experts",
+            workload=MEGATRON_EXPERTS,
         ),
         {"host_s": (1e-6, 2e-3)},
         model_family,
@@ -102,6 +108,7 @@ GENERATIONS = (
             name="nemo-moe-2026",
             title="NVIDIA Megatron-Bridge since 26.06 with experts, the iteration in one CUDA graph",
             expert_hidden_fraction=EXCHANGE_HIDDEN_FRACTION,
+            workload={"narrow_dispatch": False},
         ),
         {},
         model_family,
@@ -272,6 +279,7 @@ def make_record(
         "host_s": final.host_s,
         "host_scope": final.host_scope,
         "expert_hidden_fraction": final.expert_hidden_fraction,
+        "workload": dict(final.workload),
         "attention_factor": dict(final.attention_factor),
         "unaligned_heads_fraction": final.unaligned_heads_fraction,
     }

@@ -166,6 +166,7 @@ def predict(
     """
     layout = layout or ParallelLayout()
     stack = software_of(software, workload.phase)
+    workload = stack.settle(workload)
     operations = lower(config, workload, layout, node_size=device.node_size)
     prices = price_operations(operations, device, uncalibrated=uncalibrated)
     priced = hide_communication(

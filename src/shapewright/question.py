@@ -127,7 +127,7 @@ def ask(
     remarks: tuple[str, ...] = ()
     if not isinstance(workload, Workload):
         _refuse_unknown(workload or {}, Workload, WorkloadError)
-        remarks = _ignored_fields(model.config, workload or {})
+        remarks = _ignored_fields(model.config, workload or {}, software)
         workload = complete_workload(model.config, found, workload or {})
     if not isinstance(layout, ParallelLayout):
         _refuse_unknown(layout or {}, ParallelLayout, LayoutError)
@@ -202,7 +202,7 @@ def _refuse_unknown(given: Mapping[str, Any], cls: type, error: type[Shapewright
             )
 
 
-def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tuple[str, ...]:
+def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any], software: str) -> tuple[str, ...]:
     """One line for each field that was given and changes nothing."""
     phase, lines = given.get("phase") or "train", []
     if phase == "decode" and config.stack == "decoder" and given.get("seq_len") is not None:
@@ -212,6 +212,17 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any]) -> tupl
     if given.get("expert_kernel") is not None and (phase == "train" or not config.is_moe):
         reason = "train, whose stacks have kernels of their own" if phase == "train" else "a model without experts"
         lines.append(f"expert_kernel={given['expert_kernel']} has no effect in {reason}")
+    decided = software_of(software, phase).workload
+    lines += [
+        f"{name}={given[name]} has no effect: software={software!r} decides it, {name}={value}"
+        for name, value in decided.items()
+        if given.get(name) not in (None, value)
+    ]
+    if given.get("fused_experts") is False and not (phase == "train" and (config.expert_bias or config.expert_clamp)):
+        reason = "a model whose experts have neither biases nor a clamp" if phase == "train" else phase
+        lines.append(f"fused_experts=False has no effect in {reason}")
+    if given.get("narrow_dispatch") is False and not (config.is_moe and given.get("dtype") == "fp8"):
+        lines.append("narrow_dispatch=False has no effect but on experts in fp8: other rows travel as activations do")
     if phase == "train":
         lines += [
             f"{name}={given[name]} has no effect in train, which keeps no cache"

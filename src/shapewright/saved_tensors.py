@@ -293,6 +293,10 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
     own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
     yield shape.inner("expert.input", config.hidden_size, own_copies)
     yield from _mlp_tensors(shape, "expert", copies, config.moe_intermediate_size, shape.expert_degree)
+    if config.expert_clamp and shape.workload.is_training and not shape.workload.fused_experts:
+        # The clamp keeps its input, and the activation what was clamped.
+        columns = ceil_div(config.moe_intermediate_size, shape.expert_degree)
+        yield shape.inner("expert.clamped", columns * (2 if config.gated_mlp else 1), copies)
     if not shape.fuses_activation:
         yield shape.inner("expert.output", config.hidden_size, own_copies)
 

@@ -69,6 +69,14 @@ class Workload:
         "in 16 bits",
         default=False,
     )
+    fused_experts: bool = note(
+        "biases of routed experts, and the clamp of what they activate, are parts of other kernels in training; "
+        "Megatron-LM runs kernels of their own",
+        default=True,
+    )
+    narrow_dispatch: bool = note(
+        "rows in fp8 travel to their experts in fp8 (DeepEP); Megatron-LM sends 16 bits", default=True
+    )
     recompute: str = note("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
     recompute_layers: int | None = note(
         "layers of each pipeline stage that full recomputation takes (Megatron's block method); default: all"

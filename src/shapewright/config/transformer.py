@@ -110,6 +110,7 @@ class TransformerConfig:
     shared_expert_gate: bool = note("a learned gate of one number per token scales the shared experts", default=False)
     router_bias: bool = note("the router has a bias", default=False)
     expert_bias: bool = note("projections of routed experts have a bias", default=False)
+    expert_clamp: bool = note("what routed experts activate is clamped first (swiglu_limit)", default=False)
     moe_layers: tuple[bool, ...] = note(
         "which layers have experts, empty for all; repeated over the layers", default=()
     )

@@ -34,6 +34,7 @@ PLAIN_DECODER: dict[str, tuple[object, ...]] = {
     "shared_expert_gate": (False,),
     "router_bias": (False,),
     "expert_bias": (False,),
+    "expert_clamp": (False,),
     "moe_layers": ((),),
     "embedding_norm": (False,),
     "num_token_types": (0,),
@@ -52,6 +53,7 @@ _OF_EXPERTS = (
     "shared_expert_gate",
     "router_bias",
     "expert_bias",
+    "expert_clamp",
     "moe_layers",
 )
 

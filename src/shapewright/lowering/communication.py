@@ -204,9 +204,11 @@ def _routed_bytes(shard: Shard) -> float:
     Products in FP8 read what was quantized before it left. Rows of other narrow formats travel as activations do, and
     are quantized where they arrive: DeepEP knows FP8 with block scales alone, and vllm 0.24.0 (deepep_ht.py,
     deepep_ll.py) dispatches int8 and, unless told otherwise, fp4 in 16 bits. Its NVLink exchange by FlashInfer sends
-    fp4, which is not assumed.
+    fp4, which is not assumed. Megatron-LM sends 16 bits whatever the products read (megatron/core/transformer/moe/
+    fused_a2a.py of 2025 and 2026: no fp8 dispatch).
     """
-    return FP8_ELEMENT_BYTES if shard.gemm_dtype == "fp8" else shard.width_bytes
+    is_narrow = shard.gemm_dtype == "fp8" and shard.workload.narrow_dispatch
+    return FP8_ELEMENT_BYTES if is_narrow else shard.width_bytes
 
 
 def _exchange_experts(

@@ -24,9 +24,10 @@ from shapewright.lowering.communication import (
     reduce_tokens,
     share_tokens,
 )
+from shapewright.lowering.expert_biases import lower_biases, lower_clamp, lower_scaled_bias_gradients
 from shapewright.lowering.gemms import weight_gemm
 from shapewright.lowering.mlp import lower_mlp_gemms
-from shapewright.lowering.pointwise import activation, move
+from shapewright.lowering.pointwise import activation, bias_gradients, move
 from shapewright.operations import GroupedGemm, Pointwise
 
 if TYPE_CHECKING:
@@ -42,11 +43,8 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     spreads = _spreads(shard)
     # Between devices of the expert axis, each device of the tensor axis sends the tokens that are its own.
     own_tokens = _own_tokens(shard)
-    # All tokens that the experts of this device's group see.
-    group_tokens = tokens * layout.expert_parallel
-    if layout.cuts_experts_apart:
-        group_tokens = group_tokens * layout.tensor_degree_of_experts // layout.tensor_parallel
-    rows = -(-group_tokens * config.num_experts_per_token // layout.expert_parallel)
+    group_tokens = count_group_tokens(shard)
+    rows = count_rows(shard)
     own_rows = rows if layout.cuts_experts_apart and not spreads else own_tokens * config.num_experts_per_token
     local_experts = own_experts = config.num_experts // layout.expert_parallel
     if not shard.workload.is_training:
@@ -92,8 +90,11 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
 
     # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.
     operations.append(grouped("gate_up", 2 * f, h) if config.gated_mlp else grouped("up", f, h))
+    inner = 2 * f if config.gated_mlp else f
+    operations += lower_clamp(shard, repeats, elements=1.0 * rows * inner)
     operations.append(activation(shard, "moe.activation", repeats, width=f, tokens=rows, gated=config.gated_mlp))
     operations.append(grouped("down", h, f))
+    operations += lower_biases(shard, repeats, elements=1.0 * rows * h, num_experts=own_experts)
     if spreads:
         operations += reduce_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
         operations += combine_experts(shard, repeats, rows=own_rows)
@@ -114,6 +115,32 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     if not spreads:
         operations += reduce_tokens(shard, "moe", repeats, tokens=tokens)
     return operations
+
+
+def count_group_tokens(shard: Shard) -> int:
+    """All tokens that the experts of this device's group see."""
+    layout = shard.layout
+    tokens = shard.num_tokens * layout.expert_parallel
+    if not layout.cuts_experts_apart:
+        return tokens
+    return tokens * layout.tensor_degree_of_experts // layout.tensor_parallel
+
+
+def count_rows(shard: Shard) -> int:
+    """Routed rows that this device multiplies with its experts."""
+    return -(-count_group_tokens(shard) * shard.config.num_experts_per_token // shard.layout.expert_parallel)
+
+
+def lower_expert_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
+    """Sums over the rows that make the gradients of the experts' biases."""
+    config, rows = shard.config, count_rows(shard)
+    if not config.expert_bias:
+        return []
+    inner = config.moe_intermediate_size // shard.layout.tensor_degree_of_experts * (2 if config.gated_mlp else 1)
+    if shard.workload.fused_experts:
+        return bias_gradients(shard, "moe", repeats, widths=[inner, config.hidden_size], tokens=rows)
+    summed = bias_gradients(shard, "moe", repeats, widths=[inner], tokens=rows)
+    return summed + lower_scaled_bias_gradients(shard, repeats, elements=1.0 * rows * config.hidden_size)
 
 
 def _spreads(shard: Shard) -> bool:

@@ -13,7 +13,7 @@ from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.communication import send_to_next_stage
 from shapewright.lowering.counts import count_encoder_layers, count_layers, layers_per_stage
 from shapewright.lowering.embedding import lower_embedding, lower_embedding_backward
-from shapewright.lowering.experts import lower_experts
+from shapewright.lowering.experts import lower_expert_bias_gradients, lower_experts
 from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
 from shapewright.lowering.host import lower_activation_copies
 from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
@@ -247,7 +247,9 @@ def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
     """Gradients of the biases of all layers of a stack; nothing runs for them in the forward pass."""
     shard, counts = stack.shard, stack.counts
     attention = lower_bias_gradients(shard, shard.num_passes * counts.num_layers)
-    return attention + lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense)
+    dense = lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense) if counts.num_dense else []
+    experts = lower_expert_bias_gradients(shard, shard.num_passes * counts.num_expert) if counts.num_expert else []
+    return attention + dense + experts
 
 
 def _lower_residual_stream(shard: Shard, repeats: int, has_cross_attention: bool) -> list[Operation]:

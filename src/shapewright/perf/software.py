@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shapewright.operations import Operation
     from shapewright.operations.base import Numeric
     from shapewright.perf.price import Price
+    from shapewright.workload import Workload
 
 TUNED = "tuned"
 """The default: a stack of today whose host never falls behind, and an interval that spans all published ones."""
@@ -68,6 +69,7 @@ class Software:
             are captured in CUDA graphs (attention and router have sizes that do not depend on the routing).
         expert_hidden_fraction: Share of the expert axis' communication that computation of another micro-batch hides,
             where it takes as long.
+        workload: Fields of the workload that it decides, whatever was asked.
         attention_factor: Factor on fused attention by architecture; 1 where it is not named.
         unaligned_heads_fraction: Share of the fp32 rate of the ordinary cores at which batched products of heads that
             are no whole number of 16 bytes run; 0 where they run on tensor cores.
@@ -86,6 +88,7 @@ class Software:
     host_s: float = 0.0
     host_scope: str = "all"
     expert_hidden_fraction: float = 0.0
+    workload: Mapping[str, bool] = field(default_factory=dict)
     attention_factor: Mapping[str, float] = field(default_factory=dict)
     unaligned_heads_fraction: float = 0.0
     low: float | None = None
@@ -93,6 +96,10 @@ class Software:
     borrowed_fraction: float = 0.0
     record: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def settle(self, workload: Workload) -> Workload:
+        """The workload as this software runs it."""
+        return replace(workload, **self.workload) if self.workload else workload  # type: ignore[arg-type]
 
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
         """Price of an operation as this software runs it."""

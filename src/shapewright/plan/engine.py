@@ -68,6 +68,7 @@ def explore(
     offloaded = {name: (True,) for name in OFFLOADS if getattr(workload, name)}
     request = replace(request, kept={**offloaded, **request.kept})
     findings = Findings(request, roomy_bytes=device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION))
+    workload = software.settle(workload)
     times = TimesOfFrames(config, device, workload, request, uncalibrated=uncalibrated, software=software)
     memory = MemoryOfFrames(config, workload, recipe, request)
     explorer = _Explorer(config, device, workload, findings, memory, times)

@@ -80,13 +80,13 @@ def search_shapes(
     if per_step and "micro_batch" in request.free_fields():
         raise ConfigError("--vary micro_batch has no meaning for decode-latency, where 1 is fastest; leave it out")
     request, remarks = keep_expressible(model, request)
-    workload, more = hold_global_batch(workload, layout, request)
+    stack = software_of(software, workload.phase)
+    workload, more = hold_global_batch(stack.settle(workload), layout, request)
     notes += (*remarks, *more)
     if "experts" in request.free_fields() and model.config.is_moe:
         notes += (_EXPERTS_NOTE,)
     branches = list_branches(model.config, device, workload, layout, request)
-    places = [(device, workload), *others]
-    stack = software_of(software, workload.phase)
+    places = [(device, workload), *((other, stack.settle(theirs)) for other, theirs in others)]
     finders = [
         Finder(branches, place, request, per_step=per_step, uncalibrated=uncalibrated, software=stack)
         for place in places

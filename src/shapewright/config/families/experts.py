@@ -292,7 +292,7 @@ GPT_OSS = Family(
         "attention_bias": True,
     },
     spellings={**HEAD_DIM, **ATTENTION_BIAS, **_EXPERTS, "moe_intermediate_size": ("intermediate_size",)},
-    facts={**RMSNORM_GATED, "attention_sinks": True, "router_bias": True, "expert_bias": True},
+    facts={**RMSNORM_GATED, "attention_sinks": True, "router_bias": True, "expert_bias": True, "expert_clamp": True},
     derive=_gpt_oss_windows,
 )
 
