@@ -24,32 +24,41 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
 # A chain of pointwise operations keeps what one kernel would not; the fused spelling is what training uses.
 FUSED_GELU = {"activation_function": "gelu_pytorch_tanh"}
 
-# Model, attention, layer, changes. Eager attention where the model's own code copies around the fused kernel.
+# Model, attention, layer, elements a token that are left out, changes. Left out are small vectors of each row: mean and
+# deviation of norms (2 each), log-sum-exp of fused attention (1 a head), tables of rotary positions and of ALiBi, and of
+# experts the chosen ones, their places and weights. Eager attention where the model's own code copies around the fused
+# kernel.
 CASES = [
-    ("llama", "sdpa", 0, {}),
-    ("llama", "eager", 0, {}),
-    ("gpt2", "sdpa", 0, {**FUSED_GELU, **NO_DROPOUT}),
-    ("gpt2", "eager", 0, {**FUSED_GELU, **NO_DROPOUT}),
-    ("gpt2", "eager", 0, {**FUSED_GELU, **DROPOUT}),
-    ("opt", "sdpa", 0, {"dropout": 0.0}),
-    ("phi3", "eager", 0, {"sliding_window": None}),
-    ("cohere", "sdpa", 0, {}),
-    ("granite", "sdpa", 0, {}),
-    ("bloom", "eager", 0, {}),
-    ("mpt", "eager", 0, {}),
-    ("gptj", "eager", 0, FUSED_GELU),
-    ("qwen3_moe", "sdpa", 1, {}),
-    ("starcoder2", "sdpa", 0, {"hidden_act": "gelu_pytorch_tanh", "residual_dropout": 0.0, "sliding_window": None}),
-    ("deepseek_v2/lite", "eager", 0, {}),
-    ("gpt_neox", "eager", 0, {}),
-    ("phi", "eager", 0, {"hidden_act": "gelu_pytorch_tanh"}),
-    ("qwen3", "sdpa", 0, {}),
-    ("gemma3_text", "eager", 0, {}),
-    ("olmo2", "eager", 0, {}),
-    ("mixtral", "sdpa", 0, {}),
-    ("qwen2_moe", "sdpa", 1, {}),
-    ("deepseek_v3", "eager", 0, {}),
-    ("deepseek_v3", "eager", 1, {}),
+    ("llama", "sdpa", 0, 16, {}),
+    ("llama", "eager", 0, 12, {}),
+    ("gpt2", "sdpa", 0, 8, {**FUSED_GELU, **NO_DROPOUT}),
+    ("gpt2", "eager", 0, 4, {**FUSED_GELU, **NO_DROPOUT}),
+    ("gpt2", "eager", 0, 4, {**FUSED_GELU, **DROPOUT}),
+    ("opt", "sdpa", 0, 8, {"dropout": 0.0}),
+    ("phi3", "eager", 0, 12, {"sliding_window": None}),
+    ("cohere", "sdpa", 0, 14, {}),
+    ("granite", "sdpa", 0, 16, {}),
+    ("bloom", "eager", 0, 4, {}),
+    ("mpt", "eager", 0, 20, {}),
+    ("gptj", "eager", 0, 10, FUSED_GELU),
+    ("qwen3_moe", "sdpa", 1, 51, {}),
+    (
+        "starcoder2",
+        "sdpa",
+        0,
+        16,
+        {"hidden_act": "gelu_pytorch_tanh", "residual_dropout": 0.0, "sliding_window": None},
+    ),
+    ("deepseek_v2/lite", "eager", 0, 8, {}),
+    ("gpt_neox", "eager", 0, 6, {}),
+    ("phi", "eager", 0, 6, {"hidden_act": "gelu_pytorch_tanh"}),
+    ("qwen3", "sdpa", 0, 32, {}),
+    ("gemma3_text", "eager", 0, 32, {}),
+    ("olmo2", "eager", 0, 16, {}),
+    ("mixtral", "sdpa", 0, 38, {}),
+    ("qwen2_moe", "sdpa", 1, 36, {}),
+    ("deepseek_v3", "eager", 0, 12, {}),
+    ("deepseek_v3", "eager", 1, 56, {}),
 ]
 
 
@@ -91,11 +100,11 @@ def measure_saved_bytes(config: dict[str, Any], attention: str, layer_index: int
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("key", "attention", "layer_index", "changes"), CASES)
+@pytest.mark.parametrize(("key", "attention", "layer_index", "left_out", "changes"), CASES)
 def test_layer_keeps_what_autograd_saves(
-    key: str, attention: str, layer_index: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    key: str, attention: str, layer_index: int, left_out: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The listed tensors hold within 5 % the bytes that a layer of the real model saves."""
+    """The listed tensors are all that a layer of the real model saves, but for small vectors of each row."""
 
     def dropout(states: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         # What accelerators run, with a mask of one byte; on the CPU the mask is as wide as the states.
@@ -114,7 +123,8 @@ def test_layer_keeps_what_autograd_saves(
         fused_activation=False,
     )
     tensors = list_saved_tensors(config, workload, ParallelLayout(), has_experts=config.is_moe_layer(layer_index))
-    assert sum(tensor.num_bytes for tensor in tensors) == pytest.approx(measured, rel=0.05)
+    missing = (measured - sum(tensor.num_bytes for tensor in tensors)) / (4.0 * BATCH_SIZE * SEQ_LEN)
+    assert 0.0 <= missing <= left_out
 
 
 @pytest.mark.filterwarnings("ignore")
