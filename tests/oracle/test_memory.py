@@ -25,7 +25,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
 FUSED_GELU = {"activation_function": "gelu_pytorch_tanh"}
 
 # Model, attention, layer, elements a token that are left out, changes. Left out are small vectors of each row: mean and
-# deviation of norms (2 each), log-sum-exp of fused attention (1 a head), tables of rotary positions and of ALiBi, and of
+# deviation of norms (2 each), log-sum-exp of fused attention (1 a head), tables of rotary positions and ALiBi, and of
 # experts the chosen ones, their places and weights. Eager attention where the model's own code copies around the fused
 # kernel.
 CASES = [

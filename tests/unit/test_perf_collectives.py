@@ -88,6 +88,19 @@ def test_groups_beyond_the_largest_start_later_and_keep_the_bandwidth() -> None:
     assert sixteen.memory_s == pytest.approx(2 * 15 / 16 * 1e-2)
 
 
+def test_starts_grow_as_between_the_largest_groups() -> None:
+    """10, 30 and 70 us for 2, 4 and 8 ranks: 40 us a doubling from there on; none where the last ones start earlier."""
+    for last_s, beyond_s in ((7e-5, 4e-5), (2e-5, 0.0)):
+        groups = {size: [{**WIDE, "start_s": start_s}] for size, start_s in (("2", 1e-5), ("4", 3e-5), ("8", last_s))}
+        record = replace(
+            ROUND_RECORD,
+            id=f"growing/{last_s}",
+            parameters={**ROUND_RECORD.parameters, "operations": {"all_reduce": groups}},
+        )
+        found = price_collective(call("all_reduce", 1e9, 32, 32), DEVICE, record)
+        assert found.start_s == pytest.approx(last_s + 2 * beyond_s)
+
+
 def test_between_nodes_each_card_carries_its_share() -> None:
     """16 ranks on two nodes of eight: each card sends 2 x 1/2 of an eighth of 1 GB at half of 10 GB/s."""
     found = price("all_reduce", 1e9, 16)
