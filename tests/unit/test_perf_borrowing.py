@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,15 @@ from shapewright.perf.attention_transfer import decode_section
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective, price_collectives
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
-from shapewright.perf.experts import price_grouped_gemm
+from shapewright.perf.experts import price_grouped_gemm, read_lone_row_s_per_byte
 from shapewright.perf.gemm import price_gemm
-from shapewright.perf.lending import clock_beside_hz, clock_hz_of, fixed_cost_scale, sibling_bandwidth_share
+from shapewright.perf.lending import (
+    clock_beside_hz,
+    clock_hz_of,
+    fixed_cost_scale,
+    sibling_bandwidth_share,
+    sm_rate_scale,
+)
 from shapewright.perf.libraries import nearest_library
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.power import borrowed_attention_clock
@@ -155,6 +162,20 @@ def test_clocks_are_counted_as_the_lenders_sheet_counts() -> None:
     assert fixed_cost_scale(b300, load_record("attention", b300)) == pytest.approx(1.0)
     assert clock_beside_hz(gb200, B200) == gb200.boost_clock_hz
     assert clock_beside_hz(replace(gb200, boost_clock_hz=None, num_sms=None), B200) is None
+
+
+def test_multiprocessors_do_more_by_number_and_by_clock() -> None:
+    """Half of H100's SMs do half of its cycles, at twice its clock all of them; a silent sheet goes by its memory."""
+    record = replace(load_record("moe", H100), transfer="architecture")
+    fields: dict[str, Any] = {"dense_flops_per_s": {}, "boost_clock_hz": H100.boost_clock_hz}
+    half = replace(H100, num_sms=66, **fields)
+    assert sm_rate_scale(half, record) == pytest.approx(0.5)
+    assert sm_rate_scale(replace(half, boost_clock_hz=2.0 * (H100.boost_clock_hz or 0.0)), record) == pytest.approx(1.0)
+    silent = replace(H100, num_sms=None, memory_bandwidth_bytes_per_s=H100.memory_bandwidth_bytes_per_s * 3.0)
+    assert sm_rate_scale(silent, record) == pytest.approx(3.0)
+    assert sm_rate_scale(half, load_record("moe", H100)) == 1.0
+    # What is bound by them takes twice as long on half of them.
+    assert read_lone_row_s_per_byte(record, half, "bf16") == 2.0 * read_lone_row_s_per_byte(record, H100, "bf16") > 0.0
 
 
 @pytest.mark.parametrize(

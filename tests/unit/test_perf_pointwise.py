@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.operations import Pointwise
 from shapewright.perf.calibration import CalibrationRecord, load_record
-from shapewright.perf.pointwise import price_pointwise
+from shapewright.perf.pointwise import price_pointwise, price_pointwises
 from shapewright.perf.price import Price
 
 # Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter.
@@ -59,6 +61,54 @@ def test_gate_is_seen_by_its_reads() -> None:
     plain, gated = price("activation", 1e9, 1e9), price("activation", 2e9, 1e9)
 
     assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)
+
+
+def test_bytes_read_and_written_are_traffic_alike() -> None:
+    """Below the ratio of a gate it does not matter which way bytes go; priced many at once they take as long."""
+    device = load_device("a100-sxm-80gb")
+    works = [
+        Pointwise(name="x", operation="norm", read_bytes=read, written_bytes=written, num_kernels=number)
+        for read, written, number in ((1e9, 1e9, 1), (0.5e9, 1.5e9, 1), (0.0, 2e9, 2), (3e9, 1e8, 3))
+    ]
+    apart = [price_pointwise(work, device, ROUND_RECORD) for work in works]
+
+    assert apart[0].time_s == apart[1].time_s == pytest.approx(apart[2].time_s - 1e-6)
+    assert price_pointwises(works, device, ROUND_RECORD) == apart
+
+
+@pytest.mark.parametrize(("traffic", "share_of_cold"), [(1e-3, 0.25), (1.0, 0.625), (1e3, 1.0)])
+def test_operands_in_the_cache_are_faster(traffic: float, share_of_cold: float) -> None:
+    """All of a speed-up of 4 far inside the reach of the cache, half of it at the reach, none far beyond."""
+    device = load_device("a100-sxm-80gb")
+    assert device.l2_bytes is not None
+    hot = replace(ROUND_RECORD, parameters={**ROUND_RECORD.parameters, "l2_reach_fraction": 0.5, "l2_speedup": 4.0})
+    one_way = traffic * 0.5 * device.l2_bytes / 2.0
+    work = Pointwise(name="x", operation="norm", read_bytes=one_way, written_bytes=one_way)
+    cold, warm = (price_pointwise(work, device, record) for record in (ROUND_RECORD, hot))
+
+    assert warm.memory_s / cold.memory_s == pytest.approx(share_of_cold, rel=2e-3)
+
+
+def test_a_borrowed_kernel_keeps_its_cycles_beyond_streaming() -> None:
+    """With half of the lender's memory and its SMs, half as much of what a kernel takes beyond streaming shows."""
+    lender = load_device("a100-sxm-80gb")
+    kinds = {"norm": {"bandwidth_fraction": 0.5, "start_s": 0.0}, "other": {"bandwidth_fraction": 1.0, "start_s": 0.0}}
+    record = replace(
+        ROUND_RECORD,
+        device=lender.name,
+        transfer="architecture",
+        parameters={**ROUND_RECORD.parameters, "kinds": kinds},
+    )
+    half = replace(lender, memory_bandwidth_bytes_per_s=lender.memory_bandwidth_bytes_per_s / 2.0)
+    double = replace(lender, memory_bandwidth_bytes_per_s=lender.memory_bandwidth_bytes_per_s * 2.0)
+    work = Pointwise(name="x", operation="norm", read_bytes=1e9, written_bytes=1e9)
+    fractions = [
+        found.roofline_s / found.memory_s
+        for found in (price_pointwise(work, device, record) for device in (lender, half, double))
+    ]
+
+    # 1/f = 1 + 1 of the lender; half of the second 1 with half of the memory; more memory for each SM changes nothing.
+    assert fractions == pytest.approx([1 / 2, 1 / 1.5, 1 / 2], rel=1e-6)
 
 
 def test_unlisted_kinds_take_the_common_fraction() -> None:
