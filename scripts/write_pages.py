@@ -15,14 +15,32 @@ from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
 
 from shapewright import errors
 from shapewright.cli.main import cli
-from shapewright.hardware import list_devices, load_device
+from shapewright.hardware import Device, list_devices, load_device
 from shapewright.lint import list_rules
 from shapewright.lint.rule import FAMILIES
-from shapewright.report.devices import calibration_words
+from shapewright.report.devices import borrowed_records, calibration_words
 from shapewright.units import TERA, format_bytes
 
 # Where the options of the model and its workload are described, field by field.
 SHARED_GROUPS = {"workload", "layout", "model"}
+
+_DEVICE_COLUMNS = (
+    "name",
+    "architecture",
+    "16-bit TFLOP/s",
+    "fp8 TFLOP/s",
+    "memory",
+    "TB/s",
+    "measured",
+    "borrows from",
+)
+# How far a lender is, shorter than perf.calibration says it.
+_DISTANCES = {
+    "architecture": "sibling",
+    "generic": "another family",
+    "distant": "two generations",
+    "foreign": "another maker or link",
+}
 
 
 def main() -> int:
@@ -150,16 +168,30 @@ def devices() -> str:
                 format_bytes(device.memory_bytes),
                 f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
                 calibration_words(device),
+                _lenders(device),
             ]
         )
     parts = [
         "# Devices",
         WRITTEN_BY,
         "Dense rates. Every number has its source in the device's file; `shapewright devices show NAME` prints them. "
-        "*Measured* says which kinds of operation were measured on it; other kinds borrow a sibling's record.",
-        markdown_table(["name", "architecture", "16-bit TFLOP/s", "fp8 TFLOP/s", "memory", "TB/s", "measured"], rows),
+        "*Measured* says which kinds of operation were measured, *borrows from* whose record prices others, how far "
+        "off: a chip with the same multiprocessors comes before one whose architecture has the same name "
+        "([rules](decisions/0013-strangers.md#a-device-that-nobody-measured)). Pointwise ones are A100's everywhere.",
+        markdown_table(list(_DEVICE_COLUMNS), rows),
     ]
     return join_parts(parts)
+
+
+def _lenders(device: Device) -> str:
+    """Whose records price what was not measured on a device, most kinds first; pointwise ones are alike for all."""
+    kinds: dict[str, list[str]] = {}
+    for kind, lender in borrowed_records(device).items():
+        if kind != "pointwise":
+            kinds.setdefault(f"{lender['device']} ({_DISTANCES[lender['distance']]})", []).append(kind)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "; ".join(f"{', '.join(own)}: {lender}" for lender, own in kinds.items())
 
 
 if __name__ == "__main__":

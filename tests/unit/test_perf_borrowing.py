@@ -237,6 +237,27 @@ def test_what_no_sheet_tells_is_no_kind() -> None:
     assert record.device == "a100-sxm-80gb"
 
 
+def test_a_generation_nobody_knows_borrows_from_its_makers_nearest_chip() -> None:
+    """A successor of B200 with twice its rate and memory borrows from B200; another maker's new chip from A100."""
+    rates = {name: 2.0 * rate for name, rate in B200.dense_flops_per_s.items()}
+    bandwidth = 2.0 * B200.memory_bandwidth_bytes_per_s
+    successor = replace(
+        B200,
+        name="successor",
+        architecture="other",
+        compute_capability="11.0",
+        dense_flops_per_s=rates,
+        memory_bandwidth_bytes_per_s=bandwidth,
+    )
+
+    for kind in ("gemm", "moe", "attention", "collectives"):
+        record = load_record(kind, successor)
+        assert (record.device, record.transfer) == ("b200-sxm-180gb", "generic")
+        assert load_record(kind, replace(successor, name="stranger", vendor="Nobody")).device == "a100-sxm-80gb"
+    times = zip(in_order(successor), in_order(B200), strict=True)
+    assert all(ours <= 1.1 * known for ours, known in times)
+
+
 def prefill_share(name: str, device: Device) -> float:
     """Share of a device's peak that a long prefill reaches with a lender's record."""
     record = load_record("attention", load_device(name))

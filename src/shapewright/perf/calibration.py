@@ -202,6 +202,7 @@ class _Sheet(NamedTuple):
     """What decides whose record a device borrows."""
 
     name: str
+    vendor: str
     architecture: str
     compute_capability: str
     sm_kind: tuple[str, str, float] | None
@@ -213,6 +214,7 @@ class _Sheet(NamedTuple):
     def of(cls, device: Device) -> _Sheet:
         return cls(
             name=device.name,
+            vendor=device.vendor,
             architecture=device.architecture,
             compute_capability=device.compute_capability,
             sm_kind=device.sm_kind,
@@ -259,7 +261,10 @@ def _choose_record(kind: str, sheet: _Sheet, uncalibrated: bool, physics_only: b
     close = [record for record in siblings if sheet.is_same_sm(lenders[record.id])]
     # Which tiles fit, and what an SM does in a clock, says more than the name of an architecture: GA102's is Ada's.
     kin = [] if close else [record for record in strangers if lenders[record.id].sm_kind == sheet.sm_kind is not None]
-    for found, transfer in ((close, "architecture"), (kin, "generic"), (siblings, "generic")):
+    # Of a generation that nobody here knows, the nearest chip of its maker knows most.
+    same_maker = [record for record in strangers if lenders[record.id].vendor == sheet.vendor]
+    nearest = [] if sheet.architecture in ARCHITECTURE_KIN else same_maker
+    for found, transfer in ((close, "architecture"), (kin, "generic"), (siblings, "generic"), (nearest, "generic")):
         if found:
             return replace(min(found, key=lambda record: sheet.distance(lenders[record.id])), transfer=transfer)
     for family in ARCHITECTURE_KIN.get(sheet.architecture, GENERIC_KIN) + GENERIC_KIN:
