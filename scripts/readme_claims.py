@@ -54,7 +54,7 @@ def summary() -> str:
     table = next(table for table in results()["tables"] if table["table"] == "gemm")
     return (
         f"In short: 16-bit products that no fit saw are {_span(products, 'median')} off in the median and "
-        f"{_span(products, 'mean')} in the mean on A100, H100, H200 and B200; published training steps "
+        f"{_span(products, 'mean')} in the mean on A100, H100, H200 and B200; published dense training steps "
         f"{_first(reached['published training throughput'])} in the mean, where the software is known; and 90 % "
         f"intervals hold {_first(reached['90 % interval'])} of unseen rows. Plain roofline, max(FLOPs / peak, "
         f"bytes / bandwidth), is {100 * table['roofline']:.0f} % off on all measured products."
@@ -75,8 +75,8 @@ def beyond() -> str:
         ["products of 2024's software (vidur, A100)", f"{own}; today's libraries after one factor {today}", "models"],
         ["the paper's layers on A100, unfused", unfused, "whole table"],
         ["the same with flash attention", flash, "hidden sizes"],
-        ["published training steps", _with_tau(reached["published training throughput"]), "models"],
-        ["the same of mixtures of experts", _with_tau(reached["published training of mixtures of experts"]), "models"],
+        ["published training steps, dense models", _with_tau(reached["published training throughput"]), "models"],
+        ["the same, mixtures of experts", _with_tau(reached["published training of mixtures of experts"]), "models"],
         [
             "choosing among products alike in work: slower than the measured best",
             f"median {median}; p90 {p90} by device and library (choosing by another library's times: {noise})",
@@ -119,9 +119,10 @@ def software() -> str:
 
     (dense, dense_tuned), (sparse, sparse_tuned) = spans(experts=False), spans(experts=True)
     return (
-        f"A training step depends on the software that runs it. Published steps are {dense} off with the `--software` "
-        f"that ran them and {dense_tuned} without, those of mixtures of experts {sparse} and {sparse_tuned}; where "
-        f"nobody names it, {100 * unnamed['held out']['mean_absolute_error']:.0f} %. Without `--software` a tuned "
+        "A training step depends on the software that runs it. Published dense steps are "
+        f"{dense} off with the `--software` that ran them and {dense_tuned} without, those of mixtures of experts "
+        f"{sparse} and {sparse_tuned}; where nobody names it, "
+        f"{100 * unnamed['held out']['mean_absolute_error']:.0f} %. Without `--software` a tuned "
         "stack of today is predicted, and the interval spans all generations. "
         "[Each of them, and what differs](docs/accuracy.md#training-steps-by-software)"
     )
