@@ -38,7 +38,7 @@ export function makeCrest(swept) {
       fill(chips, h("span", { class: "label" }, "Crests"), crests.map((crest) => h("button", {
         type: "button", class: "chip-button", title: crest.text, "data-value": String(crest.value), disabled: crest.value === last.current, onclick: () => adopt(crest.value),
       }, crest.value.toLocaleString("en"), h("small", {}, crest.gain_text))));
-      const ends = last.wave_ends.length ? ` Waves of ${last.watched} end at ${last.wave_ends.slice(0, 12).join(", ")}${last.wave_ends.length > 12 ? ", ..." : ""}.` : "";
+      const ends = last.wave_ends.length ? ` Waves of ${last.watched} end at ${last.wave_ends.slice(0, 12).join(", ")}${last.wave_ends.length > 12 ? ", ..." : "."}` : "";
       const here = last.points.find((point) => point.value === last.current);
       hint.textContent = `${here ? here.text : `${last.field}=${last.current} itself cannot run`}.${ends}`;
       return "";
