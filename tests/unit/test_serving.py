@@ -21,9 +21,9 @@ from shapewright.operations import Attention, Gemm
 from shapewright.predict import predict
 from shapewright.question import ask
 from shapewright.serving import ServingFormat, ServingPlan, ServingRequest, Speculation
-from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare
+from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, prefill_shares
 from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, transfer_span
-from shapewright.serving.instance import Instance
+from shapewright.serving.instance import Instance, batch_sizes
 from shapewright.serving.passes import Passes
 from shapewright.serving.point import Span, pareto_front
 
@@ -432,3 +432,22 @@ def test_a_kernel_of_experts_that_changes_nothing_is_told(model: str, phase: str
     question = ask(model, "h100-sxm-80gb", workload={"phase": phase, "expert_kernel": "as-16-bit"})
 
     assert any(words in line for line in question.notes)
+
+
+def test_the_largest_batch_within_a_limit_is_found() -> None:
+    """One sequence more than at the best point, on the same layout and chunks, breaks the limit."""
+    found = plan("llama-3.1-70b", prompt_len=4000, output_len=500, tpot_limit_s=0.03, layout={"tensor_parallel": 4})
+    best = found.best("aggregated")
+    assert best is not None
+    request = ServingRequest(prompt_len=4000, output_len=500, tpot_limit_s=0.03)
+    instance = make_instance("llama-3.1-70b", request, tensor_parallel=4)
+    share = next(each for each in prefill_shares(4000) if each.prompts * each.tokens == best.prefill_tokens)
+
+    def tpot_s(batch_size: int) -> float:
+        load = best.prefill_load_fraction * batch_size / best.batch_size
+        candidate = AggregatedCandidate(instance, batch_size, share, load)
+        plain, decode, mixed = add_up_passes(candidate.passes(), instance.config, instance.device)
+        return candidate.point((plain, decode, mixed)).tpot.middle_s
+
+    assert tpot_s(best.batch_size) == best.tpot.middle_s <= 0.03 < tpot_s(best.batch_size + 1)
+    assert best.batch_size not in batch_sizes(64)
