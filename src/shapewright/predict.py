@@ -189,6 +189,7 @@ def predict(
     mfu = model_flops / per_device_s / peak
     warnings = (
         *_warn(config, device, workload, labels, memory),
+        *_say_idle(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
         *_say_masked(config, workload, mfu),
         *_say_expert_kernel(config, device, workload, uncalibrated),
     )
@@ -297,6 +298,19 @@ def _warn(
     if unmeasured := [f"{kind} {reason}" for kind, label in labels.items() if (reason := _why_uncalibrated(label))]:
         warnings.append(f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider for it")
     return tuple(warnings)
+
+
+def _say_idle(workload: Workload, layout: ParallelLayout, bubble_fraction: float) -> Iterator[str]:
+    """That a batch which nobody gave leaves a pipeline idle, and which option does nothing on one replica."""
+    if not workload.is_training:
+        return
+    if workload.global_batch_size is None and layout.pipeline_parallel > 1:
+        yield (
+            f"no global batch was given: with one micro-batch for each replica and stage the pipeline stands idle for "
+            f"{100.0 * bubble_fraction:.0f} % of the step; --global-batch gives yours"
+        )
+    if layout.zero_stage and layout.data_parallel * layout.context_parallel == 1:
+        yield f"zero_stage={layout.zero_stage} has no effect: there is one replica, and nothing to shard over"
 
 
 def _why_uncalibrated(label: str) -> str:

@@ -11,6 +11,7 @@ from shapewright.adding_up import settle_ends
 from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
 from shapewright.operations import Collective
 from shapewright.question import ask
+from shapewright.report.prediction_text import describe, verdict
 
 H100 = "h100-sxm-80gb"
 
@@ -207,3 +208,43 @@ def test_gaps_go_to_the_slower_end(arguments: tuple[float, ...], expected: tuple
     )
     assert [end[0] for end in arrays] == pytest.approx(expected)
     assert [end[1] for end in arrays] == [0.0, 0.0]
+
+
+def test_a_pipeline_without_a_batch_says_what_it_waits_for() -> None:
+    """The default batch is one micro-batch for each stage: what the step then waits is said until one is given."""
+    layout = {"pipeline_parallel": 4}
+    assumed, given, single = (
+        ask("llama-3-8b", H100, workload={"micro_batch_size": 1, "global_batch_size": batch}, layout=shape).predict()
+        for batch, shape in ((None, layout), (4, layout), (None, {}))
+    )
+    share = 100.0 * assumed.bubble_time_s / assumed.step_time_s
+    said = [line for line in assumed.warnings if "no global batch" in line]
+
+    assert assumed.step_time_s == given.step_time_s
+    assert [f"idle for {share:.0f} % of the step" in line for line in said] == [True]
+    assert not any("no global batch" in line for line in (*given.warnings, *single.warnings))
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [({}, True), ({"tensor_parallel": 2}, True), ({"data_parallel": 2}, False), ({"context_parallel": 2}, False)],
+)
+def test_sharding_over_one_replica_does_nothing(layout: dict[str, int], says: bool) -> None:
+    """ZeRO shards over replicas, ranks of the context axis among them; on one it is told to have no effect."""
+    found = ask("llama-3-8b", H100, layout={**layout, "zero_stage": 3}).predict()
+
+    assert any("zero_stage=3 has no effect" in line for line in found.warnings) == says
+
+
+def test_the_heading_holds_the_whole_question() -> None:
+    """Batch of the step, chunks, sharding, schedule and a missing sequence axis stand beside the degrees."""
+    layout = {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 2, "zero_stage": 1}
+    usual = ask("llama-3-8b", H100, workload={"global_batch_size": 64}, layout={**layout, "virtual_pipeline": 4})
+    other = ask("llama-3-8b", H100, layout={**layout, "pipeline_schedule": "gpipe", "sequence_parallel": False})
+
+    assert "b=4 B=64 s=2048" in describe(usual.predict())
+    assert describe(usual.predict()).endswith("; TP 2, PP 4, VPP 4, DP 2, ZeRO 1")
+    assert "b=4 B=32 s=2048" in describe(other.predict())
+    assert describe(other.predict()).endswith("; TP 2, PP 4, DP 2, ZeRO 1, gpipe, no SP")
+    assert verdict(usual.predict())["bubble"].endswith(" %")
+    assert "bubble" not in verdict(ask("llama-3-8b", H100).predict())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.adding_up import PricedOperation
+    from shapewright.layout import ParallelLayout
     from shapewright.predict import Prediction
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "again", "step": "step"}
@@ -66,28 +67,50 @@ def print_verdict(prediction: Prediction, console: Console) -> None:
 
 def describe(prediction: Prediction) -> str:
     """One line: model, device, workload, layout."""
-    config, workload, layout = prediction.config, prediction.workload, prediction.layout
+    config, workload = prediction.config, prediction.workload
     lengths = f"s={workload.seq_len}" if workload.phase != "decode" else f"context={workload.context_len}"
-    degrees = {
-        "TP": layout.tensor_parallel,
-        "PP": layout.pipeline_parallel,
-        "DP": layout.data_parallel,
-        "CP": layout.context_parallel,
-        "EP": layout.expert_parallel,
-    }
-    degrees |= {"ETP": layout.tensor_degree_of_experts} if layout.cuts_experts_apart else {}
-    spread = (
-        ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1 or name == "ETP") or "one device"
-    )
-    name = config.title
     recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
     software = f", software of {prediction.software}" if prediction.software != TUNED else ""
     size = format_count(prediction.parameters.total)
     return (
-        f"{name} ({size} parameters) on {prediction.device.title}: {workload.phase}, "
-        f"b={workload.micro_batch_size} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; "
-        f"{spread}{software}"
+        f"{config.title} ({size} parameters) on {prediction.device.title}: {workload.phase}, "
+        f"{_batch_words(prediction)} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; "
+        f"{_layout_words(prediction.layout)}{software}"
     )
+
+
+def _batch_words(prediction: Prediction) -> str:
+    """Micro-batch, and the batch of the step where it can be another."""
+    workload, layout = prediction.workload, prediction.layout
+    has_steps = workload.global_batch_size is not None or layout.data_parallel * layout.pipeline_parallel > 1
+    if not (workload.is_training and has_steps):
+        return f"b={workload.micro_batch_size}"
+    return f"b={workload.micro_batch_size} B={prediction.tokens_per_step // workload.query_len}"
+
+
+def _layout_words(layout: ParallelLayout) -> str:
+    """Every degree above one, and what else a layout chooses besides its defaults."""
+    words = [
+        f"{name} {degree}"
+        for name, degree in (
+            ("TP", layout.tensor_parallel),
+            ("PP", layout.pipeline_parallel),
+            ("VPP", layout.virtual_pipeline),
+            ("DP", layout.data_parallel),
+            ("CP", layout.context_parallel),
+            ("EP", layout.expert_parallel),
+        )
+        if degree > 1
+    ]
+    if layout.cuts_experts_apart:
+        words.append(f"ETP {layout.tensor_degree_of_experts}")
+    if layout.zero_stage and layout.data_parallel * layout.context_parallel > 1:
+        words.append(f"ZeRO {layout.zero_stage}")
+    if layout.pipeline_schedule != "1f1b":
+        words.append(layout.pipeline_schedule)
+    if layout.tensor_parallel > 1 and not layout.sequence_parallel:
+        words.append("no SP")
+    return ", ".join(words) or "one device"
 
 
 def verdict(prediction: Prediction) -> dict[str, str]:
@@ -106,6 +129,8 @@ def verdict(prediction: Prediction) -> dict[str, str]:
     }
     if workload.recompute != "none":
         facts["HFU"] = format_percent(prediction.hfu)
+    if prediction.bubble_time_s > 0.0 and workload.is_training:
+        facts["bubble"] = format_percent(prediction.bubble_time_s / prediction.step_time_s)
     return {
         **facts,
         "layer forward": format_seconds(prediction.layer_forward_time_s),
