@@ -257,3 +257,13 @@ def test_gallery_is_small_and_whole() -> None:
     assert set(script.FIGURES) == shown["gallery.md"]
     assert set(figures) == set().union(*shown.values())
     assert sum(path.stat().st_size for path in figures.values()) < MOST_FIGURE_BYTES
+
+
+def test_changelog_has_each_group_once() -> None:
+    """Changes of a version stand under Added, Changed and Fixed, each once; a list that a merge repeats is seen."""
+    for version in text_of("CHANGELOG.md").split("\n## ")[1:]:
+        groups = re.findall(r"^### (\w+)$", version, re.MULTILINE)
+        entries = re.findall(r"^- .{40,}$", version, re.MULTILINE)
+
+        assert groups == [name for name in ("Added", "Changed", "Fixed") if name in groups]
+        assert len(set(entries)) == len(entries)
