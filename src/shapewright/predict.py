@@ -101,6 +101,20 @@ class Prediction(ShownInNotebook):
     warnings: tuple[str, ...]
 
     @property
+    def mbu(self) -> float:
+        """Share of the memory's bandwidth that the step uses: bytes of its operations over time and data sheet.
+
+        Each operand counts once: weights that tokens reach, the cache, activations; what is sent to other devices does
+        not count. In decode it says how far the step is from what memory allows.
+        """
+        moved_bytes = sum(
+            float(entry.operation.num_bytes) * int(entry.operation.repeats)
+            for entry in self.busiest_operations
+            if not isinstance(entry.operation, Collective)
+        )
+        return moved_bytes / (self.step_time_s * self.device.memory_bandwidth_bytes_per_s)
+
+    @property
     def busiest_operations(self) -> tuple[PricedOperation, ...]:
         """Operations of the stage that the step waits for; their times and the bubble add up to the step.
 

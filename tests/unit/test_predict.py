@@ -10,6 +10,7 @@ import pytest
 from shapewright.adding_up import settle_ends
 from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
 from shapewright.operations import Collective
+from shapewright.predict import Prediction
 from shapewright.question import ask
 from shapewright.report.prediction_text import describe, verdict
 
@@ -71,6 +72,42 @@ def test_decode_reads_the_weights_once() -> None:
 
     assert 15.0e9 / 3.35e12 < prediction.step_time_s < 2 * 16.06e9 / 3.35e12
     assert prediction.tokens_per_step == 1
+
+
+def test_bandwidth_in_use_is_that_of_weights_and_cache() -> None:
+    """One sequence: all weights but the embedding, 4097 tokens of 128 KiB; half of each with tensor degree 2."""
+    alone, shared = (
+        ask(
+            "llama-3-8b",
+            H100,
+            workload={"phase": "decode", "micro_batch_size": 1, "context_len": 4096},
+            layout={"tensor_parallel": degree},
+        ).predict()
+        for degree in (1, 2)
+    )
+    read_bytes = 2 * (8_030_261_248 - 128_256 * 4096) + 4097 * 131_072
+
+    for prediction, num_devices in ((alone, 1), (shared, 2)):
+        used = prediction.mbu * prediction.step_time_s * 3.35e12
+        assert used == pytest.approx(read_bytes / num_devices, rel=0.01)
+
+
+def test_few_tokens_use_the_bandwidth_of_few_experts() -> None:
+    """One token of Mixtral reads 2 of 8 experts: a quarter of 2.8 GB a layer, and not the whole."""
+    one, many = (
+        ask(
+            "mixtral-8x7b",
+            "h200-sxm-141gb",
+            workload={"phase": "decode", "micro_batch_size": batch_size, "context_len": 1},
+        ).predict()
+        for batch_size in (1, 64)
+    )
+    expert_bytes = 32 * 3 * 4096 * 14336 * 2
+
+    def moved_bytes(prediction: Prediction) -> float:
+        return prediction.mbu * prediction.step_time_s * 4.8e12
+
+    assert moved_bytes(many) - moved_bytes(one) == pytest.approx(6 * expert_bytes, rel=0.02)
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -65,7 +65,7 @@ def _row_to_json(found: Comparison, row: ComparedDevice) -> dict[str, Any]:
         "bound_by": row.bound_by or None,
         "bound_fractions": row.bound_fractions,
     }
-    names = ("step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_device", "mfu", "hfu")
+    names = ("step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_device", "mfu", "hfu", "mbu")
     facts |= {name: None if prediction is None else getattr(prediction, name) for name in names}
     facts["total_bytes"] = None if prediction is None else prediction.memory.total_bytes
     facts["workload"] = None if prediction is None else asdict(prediction.workload)

@@ -37,6 +37,7 @@ def prediction_to_json(prediction: Prediction) -> dict[str, Any]:
         "hardware_flops_per_s": prediction.hardware_flops_per_s,
         "mfu": prediction.mfu,
         "hfu": prediction.hfu,
+        "mbu": prediction.mbu,
         "memory": {
             **{spec.name: getattr(memory, spec.name) for spec in fields(memory)},
             "total_bytes": memory.total_bytes,

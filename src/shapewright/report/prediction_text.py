@@ -127,6 +127,8 @@ def verdict(prediction: Prediction) -> dict[str, str]:
         "model rate": format_rate(prediction.model_flops_per_s),
         "MFU": format_percent(prediction.mfu),
     }
+    if workload.phase == "decode":
+        facts["MBU"] = format_percent(prediction.mbu)
     if workload.recompute != "none":
         facts["HFU"] = format_percent(prediction.hfu)
     if prediction.bubble_time_s > 0.0 and workload.is_training:

@@ -60,6 +60,7 @@ _NUMBERS = (
     "tokens_per_s_per_device",
     "mfu",
     "hfu",
+    "mbu",
 )
 
 
