@@ -297,6 +297,9 @@ def test_campaign_is_resumed_from_where_it_stopped(tmp_path: Path) -> None:
     assert code == 0, words
     assert f"{len(first)} known before" in words
     assert first < second
+    # Blocks that are whole are passed over.
+    (tmp_path / "second" / "done.txt").write_text("layer\n", encoding="utf-8")
+    assert run_blocks(tmp_path / "later", "layer", FROM=str(tmp_path / "second")) == (0, "layer: done before\n")
     assert "torch" in (tmp_path / "first" / "environment.txt").read_text(encoding="utf-8")
     assert max(path.stat().st_size for path in (tmp_path / "second").iterdir()) < 16e6
     assert run_blocks(tmp_path / "third", "lair")[0] == 2

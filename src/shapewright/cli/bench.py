@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -184,6 +185,7 @@ def _show(
     outcome = results[0].outcome
     for result in results[1:]:
         outcome = outcome.joined(result.outcome)
+    outcome = replace(outcome, num_left=sum(result.outcome.num_left for result in results))
     summary = summarize_bench(outcome, facts)
     if not as_json:
         _print(facts, summary, results, store_path)
