@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from shapewright.bench.backend import Backend, open_backend  # noqa: E402
 from shapewright.bench.run import make_run  # noqa: E402
 from shapewright.bench.timer import measure  # noqa: E402
 from shapewright.bench.worker import judge_device  # noqa: E402
+from shapewright.errors import BenchError  # noqa: E402
 from shapewright.operations import Gemm  # noqa: E402
 from shapewright.store.record import Case, Row, row_facts  # noqa: E402
 
@@ -57,6 +59,45 @@ def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_gpu(monkeypatch, name="A100", major=8)[0].dtypes == ("fp32", "fp16", "tf32", "bf16", "int8")
     amd, _ = open_gpu(monkeypatch, hip="6.2", name="AMD Instinct MI300X")
     assert (amd.dtypes, amd.runtime) == (("fp32", "fp16", "bf16"), "rocm 6.2")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "said", "words"),
+    [
+        (None, "", "install its GPU build"),
+        ("13.0", "", "is built for CUDA and sees no GPU; look at its driver"),
+        ("13.0", "The NVIDIA driver on your system is too old\n(found 11040).", r"sees no GPU \(The NVIDIA driver"),
+    ],
+)
+def test_why_there_is_no_gpu_is_told(cuda: str | None, said: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for a CPU, a build for GPUs without one, and a driver that torch complains of have an advice each."""
+
+    def is_available() -> bool:
+        if said:
+            warnings.warn(said, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(BenchError, match=words) as caught:
+        open_backend()
+    assert "\n" not in str(caught.value)
+    assert "use --cpu" in str(caught.value)
+
+
+def test_a_gpu_that_runs_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build without kernels for the GPU is one line before the first row, and not thousands of failed rows."""
+
+    def no_kernel(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(backend_module, "_gpu_backend", lambda _torch, _index: open_backend(cpu=True))
+    monkeypatch.setattr(torch, "ones", no_kernel)
+    with pytest.raises(BenchError, match="no kernel image is available for execution on the device; install"):
+        open_backend()
 
 
 class FakeGraph:

@@ -14,7 +14,8 @@ import pytest
 
 from shapewright.bench import measuring
 from shapewright.bench import nvml as nvml_module
-from shapewright.bench.backend import Backend, fills_results
+from shapewright.bench.backend import Backend
+from shapewright.bench.graphs import fills_results
 from shapewright.bench.host import host_cache_bytes
 from shapewright.bench.run import Outcome, make_run
 from shapewright.bench.statistics import summarize
@@ -109,15 +110,18 @@ class Replaying:
         """The device's time. [s]"""
         return self.now_s
 
+    def read_state(self) -> dict[str, float]:
+        """What the clock says while calls go on."""
+        return {"now_s": self.now_s}
+
     def synchronize(self) -> None:
         """Nothing is asynchronous here."""
 
     def elapsed_s(self, run: Any, *, is_replay: bool = False) -> float:
         """Time of a run. [s]"""
-        begin_s = self.now_s
+        begin_s, self.was_replay = self.now_s, False
         run()
         assert is_replay == self.was_replay
-        self.was_replay = False
         return self.now_s - begin_s
 
     def call(self, _index: int) -> None:
@@ -144,6 +148,8 @@ def test_launch_cost_stands_apart() -> None:
     assert timing.calls_per_sample >= 3
     assert timing.summary.median_s == pytest.approx(2e-3)
     assert timing.launch_s == pytest.approx(3e-3)
+    # Clocks are read in the middle of more calls, not in the silence after the last one.
+    assert timing.state["now_s"] >= timing.summary.median_s * timing.calls_per_sample * (timing.summary.num_samples + 1)
 
     eager = measure(device, device.call, [(0,)], budget_s=0.1, ci_fraction=0.01, capturable=False)
 

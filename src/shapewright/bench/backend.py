@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from shapewright.bench.graphs import fills_results
 from shapewright.bench.host import host_available_bytes, host_cache_bytes, host_memory_bytes, processor_name
 from shapewright.bench.inputs import InputPool
 from shapewright.bench.nvml import Nvml
@@ -29,10 +31,6 @@ _IDLE_FRACTION = 0.2
 # Wait on the device before a replay is timed, 0.1 ms at 2 GHz: longer than the host takes to hand a graph over, which
 # would else be part of the time. [cycle]
 _HEAD_START_CYCLES = 200_000
-# What floating-point results are filled with to see whether a replay writes them: every format holds it exactly, it is
-# tens of deviations off any result here, and a result that is updated in place moves away from it. Integers get their
-# lowest.
-_MARK = -12288.0
 # Largest single operation that is worth a CPU's time: about a second on two cores. [flop]
 _CPU_MOST_FLOPS = 2e10
 _CPU_DTYPES = ("fp32", "bf16", "fp16")
@@ -223,35 +221,6 @@ class Backend(DeviceFacts):
             torch.cuda.empty_cache()
 
 
-def fills_results(replay: Callable[[], object], results: object) -> bool:
-    """Whether a replay writes every one of the results.
-
-    Args:
-        replay: Runs what was captured.
-        results: A tensor, or tensors in tuples and lists.
-    """
-    import torch
-
-    # A mask has two values alone, and lies beside a result that tells.
-    tensors = [tensor.detach() for tensor in flatten_tensors(results) if tensor.dtype != torch.bool]
-    marks = [_MARK if part.is_floating_point() else torch.iinfo(part.dtype).min for part in tensors]
-    for tensor, mark in zip(tensors, marks, strict=True):
-        tensor.fill_(mark)
-    replay()
-    return bool(tensors) and all(bool((tensor != mark).all()) for tensor, mark in zip(tensors, marks, strict=True))
-
-
-def flatten_tensors(results: object) -> list[Any]:
-    """Tensors in tuples and lists, in order.
-
-    >>> flatten_tensors((None, [None]))
-    []
-    """
-    if isinstance(results, tuple | list):
-        return [tensor for part in results for tensor in flatten_tensors(part)]
-    return [results] if hasattr(results, "fill_") else []
-
-
 def open_backend(*, cpu: bool = False, device_index: int = 0) -> Backend:
     """Find the device to measure.
 
@@ -271,12 +240,41 @@ def open_backend(*, cpu: bool = False, device_index: int = 0) -> Backend:
         ) from error
     if cpu:
         return _cpu_backend(torch)
-    if not torch.cuda.is_available():
-        raise BenchError("PyTorch sees no GPU (CUDA or ROCm); use --cpu to measure the CPU, or install its GPU build")
+    _require_gpu(torch)
     count = torch.cuda.device_count()
     if not 0 <= device_index < count:
         raise BenchError(f"--device-index {device_index} is not there; this host shows GPUs 0 to {count - 1}")
-    return _gpu_backend(torch, device_index)
+    try:
+        found = _gpu_backend(torch, device_index)
+        # A build without kernels for this GPU, or a GPU that another process holds, would else fail row after row.
+        torch.ones(1, device=found.torch_device).add_(1.0).item()
+    except RuntimeError as error:
+        words = (str(error).strip().splitlines() or ["no reason is given"])[0]
+        raise BenchError(
+            f"the GPU cannot be used by PyTorch {torch.__version__}: {words}; install a build for it, free it, or use "
+            "--cpu"
+        ) from error
+    return found
+
+
+def _require_gpu(torch: Any) -> None:
+    """Refuse to go on without a GPU.
+
+    Raises:
+        BenchError: PyTorch has none, with what it says of that.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return
+    built_for = "ROCm" if getattr(torch.version, "hip", None) else "CUDA" if torch.version.cuda else ""
+    if not built_for:
+        raise BenchError("PyTorch sees no GPU (CUDA or ROCm); use --cpu to measure the CPU, or install its GPU build")
+    words = "".join(f" ({str(entry.message).splitlines()[0]})" for entry in said[-1:])
+    raise BenchError(
+        f"PyTorch {torch.__version__} is built for {built_for} and sees no GPU{words}; look at its driver and at "
+        "CUDA_VISIBLE_DEVICES, or use --cpu to measure the CPU"
+    )
 
 
 def _cpu_backend(torch: Any) -> Backend:

@@ -83,7 +83,7 @@ def measure_case(
         **asdict(summary),
         calls_per_sample=timing.calls_per_sample,
         launch_s=timing.launch_s,
-        state_after=backend.read_state(),
+        state_after=timing.state,
         figures={**figures, "kernels_s": timing.kernels_s},
     )
 

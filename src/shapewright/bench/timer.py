@@ -39,6 +39,8 @@ _SAMPLES_AFTER_DEADLINE = 3
 _LEAST_SAMPLED_S = 0.08
 # Medians of the first and of the second half of the samples that differ by more are still on their way.
 _DRIFT_FRACTION = 0.03
+# Clocks and power are read while the device works: for about so long, longer than reading takes. [s]
+_BUSY_S = 1e-2
 # A row of calls that takes so many times what a sample should is cut.
 _SLOW_FACTOR = 3.0
 
@@ -53,6 +55,7 @@ class Timing:
         calls_per_sample: Calls that one sample is the mean of.
         launch_s: What issuing calls one by one adds to each; None where it was not told apart. [s]
         kernels_s: Time that the device worked for this row, warm-up and launch comparison included. [s]
+        state: Clocks, power and temperature after the samples, while a GPU goes on with the same calls.
     """
 
     summary: Summary
@@ -60,6 +63,7 @@ class Timing:
     calls_per_sample: int
     launch_s: float | None
     kernels_s: float
+    state: dict[str, float]
 
 
 def measure(
@@ -101,14 +105,26 @@ def measure(
         run()
     samples = _sample(backend, run, num_calls, deadline, ci_fraction, is_replay=replay is not None)
     summary = summarize(samples)
+    num_busy = math.ceil(_BUSY_S / max(summary.median_s * num_calls, _SAMPLE_S)) if backend.is_cuda else 0
+    for _ in range(num_busy):
+        run()
+    state = backend.read_state()
+    backend.synchronize()
     method = "graph" if replay else backend.eager_method
     launch_s = None
-    kernels_s = warm_s + filled_s + sum(samples) * num_calls
+    kernels_s = warm_s + filled_s + (sum(samples) + num_busy * summary.median_s) * num_calls
     if replay:
         one_by_one = [backend.elapsed_s(loop) for _ in range(_LAUNCH_SAMPLES)]
         launch_s = max(0.0, min(one_by_one) / num_calls - summary.median_s)
         kernels_s += summary.median_s * num_calls * (_LAUNCH_SAMPLES + 2)
-    return Timing(summary=summary, method=method, calls_per_sample=num_calls, launch_s=launch_s, kernels_s=kernels_s)
+    return Timing(
+        summary=summary,
+        method=method,
+        calls_per_sample=num_calls,
+        launch_s=launch_s,
+        kernels_s=kernels_s,
+        state=state,
+    )
 
 
 def _warm_up(

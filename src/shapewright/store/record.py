@@ -140,7 +140,7 @@ class Row:
         num_inputs: Sets of inputs that calls rotate over.
         is_cold: Whether those sets together exceed the last-level cache so far that none stays in it.
         state_before: Clocks, power and temperature before, as far as the device tells.
-        state_after: The same after.
+        state_after: The same after; on a GPU while it goes on with the same calls.
         figures: What was measured beside the time, by a name with its unit, such as ``peak_memory_bytes``.
     """
 
