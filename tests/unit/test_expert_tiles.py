@@ -71,12 +71,15 @@ def test_tuned_shapes_are_those_of_library_format_and_device() -> None:
         ("", "generic", False),
         ("vllm 0.24.3/vllm_triton", "generic", True),
         ("vllm 0.14.0/vllm_fused_moe", "generic", False),
-        ("vllm 0.14.0/vllm_fused_moe", "exact", True),
+        ("vllm 0.14.0/vllm_fused_moe", "exact", False),
+        ("vllm 0.19.0/vllm_fused_moe", "generic", True),
+        ("trtllm 1.2/moe_triton", "exact", True),
+        ("trtllm 1.2/moe_triton", "generic", False),
         ("vllm 0.24.0/flashinfer_trtllm", "exact", False),
     ],
 )
-def test_a_rule_holds_for_its_kernels_and_release(library: str, transfer: str, holds: bool) -> None:
-    """Another family of kernels has none; on another family of devices only that release of the library has it."""
+def test_a_rule_holds_for_its_kernels_and_defaults(library: str, transfer: str, holds: bool) -> None:
+    """Another family of kernels has none, nor a release with other defaults; on another family no unknown library."""
     assert RULES["vllm"].holds_for(library, transfer) == holds
 
 

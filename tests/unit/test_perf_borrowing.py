@@ -18,6 +18,7 @@ from shapewright.perf.collectives import price_collective, price_collectives
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
 from shapewright.perf.experts import price_grouped_gemm, read_lone_row_s_per_byte
 from shapewright.perf.gemm import price_gemm
+from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.lending import (
     clock_beside_hz,
     clock_hz_of,
@@ -107,6 +108,21 @@ def test_family_comes_before_format_and_library() -> None:
     )
     assert choose_expert_kernel(record, ("fp8", "bf16"), "trtllm 1.2/moe_triton") == own
     assert choose_expert_kernel(record, ("fp8", "bf16"), "trtllm 1.2/moe_torch_flow") == ""
+
+
+@pytest.mark.parametrize(
+    ("library", "lender"),
+    [("vllm 0.14.0", "sglang 0.5.14"), ("vllm 0.16.2", "sglang 0.5.14"), ("vllm 0.17.0", "vllm 0.24.0")],
+)
+def test_an_older_vllm_is_priced_by_who_has_its_default_tiles(library: str, lender: str) -> None:
+    """Up to 0.16 vllm ran sglang's two tiles where nobody tuned; what was tuned is its own list's."""
+    key = f"{library}/vllm_fused_moe"
+    job = make_gemm_job("bf16", None, H100, load_record("moe", H100), False, key)
+
+    assert choose_expert_kernel(load_record("moe", H100), ("bf16", "bf16"), key).startswith(lender)
+    assert job.section is not None
+    assert job.section.rule is not None
+    assert job.section.rule.library == ("vllm 0.14.0" if lender.startswith("sglang") else "vllm 0.24.0")
 
 
 def test_poor_matches_are_not_lent() -> None:

@@ -8,13 +8,14 @@ fractions and 8-bit rates, and 120 % with triton's (docs/decisions/0013-stranger
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shapewright.perf.libraries import nearest_library
+from shapewright.perf.libraries import nearest_library, split_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from shapewright.perf.calibration import CalibrationRecord
 
@@ -29,6 +30,10 @@ _FAMILIES = (
     ("triton", "triton"),
     ("fused_moe", "triton"),
 )
+_TRITON = "triton"
+# Release from which a library's triton kernels have five default tiles by tokens instead of two; None where none has.
+# Source: vllm-project/vllm, pull request 34846, opened after the branch of 0.16 was cut and merged before 0.17.
+_DEFAULTS: Mapping[str, tuple[int, ...] | None] = {"vllm": (0, 17), "sglang": None}
 # A kernel that reaches a smaller part of its record's usual share of bandwidth is a poor match of one library and one
 # device (CUTLASS on Hopper: a fifth), and tells nothing of another family of devices, nor of a training stack.
 _LEAST_SHARE_TO_LEND = 0.5
@@ -97,9 +102,38 @@ def choose_expert_kernel(record: CalibrationRecord, formats: Sequence[str], libr
     ]
     nearest_format = min((rank for rank, _ in alike), default=0)
     keys = {key.partition("/")[0]: key for rank, key in reversed(alike) if rank == nearest_format}
+    if family == _TRITON:
+        # What it runs where nobody tuned tells kernels apart more than whose release it is.
+        keys = {own: key for own, key in keys.items() if has_same_defaults(name, own)} or keys
     if not keys:
         return ""
     return keys.get(nearest_library(name, keys), next(reversed(keys.values())))
+
+
+def has_same_defaults(one: str, other: str) -> bool:
+    """Whether two libraries choose tiles of triton's kernels alike where nobody tuned; no where one is not known.
+
+    sglang and vllm up to 0.16 have the same two tiles, and vllm from 0.17 on five.
+
+    >>> has_same_defaults("vllm 0.14.0", "sglang 0.5.14"), has_same_defaults("vllm 0.14.0", "vllm 0.24.0")
+    (True, False)
+    """
+    rules = [_default_rule(library) for library in (one, other)]
+    return bool(rules[0]) and rules[0] == rules[1]
+
+
+def has_defaults(library: str) -> bool:
+    """Whether a library's default tiles are known."""
+    return bool(_default_rule(library))
+
+
+def _default_rule(library: str) -> str:
+    """What a library's default tiles are called here; empty if unknown. Without a version the newest is meant."""
+    name, version = split_version(library)
+    if name not in _DEFAULTS:
+        return ""
+    changed_in = _DEFAULTS[name]
+    return "five tiles" if changed_in and (not version or version >= changed_in) else "two tiles"
 
 
 def leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:

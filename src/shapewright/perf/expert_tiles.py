@@ -2,8 +2,9 @@
 
 vllm's and sglang's triton kernels look a file up by the device, its number of experts and their inner width. Where
 there is one, it holds the fastest tile found for each number of tokens. Where there is none, a rule chooses by the
-number of tokens alone, whatever the rows of an expert: sglang 0.5 and vllm 0.14 take 16 x 32 for no more tokens than
-experts and 64 x 64 from there on, at less than half of the rate of tuned tiles on Hopper; vllm 0.24 has five steps.
+number of tokens alone, whatever the rows of an expert: sglang 0.5 and vllm up to 0.16 take 16 x 32 for no more tokens
+than experts and 64 x 64 from there on, at less than half of the rate of tuned tiles on Hopper; vllm 0.17 and later have
+five steps.
 
 A section of a record that was measured with such kernels holds the steps of its library's rule (``untuned``), each with
 a tile, its rate, bandwidth and feed; the menu of the section is that of tuned shapes. ``data/tuned_experts.json`` says
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.errors import CalibrationError
-from shapewright.perf.expert_kernels import expert_kernel_family
+from shapewright.perf.expert_kernels import expert_kernel_family, has_defaults, has_same_defaults
 from shapewright.perf.gemm_menu import GemmParameters, read_parameters
-from shapewright.perf.libraries import split_version
+from shapewright.perf.libraries import nearest_library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,8 +70,8 @@ class TileRule:
     def holds_for(self, library: str, transfer: str) -> bool:
         """Whether what runs chooses its tiles so.
 
-        Kernels of another family do not. Of a device of another family the rule must be that of the library's release,
-        since releases change it: by the rule of vllm 0.14 on A100, vllm 0.24 on L40S was 49 % off, without it 25 %.
+        Kernels of another family do not, nor does a release with other defaults: by the rule of vllm 0.14 on A100, vllm
+        0.24 on L40S was 49 % off, without it 25 %. On a device of another family an unknown library has none.
 
         Args:
             library: Library, version and kernel that run; empty if unknown.
@@ -79,13 +80,16 @@ class TileRule:
         name, _, kernel = library.partition("/")
         if expert_kernel_family(kernel) not in ("", "triton"):
             return False
-        return transfer != "generic" or _release(name) == _release(self.library)
+        return has_same_defaults(name, self.library) or (transfer != "generic" and not has_defaults(name))
 
+    def of(self, library: str) -> TileRule:
+        """The rule with the tuned shapes of a library of the same defaults, where they are listed.
 
-def _release(library: str) -> tuple[str, tuple[int, ...]]:
-    """Name of a library and the first two numbers of its version."""
-    name, version = split_version(library)
-    return name, version[:2]
+        Args:
+            library: Library, version and kernel that run; empty if unknown.
+        """
+        own = nearest_library(library.partition("/")[0], _read_lists())
+        return replace(self, library=own) if own and has_same_defaults(own, self.library) else self
 
 
 def read_rule(raw: Mapping[str, Any]) -> TileRule | None:
@@ -113,10 +117,19 @@ def tuned_shapes(library: str, dtype: str, device: str) -> Array:
     Raises:
         CalibrationError: the list is malformed.
     """
+    try:
+        shapes = _read_lists().get(library, {}).get("bf16" if dtype == "fp16" else dtype, {}).get(device, [])
+        return np.array([experts * _WIDEST + inner for experts, inner in shapes])
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CalibrationError(f"the list of tuned experts cannot be read: {error}") from error
+
+
+@cache
+def _read_lists() -> Mapping[str, Any]:
+    """Tuned shapes by library and version."""
     path = resources.files("shapewright.perf") / "data" / "tuned_experts.json"
     try:
-        lists = json.loads(path.read_text(encoding="utf-8"))["libraries"]
-        shapes = lists.get(library, {}).get("bf16" if dtype == "fp16" else dtype, {}).get(device, [])
-        return np.array([experts * _WIDEST + inner for experts, inner in shapes])
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        lists: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))["libraries"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CalibrationError(f"the list of tuned experts cannot be read: {error}") from error
+    return lists

@@ -232,8 +232,9 @@ def make_gemm_job(
     if record.kind == "moe":
         record = leave_poor_matches(record)
     section = _section(record, dtype, library)
-    if section.rule and not section.rule.holds_for(library, record.transfer):
-        section = section._replace(rule=None)
+    if section.rule:
+        holds = section.rule.holds_for(library, record.transfer)
+        section = section._replace(rule=section.rule.of(library) if holds else None)
     same = _same_kernels(section.dtype, dtype)
     if record.transfer != "exact" or not same:
         raw = record.parameters["dtypes"]
