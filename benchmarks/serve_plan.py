@@ -70,7 +70,7 @@ def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, fl
     import shapewright
     from shapewright.perf import pricing
     from shapewright.predict import predict
-    from shapewright.serving import plan as serving
+    from shapewright.serving import pricing as serving
 
     passes: list[Any] = []
     add_up_passes = serving.add_up_passes
