@@ -27,6 +27,9 @@ from shapewright.hardware import find_measured_device
 from shapewright.operations import Gemm
 from shapewright.perf.calibration import load_record
 
+# Rows of a table that are priced to see how far devices and libraries are apart.
+ROWS_OF_A_TABLE = 150_000
+
 
 @cache
 def read_table(folder: Path, name: str) -> Columns:
@@ -139,6 +142,21 @@ def unseen_rows(folder: Path, name: str) -> Columns:
     """Rows of a table that no fit saw."""
     columns = read_table(folder, name)
     return columns.take(FOLDS[name](columns) == HELD_OUT_FOLD)
+
+
+def seen_and_halves(
+    name: str, columns: Columns, layouts: Sequence[tuple[object, ...]]
+) -> list[tuple[np.ndarray, dict[str, Any]]]:
+    """Rows that a fit saw, and the others in two halves that share no layout; each with columns that say which it is.
+
+    Args:
+        name: The table.
+        columns: All of its rows.
+        layouts: What is kept whole, of each row.
+    """
+    is_new, half = FOLDS[name](columns) == HELD_OUT_FOLD, halves(layouts)
+    unseen = [(is_new & (half == side), {"is_unseen": True, "half": side}) for side in (0, 1)]
+    return [(~is_new, {"is_unseen": False, "half": 0}), *unseen]
 
 
 def paper_product_rows(folder: Path) -> Iterator[pd.DataFrame]:

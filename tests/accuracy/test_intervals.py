@@ -26,7 +26,7 @@ FEWEST_ROWS = 200
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """The script that fits intervals, with the rows it fits them to."""
-    return load_script("calibrate_intervals")
+    return load_script("interval_products")
 
 
 @cache
