@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.lint.needs import FUSED_ALIGNMENT_BYTES, FUSED_HEAD_DIMS, full_width_multiple
-from shapewright.lint.reshape import head_dims_near, with_head_dim
+from shapewright.lint.reshape import HEAD_DIMS, head_dims_near, with_head_dim
 from shapewright.lint.rule import Repair
 
 if TYPE_CHECKING:
@@ -75,6 +75,20 @@ def reheading_repairs(case: WhatIf, *, larger_only: bool, smallest: int = 0) -> 
         if changes and _splits(changes["num_heads"], changes["num_kv_heads"], case.layout.tensor_parallel):
             title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
             repairs.append(Repair(kind="retrain", title=title, changes=changes))
+    return tuple(repairs)
+
+
+def resizing_repairs(case: WhatIf) -> tuple[Repair, ...]:
+    """As many heads of the nearest widths that the kernels like, for a width that no other heads fill."""
+    own = case.config.head_dim
+    liked = [width for width in HEAD_DIMS if head_dim_problem(case, width) is None]
+    nearest = [width for width in liked if width < own][-1:] + [width for width in liked if width > own][:1]
+    repairs = []
+    for width in nearest:
+        changes = {"head_dim": width}
+        if case.config.v_head_dim == own:
+            changes["v_head_dim"] = width
+        repairs.append(Repair(kind="retrain", title=f"use head_dim={width}", changes=changes))
     return tuple(repairs)
 
 

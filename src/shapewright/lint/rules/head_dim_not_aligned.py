@@ -50,7 +50,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shapewright.lint.heads import head_dim_problem, reheading_repairs, without_small_heads
+from shapewright.lint.heads import head_dim_problem, reheading_repairs, resizing_repairs, without_small_heads
 from shapewright.lint.rule import Rule, Violation
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
         actual=case.config.head_dim,
         wanted=problem.wanted,
         problem=problem.text,
-        repairs=without_small_heads(case, reheading_repairs(case, larger_only=False)),
+        repairs=without_small_heads(case, reheading_repairs(case, larger_only=False)) or resizing_repairs(case),
     )
 
 

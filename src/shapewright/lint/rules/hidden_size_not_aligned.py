@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
 
 
+_COARSER = (1, 2, 4, 8)
+
+
 def check(case: WhatIf) -> Iterator[Violation]:
     """Look for a hidden size that is no multiple of a full-width load."""
     multiple = full_width_multiple(case.device, case.workload.dtype)
@@ -68,11 +71,17 @@ def check(case: WhatIf) -> Iterator[Violation]:
 
 
 def _repairs(case: WhatIf, multiple: int) -> Iterator[Repair]:
-    for candidate in neighbours(case.config.hidden_size, multiple):
-        changes = with_hidden_size(case.config, candidate, multiple * case.layout.tensor_parallel)
-        if changes:
-            heads = f" with {changes['num_heads']} heads" if "num_heads" in changes else ""
-            yield Repair(kind="retrain", title=f"use {candidate}{heads}", changes=changes)
+    """The nearest widths that some number of heads fills; of a coarser grid where none does (4000 becomes 4096)."""
+    for coarser in _COARSER:
+        found = False
+        for candidate in neighbours(case.config.hidden_size, coarser * multiple):
+            changes = with_hidden_size(case.config, candidate, multiple * case.layout.tensor_parallel)
+            if changes:
+                found = True
+                heads = f" with {changes['num_heads']} heads" if "num_heads" in changes else ""
+                yield Repair(kind="retrain", title=f"use {candidate}{heads}", changes=changes)
+        if found:
+            return
 
 
 RULE = Rule(
