@@ -1,4 +1,4 @@
-"""The Python face: the same verbs as the command line, taking names as well as objects.
+"""The verbs of the command line as functions, taking names as well as objects.
 
 Every verb asks a question (``shapewright.question``): a model, a device, a workload and a layout, completed as the
 command line completes them. What a verb needs beyond that is loaded when it runs.
