@@ -22,7 +22,7 @@ from shapewright.predict import predict
 from shapewright.question import ask
 from shapewright.serving import ServingFormat, ServingPlan, ServingRequest, Speculation
 from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, prefill_shares
-from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, transfer_span
+from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates, transfer_span
 from shapewright.serving.instance import Instance, batch_sizes
 from shapewright.serving.passes import Passes
 from shapewright.serving.point import Span, pareto_front
@@ -451,3 +451,36 @@ def test_the_largest_batch_within_a_limit_is_found() -> None:
 
     assert tpot_s(best.batch_size) == best.tpot.middle_s <= 0.03 < tpot_s(best.batch_size + 1)
     assert best.batch_size not in batch_sizes(64)
+
+
+def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
+    """Prefill passes start behind it, as predict with that context does; more of it never serves fewer tokens."""
+    shares = prefill_shares(1000, 3000)
+    request = ServingRequest(prompt_len=4000, output_len=100, cached_len=3000)
+    instance = make_instance(request=request)
+    (candidate, *_) = prefill_candidates(instance)
+    (times,) = add_up_passes(candidate.passes(), instance.config, instance.device)
+    alone = ask(
+        "llama-3-8b",
+        "h100-sxm-80gb",
+        workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": 1000, "context_len": 3000},
+    ).predict()
+
+    assert [(share.tokens, share.context_len) for share in shares[:2]] == [(500, 3250), (1000, 3000)]
+    assert times.step_s == pytest.approx(alone.step_time_s, rel=1e-12)
+
+    bests = [
+        plan(prompt_len=4000, output_len=100, cached_len=cached_len, layout={"tensor_parallel": 1}).best("aggregated")
+        for cached_len in (0, 1000, 3000, 3900)
+    ]
+    served = [best.tokens_per_s_per_device for best in bests if best is not None]
+    assert len(served) == 4
+    assert served == sorted(served)
+    assert served[-1] > 1.5 * served[0]
+
+
+@pytest.mark.parametrize("cached_len", [-1, 4000, 5000])
+def test_a_prefix_is_shorter_than_its_prompt(cached_len: int) -> None:
+    """At least one token of a prompt is new."""
+    with pytest.raises(WorkloadError, match=rf"cached_prefix={cached_len} must be from 0 to 3999"):
+        plan(prompt_len=4000, cached_len=cached_len)

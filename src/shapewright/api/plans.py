@@ -107,6 +107,7 @@ def serve_plan(
     device: DeviceLike,
     prompt_len: int,
     output_len: int,
+    cached_len: int = 0,
     ttft_limit_s: float | None = None,
     tpot_limit_s: float | None = None,
     num_devices: int | None = None,
@@ -127,6 +128,7 @@ def serve_plan(
         device: Device name, alias, file, or Device.
         prompt_len: Tokens of a prompt.
         output_len: Tokens of an answer.
+        cached_len: Tokens of a prompt that the cache holds already: earlier turns, a shared prefix.
         ttft_limit_s: Longest time to the first token. [s]
         tpot_limit_s: Longest time per further token. [s]
         num_devices: Devices that there are; None for instances of up to a node.
@@ -157,6 +159,7 @@ def serve_plan(
     request = ServingRequest(
         prompt_len=prompt_len,
         output_len=output_len,
+        cached_len=cached_len,
         speculation=Speculation(**speculation) if speculation else None,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )

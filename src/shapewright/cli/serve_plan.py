@@ -24,6 +24,7 @@ Examples:
   shapewright serve-plan llama-3-70b --device h200-sxm-141gb --isl 4000 --osl 500 --ttft 2s --tpot 30ms --gpus 16
   shapewright serve-plan mixtral-8x7b --device h100-sxm-80gb --isl 1000 --osl 300 --formats fp8,bf16:int4 --json
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
+  shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --html plan.html
 """
 
@@ -40,6 +41,13 @@ _FIELDS = {
 @click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
 @click.option("--isl", type=int, required=True, metavar="N", help="tokens of a prompt")
 @click.option("--osl", type=int, required=True, metavar="N", help="tokens of an answer")
+@click.option(
+    "--cached-prefix",
+    type=int,
+    default=0,
+    metavar="N",
+    help="tokens of a prompt that the cache holds already, such as earlier turns or a shared prefix",
+)
 @click.option("--ttft", type=Seconds(), metavar="TIME", help="longest time to the first token, such as 300ms")
 @click.option("--tpot", type=Seconds(), metavar="TIME", help="longest time per further token, such as 10ms")
 @click.option("--gpus", type=int, metavar="N", help="devices that there are (default: instances of up to a node)")
@@ -69,6 +77,7 @@ def command(
     uncalibrated: bool,
     isl: int,
     osl: int,
+    cached_prefix: int,
     ttft: float | None,
     tpot: float | None,
     gpus: int | None,
@@ -96,6 +105,7 @@ def command(
         device=named_device(device),
         prompt_len=isl,
         output_len=osl,
+        cached_len=cached_prefix,
         ttft_limit_s=ttft,
         tpot_limit_s=tpot,
         num_devices=gpus,

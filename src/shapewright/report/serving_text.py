@@ -79,9 +79,10 @@ def describe_serving(found: ServingPlan) -> str:
         for word, limit in (("first token", request.ttft_limit_s), ("per token", request.tpot_limit_s))
         if limit is not None
     ]
+    cached = f" ({request.cached_len} of them cached)" if request.cached_len else ""
     devices = f"{request.num_devices} x " if request.num_devices else ""
     return (
-        f"{name} on {devices}{found.device.title}: {request.prompt_len} tokens in, {request.output_len} out, "
+        f"{name} on {devices}{found.device.title}: {request.prompt_len} tokens in{cached}, {request.output_len} out, "
         f"{found.formats[0].name}" + "".join(f", {limit}" for limit in limits)
     )
 

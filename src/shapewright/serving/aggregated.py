@@ -1,8 +1,8 @@
 """Aggregated serving: each instance prefills and decodes, in continuous batches with chunked prefill.
 
-Legend: B sequences that decode in a pass, q prompt tokens of a pass that prefills besides, P prompt and O answer
-length, E tokens that a decode pass adds to a sequence (1 without speculation), T_d time of a pass that decodes alone,
-T_m of one that also prefills.
+Legend: B sequences that decode in a pass, q prompt tokens of a pass that prefills besides, P tokens of a prompt that
+the cache does not hold already, O answer length, E tokens that a decode pass adds to a sequence (1 without
+speculation), T_d time of a pass that decodes alone, T_m of one that also prefills.
 
     passes that a request prefills in         n = ceil(P / q), or 1 / r where r whole prompts share a pass
     share of passes with prefill              f = B n E / (O - 1): sequences leave as fast as others are prefilled
@@ -12,8 +12,9 @@ T_m of one that also prefills.
     requests per second                       B E / ((O - 1) T) for each replica and pipeline stage
 
 Assumes: the batch is always full (a closed loop), lengths are all alike, decode passes are priced at the middle of the
-answer and chunks at their mean context; one prompt at a time unless r of them fit; scheduling and sampling on the host
-hide behind the device. Pipelines keep every stage busy with a batch of its own.
+answer and chunks at their mean context, behind a cached prefix; each sequence holds a copy of its prefix; one prompt at
+a time unless r of them fit; scheduling and sampling on the host hide behind the device. Pipelines keep every stage busy
+with a batch of its own.
 """
 
 from __future__ import annotations
@@ -57,8 +58,12 @@ class PrefillShare(NamedTuple):
     context_len: int
 
 
-def prefill_shares(prompt_len: int) -> list[PrefillShare]:
+def prefill_shares(prompt_len: int, cached_len: int = 0) -> list[PrefillShare]:
     """Ways to cut prompts into passes, or to put several into one.
+
+    Args:
+        prompt_len: Tokens of a prompt that are prefilled.
+        cached_len: Tokens before them that the cache holds already.
 
     >>> [(share.prompts, share.tokens, share.num_passes) for share in prefill_shares(4000)]
     [(1, 500, 8), (1, 2000, 2), (1, 4000, 1), (2, 4000, 1), (4, 4000, 1)]
@@ -67,10 +72,10 @@ def prefill_shares(prompt_len: int) -> list[PrefillShare]:
     for chunk in _CHUNK_TOKENS:
         count = ceil(prompt_len / min(chunk, prompt_len))
         tokens = ceil(prompt_len / count)
-        found[count] = PrefillShare(1, tokens, count, (count - 1) * tokens // 2)
+        found[count] = PrefillShare(1, tokens, count, cached_len + (count - 1) * tokens // 2)
     shares = sorted(found.values(), key=lambda share: share.tokens)
     fitting = (prompts for prompts in _PROMPTS if prompts * prompt_len <= _MOST_PASS_TOKENS)
-    return [*shares, *(PrefillShare(prompts, prompt_len, 1, 0) for prompts in fitting)]
+    return [*shares, *(PrefillShare(prompts, prompt_len, 1, cached_len) for prompts in fitting)]
 
 
 class AggregatedCandidate(NamedTuple):
@@ -122,7 +127,7 @@ def aggregated_candidates(instance: Instance) -> Iterator[AggregatedCandidate]:
     """Batches and ways to prefill that fit in memory and leave the prefill capacity some room."""
     request = instance.request
     stages = instance.layout.pipeline_parallel
-    for share in prefill_shares(request.prompt_len):
+    for share in prefill_shares(request.new_len, request.cached_len):
         prefill_tokens = share.prompts * share.tokens
         # Passes with prefill per sequence that leaves: f = B * this.
         passes_per_sequence = share.num_passes / share.prompts * request.tokens_per_pass / (request.output_len - 1)

@@ -8,9 +8,9 @@ answer, E tokens that a decode pass adds to a sequence, x and y instances of the
     requests of the unit                      min(rho x of the first, y of the second)
     time to first token                       T_p + rho T_p / (2 (1 - rho)) + transfer of the cache of one prompt
 
-Assumes: as in serving.aggregated; the transfer is counted whole in the time to the first token, although the first
-token is there before it; each device of the smaller side sends or receives its share at once, between nodes where the
-unit is larger than a node.
+Assumes: as in serving.aggregated; a cached prefix lies where prompts are prefilled, and travels with the rest; the
+transfer is counted whole in the time to the first token, although the first token is there before it; each device of
+the smaller side sends or receives its share at once, between nodes where the unit is larger than a node.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class PrefillCandidate(NamedTuple):
 
     def passes(self) -> tuple[Pass, ...]:
         """The one pass."""
-        return (self.instance.passes.prefill(self.batch_size, self.instance.request.prompt_len),)
+        request = self.instance.request
+        return (self.instance.passes.prefill(self.batch_size, request.new_len, request.cached_len),)
 
 
 class DecodeCandidate(NamedTuple):
@@ -67,11 +68,11 @@ class DecodeCandidate(NamedTuple):
 
 def prefill_candidates(instance: Instance) -> Iterator[PrefillCandidate]:
     """Batches of prompts that fit."""
-    prompt_len, stages = instance.request.prompt_len, instance.layout.pipeline_parallel
+    request, stages = instance.request, instance.layout.pipeline_parallel
     for batch_size in _PROMPT_BATCHES:
-        if batch_size > 1 and batch_size * prompt_len > _MOST_PREFILL_TOKENS:
+        if batch_size > 1 and batch_size * request.new_len > _MOST_PREFILL_TOKENS:
             return
-        if instance.most_sequences(batch_size * prompt_len, prompt_len) // stages >= batch_size:
+        if instance.most_sequences(batch_size * request.new_len, request.prompt_len) // stages >= batch_size:
             yield PrefillCandidate(instance, batch_size)
 
 
@@ -221,7 +222,7 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
                 num_prefill_instances=num_prefill,
                 batch_size=decoder.batch_size,
                 num_sequences=decoder.batch_size * instance.num_streams * num_decode,
-                prefill_tokens=prefiller.batch_size * request.prompt_len,
+                prefill_tokens=prefiller.batch_size * request.new_len,
                 prefill_load_fraction=reached,
                 ttft=ttft,
                 tpot=decoder.step.scaled(1.0 / request.tokens_per_pass),

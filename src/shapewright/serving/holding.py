@@ -148,7 +148,7 @@ class InstanceFinder:
 
 
 def _capacity_of(instance: Instance) -> InstanceCapacity:
-    pass_tokens = min(instance.request.prompt_len, _CAPACITY_PASS_TOKENS)
+    pass_tokens = min(instance.request.new_len, _CAPACITY_PASS_TOKENS)
     stages = instance.stage_estimates(pass_tokens)
     free = instance.free_bytes(pass_tokens)
     cache = instance.cache_bytes(instance.request.total_len)

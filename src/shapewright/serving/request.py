@@ -80,6 +80,7 @@ class ServingRequest:
     Attributes:
         prompt_len: Tokens of a prompt.
         output_len: Tokens of an answer.
+        cached_len: Tokens of a prompt whose keys and values the cache holds already: earlier turns, a shared prefix.
         ttft_limit_s: Longest time to the first token; None for any. [s]
         tpot_limit_s: Longest time per further token; None for any. [s]
         num_devices: Devices that there are; None for as many as a node has.
@@ -93,6 +94,7 @@ class ServingRequest:
 
     prompt_len: int
     output_len: int
+    cached_len: int = 0
     ttft_limit_s: float | None = None
     tpot_limit_s: float | None = None
     num_devices: int | None = None
@@ -117,6 +119,11 @@ class ServingRequest:
                         else "give the tokens of one sequence"
                     )
                 )
+        if not 0 <= self.cached_len < self.prompt_len:
+            raise WorkloadError(
+                f"cached_prefix={self.cached_len} must be from 0 to {self.prompt_len - 1}, below the isl; give the "
+                f"tokens of a prompt that are in the cache already"
+            )
         if self.num_devices is not None and not 1 <= self.num_devices <= MOST_DEVICES:
             raise WorkloadError(
                 f"gpus={self.num_devices} must be from 1 to {MOST_DEVICES}; give the devices that there are"
@@ -127,6 +134,11 @@ class ServingRequest:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < float("inf"):
                 raise WorkloadError(f"{name[:4]}={value!r} s must be above 0; give a time such as 300ms")
+
+    @property
+    def new_len(self) -> int:
+        """Tokens of a prompt that are prefilled."""
+        return self.prompt_len - self.cached_len
 
     @property
     def total_len(self) -> int:
