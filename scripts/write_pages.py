@@ -166,7 +166,7 @@ def devices() -> str:
                 f"{sixteen / TERA:,.0f}" if sixteen else "",
                 f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
                 format_bytes(device.memory_bytes),
-                f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
+                f"{device.memory_bandwidth_bytes_per_s / TERA:,.2f}",
                 calibration_words(device),
                 _lenders(device),
             ]

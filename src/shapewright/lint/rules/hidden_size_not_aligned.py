@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from shapewright.lint.what_if import WhatIf
 
 
+# Multiples of a full-width load, finest first.
 _COARSER = (1, 2, 4, 8)
 
 
@@ -71,7 +72,10 @@ def check(case: WhatIf) -> Iterator[Violation]:
 
 
 def _repairs(case: WhatIf, multiple: int) -> Iterator[Repair]:
-    """The nearest widths that some number of heads fills; of a coarser grid where none does (4000 becomes 4096)."""
+    """The nearest widths that some number of heads fills, of a coarser grid where none does (4004 becomes 4096).
+
+    Where none does at all (7 queries of 75 for each key-value head), the heads stay and the residual stream changes.
+    """
     for coarser in _COARSER:
         found = False
         for candidate in neighbours(case.config.hidden_size, coarser * multiple):
@@ -82,6 +86,11 @@ def _repairs(case: WhatIf, multiple: int) -> Iterator[Repair]:
                 yield Repair(kind="retrain", title=f"use {candidate}{heads}", changes=changes)
         if found:
             return
+    for candidate in neighbours(case.config.hidden_size, multiple):
+        alone = {"hidden_size": candidate}
+        if case.config.embedding_size == case.config.hidden_size:
+            alone["embedding_size"] = candidate
+        yield Repair(kind="retrain", title=f"use {candidate}, with heads as they are", changes=alone)
 
 
 RULE = Rule(
