@@ -83,6 +83,23 @@ def test_arrays_equal_predictions_one_by_one(
         assert sum(break_down(prediction).parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
+def test_plans_of_a_device_that_nobody_measured_are_its_predictions(name: str) -> None:
+    """Products, experts, collectives and the rest are all priced as if the device had no record."""
+    workload = {"seq_len": 2048, "global_batch_size": 16}
+    question = ask(name, replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES), workload=workload)
+    job: Any = (question.config, question.device, question.workload)
+    findings = explore(*job, PlanRequest(num_devices=4, objective="memory"), uncalibrated=True)
+    assert len(findings.best["step_s"]) > 10
+    for row in range(0, len(findings.best["step_s"]), 5):
+        choice = findings.choice(findings.best, row)
+        own = replace(question.workload, **choice.chosen_workload)
+        prediction = predict(
+            question.config, device=question.device, workload=own, layout=choice.layout, uncalibrated=True
+        )
+        assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
+
+
 def every_plan(
     config: TransformerConfig, device: Device, workload: Workload, num_devices: int
 ) -> Iterator[tuple[float, float]]:

@@ -246,6 +246,7 @@ JOBS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("llama-3-8b", "h100-sxm-80gb", {"micro_batch_size": 1}, {"data_parallel": 8, "zero_stage": 1}),
     ("gpt3-175b", "a100-sxm-80gb", {"micro_batch_size": 1}, {"tensor_parallel": 8, "pipeline_parallel": 8}),
     ("llama-3-8b", "h100-sxm-80gb", {"phase": "decode", "context_len": 8191}, {}),
+    ("llama-3-8b", "h100-sxm-80gb", {"phase": "decode", "micro_batch_size": 128, "context_len": 1023}, {}),
     ("mixtral-8x7b", "h200-sxm-141gb", {"phase": "prefill", "micro_batch_size": 1}, {"tensor_parallel": 2}),
 ]
 
@@ -265,7 +266,11 @@ def test_largest_sizes_fit_and_the_next_do_not(
     assert total_bytes(found, replace(found.workload, micro_batch_size=most + 1)) > capacity
     assert total_bytes(found, replace(found.workload, **{length: longest})) <= capacity
     if longest < longest_sequence(found.config):
-        assert total_bytes(found, replace(found.workload, **{length: longest + 128})) > capacity
+        # Sequences are whole steps of 128; a context is as long as it can be.
+        more = 1 if length == "context_len" else 128
+        assert total_bytes(found, replace(found.workload, **{length: longest + more})) > capacity
+    else:
+        assert workload.get("micro_batch_size", 1) == 1, "a large batch is to be bound by memory, not by positions"
 
 
 def test_largest_micro_batch_divides_the_global_batch() -> None:

@@ -48,6 +48,10 @@ def test_passes_keep_to_what_they_need(schedule: str, chunks: int) -> None:
     for each in passes:
         if each.kind == FORWARD and each.stage > 0:
             assert found[each.stage - 1, FORWARD, each.microbatch, each.chunk].end_s <= each.start_s
+        if each.kind == FORWARD and each.stage == 0 and each.chunk > 0:
+            assert found[3, FORWARD, each.microbatch, each.chunk - 1].end_s <= each.start_s
+        if each.kind == BACKWARD and each.stage == 3 and each.chunk < chunks - 1:
+            assert found[0, BACKWARD, each.microbatch, each.chunk + 1].end_s <= each.start_s
         if each.kind == BACKWARD:
             assert found[each.stage, FORWARD, each.microbatch, each.chunk].end_s <= each.start_s
             if each.stage < 3:
@@ -81,6 +85,31 @@ def test_predicted_passes_make_the_predicted_step() -> None:
         passes = simulate_pipeline(prediction.layout, 64, pass_times(prediction))
         step_s = sum(entry.total_time_s for entry in prediction.operations if entry.operation.pass_name == "step")
         assert max(each.end_s for each in passes) + step_s == pytest.approx(prediction.step_time_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("1f1b", 2), ("zero-bubble", 1)])
+def test_passes_of_a_prediction_hold_all_of_its_time(schedule: str, chunks: int) -> None:
+    """Each part of each micro-batch, as often as it runs, is what the prediction has, but for what runs once a step."""
+    workload = {"micro_batch_size": 1, "global_batch_size": 64, "recompute": "selective"}
+    layout = {"pipeline_parallel": 4, "pipeline_schedule": schedule, "virtual_pipeline": chunks}
+    prediction = ask("llama-3-70b", "h100-sxm-80gb", workload=workload, layout=layout).predict()
+    times = pass_times(prediction)
+
+    def total_s(stage: str, *, forward: bool | None = None) -> float:
+        return sum(
+            entry.total_time_s
+            for entry in prediction.operations
+            if entry.operation.stage == stage
+            and entry.operation.pass_name != "step"
+            and (forward is None or (entry.operation.pass_name == "forward") == forward)
+        )
+
+    each_pass_s = times.forward_s + times.backward_s + times.weights_s
+    assert 64 * chunks * each_pass_s == pytest.approx(total_s("every"))
+    assert 64 * chunks * times.forward_s == pytest.approx(total_s("every", forward=True))
+    assert (times.weights_s > 0.0) == (schedule == "zero-bubble")
+    for stage, own_s in (("first", times.first_s), ("last", times.last_s)):
+        assert [64 * part for part in own_s] == pytest.approx([total_s(stage, forward=side) for side in (True, False)])
 
 
 def test_ragged_microbatches_cannot_be_interleaved() -> None:
