@@ -29,6 +29,8 @@ LAYOUTS = (
     {"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1},
     {"data_parallel": 4, "zero_stage": 3},
     {"pipeline_parallel": 4, "virtual_pipeline": 2, "context_parallel": 2},
+    {"pipeline_parallel": 2, "pipeline_schedule": "zero-bubble"},
+    {"pipeline_parallel": 2, "pipeline_schedule": "dualpipe"},
 )
 WORKLOADS = (
     {"phase": "train", "attention": "unfused", "dtype": "fp16"},

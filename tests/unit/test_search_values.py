@@ -135,6 +135,8 @@ def test_every_group_of_key_value_heads_is_tried() -> None:
 def test_kept_heads_are_the_only_ones(keep: dict[str, int], expected: set[tuple[int, int]]) -> None:
     """What is kept is all that comes, in whatever else that needs; both kept may change the attention's width."""
     found = list(values_of(("heads",), keep=keep).heads())
+    if "num_kv_heads" not in keep:
+        assert list(values_of(("depth",), keep=keep).heads()) == found
     assert {(num_heads, head_dim) for _, num_heads, head_dim, _ in found} == expected
     assert {width for width, _, _, _ in found} == {4096}
     if "num_kv_heads" in keep:
@@ -163,9 +165,9 @@ def test_the_mlp_stays_in_proportion() -> None:
 
 def test_mlp_widths_cover_the_ratio_in_aligned_steps() -> None:
     """Half to twice as wide, and what the guard allows of that: here 2 to 8 times the residual stream."""
-    found = values_of(("ffn",), intermediate_size=16384, layout=ParallelLayout(tensor_parallel=2)).ffn([4096])
+    found = values_of(("ffn",), intermediate_size=16384, layout=ParallelLayout(tensor_parallel=4)).ffn([4096])
     assert (found[0], found[-1]) == (2 * 4096, 8 * 4096)
-    assert step_of(found, 16384) == 128
+    assert step_of(found, 16384) == 256
     wider = values_of(("ffn",), intermediate_size=16384, ranges={"ffn_ratio": (1.0, 6.0)}).ffn([2048, 4096])
     assert (wider[0], wider[-1]) == (2 * 2048, 6 * 4096)
     assert values_of(("heads",), intermediate_size=16384).ffn([4096]) == [16384]
