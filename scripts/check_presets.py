@@ -7,6 +7,7 @@ Needs the ``trace`` extra, no network and no weights. Exit code 1 when a count d
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tomllib
 from pathlib import Path
@@ -46,12 +47,15 @@ def count_in_transformers(config: dict[str, Any]) -> int:
 
 def main() -> int:
     """Print a line per preset; return 1 when a count differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="presets; default: all")
+    names = parser.parse_args().names
     from transformers import logging
 
     set_quiet: Any = logging.set_verbosity_error
     set_quiet()
     num_wrong = 0
-    for name, preset in load_presets(sys.argv[1:]).items():
+    for name, preset in load_presets(names).items():
         built = count_in_transformers(preset["config"])
         difference = built - preset.get("parameters", built)
         num_wrong += difference != 0

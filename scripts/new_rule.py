@@ -5,8 +5,8 @@ python scripts/new_rule.py TC110 odd-something
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +114,8 @@ def add_rule(code: str, name: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit(__doc__)
-    add_rule(sys.argv[1], sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("code", help="family and number, such as TC110")
+    parser.add_argument("name", help="what is wrong, such as odd-something")
+    given = parser.parse_args()
+    add_rule(given.code, given.name)

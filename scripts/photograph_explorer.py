@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ STATE = (
 
 def main() -> int:
     """Start a server, open the page, write the picture."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     server = subprocess.Popen(
         [sys.executable, "-m", "shapewright", "serve", "--port", "0", "--no-browser"],
         stdout=subprocess.PIPE,

@@ -74,6 +74,17 @@ def test_stale_readme_is_noticed(before: str, after: str, tmp_path: Path) -> Non
     assert "make docs" in outcome.stderr
 
 
+def test_every_script_has_its_place() -> None:
+    """The page on scripts names each, those to run in its first part and those to import in its last, and no other."""
+    page = (SCRIPTS / "README.md").read_text(encoding="utf-8")
+    to_run, shared = page.split("## What they share")
+    sources = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTS.glob("*.py")}
+    runs = {name for name, source in sources.items() if '__name__ == "__main__"' in source}
+
+    assert set(re.findall(r"\b\w+\.py\b", to_run)) == runs
+    assert set(re.findall(r"\b\w+\.py\b", shared)) == set(sources) - runs
+
+
 def test_numbers_of_the_readme_are_made() -> None:
     """Outside of code and of generated parts the README has no share, factor, time or rate."""
     text = re.sub(r"<!-- begin (\S+) -->.*?<!-- end \1 -->", "", README.read_text(encoding="utf-8"), flags=re.DOTALL)
