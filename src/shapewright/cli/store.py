@@ -158,7 +158,7 @@ def import_(path: str, files: tuple[str, ...], device: str, library: str, dtype:
 
     FILEs are told apart by what is in them: measured tables (gemm, attention, pointwise, collectives, linear_layers,
     paper_gemm, paper_layers, mamf), logs of EleutherAI/cookbook (its letters are renamed) and of mamf-finder, records
-    of the older measuring script (.jsonl, parquet), and 'store export' of measurements. Parquet needs the fit extra.
+    of measuring campaigns (.jsonl, parquet), and 'store export' of measurements. Parquet needs the fit extra.
     """
     import shlex
     import sys
