@@ -273,6 +273,12 @@ def test_model_that_a_node_cannot_hold_gets_more_devices() -> None:
         ({"layout": {"expert_parallel": 4}}, LayoutError, "expert_parallel=4 needs a model with experts"),
         ({"workload": {"dtype": "fp4"}}, UnknownRateError, "has no fp4 rate"),
         ({"model": "flan-t5-base"}, WorkloadError, "serve-plan is for decoders"),
+        ({"tpot_limit_s": "30ms"}, WorkloadError, "tpot='30ms' s must be above 0; .* in Python as seconds"),
+        ({"memory_fraction": "0.9"}, WorkloadError, "memory_fraction='0.9' must be above 0"),
+        ({"num_devices": 2.5}, WorkloadError, "gpus=2.5 must be from 1"),
+        ({"cached_len": 2.5}, WorkloadError, "cached_prefix=2.5 must be a whole number"),
+        ({"formats": "fp8,bf16:int4"}, WorkloadError, r"must be a list of formats; give \['fp8', 'bf16:int4'\]"),
+        ({"speculation": {"num_draft_tokens": 4}}, WorkloadError, "give num_draft_tokens, acceptance_fraction, draft"),
     ],
 )
 def test_bad_questions_are_refused(given: dict[str, Any], error: type[ShapewrightError], words: str) -> None:
@@ -287,9 +293,10 @@ def test_bad_questions_are_refused(given: dict[str, Any], error: type[Shapewrigh
         ({"num_draft_tokens": 0}, "draft_tokens=0"),
         ({"acceptance_fraction": 1.1}, "acceptance_fraction=1.1"),
         ({"draft_cost_fraction": -0.1}, "draft_cost_fraction=-0.1"),
+        ({"acceptance_fraction": "0.7"}, "acceptance_fraction='0.7'"),
     ],
 )
-def test_senseless_speculation_is_refused(fields: dict[str, float], words: str) -> None:
+def test_senseless_speculation_is_refused(fields: dict[str, Any], words: str) -> None:
     """Shares are from 0 to 1, and something has to be proposed."""
     usual = {"num_draft_tokens": 4, "acceptance_fraction": 0.7, "draft_cost_fraction": 0.1}
     with pytest.raises(WorkloadError, match=words):
@@ -482,5 +489,5 @@ def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
 @pytest.mark.parametrize("cached_len", [-1, 4000, 5000])
 def test_a_prefix_is_shorter_than_its_prompt(cached_len: int) -> None:
     """At least one token of a prompt is new."""
-    with pytest.raises(WorkloadError, match=rf"cached_prefix={cached_len} must be from 0 to 3999"):
+    with pytest.raises(WorkloadError, match=rf"cached_prefix={cached_len} must be a whole number from 0 to 3999"):
         plan(prompt_len=4000, cached_len=cached_len)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shapewright.errors import WorkloadError
 from shapewright.hardware.nodes import check_units
 from shapewright.lowering import validate_lengths
 from shapewright.perf.software import TUNED
@@ -14,7 +15,7 @@ from shapewright.question import ask
 if TYPE_CHECKING:
     from shapewright.plan import PlanResult
     from shapewright.question import DeviceLike, ModelLike
-    from shapewright.serving import ServingPlan
+    from shapewright.serving import ServingPlan, Speculation
 
 
 def plan(
@@ -148,7 +149,6 @@ def serve_plan(
     from shapewright.serving import (
         ServingFormat,
         ServingRequest,
-        Speculation,
         plan_serving,
         read_format,
         usual_formats,
@@ -160,7 +160,7 @@ def serve_plan(
         prompt_len=prompt_len,
         output_len=output_len,
         cached_len=cached_len,
-        speculation=Speculation(**speculation) if speculation else None,
+        speculation=_read_speculation(speculation),
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     question = ask(
@@ -176,6 +176,8 @@ def serve_plan(
     asked = question.workload
     validate_lengths(question.config, replace(asked, seq_len=request.total_len))
     wanted = ServingFormat(asked.dtype, asked.weight_dtype or asked.dtype, asked.kv_cache_dtype or asked.dtype)
+    if isinstance(formats, str):
+        raise WorkloadError(f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}")
     others = usual_formats(wanted, question.device) if formats is None else [read_format(text) for text in formats]
     return plan_serving(
         question.config,
@@ -187,3 +189,15 @@ def serve_plan(
         notes=question.notes,
         uncalibrated=uncalibrated,
     )
+
+
+def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:
+    """Speculative decoding from its three numbers."""
+    from shapewright.serving import Speculation
+
+    if not given:
+        return None
+    wanted = [spec.name for spec in fields(Speculation)]
+    if sorted(given) != sorted(wanted):
+        raise WorkloadError(f"speculation has {', '.join(map(str, given))}; give {', '.join(wanted)}, and no more")
+    return Speculation(**given)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError
+from shapewright.integers import is_number, is_whole
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 LONGEST_LEN = 2**27
 MOST_DEVICES = 4096
+# Limits on times above this are no limits: ten years. [s]
+_LONGEST_S = 3e8
 DEFAULT_BLOCK_TOKENS = 16
 """Tokens of a cache block, vLLM's default (arXiv 2309.06180, section 4.3, finds 16 to 128 alike)."""
 DEFAULT_MEMORY_FRACTION = 0.9
@@ -109,7 +112,7 @@ class ServingRequest:
             ("block_tokens", 1, LONGEST_LEN),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
+            if not is_whole(value, smallest, largest):
                 word = {"prompt_len": "isl", "output_len": "osl"}.get(name, name)
                 raise WorkloadError(
                     f"{word}={value!r} must be a whole number from {smallest} to {largest}; "
@@ -119,21 +122,23 @@ class ServingRequest:
                         else "give the tokens of one sequence"
                     )
                 )
-        if not 0 <= self.cached_len < self.prompt_len:
+        if not is_whole(self.cached_len, 0, self.prompt_len - 1):
             raise WorkloadError(
-                f"cached_prefix={self.cached_len} must be from 0 to {self.prompt_len - 1}, below the isl; give the "
-                f"tokens of a prompt that are in the cache already"
+                f"cached_prefix={self.cached_len!r} must be a whole number from 0 to {self.prompt_len - 1}, below "
+                f"the isl; give the tokens of a prompt that are in the cache already"
             )
-        if self.num_devices is not None and not 1 <= self.num_devices <= MOST_DEVICES:
+        if self.num_devices is not None and not is_whole(self.num_devices, 1, MOST_DEVICES):
             raise WorkloadError(
-                f"gpus={self.num_devices} must be from 1 to {MOST_DEVICES}; give the devices that there are"
+                f"gpus={self.num_devices!r} must be from 1 to {MOST_DEVICES}; give the devices that there are"
             )
-        if not 0.0 < self.memory_fraction <= 1.0:
+        if not is_number(self.memory_fraction, 0.0, 1.0) or self.memory_fraction == 0.0:
             raise WorkloadError(f"memory_fraction={self.memory_fraction!r} must be above 0 and at most 1; 0.9 is usual")
         for name in ("ttft_limit_s", "tpot_limit_s"):
             value = getattr(self, name)
-            if value is not None and not 0.0 < value < float("inf"):
-                raise WorkloadError(f"{name[:4]}={value!r} s must be above 0; give a time such as 300ms")
+            if value is not None and not (is_number(value, 0.0, _LONGEST_S) and value > 0.0):
+                raise WorkloadError(
+                    f"{name[:4]}={value!r} s must be above 0; give a time such as 300ms, in Python as seconds"
+                )
 
     @property
     def new_len(self) -> int:

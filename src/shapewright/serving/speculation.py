@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shapewright.errors import WorkloadError
+from shapewright.integers import is_number, is_whole
 
 _MOST_DRAFT_TOKENS = 64
 
@@ -36,14 +37,14 @@ class Speculation:
     draft_cost_fraction: float
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_draft_tokens <= _MOST_DRAFT_TOKENS:
+        if not is_whole(self.num_draft_tokens, 1, _MOST_DRAFT_TOKENS):
             raise WorkloadError(
-                f"draft_tokens={self.num_draft_tokens} must be from 1 to {_MOST_DRAFT_TOKENS}; give the tokens that "
+                f"draft_tokens={self.num_draft_tokens!r} must be from 1 to {_MOST_DRAFT_TOKENS}; give the tokens that "
                 f"are proposed in one pass, such as 4"
             )
         for name in ("acceptance_fraction", "draft_cost_fraction"):
             value = getattr(self, name)
-            if not 0.0 <= value <= 1.0:
+            if not is_number(value, 0.0, 1.0):
                 raise WorkloadError(f"{name}={value!r} must be from 0 to 1; give a share such as 0.7")
 
     @property
