@@ -221,6 +221,14 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any], softwar
     if given.get("fused_experts") is False and not (phase == "train" and (config.expert_bias or config.expert_clamp)):
         reason = "a model whose experts have neither biases nor a clamp" if phase == "train" else phase
         lines.append(f"fused_experts=False has no effect in {reason}")
+    if given.get("recompute_modules") is not None:
+        modules = given["recompute_modules"]
+        if phase != "train" or given.get("recompute") != "selective":
+            lines.append(f"recompute_modules={modules} changes selective recomputation alone (--recompute selective)")
+        elif "moe" in modules and not config.is_moe:
+            lines.append(f"recompute_modules={modules}: moe has no effect in a model without experts")
+        elif "mla_up_proj" in modules and not config.is_mla:
+            lines.append(f"recompute_modules={modules}: mla_up_proj has no effect without latent attention")
     if given.get("narrow_dispatch") is False and not (config.is_moe and given.get("dtype") == "fp8"):
         lines.append("narrow_dispatch=False has no effect but on experts in fp8: other rows travel as activations do")
     if phase == "train":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
+from shapewright.recomputation import CORE, MODULES, read_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,9 +42,6 @@ _ALSO_IN_FULL = "attention.output"
 
 # Activations whose gradient follows from their output alone, so that their input need not be kept.
 _OUTPUT_IS_ENOUGH = ("relu", "sigmoid", "tanh")
-
-RECOMPUTED_SELECTIVELY = ("attention.weights", "attention.dropout_mask", "attention.dropped_weights")
-"""The attention core that selective recomputation drops (arXiv 2205.05198 section 5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,17 +132,23 @@ def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTenso
     return replace(tensor, element_bytes=narrow_bytes) if tensor.name.endswith(_INPUTS_OF_PRODUCTS) else tensor
 
 
-def keep_tensors(tensors: tuple[SavedTensor, ...], recompute: str) -> tuple[SavedTensor, ...]:
-    """Choose what stays under a recomputation mode: all, all but the attention core, or the layer's input alone."""
+def keep_tensors(tensors: tuple[SavedTensor, ...], recompute: str, modules: str = CORE) -> tuple[SavedTensor, ...]:
+    """Choose what stays under a recomputation mode: all, all but some parts' own, or the layer's input alone.
+
+    Args:
+        tensors: What a layer keeps without.
+        recompute: The mode.
+        modules: Parts that the selective one takes.
+    """
     if recompute == "full":
         return tuple(tensor for tensor in tensors if tensor.name == LAYER_INPUT)
     if recompute == "selective":
-        return tuple(tensor for tensor in tensors if not tensor.name.endswith(_CORE_ENDINGS))
+        taken = [MODULES[name] for name in read_modules(modules)]
+        return tuple(tensor for tensor in tensors if not any(module.drops(tensor.name) for module in taken))
     return tensors
 
 
 LAYER_INPUT = "layer.input"
-_CORE_ENDINGS = tuple(name.partition("attention")[2] for name in RECOMPUTED_SELECTIVELY)
 
 
 class _LayerShape:
@@ -291,7 +295,9 @@ def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
     copies = ceil_div(shape.tokens * config.num_experts_per_token * shape.expert_degree, shape.degree)
     yield shape.residual("router.probabilities", _ROUTER_BYTES, config.num_experts)
     own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
-    yield shape.inner("expert.input", config.hidden_size, own_copies)
+    # Devices that share an expert gather its rows before the product, which keeps what it read (Megatron-LM's
+    # dispatcher); they are not gathered again.
+    yield shape.inner("expert.input", config.hidden_size, copies)
     yield from _mlp_tensors(shape, "expert", copies, config.moe_intermediate_size, shape.expert_degree)
     if config.expert_clamp and shape.workload.is_training and not shape.workload.fused_experts:
         # The clamp keeps its input, and the activation what was clamped.

@@ -8,6 +8,7 @@ from shapewright.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.errors import WorkloadError
 from shapewright.fields import note, noted_fields
 from shapewright.optimizers import OPTIMIZERS, find_recipe
+from shapewright.recomputation import CORE, read_modules
 
 PHASES = ("train", "prefill", "decode")
 ATTENTION_KINDS = ("flash", "unfused")
@@ -78,6 +79,10 @@ class Workload:
         "rows in fp8 travel to their experts in fp8 (DeepEP); Megatron-LM sends 16 bits", default=True
     )
     recompute: str = note("activation recomputation in training", default="none", choices=RECOMPUTE_MODES)
+    recompute_modules: str = note(
+        "parts of each layer that selective recomputation takes, such as moe_act,layernorm (Megatron-LM's names)",
+        default=CORE,
+    )
     recompute_layers: int | None = note(
         "layers of each pipeline stage that full recomputation takes (Megatron's block method); default: all"
     )
@@ -104,6 +109,8 @@ class Workload:
             elif isinstance(spec.default, bool):
                 if not isinstance(value, bool):
                     raise WorkloadError(f"{spec.name}={value!r} must be true or false")
+            elif spec.name == "recompute_modules":
+                object.__setattr__(self, spec.name, ",".join(read_modules(str(value))))
             elif spec.name == "optimizer":
                 find_recipe(value, self.dtype if self.is_training else "bf16")
             elif field_note.choices:
@@ -129,6 +136,14 @@ class Workload:
             )
 
         self._check_offload()
+
+    @property
+    def recompute_words(self) -> str:
+        """Recomputation in words, with the parts that it takes where they are not the usual one."""
+        parts = (
+            f" of {self.recompute_modules}" if self.recompute == "selective" and self.recompute_modules != CORE else ""
+        )
+        return f"{self.recompute} recompute{parts}"
 
     def _check_offload(self) -> None:
         for name in ("offload_activations", "offload_optimizer", "narrow_inputs"):

@@ -16,10 +16,9 @@ from shapewright.memory import estimate_memory
 # Of each generation of software, the rows that may be refused. torchtitan's Llama-2-70B at 64 A100 says selective
 # checkpointing and can only have run with more of it; BigScience's 1.3B says no sharding, and 18 bytes a parameter
 # alone are 22 GiB of a V100's 16. NVIDIA's rows with ZeRO-3 on GB200 state no offloading, of which their recipes use
-# some (cpu_offloading_num_layers); 405B in 16 stages needs 4 % more than a GB200 has. DeepSeek-V3 with micro-batches
-# of two states no recomputation, of which its recipe uses some (recompute_modules).
+# some (cpu_offloading_num_layers); 405B in 16 stages needs 4 % more than a GB200 has.
 REFUSED_AT_MOST = {"fsdp-2024": 1, "megatron-2020": 1, "nemo-2024": 13}
-EXPERTS_REFUSED_AT_MOST = 4
+EXPERTS_REFUSED_AT_MOST = 0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,9 @@ PACKAGE = Path(__file__).parents[2] / "src" / "shapewright"
 
 # Modules import from lower levels only; those of level 0 may use each other.
 LEVELS = {
-    **dict.fromkeys(("units", "errors", "dtypes", "fields", "integers", "optimizers", "parquet", "shown"), 0),
+    **dict.fromkeys(
+        ("units", "errors", "dtypes", "fields", "integers", "optimizers", "parquet", "recomputation", "shown"), 0
+    ),
     **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
     "saved_tensors": 1.5,  # what lowering moves to the host is what memory counts
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),

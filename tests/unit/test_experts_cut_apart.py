@@ -109,10 +109,13 @@ def test_memory_holds_the_share_of_a_device(layout: ParallelLayout) -> None:
 
 
 def test_activations_inside_experts_do_not_depend_on_the_cut() -> None:
-    """Fewer pieces of a matrix have more columns and meet fewer rows."""
+    """Fewer pieces of a matrix have more columns and meet fewer rows; what products read is gathered over pieces."""
     alike = ParallelLayout(tensor_parallel=4, data_parallel=2, expert_parallel=2)
-    kept = {estimate_memory(CONFIG, TRAINING, each).activations_bytes for each in (alike, WHOLE, HALVES)}
-    assert len(kept) == 1
+    read = {1: WHOLE, 2: HALVES, 4: alike}
+    kept = {pieces: estimate_memory(CONFIG, TRAINING, each).activations_bytes for pieces, each in read.items()}
+    gathered = CONFIG.num_layers * TOKENS // 4 * K * H * 2
+    assert kept[4] - kept[2] == 2 * gathered
+    assert kept[2] - kept[1] == gathered
 
 
 def test_a_server_keeps_experts_inside_the_tensor_axis() -> None:

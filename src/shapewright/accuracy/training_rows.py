@@ -24,10 +24,11 @@ import numpy as np
 
 from shapewright.accuracy.read import Format
 from shapewright.accuracy.training_gaps import fill_gaps, preset_of
-from shapewright.accuracy.training_software import NVIDIA, software_of, software_of_experts
+from shapewright.accuracy.training_software import NVIDIA, recomputed_modules, software_of, software_of_experts
 from shapewright.config import TransformerConfig, read_model
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
+from shapewright.recomputation import CORE
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
     tokens_per_s = _read_tokens_per_s(row)
     assumed.update(filled)
     is_fused = _read_attention(row, device, assumed)
-    recompute = _read_recompute(row, assumed)
+    recompute, modules = _read_recompute(row, device, assumed)
     config = _make_config(row) if row.preset is None else read_model(row.preset).config
     return PublishedRun(
         source=row.source,
@@ -203,6 +204,7 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
             optimizer="adamw-narrow-gradients" if row.is_nvidia else "adamw",
             narrow_inputs=row.is_nvidia and dtype in ("fp8", "fp4"),
             recompute=recompute,
+            recompute_modules=modules,
         ),
         layout=ParallelLayout(
             tensor_parallel=row.count("tp"),
@@ -278,14 +280,21 @@ def _read_attention(row: _Row, device: Device, assumed: Counter[str]) -> bool:
     return device.architecture not in _UNFUSED_ARCHITECTURES
 
 
-def _read_recompute(row: _Row, assumed: Counter[str]) -> str:
-    """What was computed again."""
+def _read_recompute(row: _Row, device: Device, assumed: Counter[str]) -> tuple[str, str]:
+    """What was computed again, and which parts of layers where it was selective."""
     words = row.labels["activation_checkpointing"]
     if words not in _RECOMPUTE:
         raise _UnusableRowError(f"activation checkpointing {words!r} is not modelled")
-    if not words:
-        assumed["do not state activation checkpointing: none"] += 1
-    return _RECOMPUTE[words]
+    if words:
+        return _RECOMPUTE[words], CORE
+    own = None
+    if row.preset is not None:
+        own = recomputed_modules(row.preset, device, row.labels["dtype"], _software_of(row, device))
+    if own is not None:
+        assumed["do not state activation checkpointing: parts of layers, as NVIDIA's recipes have it"] += 1
+        return "selective", own
+    assumed["do not state activation checkpointing: none"] += 1
+    return _RECOMPUTE[words], CORE
 
 
 def _software_of(row: _Row, device: Device) -> str:

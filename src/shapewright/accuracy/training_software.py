@@ -43,6 +43,26 @@ _WHOLE_SINCE: Release = (26, 6, 0)
 _CAPTURED_BESIDE_X86_SINCE: Release = (26, 2, 1)
 # Recipes that capture nothing where others of their time do: GPT-OSS but for GB300's and B300's.
 _LAUNCHED_ANYWAY = {"gpt-oss-120b": ("blackwell", "hopper")}
+_SHORT_OF_MEMORY = ("b200-sxm-180gb", "gb200")
+
+
+def recomputed_modules(preset: str, device: Device, dtype_words: str, software: str) -> str | None:
+    """Parts of layers that NVIDIA's recipes compute again (``recompute_modules``), which its tables do not state.
+
+    Where the iteration is one graph, recipes keep everything.
+
+    Args:
+        preset: The model.
+        device: What it ran on.
+        dtype_words: Element format as published.
+        software: Generation that ran it.
+    """
+    if software not in (LAUNCHED, CAPTURED):
+        return None
+    is_wide = "bf16" in dtype_words
+    if preset == "gpt-oss-120b" and is_wide and device.name in _SHORT_OF_MEMORY:
+        return "layernorm,moe_act"
+    return ("moe_act" if is_wide else "mla_up_proj") if preset == "deepseek-v3" else None
 
 
 def software_of(source: str) -> str:

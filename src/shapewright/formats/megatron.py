@@ -18,6 +18,7 @@ from shapewright.formats.form import (
     replicas_of,
     vocab_padding,
 )
+from shapewright.recomputation import CORE
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -198,6 +199,8 @@ def _batch(workload: Workload, layout: ParallelLayout | None) -> Iterator[str]:
     yield from _PRECISIONS[workload.dtype]
     yield f"--attention-backend {'flash' if workload.attention == 'flash' else 'unfused'}"
     yield from _RECOMPUTE[workload.recompute]
+    if workload.recompute == "selective" and workload.recompute_modules != CORE:
+        yield f"--recompute-modules {workload.recompute_modules.replace(',', ' ')}"
     if not workload.fused_activation:
         yield "--no-bias-swiglu-fusion"
 

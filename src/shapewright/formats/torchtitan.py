@@ -21,6 +21,7 @@ from shapewright.formats.form import (
     refuse_other_schedules,
     replicas_of,
 )
+from shapewright.recomputation import CORE
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -98,6 +99,8 @@ def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
             lines.append(f"global_batch_size = {workload.global_batch_size}")
     lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
     if workload.recompute == "selective":
+        if workload.recompute_modules != CORE:
+            raise cannot_run(FORM.name, f"recompute_modules={workload.recompute_modules!r}", "it chooses operations")
         # By operation, which is what is priced; a number would checkpoint every so many layers.
         lines.append('selective_ac_option = "op"')
     return lines

@@ -41,7 +41,7 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
             has_experts=has_experts,
             has_cross_attention=config.has_cross_attention and not shard.prefix,
         )
-        kept_bytes, all_bytes = sum_bytes(keep_tensors(tensors, mode)), sum_bytes(tensors)
+        kept_bytes, all_bytes = sum_bytes(keep_tensors(tensors, mode, workload.recompute_modules)), sum_bytes(tensors)
         recomputed = num_layers
         if workload.recompute_layers is not None and mode == "full":
             # Of a mixed stage an equal share of each kind is computed again; the others keep everything.

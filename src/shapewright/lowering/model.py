@@ -26,6 +26,7 @@ from shapewright.lowering.step import (
     lower_tied_gradients,
     weight_groups,
 )
+from shapewright.recomputation import CORE, MODULES, read_modules
 
 if TYPE_CHECKING:
     from shapewright.config.transformer import TransformerConfig
@@ -160,7 +161,7 @@ class StepParts:
         """Forward operations of the body that run again before the backward pass."""
         return {
             "none": [],
-            "selective": [operation for stack in self.stacks for operation in stack.cores],
+            "selective": [operation for stack in self.stacks for operation in _taken_again(stack)],
             "full": [operation for stack in self.stacks for operation in stack.layers],
         }[mode]
 
@@ -220,6 +221,19 @@ class _Stack(NamedTuple):
     counts: LayerCounts
     layers: list[Operation]
     cores: list[Operation]
+
+
+def _taken_again(stack: _Stack) -> list[Operation]:
+    """Forward operations of the parts that selective recomputation takes, in their order."""
+    names = read_modules(stack.shard.workload.recompute_modules)
+    modules = [MODULES[name] for name in names]
+    cores = {id(operation) for operation in stack.cores} if CORE in names else set()
+    return [
+        operation
+        for operation in stack.layers
+        if id(operation) in cores
+        or any(module.runs_again(operation.name.removeprefix(stack.shard.prefix)) for module in modules)
+    ]
 
 
 def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:

@@ -45,7 +45,7 @@ def estimate_layer(
     tensors = list_saved_tensors(
         config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
     )
-    kept_bytes = sum_bytes(keep_tensors(tensors, workload.recompute))
+    kept_bytes = sum_bytes(keep_tensors(tensors, workload.recompute, workload.recompute_modules))
     return LayerBytes(kept_bytes, sum_bytes(tensors) - kept_bytes)
 
 

@@ -102,7 +102,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
     """Print verdict, components, stages, largest sizes and remedies."""
     workload, name = found.workload, found.config.title
     length = f"context={workload.context_len}" if workload.phase == "decode" else f"s={workload.seq_len}"
-    recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
+    recompute = f", {workload.recompute_words}" if workload.recompute != "none" else ""
     console.print(
         f"{name} on {found.layout.num_devices} x {found.device.title}: {workload.phase}, "
         f"b={workload.micro_batch_size} {length}, {workload.dtype}{recompute}",

@@ -69,7 +69,7 @@ def describe(prediction: Prediction) -> str:
     """One line: model, device, workload, layout."""
     config, workload = prediction.config, prediction.workload
     lengths = f"s={workload.seq_len}" if workload.phase != "decode" else f"context={workload.context_len}"
-    recompute = f", {workload.recompute} recompute" if workload.recompute != "none" else ""
+    recompute = f", {workload.recompute_words}" if workload.recompute != "none" else ""
     software = f", software of {prediction.software}" if prediction.software != TUNED else ""
     size = format_count(prediction.parameters.total)
     return (
