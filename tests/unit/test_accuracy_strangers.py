@@ -12,10 +12,12 @@ import pytest
 
 from measured_tables import write_parquet
 from shapewright.accuracy import judge_folder
+from shapewright.accuracy.context import Context
 from shapewright.accuracy.formats import ElementFormat, read_format, read_stored_format
 from shapewright.accuracy.routing import busiest_load, busiest_loads
 from shapewright.errors import MeasuredFileError, UnknownDeviceError
 from shapewright.hardware import find_measured_device, load_device
+from shapewright.perf.calibration import load_record
 
 pa = pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
 
@@ -135,6 +137,20 @@ def test_what_stands_for_a_stranger_is_told(tmp_path: Path) -> None:
     assert sum(note.startswith("gemm: ") for note in notes) == 2
     judged_rows(tmp_path, device=["gb300"] * ROWS)
     assert "gemm on gb300: nobody measured it, priced by the record of b200-sxm-180gb" in judge_folder(tmp_path).notes
+
+
+def test_older_experts_are_told_whose_tiles_stand_for_theirs() -> None:
+    """A vllm with two default tiles is nearest to a vllm with five, and its triton's kernels to sglang's."""
+    context = Context()
+    record = load_record("moe", load_device("h100-sxm-80gb"))
+    for library in ("vllm 0.14.0", "vllm 0.19.0", "sglang 0.5.14"):
+        context.note_library("moe", library, record)
+
+    assert context.notes == [
+        "moe: 'vllm 0.14.0' is no measured version, vllm 0.24.0 is nearest; "
+        "triton's kernels are those of sglang 0.5.14, with the same default tiles",
+        "moe: 'vllm 0.19.0' is no measured version, vllm 0.24.0 is nearest",
+    ]
 
 
 def test_the_measured_library_is_no_stranger(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from shapewright.accuracy.formats import read_format, read_stored_format
 from shapewright.errors import ShapewrightError, UnknownDeviceError
 from shapewright.hardware import find_measured_device, is_exact_name
 from shapewright.perf.calibration import load_record
+from shapewright.perf.expert_kernels import has_same_defaults
 from shapewright.perf.libraries import nearest_library
 
 if TYPE_CHECKING:
@@ -87,6 +88,9 @@ class Context:
         if library and known and library not in known:
             nearest = nearest_library(library, known)
             stands = f"no measured version, {nearest} is nearest" if nearest else "a library that nobody measured"
+            alike = next((each for each in sorted(known) if has_same_defaults(library, each)), "")
+            if kind == "moe" and alike and nearest and not has_same_defaults(library, nearest):
+                stands += f"; triton's kernels are those of {alike}, with the same default tiles"
             self.note(f"{kind}: {library!r} is {stands}")
 
     def note(self, words: str) -> None:
