@@ -22,7 +22,7 @@ _PLAN_COLUMNS = (
     Column("plan", is_text=True),
     Column("step"),
     Column("90 % interval", rank=3),
-    Column("tokens/s", rank=1),
+    Column("tokens/s", rank=2),
     Column("MFU"),
     Column("HFU", rank=6),
     Column("memory", rank=1),
