@@ -17,7 +17,6 @@ from shapewright.layout import ParallelLayout
 from shapewright.plan import PlanResult, break_down
 from shapewright.plan.breakdown import Breakdown, explain_loss
 from shapewright.report.plan_page import chrome_trace, render_plan
-from shapewright.units import format_seconds
 
 H100 = "h100-sxm-80gb"
 OFFLOADED = {"offload_optimizer": True}
@@ -341,58 +340,3 @@ def test_dualpipe_is_asked_for() -> None:
     assert "Pipeline of rank 1" not in render_plan(kept)
     with pytest.raises(LayoutError, match="is priced by a formula and not simulated"):
         chrome_trace(kept.plans[0])
-
-
-def test_equal_steps_go_to_the_least_sharding_that_leaves_room() -> None:
-    """Where computation hides all communication, ZeRO 1 comes before 3, which the front has; no tight one does."""
-    roomy = shapewright.plan("llama-3.2-3b", device=H100, num_devices=64, global_batch_size=512)
-    best, shards_all = roomy.plans[0], {"data_parallel": 64, "zero_stage": 3}
-    alike = shapewright.predict("llama-3.2-3b", device=H100, workload=best.workload, layout=shards_all)
-
-    assert (best.layout.data_parallel, best.layout.zero_stage) == (64, 1)
-    assert alike.step_time_s == pytest.approx(best.prediction.step_time_s, rel=1e-9)
-    assert alike.memory.total_bytes < best.total_bytes
-    assert len({round(plan.prediction.step_time_s, 9) for plan in roomy.plans}) == len(roomy.plans)
-    assert any(point.choice.sharding.zero_stage == 3 for point in roomy.front)
-
-    cramped = shapewright.plan("llama-2-7b", device="a100-sxm-40gb", num_devices=8, global_batch_size=512)
-
-    assert cramped.plans[0].layout.zero_stage == 3
-    assert not cramped.plans[0].is_tight
-
-
-def test_sharded_weights_come_with_what_they_rest_on() -> None:
-    """A best plan of ZeRO 3 is priced as PyTorch FSDP ran it; without it, or of a named software, nothing is said."""
-    kept = {"tensor_parallel": (1,), "pipeline_parallel": (1,), "zero_stage": (3,)}
-    best = small_plan(keep=kept).plans[0]
-    exposed = shapewright.predict(
-        "llama-3-8b", device=H100, workload=best.workload, layout=best.layout, software="fsdp-2024"
-    )
-    (said,) = [note for note in small_plan(keep=kept).notes if "--software" in note]
-
-    assert (
-        f"PyTorch FSDP of 2024, which hid none of that, takes {format_seconds(exposed.step_time_s)} for rank 1" in said
-    )
-    assert not any("gathers the sharded" in note for note in small_plan(keep={"zero_stage": (1,)}).notes)
-    assert not any("gathers the sharded" in note for note in small_plan(keep=kept, software="fsdp-2024").notes)
-
-
-@pytest.mark.parametrize(("batch", "said"), [(100, "a batch of 96 allows 32"), (64, ""), (128, ""), (48, "")])
-def test_a_batch_that_leaves_few_replicas_is_told(batch: int, said: str) -> None:
-    """100 sequences on 64 devices allow 4 replicas, and 96 nearby 32; 48 have no neighbour within a quarter."""
-    notes = shapewright.plan("llama-3-8b", device=H100, num_devices=64, global_batch_size=batch).notes
-    found = [note for note in notes if note.startswith("replicas share")]
-
-    assert [said in note for note in found] == ([True] if said else [])
-
-
-def test_plans_as_fast_as_the_best_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """A device without tiles has many plans that take equally long: they lose by nothing, and not by 0 ns."""
-    job = ["llama-3-8b", "--device", "tpu-v5p", "--gpus", "64", "--global-batch", "512", "--seq-len", "8192"]
-    code, out, _ = run_command(["plan", *job], capsys)
-
-    assert code == 0
-    assert "nothing: as fast" in out
-    assert re.search(r"^rank 2 \(.*\) is as fast$", out, re.MULTILINE)
-    assert "0 ns" not in out
-    assert "not time" not in out

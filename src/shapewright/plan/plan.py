@@ -15,7 +15,7 @@ from shapewright.plan.breakdown import Breakdown, Difference, break_down, explai
 from shapewright.plan.engine import explore
 from shapewright.plan.findings import Choice, Findings, Tally
 from shapewright.plan.refusal import refuse_nothing
-from shapewright.plan.remarks import say_batch, say_software
+from shapewright.plan.remarks import say_batch, say_reduction, say_software
 from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
 from shapewright.shown import ShownInNotebook
@@ -292,6 +292,7 @@ def _describe(
             f"under a pipeline ZeRO stage {MOST_ZERO_STAGE_IN_PIPELINES} is the highest looked at: DeepSpeed and "
             f"Megatron-LM shard no weights there; --keep zero=0,1,2,3 looks at stage 3 too"
         )
+        yield from say_reduction(predictions)
     if any(plan.layout.pipeline_schedule == "dualpipe" for plan in plans[:1]):
         yield (
             "dualpipe is DeepSeek's own (arXiv 2412.19437): Megatron-LM and DeepSpeed do not ship it; its price is a "

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _SHARDING_SOFTWARE, _SHARDING_WORDS = "fsdp-2024", "PyTorch FSDP of 2024"
 """The generation whose published steps, alone, sharded weights over replicas, and what a note calls it."""
 
+_SHARDS_GRADIENTS = 2
+"""The ZeRO stage from which gradients are kept in shards."""
+
 _MOST_BATCH_CHANGE_FRACTION = 0.25
 """Farther from the batch that was asked, another one is another question."""
 
@@ -46,6 +49,19 @@ def say_software(plans: Sequence[Prediction], software: str, *, uncalibrated: bo
         f"{_SHARDING_WORDS}, which hid none of that, takes {format_seconds(measured.step_time_s)} for rank 1; "
         f"--software {_SHARDING_SOFTWARE} plans for it"
         + ("" if whole is None else f", and rank {whole} gathers no weights")
+    )
+
+
+def say_reduction(plans: Sequence[Prediction]) -> Iterator[str]:
+    """That the best plan reduces gradients in each micro-batch of a pipeline, which few stacks do."""
+    best = plans[0].layout
+    if best.zero_stage != _SHARDS_GRADIENTS or best.pipeline_parallel == 1:
+        return
+    once = next((rank for rank, plan in enumerate(plans, 1) if plan.layout.zero_stage < _SHARDS_GRADIENTS), None)
+    yield (
+        "rank 1 shards gradients (ZeRO 2) and so reduces them in each micro-batch, as torchtitan does under a "
+        "pipeline; --keep zero=0,1 reduces them once a step, as Megatron-LM does"
+        + ("" if once is None else f", and so does rank {once}")
     )
 
 
