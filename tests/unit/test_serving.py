@@ -491,3 +491,14 @@ def test_a_prefix_is_shorter_than_its_prompt(cached_len: int) -> None:
     """At least one token of a prompt is new."""
     with pytest.raises(WorkloadError, match=rf"cached_prefix={cached_len} must be a whole number from 0 to 3999"):
         plan(prompt_len=4000, cached_len=cached_len)
+
+
+def test_prompts_a_little_longer_are_served_alike() -> None:
+    """Where two whole prompts share a pass, one a little longer is not cut: no step of tokens/s beyond 2 %."""
+    served = [
+        best.tokens_per_s_per_device * prompt_len
+        for prompt_len in (8190, 8200)
+        if (best := plan("llama-3.1-70b", prompt_len=prompt_len, layout={"tensor_parallel": 8}).best("aggregated"))
+    ]
+
+    assert served[0] == pytest.approx(served[1], rel=0.02)

@@ -35,11 +35,12 @@ MOST_LOAD_FRACTION = 0.8
 """Share of the capacity to prefill that a plan uses. Judgement: at 0.8 a request waits for twice the service time on
 average, and the wait grows without bound towards 1."""
 
-_CHUNK_TOKENS = (512, 2048, 8192)
-"""Prompt tokens of one pass; vLLM's default is 2048 to 8192 by device (its max_num_batched_tokens)."""
+_MOST_PASS_TOKENS = 16384
+_CHUNK_TOKENS = (512, 2048, 8192, _MOST_PASS_TOKENS)
+"""Prompt tokens of one pass; vLLM's default is 2048 to 8192 by device (its max_num_batched_tokens). The largest is what
+whole prompts may have together: one of 8,200 tokens is not cut where two of 8,100 share a pass."""
 _PROMPTS = (2, 4, 16, 64)
 """Whole prompts that share a pass."""
-_MOST_PASS_TOKENS = 16384
 
 
 class PrefillShare(NamedTuple):
