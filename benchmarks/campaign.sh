@@ -5,7 +5,8 @@
 #
 # OUT/BLOCK.sqlite is the store of a block: a second call measures only what is missing in it, and passes over blocks
 # that OUT/done.txt says are whole. FROM=DIR begins from what an earlier call left in DIR. No block is begun once
-# SECONDS_TOTAL are over, and none takes more than SECONDS_PER_BLOCK. CPU=1 measures the CPU, on small sizes.
+# SECONDS_TOTAL are over, and none takes more than SECONDS_PER_BLOCK. CPU=1 measures the CPU, on small sizes. RETRY=1
+# measures rows again that failed or were wrong, in whole blocks too.
 # Needs Python with PyTorch and this repository's dependencies (PYTHON=... chooses it), and no network.
 set -euo pipefail
 
@@ -51,6 +52,7 @@ export PYTHONPATH="$top/src${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$out"
 device=()
 [ -z "${CPU:-}" ] || device=(--cpu)
+[ -z "${RETRY:-}" ] || device+=(--retry-failed)
 if [ -n "${FROM:-}" ] && [ ! -e "$out/done.txt" ] && [ -e "$FROM/done.txt" ]; then
   cp "$FROM/done.txt" "$out/" && chmod u+w "$out/done.txt"
 fi
@@ -69,7 +71,7 @@ environment() {
 # 0: every row fine; 1: some failed, which the stores say; 2 and above: a block could not be run to its end.
 worst=0
 for block in "${blocks[@]}"; do
-  if grep -qx "$block" "$out/done.txt"; then
+  if [ -z "${RETRY:-}" ] && grep -qx "$block" "$out/done.txt"; then
     echo "$block: done before"
     continue
   fi
