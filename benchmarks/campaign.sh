@@ -20,7 +20,9 @@ least=30
 most_bytes=$((16 * 1000 * 1000))
 # Formats beside bf16.
 formats=fp16,tf32,fp32,fp8,int8
-[ -z "${CPU:-}" ] || formats=fp16,int8
+# The same products again at another time, and which kernels the library took for them.
+names=" --kernel-names"
+[ -z "${CPU:-}" ] || { formats=fp16,int8; names=; }
 
 # Suites and options. First the sizes that nobody has published for current GPUs, in the format that training uses.
 declare -A suites=(
@@ -31,10 +33,11 @@ declare -A suites=(
   [formats]="alignment --dtype $formats"
   [layer]="layer"
   [memory]="decode,memory"
+  [names]="alignment,tiles,batched,random --dtype bf16$names"
   [rest]="mamf,smoke,paper --dtype bf16"
   [compiled]="compiled"
 )
-order=(odd kernels random model formats layer memory rest compiled)
+order=(odd kernels random model formats layer names memory rest compiled)
 
 [ $# -ge 1 ] || { echo "usage: $0 OUT [BLOCK ...]; blocks: ${order[*]}" >&2; exit 2; }
 out=$1

@@ -102,6 +102,7 @@ def test_predictions_beside_rows_take_records_of_ones_own(tmp_path: Path, capsys
         (["bench", "smoke", "--cpu", "--dtype", "tf32"], ["tf32", "fp32, bf16, fp16"]),
         (["bench", "smoke,layr", "--cpu"], ["'layr'", "did you mean 'layer'"]),
         (["bench", "smoke", "--cpu", "--num-ranks", "2"], ["--num-ranks", "collectives"]),
+        (["bench", "smoke", "--cpu", "--kernel-names"], ["--kernel-names", "no effect with --cpu"]),
         (["bench", "smoke", "--cpu", "--dtype", "fp9"], ["fp9", "did you mean"]),
         (["bench", "smoke", "--cpu", "--budget", "soon"], ["soon", "8m"]),
         (["bench", "smoke", "--cpu", "--budget", "-1s"], ["-1s", "8m"]),

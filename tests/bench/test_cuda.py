@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 from shapewright.bench import backend as backend_module  # noqa: E402
 from shapewright.bench.backend import Backend, open_backend  # noqa: E402
+from shapewright.bench.graphs import list_kernels  # noqa: E402
 from shapewright.bench.run import make_run  # noqa: E402
 from shapewright.bench.timer import measure  # noqa: E402
 from shapewright.bench.worker import judge_device  # noqa: E402
@@ -117,6 +119,15 @@ class FakeGraph:
         if self.fails_at_end:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
+    def enable_debug_mode(self) -> None:
+        """Keep what was captured."""
+
+    def debug_dump(self, path: str) -> None:
+        """Write the graph down as the driver does: a product whose parts are added by a second kernel."""
+        label = r"| {ID | %d (topoId: %d) | %s\<\<\<%s,0\>\>\>}"
+        names = [(0, 1, "nvjet_tst_256x128_64x4", r"\{66,2\},384"), (1, 0, "splitKreduce_kernel", "32,512")]
+        Path(path).write_text("\n".join(label % node for node in names), encoding="utf-8")
+
     def replay(self) -> None:
         """Fill the result, unless what filled it was not captured."""
         self.log.append("replay")
@@ -155,6 +166,19 @@ def test_a_capture_has_nothing_in_it_that_waits(graph: type[FakeGraph]) -> None:
 
     assert capture(run) is not None
     assert graph.log == ["sync", "begin", "call", "end", "sync", "replay"]
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_rows_name_the_kernels_that_ran(graph: type[FakeGraph], breaks: bool) -> None:
+    """A graph of one call tells its kernels and their grids; a capture that breaks is reported."""
+    gpu = open_fake()
+    graph.fails_at_end = breaks
+    found = list_kernels(gpu, lambda: RESULT)
+
+    assert found == (
+        [] if breaks else ["nvjet_tst_256x128_64x4<<<{66,2},384,0>>>", "splitKreduce_kernel<<<32,512,0>>>"]
+    )
+    assert bool(gpu.broken_captures) is breaks
 
 
 def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:

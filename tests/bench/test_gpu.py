@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,17 @@ def test_a_spoilt_context_costs_its_row_alone(tmp_path: Path, monkeypatch: pytes
 
     assert [row.status for row in rows] == [OK, FAILED, OK]
     assert "context was lost" in rows[1].error
+
+
+def test_kernels_are_named(gpu: Backend) -> None:
+    """With --kernel-names a row says which of the library's kernels ran, and nothing breaks by asking."""
+    if torch.version.hip:
+        pytest.skip("graphs of ROCm are written down in another form")
+    row = measured(product(4096, 4096, 4096), replace(gpu, names_kernels=True))
+
+    assert row.status == OK
+    assert "<<<" in row.kernel
+    assert gpu.broken_captures == []
 
 
 def test_formats_of_the_device_are_those_of_its_capability(gpu: Backend) -> None:

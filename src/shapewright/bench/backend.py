@@ -99,6 +99,7 @@ class Backend(DeviceFacts):
         read_state: Gives clocks, power and temperature now.
         broken_captures: What captures failed of; torch's allocator and random numbers are not to be trusted after one,
             so the process should measure nothing more.
+        names_kernels: Whether rows name the kernels that ran.
     """
 
     torch_device: Any
@@ -106,6 +107,7 @@ class Backend(DeviceFacts):
     clock: Callable[[], float] = time.perf_counter
     read_state: Callable[[], dict[str, float]] = field(default=dict)
     broken_captures: list[str] = field(default_factory=list)
+    names_kernels: bool = False
 
     def describe(self) -> DeviceFacts:
         """The facts alone."""

@@ -8,10 +8,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shapewright.bench.attention import prepare_attention
 from shapewright.bench.gemm import prepare_gemm, prepare_grouped_gemm
+from shapewright.bench.graphs import list_kernels
 from shapewright.bench.layers import prepare_layer, prepare_step
 from shapewright.bench.pointwise import prepare_pointwise
 from shapewright.bench.prepared import TOLERANCE_FRACTION, Prepared
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from shapewright.bench.backend import Backend
 
 _LONGEST_ERROR = 300
+# Operations of one kernel, or a few, whose choice by the library says why they take as long.
+_NAMED_KINDS = ("gemm", "grouped_gemm", "attention")
+_LONGEST_KERNEL = 500
 
 
 def measure_case(
@@ -72,6 +77,9 @@ def measure_case(
         # One thread works all the time that it has a core; the rest of the row it waited for one.
         figures["waited_s"] = max(0.0, figures["row_s"] - (time.process_time() - processor_begin_s))
     summary = timing.summary
+    if backend.names_kernels and timing.method == "graph" and case.operation.kind in _NAMED_KINDS:
+        names = dict.fromkeys(list_kernels(backend, partial(prepared.call, *prepared.inputs[0])))
+        row = replace(row, kernel=f"{row.kernel}: {'; '.join(names)}"[:_LONGEST_KERNEL])
     if isinstance(case.operation, StepRun):
         figures["tokens_per_s"] = case.operation.num_tokens / summary.median_s
     return replace(

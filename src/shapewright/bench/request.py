@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ def run_request(request: Request, store_path: str | Path) -> list[SuiteResult]:
         if not group:
             continue
         num_ranks = request.options.num_ranks if group == (COLLECTIVES,) else 1
-        options = WorkerOptions(cpu=request.options.cpu, device_index=request.options.device_index, num_ranks=num_ranks)
+        options = replace(request.options, num_ranks=num_ranks)
         with _open(options, request) as measurer:
             for name in group:
                 _dtypes(name, request, measurer.facts)  # a format that is not there is said before a store is made

@@ -59,11 +59,13 @@ class WorkerOptions:
         cpu: The CPU instead of a GPU.
         device_index: Which GPU.
         num_ranks: Processes that communicate; 1 for everything but collectives.
+        names_kernels: Whether rows of a GPU name the kernels that ran.
     """
 
     cpu: bool = False
     device_index: int = 0
     num_ranks: int = 1
+    names_kernels: bool = False
 
 
 class Worker:
@@ -234,6 +236,8 @@ def serve(connection: Connection) -> None:
             measure = measure_collective
         else:
             backend = open_backend(cpu=options.cpu, device_index=options.device_index)
+            if options.names_kernels:
+                backend = replace(backend, names_kernels=True)
             measure = measure_case
     except (BenchError, MissingExtraError) as error:
         connection.send((type(error).__name__, str(error)))

@@ -76,6 +76,7 @@ class Duration(FloatParam):
     "--ci-fraction", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.01, show_default=True,
     help="repeat until half the 95 % interval of the median is this share of it",
 )  # fmt: skip
+@click.option("--kernel-names", is_flag=True, help="name the kernels that ran, with their grids, in each row of a GPU")
 @click.option("--retry-failed", is_flag=True, help="measure rows again that failed or were wrong")
 @click.option("--device", metavar="NAME", help="device to predict for; default: the one that the driver names")
 @calibration_option
@@ -99,6 +100,7 @@ def command(
     store_path: str,
     seed: int,
     ci_fraction: float,
+    kernel_names: bool,
     retry_failed: bool,
     device: str | None,
     engine: str,
@@ -122,6 +124,8 @@ def command(
     suites = _read_suites(suite, shapes_from, given)
     if num_ranks and COLLECTIVES not in suites:
         raise click.UsageError("--num-ranks has no effect here; use it with the suite collectives")
+    if kernel_names and cpu:
+        raise click.UsageError("--kernel-names has no effect with --cpu, whose libraries do not tell: leave it out")
     if address is not None and engine == "local":
         raise click.UsageError("--address has no effect without --engine ray: leave it out")
     with _progress(suite or f"shapes of {shapes_from}") as (on_start, on_row):
@@ -130,7 +134,12 @@ def command(
             shapes_from=shapes_from or "",
             workload_fields=given,
             dtypes=tuple(get_dtype(word.strip()).name for word in dtype.split(",")) if dtype else (),
-            options=WorkerOptions(cpu=cpu, device_index=device_index, num_ranks=num_ranks or _DEFAULT_NUM_RANKS),
+            options=WorkerOptions(
+                cpu=cpu,
+                device_index=device_index,
+                num_ranks=num_ranks or _DEFAULT_NUM_RANKS,
+                names_kernels=kernel_names,
+            ),
             budget_s=budget,
             seed=seed,
             ci_fraction=ci_fraction,
