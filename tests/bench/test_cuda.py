@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 from shapewright.bench import backend as backend_module  # noqa: E402
 from shapewright.bench.backend import Backend, open_backend  # noqa: E402
-from shapewright.bench.graphs import list_kernels  # noqa: E402
+from shapewright.bench.kernel_names import list_kernels  # noqa: E402
 from shapewright.bench.run import make_run  # noqa: E402
 from shapewright.bench.timer import measure  # noqa: E402
 from shapewright.bench.worker import judge_device  # noqa: E402

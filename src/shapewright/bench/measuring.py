@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.bench.attention import prepare_attention
 from shapewright.bench.gemm import prepare_gemm, prepare_grouped_gemm
-from shapewright.bench.graphs import list_kernels
+from shapewright.bench.kernel_names import list_kernels
 from shapewright.bench.layers import prepare_layer, prepare_step
 from shapewright.bench.pointwise import prepare_pointwise
 from shapewright.bench.prepared import TOLERANCE_FRACTION, Prepared
