@@ -304,3 +304,18 @@ def test_notes_say_what_is_not_judged() -> None:
     decode = search("llama-3-8b", device="h100-sxm-80gb", workload=asked, top=4)
     is_odd = [shape.config.head_dim % 32 != 0 for shape in decode.candidates]
     assert any("stores heads unpadded" in note for note in decode.notes) == any(is_odd)
+
+
+def test_more_key_value_heads_are_told_where_only_training_is_asked() -> None:
+    """Heads that are no longer grouped train faster and cost cache: said in training, where they are not kept."""
+    usual = search("llama-3-8b", device="h100-sxm-80gb", top=4)
+    decode = search("llama-3-8b", device="h100-sxm-80gb", workload={"phase": "decode", "context_len": 8192}, top=4)
+    kept = search("llama-3-8b", device="h100-sxm-80gb", keep={"num_kv_heads": 8}, top=4)
+    own = usual.baseline.kv_bytes_per_token
+    worse = [str(shape.rank) for shape in usual.candidates if shape.kv_bytes_per_token > 1.1 * own]
+    (said,) = [note for note in usual.notes if "keys and values for a token" in note]
+
+    assert worse
+    assert re.findall(r"[0-9]+", said.partition("keep")[0].removesuffix("s ")) == worse
+    assert "--keep num_kv_heads=8" in said
+    assert not any("keys and values for a token" in note for note in (*kept.notes, *decode.notes))

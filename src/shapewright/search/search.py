@@ -17,6 +17,7 @@ from shapewright.search.expressible import keep_expressible
 from shapewright.search.finder import WORTH_IT, Finder
 from shapewright.search.findings import Findings
 from shapewright.search.job import Limits
+from shapewright.search.memory import kv_bytes_per_token
 from shapewright.search.refusal import refuse_empty
 from shapewright.search.result import Candidate, SearchResult
 from shapewright.units import format_bytes
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # Head widths that flash-attn's kernels are compiled for are multiples of it. [element]
 _COMPILED_HEAD_UNIT = 32
+# Key-value heads are cut to save cache: a tenth more is what widths and depths bring about anyway.
+_MUCH_MORE_CACHE = 1.1
 _HEAD_NOTE = (
     "a head width that is no multiple of 32 is computed as the next one; it reads less cache, as predicted here, only "
     "where the serving library stores heads unpadded"
@@ -159,6 +162,7 @@ def _say_what_came(
             f"no shape inside the limits is predicted to be faster; widen them with --vary{experts}, --tolerance or "
             f"--free"
         )
+    notes += _say_cache(candidates, finder)
     decodes = finder.own.workload.phase == "decode"
     if decodes and any(shape.config.head_dim % _COMPILED_HEAD_UNIT for shape in candidates):
         notes.append(_HEAD_NOTE)
@@ -169,6 +173,27 @@ def _say_what_came(
             words += f": the least of them needs {format_bytes(least_bytes)} of {format_bytes(device.memory_bytes)}"
         notes.append(words)
     return tuple(notes)
+
+
+def _say_cache(candidates: Sequence[Candidate], finder: Finder) -> list[str]:
+    """That shapes which train faster keep more keys and values, which only serving pays for."""
+    config, workload = finder.own.config, finder.own.workload
+    own_bytes = kv_bytes_per_token(config, workload)
+    if not workload.is_training or own_bytes <= 0.0:
+        return []
+    growth = {
+        shape.rank: shape.kv_bytes_per_token / own_bytes
+        for shape in candidates
+        if shape.config.num_kv_heads > config.num_kv_heads
+    }
+    worse = [rank for rank, factor in growth.items() if factor > _MUCH_MORE_CACHE]
+    if not worse:
+        return []
+    which = f"ranks {', '.join(map(str, worse))} keep" if len(worse) > 1 else f"rank {worse[0]} keeps"
+    return [
+        f"{which} up to {max(growth.values()):.1f} times as many bytes of keys and values for a token, which training "
+        f"does not pay for and serving does; --keep num_kv_heads={config.num_kv_heads} leaves them as they are"
+    ]
 
 
 def hold_global_batch(
