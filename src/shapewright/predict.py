@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 # MFU from which a reader is told what of it masked scores are. A matter of presentation: no price depends on it.
 _HIGH_MFU = 0.75
+# Share of a step from which the host's links are worth a word. A matter of presentation likewise.
+_MUCH_COMMUNICATION = 0.3
 # Published training steps over predicted ones, 5 % and 95 % of 295 rows of 37 sources (docs/decisions/0002): the newest
 # tuned stacks take 0.8 to 1.1 of the prediction, PyTorch FSDP of 2023 and 2024 1.1 to 1.7. Which one a reader runs is
 # not known without --software, so the interval of a training step spans both.
@@ -205,6 +207,7 @@ def predict(
         *_warn(config, device, workload, labels, memory),
         *_say_idle(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
         *_say_masked(config, workload, mfu),
+        *_say_host(device, priced, times.step_s),
         *_say_expert_kernel(config, device, workload, uncalibrated),
     )
     return Prediction(
@@ -325,6 +328,25 @@ def _say_idle(workload: Workload, layout: ParallelLayout, bubble_fraction: float
         )
     if layout.zero_stage and layout.data_parallel * layout.context_parallel == 1:
         yield f"zero_stage={layout.zero_stage} has no effect: there is one replica, and nothing to shard over"
+
+
+def _say_host(device: Device, priced: Iterable[PricedOperation], step_s: float) -> Iterator[str]:
+    """That a step waits for PCIe, which was timed in one host: sockets and switches differ more than devices do."""
+    if device.intra_node_link or device.roofline_only or step_s <= 0.0:
+        return
+    sent_s = sum(
+        entry.total_time_s
+        for entry in priced
+        if isinstance(entry.operation, Collective)
+        and not entry.operation.is_host
+        and int(entry.operation.ranks_per_node) > 1
+    )
+    if sent_s >= _MUCH_COMMUNICATION * step_s:
+        yield (
+            f"{100.0 * sent_s / step_s:.0f} % of the step is communication over PCIe, timed in one host of L40S, where "
+            f"2, 4 and 8 devices share 20, 5 and 2 GB/s; yours may be several times faster, and a pipeline sends less "
+            f"than --tensor-parallel"
+        )
 
 
 def _why_uncalibrated(label: str) -> str:

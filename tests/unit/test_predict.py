@@ -161,6 +161,21 @@ def test_the_kernel_of_narrow_experts_is_named() -> None:
     assert not any("experts are priced as" in line for line in bf16)
 
 
+@pytest.mark.parametrize(
+    ("device", "degree", "is_told"), [("l40s", 8, True), ("l40s", 1, False), ("h100-sxm-80gb", 8, False)]
+)
+def test_a_step_that_waits_for_pcie_says_whose_host_it_was(device: str, degree: int, is_told: bool) -> None:
+    """Prefill over eight L40S is mostly all-reduces; one device sends nothing, and NVLink is the device's own."""
+    prediction = ask(
+        "llama-3.1-70b",
+        device,
+        workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": 2048},
+        layout={"tensor_parallel": degree},
+    ).predict()
+
+    assert any("communication over PCIe, timed in one host" in line for line in prediction.warnings) == is_told
+
+
 def test_borrowed_records_are_said() -> None:
     """A device that nobody measured is priced with a sibling's record, a wider interval and a warning."""
     own = ask("gpt2", "a100-sxm-80gb").predict()
