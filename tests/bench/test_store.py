@@ -54,6 +54,20 @@ def test_rows_come_back_whole(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
+def test_what_is_committed_waits_for_the_disk(tmp_path: Path) -> None:
+    """Kills of a process cannot show it: only a log that is written out at each commit survives a loss of power.
+
+    Source: sqlite.org/pragma.html#pragma_synchronous, FULL is 2; NORMAL may lose commits in WAL mode.
+    """
+    with open_store(tmp_path) as store:
+        connection = store._connection
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA foreign_keys").fetchone() == (1,)
+    with pytest.raises(sqlite3.ProgrammingError):
+        connection.execute("SELECT 1")
+
+
 def test_a_row_knows_its_operation() -> None:
     """The operation of a row is the one that was measured, of the package's own classes."""
     operations = (

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shapewright.config import list_presets, read_model
 from shapewright.errors import ConfigError
 from shapewright.hardware import load_device
 from shapewright.question import ask
@@ -186,6 +187,24 @@ def test_guard_is_narrower_when_strict_and_holds_the_baseline() -> None:
             usual, strict = (allowed_range(measure, value, guard) for guard in ("usual", "strict"))
             assert usual[0] <= strict[0] <= value <= strict[1] <= usual[1]
     assert allowed_range(MEASURES[0], 80.0, "free") == (0.0, float("inf"))
+
+
+def test_usual_shapes_are_those_of_most_public_models() -> None:
+    """Where reach does not bind, the range holds the share of presets that its percentiles say, and ends at presets."""
+    for measure in MEASURES:
+        known = preset_measures()[measure.name]
+        middle = known[len(known) // 2]
+        low, high = allowed_range(measure, middle, "usual")
+        wanted = (measure.usual[1] - measure.usual[0]) / 100.0
+        if low > middle / measure.reach * 1.001 and high < middle * measure.reach * 0.999:
+            share = sum(low <= value <= high for value in known) / len(known)
+            assert share >= wanted - 1.0 / len(known)
+            assert low in known
+            assert high in known
+        assert allowed_range(measure, middle, "strict")[1] <= middle * measure.strict_reach * 1.001
+    decoders = [read_model(name).config for name in list_presets()]
+    wide = [config for config in decoders if config.stack == "decoder" and not config.is_mla]
+    assert {len(values) for values in preset_measures().values()} == {len(wide)}
 
 
 def test_percentiles_come_from_the_presets() -> None:

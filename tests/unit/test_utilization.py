@@ -157,6 +157,19 @@ def test_llm_foundry_hardware_flops(recompute: str, ratio: float) -> None:
     assert flops.hardware_flops == pytest.approx(ratio * flops.model_flops)
 
 
+def test_causal_convention_halves_the_core_whatever_runs_it() -> None:
+    """72 B L s h^2 (1 + s/(12h) + v/(12hL)), and s/(6h) where the core is recomputed: half of eq. 7 and 9."""
+    gpt = TransformerConfig(hidden_size=1024, num_layers=4, num_heads=8, vocab_size=51200)
+    matrices, tokens = 72.0 * 4 * 1024**2, 8 * 2048
+    for attention in ("flash", "unfused"):
+        for recompute, core in (("none", 1 / 12), ("selective", 1 / 6)):
+            step = Workload(seq_len=2048, attention=attention, recompute=recompute)
+            counted = count_step_flops(gpt, step, 8, "megatron-causal")
+            terms = 1.0 + 51200 / (12 * 1024 * 4)
+            assert counted.model_flops == pytest.approx(matrices * tokens * (terms + 2048 / 1024 / 12))
+            assert counted.hardware_flops == pytest.approx(matrices * tokens * (terms + core * 2048 / 1024))
+
+
 def test_bidirectional_attention_is_not_halved() -> None:
     """An encoder sees the whole square, so that both Megatron conventions agree."""
     config = read_model("bert-large").config
@@ -259,6 +272,27 @@ def test_more_than_the_peak_is_doubted() -> None:
     assert any("more than the device can do" in note for note in found.notes)
 
 
+def test_slower_than_the_interval_is_said() -> None:
+    """Beyond the prediction's interval something took time that it does not know; inside nothing is said."""
+    job: dict[str, object] = {"device": "h100-sxm-80gb", "num_devices": 8, "global_batch_size": 64}
+    predicted = shapewright.mfu("llama-3-8b", seconds=10.0, **job).prediction  # type: ignore[arg-type]
+    assert predicted is not None
+    for seconds, is_slow in ((1.01 * predicted.step_time_high_s, True), (0.99 * predicted.step_time_high_s, False)):
+        notes = shapewright.mfu("llama-3-8b", seconds=seconds, **job).notes  # type: ignore[arg-type]
+        assert any("what the prediction does not know took the rest" in note for note in notes) == is_slow
+
+
+@pytest.mark.parametrize("convention", sorted(CONVENTIONS))
+def test_the_chosen_convention_is_the_headline(convention: str) -> None:
+    """Any of them; what is reachable and the waterfall's first part are counted by it too."""
+    found = shapewright.mfu(
+        "llama-3-8b", device="h100-sxm-80gb", seconds=5.0, num_devices=8, global_batch_size=64, convention=convention
+    )
+    assert found.result.name == convention
+    assert found.waterfall[0].time_s == pytest.approx(found.result.mfu * 5.0)
+    assert found.mfu_at(2.5) == pytest.approx(2.0 * found.result.mfu)
+
+
 def test_layout_is_assumed_and_said() -> None:
     """Without degrees the waterfall takes a layout of all devices that fits, and says which."""
     found = shapewright.mfu("llama-3-8b", device="h100-sxm-80gb", seconds=5.0, num_devices=8, global_batch_size=64)
@@ -277,6 +311,7 @@ def test_no_layout_leaves_mfu_alone() -> None:
 
     assert found.result.mfu > 0
     assert found.waterfall == ()
+    assert found.reachable == ()
     assert any(note.startswith("no waterfall") for note in found.notes)
 
 
