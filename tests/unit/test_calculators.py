@@ -25,6 +25,7 @@ from shapewright.calculators import (
 from shapewright.config import count_parameters, list_presets, read_model
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.lowering import count_model_flops
+from shapewright.lowering.conventions import count_step_flops
 from shapewright.workload import Workload
 
 
@@ -56,6 +57,26 @@ def test_flops_of_a_token_are_those_of_a_step(preset: str) -> None:
         if term.formula != "A":
             assert value_of(term.numbers) == pytest.approx(term.value)
     assert found.training_flops == pytest.approx(count_model_flops(config, step) / 256)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_conventions_of_a_token_are_those_of_a_step(recompute: str) -> None:
+    """Eight sequences of 256 tokens are 2048 tokens, by every convention and with what is computed again; 6 N, 8 N."""
+    config = read_model("mixtral-8x7b").config
+    step = Workload(seq_len=256, micro_batch_size=4, global_batch_size=8, recompute=recompute)
+    found = count_flops(config, step)
+    for name, counted in found.conventions.items():
+        whole = count_step_flops(config, step, 8, name)
+        assert counted.model_flops * 2048 == pytest.approx(whole.model_flops), name
+        assert (counted.hardware_flops is None) == (whole.hardware_flops is None)
+        if counted.hardware_flops is not None and whole.hardware_flops is not None:
+            assert counted.hardware_flops * 2048 == pytest.approx(whole.hardware_flops), name
+    active = count_parameters(config).active
+    rule = found.conventions["6n"]
+    assert (rule.model_flops, rule.hardware_flops) == (
+        pytest.approx(6.0 * active),
+        pytest.approx((8.0 if recompute == "full" else 6.0) * active),
+    )
 
 
 @given(
@@ -90,6 +111,9 @@ def test_batches_of_the_seed_text() -> None:
     (three,) = solve_batch(BatchRequest(micro_batch_size=4, data_parallel=8, num_microbatches=4))
     assert [found.global_batch_size for found in (one, two, three)] == [32, 8, 128]
     assert count_replicas(8, 2, 2) == 2
+    # Eight devices without any other axis are eight replicas.
+    (plain,) = solve_batch(BatchRequest(micro_batch_size=4, num_devices=8))
+    assert (plain.data_parallel, plain.global_batch_size, plain.bubble_fraction) == (8, 32, 0.0)
 
 
 def test_bubbles_of_the_paper() -> None:
@@ -107,6 +131,11 @@ def test_budget_by_hand() -> None:
     assert budget.flops == pytest.approx(1.2e20)
     assert budget.training_s == pytest.approx(150_000)
     assert budget.usd == pytest.approx(150_000 / 3600 * 8 * 2)
+    assert budget.tokens_per_parameter == 20
+    # One forward pass more of the three that a step is worth.
+    again = estimate_budget(1e9, 20e9, num_devices=8, flops_per_s_per_device=100e12, recompute="full")
+    assert (again.flops, again.training_s) == (pytest.approx(1.6e20), pytest.approx(200_000))
+    assert (again.training_days, again.usd) == (pytest.approx(200_000 / 86_400), None)
 
 
 @pytest.mark.parametrize(
