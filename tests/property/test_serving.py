@@ -56,3 +56,31 @@ def test_every_point_keeps_to_memory_and_load(
     assert best.total_tokens_per_s(num_devices) == pytest.approx(
         max(point.total_tokens_per_s(num_devices) for point in found.points), rel=0.021
     )
+
+
+SPECULATION = {"num_draft_tokens": 3, "acceptance_fraction": 0.7, "draft_cost_fraction": 0.1}
+
+
+@pytest.mark.parametrize("speculation", [None, SPECULATION], ids=["plain", "speculative"])
+def test_sequences_are_arrivals_times_the_time_that_they_stay(speculation: dict[str, Any] | None) -> None:
+    """Little's law: answers a second, times the time of one after its first token, are the sequences at work.
+
+    Where prefill cannot feed them, decoding instances of a disaggregated server hold fewer than they could.
+    """
+    given: dict[str, Any] = {"prompt_len": 1000, "output_len": 301, "num_devices": 4, "formats": []}
+    found = shapewright.serve_plan("llama-3-8b", device="h100-sxm-80gb", speculation=speculation, **given)
+    modes = {point.mode for point in found.points}
+    assert modes == {"aggregated", "disaggregated"}
+    for point in found.points:
+        at_work = point.requests_per_s * 300 * point.tpot.middle_s
+        if point.mode == "aggregated":
+            assert at_work == pytest.approx(point.num_sequences)
+        else:
+            assert at_work <= point.num_sequences * (1 + 1e-9)
+            assert point.num_prefill_instances >= 1
+    full = [
+        point.requests_per_s * 300 * point.tpot.middle_s / point.num_sequences
+        for point in found.points
+        if point.mode == "disaggregated"
+    ]
+    assert max(full) == pytest.approx(1.0)
