@@ -1,0 +1,94 @@
+"""Families with multi-head latent attention: DeepSeek's, and those that took its form.
+
+Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
+"""
+
+from __future__ import annotations
+
+from shapewright.config.families.experts import moe_layers
+from shapewright.config.families.family import Family, Fields, Spellings
+from shapewright.config.families.llama import ATTENTION_BIAS, RMSNORM_GATED
+from shapewright.config.hf_values import HfValues
+
+
+def _deepseek_rest(values: HfValues) -> Fields:
+    num_layers = values.num_layers("num_hidden_layers")
+    num_dense = values.optional_count("first_k_dense_replace")
+    num_shared = values.optional_count("n_shared_experts")
+    return {
+        "num_kv_heads": 0,  # MLA keeps none; num_key_value_heads repeats num_attention_heads
+        "head_dim": values.optional_count("qk_nope_head_dim") + values.count("qk_rope_head_dim"),
+        "shared_expert_intermediate_size": num_shared * values.count("moe_intermediate_size"),
+        **moe_layers(values, [index >= num_dense for index in range(num_layers)]),
+    }
+
+
+_DEEPSEEK_SPELLINGS: Spellings = {
+    **ATTENTION_BIAS,
+    "v_head_dim": ("v_head_dim",),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "num_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "num_experts_per_token": ("num_experts_per_tok",),
+    "moe_intermediate_size": ("moe_intermediate_size",),
+}
+_DEEPSEEK_DEFAULTS = {
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+
+DEEPSEEK_V2 = Family(
+    model_types=("deepseek_v2",),
+    defaults={
+        **_DEEPSEEK_DEFAULTS,
+        "vocab_size": 102400,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+    },
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+)
+
+
+def _deepseek_v3_remarks(values: HfValues) -> list[str]:
+    num_left_out = values.optional_count("num_nextn_predict_layers")
+    return [f"{num_left_out} multi-token-prediction layer(s) left out, as in transformers"] if num_left_out else []
+
+
+DEEPSEEK_V3 = Family(
+    model_types=("deepseek_v3", "kimi_k2"),
+    defaults={
+        **_DEEPSEEK_DEFAULTS,
+        "vocab_size": 129280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "max_position_embeddings": 4096,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+    },
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+    remark=_deepseek_v3_remarks,
+)
+
+FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3)
