@@ -127,7 +127,7 @@ def test_a_comparison_says_the_job_and_what_it_is_worth(tmp_path: Path, capsys: 
     written = page.read_text(encoding="utf-8")
 
     assert code == 0
-    assert "llama-3-8b (8.03 B parameters): train, b=1 s=2048" in written
+    assert "llama-3-8b (8.03 B parameters): train, b=1 B=" in written
     assert "Tokens for a dollar" in written
     assert "Tokens for a joule, at board power" in written
     found = shapewright.compare("llama-3-8b", devices=["a100-sxm-80gb", "h100-sxm-80gb"])

@@ -43,35 +43,56 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
     spreads = _spreads(shard)
     # Between devices of the expert axis, each device of the tensor axis sends the tokens that are its own.
     own_tokens = _own_tokens(shard)
-    group_tokens = count_group_tokens(shard)
+    routed_tokens = own_tokens if spreads else tokens
     rows = count_rows(shard)
     own_rows = rows if layout.cuts_experts_apart and not spreads else own_tokens * config.num_experts_per_token
-    local_experts = own_experts = config.num_experts // layout.expert_parallel
-    if not shard.workload.is_training:
-        local_experts = _count_reached(own_experts, config, group_tokens)
-    f = config.moe_intermediate_size // layout.tensor_degree_of_experts
-
-    # What serving libraries choose tiles by; training stacks choose otherwise.
-    choice: dict[str, Any] = {}
-    if not shard.workload.is_training:
-        received = _count_received(config, group_tokens, layout.expert_parallel)
-        choice = {"tokens": received, "experts": own_experts, "inner": f}
+    sharers = layout.tensor_degree_of_experts if layout.cuts_experts_apart else None
 
     operations: list[Operation] = []
     if not spreads:
         operations += gather_tokens(shard, "moe", repeats, tokens=tokens)
-    routed_tokens = own_tokens if spreads else tokens
-    sharers = layout.tensor_degree_of_experts if layout.cuts_experts_apart else None
-    operations.append(
-        weight_gemm(shard, "moe.router", repeats, m=routed_tokens, n=config.num_experts, k=h, dtype=shard.dtype)
-    )
-    operations.append(_choose(shard, repeats, routed_tokens))
+    operations += _route(shard, repeats, routed_tokens)
     if spreads or shard.workload.is_training:
         # An exchange sends, and a backward pass keeps, rows in the order of their experts; otherwise products gather.
         operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
     if spreads:
         operations += dispatch_experts(shard, repeats, rows=own_rows)
         operations += gather_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
+    operations += _multiply(shard, repeats, rows)
+    if spreads:
+        operations += reduce_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
+        operations += combine_experts(shard, repeats, rows=own_rows)
+    combined = 1.0 * routed_tokens * h
+    operations.append(move(shard, "moe.unpermute", repeats, read=1.0 * own_rows * h, written=combined))
+    if spreads and layout.cuts_experts_apart and not shard.workload.is_training:
+        operations += share_tokens(shard, "moe.outputs", repeats, tokens=tokens)
+    if config.shared_expert_intermediate_size:
+        operations += _lower_shared_expert(shard, repeats, stands_alone=spreads)
+    if not spreads:
+        operations += reduce_tokens(shard, "moe", repeats, tokens=tokens)
+    return operations
+
+
+def _route(shard: Shard, repeats: int, tokens: int) -> list[Operation]:
+    """Score the experts for each token, and choose those that it meets."""
+    n, k = shard.config.num_experts, shard.config.hidden_size
+    scores = weight_gemm(shard, "moe.router", repeats, m=tokens, n=n, k=k, dtype=shard.dtype)
+    return [scores, _choose(shard, repeats, tokens)]
+
+
+def _multiply(shard: Shard, repeats: int, rows: int) -> list[Operation]:
+    """Put rows through the experts of this device."""
+    config, layout, workload = shard.config, shard.layout, shard.workload
+    h, f = config.hidden_size, config.moe_intermediate_size // layout.tensor_degree_of_experts
+    own_experts = config.num_experts // layout.expert_parallel
+    reached_experts = own_experts
+    # What serving libraries choose tiles by; training stacks choose otherwise.
+    choice: dict[str, Any] = {}
+    if not workload.is_training:
+        group_tokens = count_group_tokens(shard)
+        reached_experts = _count_reached(own_experts, config, group_tokens)
+        received = _count_received(config, group_tokens, layout.expert_parallel)
+        choice = {"tokens": received, "experts": own_experts, "inner": f}
 
     def grouped(role: str, n: int, k: int) -> GroupedGemm:
         return GroupedGemm(
@@ -81,40 +102,47 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
             m=rows,
             n=n,
             k=k,
-            groups=local_experts,
+            groups=reached_experts,
             weight_dtype=shard.weight_dtype,
-            is_training=shard.workload.is_training,
-            leaves_poor_kernel=shard.workload.expert_kernel == "as-16-bit",
+            is_training=workload.is_training,
+            leaves_poor_kernel=workload.expert_kernel == "as-16-bit",
             **choice,
         )
 
-    # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.
-    operations.append(grouped("gate_up", 2 * f, h) if config.gated_mlp else grouped("up", f, h))
     inner = 2 * f if config.gated_mlp else f
-    operations += lower_clamp(shard, repeats, elements=1.0 * rows * inner)
-    operations.append(activation(shard, "moe.activation", repeats, width=f, tokens=rows, gated=config.gated_mlp))
-    operations.append(grouped("down", h, f))
-    operations += lower_biases(shard, repeats, elements=1.0 * rows * h, num_experts=own_experts)
-    if spreads:
-        operations += reduce_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
-        operations += combine_experts(shard, repeats, rows=own_rows)
-    combined = 1.0 * routed_tokens * h
-    operations.append(move(shard, "moe.unpermute", repeats, read=1.0 * own_rows * h, written=combined))
-    if spreads and layout.cuts_experts_apart and not shard.workload.is_training:
-        operations += share_tokens(shard, "moe.outputs", repeats, tokens=tokens)
-    if config.shared_expert_intermediate_size:
-        if spreads:
-            operations += gather_tokens(shard, "shared_expert", repeats, tokens=tokens)
-        operations += lower_mlp_gemms(shard, "shared_expert", repeats, config.shared_expert_intermediate_size)
-        if config.shared_expert_gate:
-            operations.append(
-                weight_gemm(shard, "shared_expert.token_gate", repeats, m=tokens, n=1, k=h, dtype=shard.dtype)
+    return [
+        # Every grouped kernel in use keeps gate and up projections of an expert in one matrix.
+        grouped("gate_up" if config.gated_mlp else "up", inner, h),
+        *lower_clamp(shard, repeats, elements=1.0 * rows * inner),
+        activation(shard, "moe.activation", repeats, width=f, tokens=rows, gated=config.gated_mlp),
+        grouped("down", h, f),
+        *lower_biases(shard, repeats, elements=1.0 * rows * h, num_experts=own_experts),
+    ]
+
+
+def _lower_shared_expert(shard: Shard, repeats: int, *, stands_alone: bool) -> list[Operation]:
+    """The expert that every token meets.
+
+    Args:
+        shard: Sizes of this device.
+        repeats: Executions per step.
+        stands_alone: Whether it gathers its tokens and sums its outputs itself, since routed rows go another way.
+    """
+    config, tokens = shard.config, shard.num_tokens
+    operations = lower_mlp_gemms(shard, "shared_expert", repeats, config.shared_expert_intermediate_size)
+    if config.shared_expert_gate:
+        operations.append(
+            weight_gemm(
+                shard, "shared_expert.token_gate", repeats, m=tokens, n=1, k=config.hidden_size, dtype=shard.dtype
             )
-        if spreads:
-            operations += reduce_tokens(shard, "shared_expert", repeats, tokens=tokens)
-    if not spreads:
-        operations += reduce_tokens(shard, "moe", repeats, tokens=tokens)
-    return operations
+        )
+    if not stands_alone:
+        return operations
+    return [
+        *gather_tokens(shard, "shared_expert", repeats, tokens=tokens),
+        *operations,
+        *reduce_tokens(shard, "shared_expert", repeats, tokens=tokens),
+    ]
 
 
 def count_group_tokens(shard: Shard) -> int:
