@@ -18,11 +18,11 @@ python=${PYTHON:-python3}
 least=30
 # Files above this are more than a channel for results may take. [byte]
 most_bytes=$((16 * 1000 * 1000))
-# Formats beside bf16.
-formats=fp16,tf32,fp32,fp8,int8
+# Formats beside bf16, those of Hopper; a device that lacks one says so.
+formats=${FORMATS:-fp16,tf32,fp32,fp8,int8}
 # The same products again at another time, and which kernels the library took for them.
 names=" --kernel-names"
-[ -z "${CPU:-}" ] || { formats=fp16,int8; names=; }
+[ -z "${CPU:-}" ] || { formats=${FORMATS:-fp16,int8}; names=; }
 
 # Suites and options. First the sizes that nobody has published for current GPUs, in the format that training uses.
 declare -A suites=(

@@ -34,8 +34,9 @@ pytestmark = [
 ]
 
 SUITES = ("alignment", "batched", "tiles", "random", "attention", "pointwise", "experts", "layer", "decode", "model")
-# What torch says where a fused kernel that was asked for by name is not made for the call.
-NOT_THERE = "No available kernel"
+# What is said where a fused kernel that was asked for by name is not made for the call, and where a step is larger than
+# the device.
+NOT_THERE = ("No available kernel", "of memory may be used", "of memory are free")
 # Head widths that every fused kernel has.
 USUAL_HEAD_DIMS = (64, 128)
 
@@ -98,7 +99,7 @@ def test_all_kinds_of_a_suite_work(suite: str, gpu: Backend) -> None:
     cases = one_of_each(suite, default_dtypes(suite, gpu.dtypes, cpu=False))
     rows = [measured(case, gpu) for case in cases]
     bad = [f"{row.kind} {row.name} {row.variant} {row.dtype} {row.layout} {row.status} {row.error}" for row in rows
-           if row.status != OK and NOT_THERE not in row.error]  # fmt: skip
+           if row.status != OK and not any(words in row.error for words in NOT_THERE)]  # fmt: skip
     issued = [f"{row.kind} {row.name} {row.variant} {row.dtype} {row.layout}" for row in rows
               if row.status == OK and row.method != "graph" and suite != "model"]  # fmt: skip
 

@@ -65,8 +65,9 @@ def measure_case(
             ci_fraction=ci_fraction,
             capturable=prepared.capturable and may_capture,
         )
-    except (BenchError, RuntimeError, NotImplementedError, TypeError, ValueError, MemoryError) as error:
-        # Torch raises RuntimeError for memory, for kernels it lacks and for errors of the device alike.
+    except Exception as error:
+        # Torch raises RuntimeError for memory, for kernels it lacks and for errors of the device alike; its compiler
+        # may raise anything. What is let through would cost a process.
         failed = failed_row(row, one_line(error), backend.read_state())
         del error, prepared  # with their tensors
         gc.collect()
@@ -136,9 +137,14 @@ def _release_quietly(backend: Backend) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    words = str(error).strip().splitlines() or [type(error).__name__]
-    return words[0][:_LONGEST_ERROR]
+    """The first line of what an error says, with its kind where that tells more than the words.
+
+    >>> one_line(KeyError("bias"))
+    "KeyError: 'bias'"
+    """
+    words = str(error).strip().splitlines() or [""]
+    speaks = words[0] and isinstance(error, BenchError | RuntimeError | TypeError | ValueError)
+    return (words[0] if speaks else f"{type(error).__name__}: {words[0]}".removesuffix(": "))[:_LONGEST_ERROR]
 
 
 def now_utc() -> str:
