@@ -61,7 +61,7 @@ def serving_chart(found: ServingPlan) -> XYChart:
                     f"best {mode}",
                     [best.tokens_per_s_per_user],
                     [best.tokens_per_s_per_device],
-                    [f"{instances_words(best)}, batch {best.num_sequences}"],
+                    [f"{instances_words(best)}, {best.num_sequences} sequences"],
                 )
             )
     limit_s = found.request.tpot_limit_s

@@ -22,7 +22,7 @@ _POINT_COLUMNS = (
     Column("", is_text=True),
     Column("instances", is_text=True),
     Column("GPUs"),
-    Column("batch"),
+    Column("sequences"),
     Column("first token"),
     Column("90 % interval", rank=5),
     Column("per token"),
