@@ -16,6 +16,11 @@ from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, hf_co
 from shapewright.config import count_parameters, list_presets, load_preset
 from shapewright.config.hf import read_hf
 
+# Families whose config says of each layer whether it slides, as transformers reads it.
+WITH_KINDS_OF_LAYERS = (
+    "cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3",
+)  # fmt: skip
+
 pytestmark = pytest.mark.oracle
 
 MODEL_TYPES = sorted({model_type_of(key) for key in TINY_CONFIGS})
@@ -69,6 +74,28 @@ def test_defaults(model_type: str) -> None:
     implicit = read_hf({"model_type": model_type, **given}).config
     explicit = read_hf(filled).config
     assert replace(implicit, model_type="") == replace(explicit, model_type="")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"num_hidden_layers": 7}, {"max_window_layers": 1}, {"no_rope_layer_interval": 3}],
+    ids=lambda changes: next(iter(changes), "window"),
+)
+@pytest.mark.parametrize("key", WITH_KINDS_OF_LAYERS)
+def test_windows_of_each_layer(key: str, changes: dict[str, Any]) -> None:
+    """Layers that slide, or see chunks, are those of transformers, whatever pattern the config asks for."""
+    raw = {**tiny_config(key), "sliding_window": 8, "use_sliding_window": True, **changes}
+    theirs = hf_config(raw)
+    sizes = {
+        "full_attention": 0,
+        "sliding_attention": getattr(theirs, "sliding_window", None) or 0,
+        "chunked_attention": getattr(theirs, "attention_chunk_size", None) or 0,
+    }
+    config = read_hf(raw).config
+    pattern = config.attention_windows or (0,)
+    assert [pattern[index % len(pattern)] for index in range(config.num_layers)] == [
+        sizes[each] for each in theirs.layer_types
+    ]
 
 
 @pytest.mark.parametrize("model_type", [each for each in MODEL_TYPES if each != "bloom"])

@@ -9,6 +9,7 @@ from shapewright.config.families.family import (
     Family,
     Fields,
     Spellings,
+    layers_with_rotary,
     window_on_every_layer,
     windows_from_layer_types,
 )
@@ -226,11 +227,7 @@ def _llama4_rest(values: HfValues) -> Fields:
     else:
         is_moe = [index in moe_indices for index in range(num_layers)]
     # Layers without rotary positions see everything, the others only their chunk.
-    no_rope = values.list_of("no_rope_layers")
-    if not no_rope:
-        interval = values.count("no_rope_layer_interval")
-        no_rope = [int((index + 1) % interval != 0) for index in range(num_layers)]
-    default = ["chunked_attention" if uses_rope else "full_attention" for uses_rope in no_rope]
+    default = ["chunked_attention" if turns else "full_attention" for turns in layers_with_rotary(values)]
     expert_width = values.count("intermediate_size")
     return {
         "intermediate_size": values.count("intermediate_size_mlp"),

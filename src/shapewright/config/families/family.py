@@ -66,6 +66,15 @@ def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fie
     return {"attention_windows": tuple(sizes[str(name)] for name in names), "attention_window_kind": kind}
 
 
+def layers_with_rotary(values: HfValues) -> list[bool]:
+    """Which layers turn queries and keys: as ``no_rope_layers`` has it (1 for those that do), else all but every nth."""
+    listed = values.list_of("no_rope_layers")
+    if listed:
+        return [bool(each) for each in listed]
+    interval = values.count("no_rope_layer_interval")
+    return [(index + 1) % interval != 0 for index in range(values.num_layers("num_hidden_layers"))]
+
+
 def window_on_every_layer(values: HfValues) -> Fields:
     """Read a sliding window that holds for all layers, if there is one."""
     return {"attention_windows": (values.optional_count("sliding_window"),)}

@@ -9,6 +9,7 @@ from shapewright.config.families.family import (
     Family,
     Fields,
     Spellings,
+    layers_with_rotary,
     window_on_every_layer,
     windows_from_layer_types,
 )
@@ -302,9 +303,11 @@ COHERE2 = Family(
 
 
 def _smollm3_windows(values: HfValues) -> Fields:
+    """As transformers' SmolLM3Config has it: layers without rotary positions are those that slide."""
     if not values.flag("use_sliding_window"):
         return {}
-    return windows_from_layer_types(values, _every_nth_is_full(values, values.count("no_rope_layer_interval")))
+    default = ["full_attention" if turns else "sliding_attention" for turns in layers_with_rotary(values)]
+    return windows_from_layer_types(values, default)
 
 
 SMOLLM3 = Family(
