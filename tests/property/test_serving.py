@@ -78,6 +78,11 @@ def test_sequences_are_arrivals_times_the_time_that_they_stay(speculation: dict[
         else:
             assert at_work <= point.num_sequences * (1 + 1e-9)
             assert point.num_prefill_instances >= 1
+        devices = point.num_instances * point.layout.num_devices
+        if point.prefill_layout is not None:
+            devices += point.num_prefill_instances * point.prefill_layout.num_devices
+        assert point.num_devices == devices <= 4
+        assert point.tokens_per_s_per_device * devices == pytest.approx(point.requests_per_s * 301)
     full = [
         point.requests_per_s * 300 * point.tpot.middle_s / point.num_sequences
         for point in found.points

@@ -192,6 +192,18 @@ def test_best_keeps_limits_and_front_falls() -> None:
     assert devices == sorted(devices)
 
 
+def test_both_limits_are_kept_or_neither_is() -> None:
+    """A point within one limit and beyond the other does not meet the request; without limits any does."""
+    request = ServingRequest(prompt_len=1000, output_len=101)
+    instance = make_instance(request=request)
+    decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
+    (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
+    assert point.meets(request)
+    late, slow = 2.0 * point.ttft.middle_s, 2.0 * point.tpot.middle_s
+    for ttft_s, tpot_s, is_met in ((late, slow, True), (0.05, slow, False), (late, 0.01, False), (None, slow, True)):
+        assert point.meets(replace(request, ttft_limit_s=ttft_s, tpot_limit_s=tpot_s)) == is_met
+
+
 def test_front_leaves_out_what_is_beaten() -> None:
     """Of three points, one worse in both is not on the front."""
     points = plan().points

@@ -67,7 +67,7 @@ def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fie
 
 
 def layers_with_rotary(values: HfValues) -> list[bool]:
-    """Which layers turn queries and keys: as ``no_rope_layers`` has it (1 for those that do), else all but every nth."""
+    """Which layers turn queries and keys: those that ``no_rope_layers`` has as 1, else all but every nth."""
     listed = values.list_of("no_rope_layers")
     if listed:
         return [bool(each) for each in listed]
