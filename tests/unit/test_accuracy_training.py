@@ -80,6 +80,41 @@ def test_what_recipes_say(tmp_path: Path) -> None:
     assert (other.software, other.workload.optimizer, other.workload.narrow_inputs) == ("unnamed", "adamw", False)
 
 
+@pytest.mark.parametrize(
+    ("changes", "pieces"),
+    [
+        ({"tp": 1}, None),
+        ({"tp": 2, "ep": 64}, 1),
+        ({"tp": 2, "ep": 8}, 1),
+        ({"tp": 2, "ep": 8, "source": "somebody"}, None),
+        ({"tp": 2, "ep": 64, "source": "somebody"}, 1),
+    ],
+)
+def test_experts_over_the_tensor_axis(tmp_path: Path, changes: dict[str, Any], pieces: int | None) -> None:
+    """NVIDIA's recipes leave experts whole; others are cut as other matrices are, unless replicas cannot hold them."""
+    (run,), skipped = read(tmp_path, [experts("26.06", 28947) | changes])
+    assert run.layout.expert_tensor_parallel == pieces
+    assert not skipped
+
+
+@pytest.mark.parametrize(
+    ("changes", "modules"),
+    [
+        ({"dtype": "bf16"}, "layernorm,moe_act"),
+        ({"dtype": "bf16", "gpu": "GB300"}, None),
+        ({}, None),
+        ({"model": "DeepSeekV3", "gpu": "B300-SXM", "pp": 8, "ep": 8, "global_batch": 1024}, "mla_up_proj"),
+        ({"model": "DeepSeekV3", "gpu": "GB300", "global_batch": 1024}, None),
+        ({"dtype": "bf16", "source": "somebody"}, None),
+    ],
+)
+def test_parts_that_recipes_compute_again(tmp_path: Path, changes: dict[str, Any], modules: str | None) -> None:
+    """Before the iteration was one graph, recipes that were short of memory computed parts of layers again."""
+    (run,), _ = read(tmp_path, [experts("26.06", 28947) | changes])
+    expected = ("none", "core_attn") if modules is None else ("selective", modules)
+    assert (run.workload.recompute, run.workload.recompute_modules) == expected
+
+
 def dense(**changes: Any) -> dict[str, Any]:
     """A published row of GPT-3 175B."""
     return {
