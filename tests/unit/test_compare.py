@@ -201,3 +201,13 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
     code, out, err = run(["compare", "gpt2", *arguments], capsys)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+@pytest.mark.parametrize(("phase", "heading"), [("decode", "MBU"), ("prefill", "MFU")])
+def test_decode_is_compared_by_bandwidth(phase: str, heading: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A decode step is a share of bandwidth, and its share of arithmetic would say nothing."""
+    arguments = ["compare", "llama-3-8b", "--devices", "h100-sxm-80gb,l40s", "--micro-batch-size", "1"]
+    code, out, _ = run([*arguments, "--phase", phase], capsys)
+
+    assert code == 0
+    assert {"MBU", "MFU"} & set(out.splitlines()[1].split()) == {heading}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
-from shapewright.report.prediction_text import describe
+from shapewright.report.prediction_text import describe, name_utilization
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -96,10 +96,12 @@ def job_words(found: Comparison) -> str:
 def comparison_columns(found: Comparison) -> list[Column]:
     """Devices that run the job, one row each, as the columns of a table."""
     rows = []
+    utilization = "MFU"
     for row in found.rows:
         prediction = row.prediction
         if prediction is None:
             continue
+        utilization = name_utilization(prediction.workload.phase)
         low, high = prediction.step_time_low_s, prediction.step_time_high_s
         bounds = sorted(row.bound_fractions.items(), key=lambda entry: -entry[1])
         rows.append(
@@ -110,7 +112,7 @@ def comparison_columns(found: Comparison) -> list[Column]:
                 f"{format_seconds(low)} to {format_seconds(high)}",
                 f"{row.tokens_per_s or 0:,.0f}",
                 f"{found.speed_fraction(row) or 0:.2f}x",
-                format_percent(prediction.mfu),
+                format_percent(prediction.mbu if utilization == "MBU" else prediction.mfu),
                 format_bytes(prediction.memory.total_bytes)
                 + f" of {format_bytes(row.device.memory_bytes)}"
                 + ("" if row.fits else ", does not fit"),
@@ -123,4 +125,5 @@ def comparison_columns(found: Comparison) -> list[Column]:
                 ),
             ]
         )
-    return columns_of(rows, _COLUMNS)
+    headings = [replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS]
+    return columns_of(rows, headings)

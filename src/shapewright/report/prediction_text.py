@@ -113,6 +113,15 @@ def _layout_words(layout: ParallelLayout) -> str:
     return ", ".join(words) or "one device"
 
 
+def name_utilization(phase: str) -> str:
+    """What a step is a share of, in one column: in decode bandwidth, otherwise arithmetic.
+
+    >>> name_utilization("decode"), name_utilization("train")
+    ('MBU', 'MFU')
+    """
+    return "MBU" if phase == "decode" else "MFU"
+
+
 def verdict(prediction: Prediction) -> dict[str, str]:
     """The answer, in words by name."""
     workload = prediction.workload

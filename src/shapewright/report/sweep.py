@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.prediction_text import name_utilization
 from shapewright.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -33,9 +34,13 @@ def print_sweep(found: Sweep, console: Console) -> None:
     console.print(
         f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
     )
-    headings = [Column(field) for field in found.axes]
-    rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row)] for row in found.rows]
-    print_table(columns_of(rows, [*headings, *_COLUMNS]), console)
+    utilization = "MFU" if "phase" in found.axes else name_utilization(first.workload.phase)
+    headings = [
+        *(Column(field) for field in found.axes),
+        *(replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS),
+    ]
+    rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row, utilization)] for row in found.rows]
+    print_table(columns_of(rows, headings), console)
     for line in found.notes:
         console.print(f"note: {line}", style="yellow", soft_wrap=True)
 
@@ -77,7 +82,7 @@ def _fits(prediction: Prediction) -> bool:
     return prediction.memory.total_bytes <= prediction.device.memory_bytes
 
 
-def _cells(row: SweptStep) -> list[str]:
+def _cells(row: SweptStep, utilization: str) -> list[str]:
     prediction = row.prediction
     if prediction is None:
         return ["", "", "", "", "", "", row.problem]
@@ -88,7 +93,7 @@ def _cells(row: SweptStep) -> list[str]:
         f"{format_seconds(low)} to {format_seconds(high)}",
         f"{prediction.tokens_per_s_per_device:,.0f}",
         "" if prediction.workload.is_training else f"{per_sequence:,.1f}",
-        format_percent(prediction.mfu),
+        format_percent(prediction.mbu if utilization == "MBU" else prediction.mfu),
         format_bytes(prediction.memory.total_bytes),
         "" if _fits(prediction) else "does not fit",
     ]

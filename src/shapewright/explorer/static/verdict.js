@@ -13,12 +13,13 @@ export function showVerdict(answer) {
     h("div", { class: "step" }, h("span", { class: "label" }, stepName), h("strong", { "data-fact": "step" }, middle), h("span", { class: "interval" }, interval)),
     rest.map(([name, text]) => h("div", { class: `stat ${name === "memory" ? (fits ? "good" : "bad") : ""}` },
       h("span", { class: "label" }, name), h("span", { class: "fact", "data-fact": name }, inTwo(text)),
-      name === "MFU" ? meter(answer.mfu, "MFU") : name === "memory" ? meter(answer.memory.total_bytes / answer.memory.capacity_bytes, "memory") : null)));
+      name === "MFU" ? meter(answer.mfu, name) : name === "MBU" ? meter(answer.mbu, name) : name === "memory" ? meter(answer.memory.total_bytes / answer.memory.capacity_bytes, "memory") : null)));
   fill(byId("notes"), [...answer.notes, ...answer.warnings].map((text) => h("li", {}, text)));
-  byId("mini").textContent = `${middle} · MFU ${verdict.MFU}${fits ? "" : " · does not fit"}`;
+  const use = verdict.MBU ? "MBU" : "MFU";  // in decode bandwidth says more
+  byId("mini").textContent = `${middle} · ${use} ${verdict[use]}${fits ? "" : " · does not fit"}`;
   showMoved(answer.moved);
   clearTimeout(speak);
-  speak = setTimeout(() => { byId("spoken").textContent = `${stepName} ${stepText}, MFU ${verdict.MFU}, memory ${verdict.memory}`; }, 700);
+  speak = setTimeout(() => { byId("spoken").textContent = `${stepName} ${stepText}, ${use} ${verdict[use]}, memory ${verdict.memory}`; }, 700);
 }
 
 /** A long text in two weights: "67.7 GiB" and " of 37.3 GiB (does not fit)". */
