@@ -6,6 +6,7 @@ Shapes that ECharts does not know (a band, a span of a timeline) name a drawing 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 from shapewright.report.charts import (
@@ -59,12 +60,21 @@ def _xy(chart: XYChart) -> Option:
         "tooltip": {"trigger": "axis" if any(isinstance(part, Line) for part in chart.series) else "item"},
         "legend": {"data": [part.name for part in chart.series], "type": "scroll", "bottom": 0, "right": 40, "left": 8},
         "grid": {"left": 16, "right": 48, "top": 40, "bottom": 56, "containLabel": True},
-        "xAxis": _axis(chart.x_label, log_base=chart.x_log_base if chart.x_log else None, across=True)
-        | {"min": "dataMin", "max": "dataMax"},
+        "xAxis": _axis(chart.x_label, log_base=chart.x_log_base if chart.x_log else None, across=True) | _ends(chart),
         "yAxis": _axis(chart.y_label, log_base=10 if chart.y_log else None, from_zero=chart.y_from_zero),
         "dataZoom": [{"type": "inside", "filterMode": "none"}],
         "series": series,
     }
+
+
+def _ends(chart: XYChart) -> Option:
+    """Where the axis across begins and ends: at the data, on round numbers, which then are its labels."""
+    if chart.x_log:
+        return {"min": "dataMin", "max": "dataMax"}
+    known = [x for part in chart.series for x in part.x]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    step = 10.0 ** (floor(log10(high - low if high > low else 1.0)) - 1)
+    return {"min": float(f"{floor(low / step) * step:.6g}"), "max": float(f"{ceil(high / step) * step:.6g}")}
 
 
 def _xy_series(part: Line | Points | Band, color: str) -> Option:
@@ -226,7 +236,7 @@ def _axis(label: str, *, log_base: int | None = None, from_zero: bool = False, a
         "name": label,
         "scale": not from_zero,
         "splitLine": {"lineStyle": {"opacity": 0.35}},
-        **(_NAMED_ACROSS if across else {}),
+        **(_NAMED_ACROSS if across else {"nameTextStyle": {"align": "left"}}),
     }
 
 

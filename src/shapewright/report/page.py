@@ -19,7 +19,7 @@ from shapewright.report.echarts import chart_option
 
 DEFAULT_CHART_HEIGHT_PX = 360
 # Cells of words longer than this wrap. [character]
-_LONGEST_UNWRAPPED = 44
+_LONGEST_UNWRAPPED = 36
 
 
 @dataclass(frozen=True, slots=True)
