@@ -29,7 +29,8 @@ def export_store(store: Store, folder: str | Path, *, format_name: str = "parque
 
     ``measurements`` holds every row with its run, failed ones too. The other tables hold good rows in the columns of
     measured tables; medians are ``latency_s``. A row that is a repetition is in ``measurements`` alone, and so are
-    products in other layouts than NT, gradients of attention, and whatever else those tables have no column for.
+    products in other layouts than NT, gradients of attention, attention that does not copy keys and values into a cache
+    (those tables are of libraries that do), and whatever else those tables have no column for.
 
     Args:
         store: Where the rows are.
@@ -84,6 +85,8 @@ def _gemm(row: Row) -> Record | None:
 def _attention(row: Row) -> Record | None:
     sizes = row.sizes
     if row.kind != "attention" or sizes["is_backward"] or sizes["v_head_dim"] != sizes["head_dim"]:
+        return None
+    if not sizes.get("writes_cache"):  # judged as if it did, prefills would look a sixth too fast
         return None
     names = ("batch_size", "query_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
     cache = {"kv_cache_dtype": sizes["kv_cache_dtype"] or row.dtype}
