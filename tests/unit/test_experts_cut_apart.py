@@ -67,6 +67,8 @@ def test_devices_that_share_an_expert_gather_its_rows() -> None:
     assert (product.m, product.n, product.groups) == (TOKENS // 4 * K * 2, F, E // 4)
     assert (gather.num_ranks, gather.message_bytes) == (2, TOKENS // 4 * K * 2 * H * 2)
     assert only(HALVES, "moe.reduce_scatter").message_bytes == gather.message_bytes
+    # The product keeps what it read, as memory counts it, so that the backward pass gathers no rows again.
+    assert not [each for each in lower(CONFIG, TRAINING, HALVES) if each.name == "moe.backward.gather_again"]
 
 
 def test_the_tensor_degree_is_the_default() -> None:

@@ -89,7 +89,7 @@ def _mirror(forward: Collective) -> list[Operation]:
             backward_bytes=None,
         )
     ]
-    if forward.op_name == "all_gather" and forward.axis == "tensor":
+    if forward.op_name == "all_gather" and forward.axis == "tensor" and not forward.keeps_result:
         mirrored.append(forward.changed(name=f"{name}.gather_again", pass_name="backward", overlaps=True))
     return mirrored
 

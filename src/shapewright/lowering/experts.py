@@ -57,7 +57,9 @@ def lower_experts(shard: Shard, repeats: int) -> list[Operation]:
         operations.append(move(shard, "moe.permute", repeats, read=1.0 * own_rows * h, written=1.0 * own_rows * h))
     if spreads:
         operations += dispatch_experts(shard, repeats, rows=own_rows)
-        operations += gather_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
+        # The products' input is kept as it was gathered (saved_tensors).
+        gathered = gather_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)
+        operations += [each.changed(keeps_result=True) for each in gathered]
     operations += _multiply(shard, repeats, rows)
     if spreads:
         operations += reduce_tokens(shard, "moe", repeats, tokens=rows, num_ranks=sharers)

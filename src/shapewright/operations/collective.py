@@ -34,6 +34,7 @@ class Collective(OperationBase):
         crossing_fraction: Part of what an alltoall has for other nodes that crosses the network: below 1 where what
             several ranks of a node want alike is sent once and copied inside it.
         backward_bytes: What its mirror image in the backward pass sends; None for as much as itself. [byte]
+        keeps_result: Whether what was gathered is kept for the backward pass; otherwise it is gathered again.
     """
 
     op_name: str
@@ -44,6 +45,7 @@ class Collective(OperationBase):
     overlaps: bool = False
     crossing_fraction: float = 1.0
     backward_bytes: Numeric | None = None
+    keeps_result: bool = False
 
     kind = "collective"
 
