@@ -10,8 +10,9 @@ from shapewright.adding_up import BESIDE_PRODUCTS, exposed_fraction
 from shapewright.errors import CalibrationError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
-from shapewright.operations import Attention, Collective
-from shapewright.perf.software import TUNED, Software, load_software, software_names
+from shapewright.operations import Attention, Collective, Gemm
+from shapewright.perf.price import Price
+from shapewright.perf.software import TUNED, TUNED_SOFTWARE, Software, load_software, software_names
 from shapewright.predict import Prediction
 from shapewright.predict import predict as predict_step
 from shapewright.question import Question, ask
@@ -213,3 +214,36 @@ def test_unknown_software_and_wrong_phase() -> None:
         predict("fsdp-2032")
     with pytest.raises(WorkloadError, match=r"means nothing in decode"):
         ask("llama-3-8b", load_device(H100), workload={"phase": "decode"}, software="fsdp-2023")
+
+
+def test_a_generation_moves_all_of_a_price() -> None:
+    """Half as much again and 10 us of the host, for the time and both of its ends; the step is not launched so."""
+    price = Price(
+        time_s=1e-4,
+        low_s=8e-5,
+        high_s=2e-4,
+        compute_s=1e-4,
+        memory_s=0.0,
+        start_s=2e-6,
+        roofline_s=5e-5,
+        calibration="x",
+    )
+    device = load_device("a100-sxm-80gb")
+    old = replace(TUNED_SOFTWARE, time_factor=1.5, host_s=1e-5)
+    product = Gemm(name="mlp.up", m=8, n=8, k=8)
+    found = old.adjust(product, price, device)
+    assert (found.time_s, found.low_s, found.high_s) == pytest.approx((1.6e-4, 1.3e-4, 3.1e-4))
+    assert found.start_s == pytest.approx(1.2e-5)
+    assert old.adjusted_s(product, 1e-4, device) == pytest.approx(1.6e-4)
+    assert old.adjust(replace(product, pass_name="step"), price, device).time_s == pytest.approx(1.5e-4)
+
+
+def test_a_host_that_waits_for_experts_launches_nothing_else_late() -> None:
+    """Where the rest is captured in graphs, routed rows and shared experts cost their launch, router and MLP none."""
+    waits = replace(TUNED_SOFTWARE, host_s=1e-5, host_scope="experts")
+    device = load_device("a100-sxm-80gb")
+    for name, is_late in (("moe.down", True), ("shared_expert.up", True), ("moe.router", False), ("mlp.up", False)):
+        product = Gemm(name=name, m=8, n=8, k=8)
+        assert waits.tells_apart(product) == is_late
+        assert waits.adjusted_s(product, 1e-4, device) == pytest.approx(1.1e-4 if is_late else 1e-4)
+        assert not replace(waits, host_scope="all").tells_apart(product)
