@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import shapewright
 from command_line import run
+from shapewright.layout import ParallelLayout
 from shapewright.plan import PlanResult
 from shapewright.units import format_seconds
 
@@ -108,3 +110,18 @@ def test_check_knows_no_faster_layout_than_the_best_plan(
     report = shapewright.check(model, device=device, workload=best.workload, layout=best.layout)
 
     assert not [made.title for finding in report.findings for made in finding.suggestions if made.kind == "runtime"]
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
+def test_a_whole_layout_can_be_kept(model: str) -> None:
+    """Every field of a plan's layout, experts cut as other matrices among them, can be kept, and gives that plan."""
+    job: dict[str, Any] = {"device": H100, "num_devices": 16, "global_batch_size": 64}
+    best = shapewright.plan(model, **job, keep={"expert_tensor_parallel": (None,)}).plans[0]
+    kept = {spec.name: (getattr(best.layout, spec.name),) for spec in fields(ParallelLayout)}
+    again = shapewright.plan(model, **job, keep={**kept, "micro_batch_size": (best.workload.micro_batch_size,)}).plans[
+        0
+    ]
+
+    assert best.layout.expert_tensor_parallel is None
+    assert again.layout == best.layout
+    assert again.prediction.step_time_s == best.prediction.step_time_s

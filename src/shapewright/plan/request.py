@@ -156,6 +156,8 @@ def keep_given(
         if name in _WORDS or name in _TRUE_OR_FALSE:
             continue
         for value in values:
+            if value is None and name == "expert_tensor_parallel":  # the tensor axis' own, as in a layout
+                continue
             if not isinstance(value, int) or not smallest.get(name, 1) <= value <= largest.get(name, LARGEST_JOB):
                 raise LayoutError(
                     f"{name}={value!r} must be a whole number from {smallest.get(name, 1)} to "

@@ -190,12 +190,14 @@ def _expert_degrees(
 ) -> Iterator[tuple[int, int | None]]:
     """Devices that share a layer's experts, and those that share each of their matrices; None for the tensor axis'.
 
-    Experts are cut as other matrices are, or whole (Megatron-LM's expert_tensor_parallel_size 1); others if asked.
+    Experts are cut as other matrices are, or whole (Megatron-LM's expert_tensor_parallel_size 1); others if asked. A
+    kept None is the tensor axis' degree, as in a layout.
     """
     degrees = divisors(config.num_experts) if config.num_experts else [1]
-    cuts = {1, *request.kept.get("expert_tensor_parallel", ())} if config.num_experts else set()
+    kept = {tensor if cut is None else cut for cut in request.kept.get("expert_tensor_parallel", ())}
+    cuts = {1, *kept} if config.num_experts else set()
     for cut in (tensor, *sorted(cut for cut in cuts if cut != tensor)):
-        if not request.allows("expert_tensor_parallel", cut):
+        if kept and cut not in kept:
             continue
         for degree in degrees:
             if tensor * ranks % (degree * cut) == 0 and request.allows("expert_parallel", degree):
