@@ -41,9 +41,13 @@ class Rule(NamedTuple):
 
 # Source: get_default_config of each library's fused_moe (vllm 0.14.0, 0.24.0; sglang 0.5.10, 0.5.14), for products in
 # 16 bits and in FP8 with one scale for a tensor.
-_OF_OLD = Rule(True, (1,), ((16, 32), (64, 64)))
+_OF_OLD = Rule(per_expert=True, up_to=(1,), tiles=((16, 32), (64, 64)))
 RULES = {
-    "vllm 0.24": Rule(False, (32, 64, 96, 512), ((16, 64), (32, 64), (32, 128), (64, 128), (128, 128))),
+    "vllm 0.24": Rule(
+        per_expert=False,
+        up_to=(32, 64, 96, 512),
+        tiles=((16, 64), (32, 64), (32, 128), (64, 128), (128, 128)),
+    ),
     "vllm 0.14": _OF_OLD,
     "sglang 0.5": _OF_OLD,
 }

@@ -174,7 +174,7 @@ def _states(layers: pd.DataFrame, architecture: str) -> Iterator[tuple[str, pd.D
     width, in_log = layers[["n", "k"]].min(axis=1), layers.log.isin(ends)
     for log, (usual, own) in {"": (0.0, 0.0), **ends}.items():
         contradicts = (width % 2 == 1) & (in_log if not log else layers.log != log)
-        disputed = pd.Series(False, index=layers.index)
+        disputed = pd.Series(data=False, index=layers.index)
         for first, last in ends.values():
             disputed |= (width > first) & (width <= last)
         yield log, layers[~(contradicts & disputed)], [_moved(plan, usual, own) for plan in plans] if log else plans

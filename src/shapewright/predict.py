@@ -208,7 +208,7 @@ def predict(
         *_say_idle(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
         *_say_masked(config, workload, mfu),
         *_say_host(device, priced, times.step_s),
-        *_say_expert_kernel(config, device, workload, uncalibrated),
+        *_say_expert_kernel(config, device, workload, uncalibrated=uncalibrated),
     )
     return Prediction(
         config=config,
@@ -365,7 +365,7 @@ def _say_masked(config: TransformerConfig, workload: Workload, mfu: float) -> It
 
 
 def _say_expert_kernel(
-    config: TransformerConfig, device: Device, workload: Workload, uncalibrated: bool
+    config: TransformerConfig, device: Device, workload: Workload, *, uncalibrated: bool
 ) -> Iterator[str]:
     """Which measured kernel prices experts in a narrow format, since kernels of one format differ by a factor."""
     if config.is_moe and not device.roofline_only:

@@ -156,7 +156,7 @@ def test_odd_heads_cost_what_was_measured() -> None:
 def test_another_family_runs_no_such_kernels(name: str, has_kernels: bool) -> None:
     """Which kernel a library takes is a habit of one family: a sibling of A100 borrows it, a device of another not."""
     device = load_device(name)
-    job = make_gemm_job("bf16", None, device, load_record("gemm", device, uncalibrated=name == "l40s"), False, "")
+    job = make_gemm_job("bf16", None, device, load_record("gemm", device, uncalibrated=name == "l40s"))
 
     assert job.section is not None
     assert job.section.batched is not None

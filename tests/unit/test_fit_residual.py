@@ -41,7 +41,7 @@ def section_of(offset: float) -> LearnedSection:
 def runners_up() -> np.ndarray:
     """Of the H100's menu in bf16: one product of two full waves of 128 x 256, one that only a split can spread."""
     device = load_device("h100-sxm-80gb")
-    job = make_gemm_job("bf16", None, device, load_record("gemm", device, physics_only=True), False, "")
+    job = make_gemm_job("bf16", None, device, load_record("gemm", device, physics_only=True))
     assert job.section is not None
     assert job.rates is not None
     m, n, k = np.array([[4096.0, 64.0], [8192.0, 128.0], [4096.0, 65536.0]])

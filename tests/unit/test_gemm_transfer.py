@@ -131,7 +131,7 @@ def test_a_record_of_ones_own_is_taken_as_it_is() -> None:
     """No rule touches what was measured on the device itself."""
     device = load_device("l40s")
     record: CalibrationRecord = load_record("gemm", device)
-    section = make_gemm_job("fp8", None, device, record, False, "").section
+    section = make_gemm_job("fp8", None, device, record).section
     assert section is not None
 
     assert section.parameters.start_s == record.parameters["dtypes"]["fp8"]["start_s"]

@@ -117,7 +117,7 @@ def test_family_comes_before_format_and_library() -> None:
 def test_an_older_vllm_is_priced_by_who_has_its_default_tiles(library: str, lender: str) -> None:
     """Up to 0.16 vllm ran sglang's two tiles where nobody tuned; what was tuned is its own list's."""
     key = f"{library}/vllm_fused_moe"
-    job = make_gemm_job("bf16", None, H100, load_record("moe", H100), False, key)
+    job = make_gemm_job("bf16", None, H100, load_record("moe", H100), library=key)
 
     assert choose_expert_kernel(load_record("moe", H100), ("bf16", "bf16"), key).startswith(lender)
     assert job.section is not None

@@ -91,7 +91,8 @@ def _read_word(word: str) -> ElementFormat:
     scheme = _SCHEMES.get(folded, folded)
     widths = _WIDTHS.match(scheme)
     if widths:
-        return _read_scheme(word, widths.group(1), widths.group(2), "int8" in folded or folded in ("sq", "smoothquant"))
+        is_integer = "int8" in folded or folded in ("sq", "smoothquant")
+        return _read_scheme(word, widths.group(1), widths.group(2), is_integer=is_integer)
     if folded.endswith(("_wo", "-wo", "_weight_only")):
         stored = "int4" if "4" in folded else "int8"
         return ElementFormat("bf16", stored, f"{word}: weights as {stored}, products in bf16")
@@ -102,7 +103,7 @@ def _read_word(word: str) -> ElementFormat:
     raise MeasuredFileError(f"unknown format {word!r}; known are those of the package, and schemes such as w4a16")
 
 
-def _read_scheme(word: str, weights: str, activations: str, is_integer: bool) -> ElementFormat:
+def _read_scheme(word: str, weights: str, activations: str, *, is_integer: bool) -> ElementFormat:
     """A scheme of so many bits of weights and of activations."""
     if activations == "16":
         if weights == "16":

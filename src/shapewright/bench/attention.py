@@ -57,7 +57,7 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
     if not operation.is_backward:
 
         def check_forward(found: Any, arguments: tuple[Any, ...]) -> float:
-            return _check_forward(found, arguments, is_causal)
+            return _check_forward(found, arguments, is_causal=is_causal)
 
         inputs = [make() for _ in range(count)]
         return Prepared(inputs=inputs, call=forward, check=check_forward, kernel=kernel, set_bytes=set_bytes)
@@ -71,7 +71,7 @@ def prepare_attention(operation: Attention, backend: Backend, variant: str) -> P
         return out, leaves, tensor(heads, queries, int(operation.v_head_dim))
 
     def check_backward(found: Any, arguments: tuple[Any, ...]) -> float:
-        return _check_backward(found, arguments[1], arguments[2], is_causal)
+        return _check_backward(found, arguments[1], arguments[2], is_causal=is_causal)
 
     # The engine runs a gradient on the stream of its forward pass: that is the one that is captured, for there is one.
     return Prepared(
@@ -116,7 +116,7 @@ def _chosen_kernel(variant: str) -> AbstractContextManager[Any]:
     return context
 
 
-def _probabilities(q: Any, k: Any, rows: list[int], is_causal: bool) -> Any:
+def _probabilities(q: Any, k: Any, rows: list[int], *, is_causal: bool) -> Any:
     """Rows of softmax(Q K^T / sqrt(d)) of one head, float64."""
     import torch
 
@@ -132,21 +132,21 @@ def _last_head(tensors: tuple[Any, ...]) -> list[Any]:
     return [tensor[-1, -1].detach().double().cpu() for tensor in tensors]
 
 
-def _check_forward(found: Any, arguments: tuple[Any, ...], is_causal: bool) -> float:
+def _check_forward(found: Any, arguments: tuple[Any, ...], *, is_causal: bool) -> float:
     if not bool(found.isfinite().all()):
         return float("nan")
     q, k, v = _last_head(arguments)
     rows = some_indices(q.shape[0], _CHECKED_QUERIES)
-    return relative_error(found[-1, -1][rows], _probabilities(q, k, rows, is_causal) @ v)
+    return relative_error(found[-1, -1][rows], _probabilities(q, k, rows, is_causal=is_causal) @ v)
 
 
-def _check_backward(found: tuple[Any, ...], leaves: tuple[Any, ...], gradient: Any, is_causal: bool) -> float:
+def _check_backward(found: tuple[Any, ...], leaves: tuple[Any, ...], gradient: Any, *, is_causal: bool) -> float:
     """Compare rows of dQ; of dK and dV, which sum over all queries, only that they are finite."""
     if not all(bool(part.isfinite().all()) for part in found):
         return float("nan")
     q, k, v = _last_head(leaves)
     rows = some_indices(q.shape[0], _CHECKED_QUERIES)
-    probabilities = _probabilities(q, k, rows, is_causal)
+    probabilities = _probabilities(q, k, rows, is_causal=is_causal)
     d_probabilities = gradient[-1, -1].double().cpu()[rows] @ v.t()
     d_scores = probabilities * (d_probabilities - (d_probabilities * probabilities).sum(-1, keepdim=True))
     return relative_error(found[0][-1, -1][rows], d_scores @ k / math.sqrt(q.shape[-1]))

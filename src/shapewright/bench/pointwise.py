@@ -173,7 +173,7 @@ def _stand_ins() -> dict[str, _StandIn]:
         return weight
 
     def drop(x: Any) -> Any:
-        return torch.native_dropout(x, _DROPPED_FRACTION, True)
+        return torch.native_dropout(x, _DROPPED_FRACTION, train=True)
 
     def targets(tensor: Callable[..., Any], rows: int, width: int) -> tuple[Any, ...]:
         logits = tensor(rows, width)

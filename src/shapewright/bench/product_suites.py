@@ -22,7 +22,7 @@ _EXPERTS = ((4096, 14336, 8), (2048, 768, 128), (2048, 1408, 64), (2880, 1368, 3
 _EXPERT_ROWS = (512, 2048, 8192, 32768)
 
 
-def batched_suite(dtype: str, small: bool) -> list[list[Case]]:
+def batched_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Products of unfused attention: scores Q K^T, values P V, and the gradients dV = P^T dO and dK = dS^T Q."""
     groups = ((4, 64), (8, 32)) if small else ((128, 2048), (32, 2048), (128, 1024), (512, 512))
     widths = (16, 20, 24, 31, 32) if small else _HEAD_DIMS
@@ -42,7 +42,7 @@ def _attention_products(dtype: str, b: int, s: int, d: int) -> list[Case]:
     ]
 
 
-def experts_suite(dtype: str, small: bool) -> list[list[Case]]:
+def experts_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Products of expert layers, rows spread evenly: one call each, and torch's kernel for all of them."""
     shapes, rows = (((32, 48, 4), (64, 24, 2)), (16, 64)) if small else (_EXPERTS, _EXPERT_ROWS)
     # Torch has the kernel in bf16 alone.

@@ -8,8 +8,9 @@ A suite is a list of sweeps, which ``shapewright.bench.order`` walks.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from shapewright.bench.order import drop_repeated, interleave, take_turns, walked_coarse_first
 from shapewright.bench.pointwise import ADAMW, LOSS, LOSS_BACKWARD, RMS_NORM
@@ -79,7 +80,7 @@ def make_suite(name: str, dtypes: Sequence[str], *, small: bool, seed: int) -> l
         BenchError: there is no such suite.
     """
     require_suite(name)
-    sweeps = [sweep for dtype in dtypes for sweep in _SUITES[name](dtype, small)]
+    sweeps = [sweep for dtype in dtypes for sweep in _SUITES[name](dtype, small=small)]
     cases = list(take_turns(walked_coarse_first(sweeps)))
     return interleave(drop_repeated(cases), seed)
 
@@ -143,7 +144,7 @@ def _repeated(cases: Sweep) -> Sweep:
     return cases + [replace(case, repetition=1) for case in cases]
 
 
-def _smoke(dtype: str, small: bool) -> list[Sweep]:
+def _smoke(dtype: str, *, small: bool) -> list[Sweep]:
     top = 256 if small else 4096
     squares = [_gemm("square", dtype, top // part, top // part, top // part) for part in (1, 2, 4)]
     widths = [_gemm(f"linear.{layout}", dtype, top, top + extra, top, layout=layout)
@@ -159,7 +160,7 @@ def _smoke(dtype: str, small: bool) -> list[Sweep]:
             widths, batched, attention, pointwise]  # fmt: skip
 
 
-def _paper(dtype: str, small: bool) -> list[Sweep]:
+def _paper(dtype: str, *, small: bool) -> list[Sweep]:
     """The sweeps of arXiv 2401.14489: figures 5 to 11 and 16 to 20 of its sizes, in BLAS letters."""
     scale = 16 if small else 1
     steps = range(64 // min(scale, 8), 8192 // scale + 1, 128 // min(scale, 8))
@@ -187,7 +188,7 @@ def _paper(dtype: str, small: bool) -> list[Sweep]:
     return [sweep for sweep in sweeps if sweep]
 
 
-def _alignment(dtype: str, small: bool) -> list[Sweep]:
+def _alignment(dtype: str, *, small: bool) -> list[Sweep]:
     """Sizes around multiples of 1 to 128, one dimension at a time, in the layouts of forward, dgrad and wgrad."""
     bases = [(256, 192, 256)] if small else [(8192, 4096, 4096), (8192, 2560, 10240), (2048, 4096, 14336)]
     offsets = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 120, 127, 128]
@@ -220,7 +221,7 @@ def _alignment(dtype: str, small: bool) -> list[Sweep]:
     return sweeps
 
 
-def _random(dtype: str, small: bool) -> list[Sweep]:
+def _random(dtype: str, *, small: bool) -> list[Sweep]:
     """Random sizes in the three layouts, widths multiples of random grains; the same ones whatever the seed.
 
     Half of them, those with an even hash of m, n and k, are for judging and never for fitting (see docs).
@@ -263,7 +264,7 @@ def collective_cases(num_ranks: int, dtypes: Sequence[str], *, small: bool, seed
     return interleave(list(take_turns(walked_coarse_first(sweeps))), seed)
 
 
-def _tiles(dtype: str, small: bool) -> list[Sweep]:
+def _tiles(dtype: str, *, small: bool) -> list[Sweep]:
     """Fine sweeps of n and m, whose steps are those of tiles and waves."""
     if small:
         return [[_gemm("tiles.n", dtype, 144, n, 128) for n in range(16, 513, 16)],
@@ -275,7 +276,7 @@ def _tiles(dtype: str, small: bool) -> list[Sweep]:
     return [*sweeps, [_gemm("tiles.m", dtype, m, 4096, 4096) for m in range(64, 8193, 64)]]
 
 
-def _attention_suite(dtype: str, small: bool) -> list[Sweep]:
+def _attention_suite(dtype: str, *, small: bool) -> list[Sweep]:
     """Kernels of scaled_dot_product_attention over head_dim, length, shared heads; forward and backward."""
     sweeps = []
     s, h, b = (64, 256, 1) if small else (2048, 4096, 4)
@@ -300,7 +301,7 @@ def _attention_suite(dtype: str, small: bool) -> list[Sweep]:
     return sweeps
 
 
-def _pointwise_suite(dtype: str, small: bool) -> list[Sweep]:
+def _pointwise_suite(dtype: str, *, small: bool) -> list[Sweep]:
     """Achieved bandwidth by kind, rows and width."""
     rows = (16, 128, 512) if small else (64, 512, 2048, 8192, 32768)
     widths = (64, 256, 1000, 1024) if small else (768, 1024, 2048, 2560, 4096, 5120, 8192, 11008, 16384)
@@ -319,7 +320,14 @@ def _pointwise_suite(dtype: str, small: bool) -> list[Sweep]:
     ]
 
 
-_SUITES: Mapping[str, Callable[[str, bool], list[Sweep]]] = {
+class _Suite(Protocol):
+    """Sweeps of one element format."""
+
+    def __call__(self, dtype: str, *, small: bool) -> list[Sweep]:
+        """The sweeps; see make_suite."""
+
+
+_SUITES: Mapping[str, _Suite] = {
     "smoke": _smoke,
     "paper": _paper,
     "alignment": _alignment,

@@ -43,11 +43,11 @@ _SMALL_LLAMA = TransformerConfig(
 )  # fmt: skip
 
 
-def layer_suite(dtype: str, small: bool) -> list[list[Case]]:
+def layer_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Layers of models, head counts, inner widths; forward, and forward with backward."""
     tokens = _SMALL_TOKENS if small else _TOKENS
     fused, unfused = (Workload(dtype=dtype, attention=kind, **tokens) for kind in ("flash", "unfused"))
-    families = _families(small)
+    families = _families(small=small)
     return [
         [_layer(config, workload, passes) for config in configs]
         for name, configs in families.items()
@@ -56,7 +56,7 @@ def layer_suite(dtype: str, small: bool) -> list[list[Case]]:
     ]
 
 
-def compiled_suite(dtype: str, small: bool) -> list[list[Case]]:
+def compiled_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Layers with torch.compile, each of which compiles for longer than all of its measurements take."""
     if small:
         return [[_layer(_SMALL_GPT, Workload(dtype=dtype, **_SMALL_TOKENS), LAYER_PASSES[1], COMPILED)]]
@@ -64,7 +64,7 @@ def compiled_suite(dtype: str, small: bool) -> list[list[Case]]:
     return [[_layer(_preset(name), workload, LAYER_PASSES[1], COMPILED) for name in _COMPILED]]
 
 
-def model_suite(dtype: str, small: bool) -> list[list[Case]]:
+def model_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Training steps, optimiser and all: GPT-3 2.7B with five head counts, vocabularies, and other models."""
     if small:
         gpts = [_SMALL_GPT, *(with_changes(_SMALL_GPT, {"num_heads": a}) for a in (2, 12))]
@@ -91,7 +91,7 @@ def model_suite(dtype: str, small: bool) -> list[list[Case]]:
     ]
 
 
-def decode_suite(dtype: str, small: bool) -> list[list[Case]]:
+def decode_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Prefills, and decode steps against caches of several lengths, by batch."""
     configs = (
         [_SMALL_GPT, _SMALL_LLAMA]
@@ -116,7 +116,7 @@ def decode_suite(dtype: str, small: bool) -> list[list[Case]]:
     return sweeps
 
 
-def memory_suite(dtype: str, small: bool) -> list[list[Case]]:
+def memory_suite(dtype: str, *, small: bool) -> list[list[Case]]:
     """Activation bytes of a layer by batch and length, with and without dropout; peaks of whole steps by batch."""
     configs = [_SMALL_GPT, _SMALL_LLAMA] if small else [_preset(name) for name in ("gpt3-1.3b", "llama-3.2-1b")]
     configs.append(with_changes(configs[0], {"hidden_dropout": 0.1, "attention_dropout": 0.1}))
@@ -138,7 +138,7 @@ def memory_suite(dtype: str, small: bool) -> list[list[Case]]:
     return sweeps
 
 
-def _families(small: bool) -> dict[str, Sequence[TransformerConfig]]:
+def _families(*, small: bool) -> dict[str, Sequence[TransformerConfig]]:
     """Models whose layers are measured, about 60."""
     if small:
         return {

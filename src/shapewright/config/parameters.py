@@ -146,7 +146,9 @@ def count_parameters(config: TransformerConfig) -> ParameterCounts:
     )
 
 
-def count_layer_parameters(config: TransformerConfig, group: LayerGroup, is_encoder: bool = False) -> LayerParameters:
+def count_layer_parameters(
+    config: TransformerConfig, group: LayerGroup, *, is_encoder: bool = False
+) -> LayerParameters:
     """Count the parameters of one layer.
 
     Args:
@@ -160,17 +162,18 @@ def count_layer_parameters(config: TransformerConfig, group: LayerGroup, is_enco
     cross_attention = _attention(config) if has_cross_attention else 0
     norms = num_norms * _norm(config)
     if not group.is_moe:
-        mlp = _mlp(config, config.intermediate_size, config.mlp_bias)
+        mlp = _mlp(config, config.intermediate_size, has_bias=config.mlp_bias)
         return LayerParameters(attention=attention, cross_attention=cross_attention, mlp=mlp, norms=norms)
     h = config.hidden_size
-    expert = _mlp(config, config.moe_intermediate_size, config.expert_bias)
+    expert = _mlp(config, config.moe_intermediate_size, has_bias=config.expert_bias)
     return LayerParameters(
         attention=attention,
         cross_attention=cross_attention,
         experts=config.num_experts * expert,
         active_experts=config.num_experts_per_token * expert,
         # the gate is one number per token
-        shared_experts=_mlp(config, config.shared_expert_intermediate_size, False) + h * config.shared_expert_gate,
+        shared_experts=_mlp(config, config.shared_expert_intermediate_size, has_bias=False)
+        + h * config.shared_expert_gate,
         router=(h + config.router_bias) * config.num_experts,
         norms=norms,
     )
@@ -210,7 +213,7 @@ def _sinks(config: TransformerConfig) -> int:
     return config.num_heads * config.attention_sinks
 
 
-def _mlp(config: TransformerConfig, inner: int, has_bias: bool) -> int:
+def _mlp(config: TransformerConfig, inner: int, *, has_bias: bool) -> int:
     """Up (and gate) h -> f, down f -> h."""
     h, num_up = config.hidden_size, 2 if config.gated_mlp else 1
     return (num_up + 1) * h * inner + (num_up * inner + h) * has_bias

@@ -189,4 +189,6 @@ class TransformerConfig:
 
     def encoder_layer_groups(self) -> tuple[LayerGroup, ...]:
         """Layers of the encoder of an encoder-decoder; empty for all other models."""
-        return (LayerGroup(0, False, self.num_encoder_layers),) if self.has_cross_attention else ()
+        if not self.has_cross_attention:
+            return ()
+        return (LayerGroup(window=0, is_moe=False, num_layers=self.num_encoder_layers),)

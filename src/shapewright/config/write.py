@@ -44,7 +44,7 @@ def write_back(model: Model, new_config: TransformerConfig) -> dict[str, Any]:
     problem: ConfigError | None = None
     for only_present in (True, False):
         for name in changed:
-            key = _key_to_write(part, spellings.get(name, ()), only_present)
+            key = _key_to_write(part, spellings.get(name, ()), only_present=only_present)
             if key:
                 part[key] = _as_json(getattr(new_config, name))
         try:
@@ -62,7 +62,7 @@ def write_back(model: Model, new_config: TransformerConfig) -> dict[str, Any]:
     )
 
 
-def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], only_present: bool) -> str:
+def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], *, only_present: bool) -> str:
     """Key that takes a changed value: the spelling in use, else the family's first; empty for none."""
     used = next((key for key in keys if part.get(key) is not None), "")
     return used or ("" if only_present or not keys else keys[0])

@@ -140,7 +140,7 @@ def sweep_field(
             cases.append((value, _at(config, field, value, workload, layout)))
         except ShapewrightError as error:
             problem = str(error)
-    _price_together([case for _, case in cases], device, uncalibrated)
+    _price_together([case for _, case in cases], device, uncalibrated=uncalibrated)
     found: list[tuple[int, Prediction]] = []
     for value, (shape, load, spread) in cases:
         try:
@@ -220,7 +220,7 @@ def _at(config: TransformerConfig, field: str, value: int, workload: Workload, l
     )
 
 
-def _price_together(cases: Sequence[_Case], device: Device, uncalibrated: bool) -> None:
+def _price_together(cases: Sequence[_Case], device: Device, *, uncalibrated: bool) -> None:
     """Price the operations of all cases in one go, which pricing remembers: faster than one case after the other."""
     operations: list[Operation] = []
     for config, workload, layout in cases:

@@ -111,7 +111,7 @@ def learn_section(
     price = price_gemm(operation, device, record, hot_cache=hot_cache, library=library)
     seen = features(**dims, price=price)
     if sees_runners_up:
-        job = make_gemm_job(dtype, None, device, record, hot_cache, library)
+        job = make_gemm_job(dtype, None, device, record, hot_cache=hot_cache, library=library)
         assert job.section is not None
         assert job.rates is not None
         _, products = flatten(operation)

@@ -113,7 +113,7 @@ def device_of(raw: Mapping[str, Any], *, where: str, complete: bool) -> Device:
     _refuse_other_word(values, "architecture", ARCHITECTURES, where)
     _refuse_other_word(values, "scope", SCOPES, where)
     device = Device(**values)
-    _check_provenance(device, where, complete)
+    _check_provenance(device, where, complete=complete)
     return device
 
 
@@ -241,7 +241,7 @@ def _check_entry(entry: object, key: str, required: Iterable[str], optional: Ite
         _read_word(value, f"{key}.{word}", where)
 
 
-def _check_provenance(device: Device, where: str, complete: bool) -> None:
+def _check_provenance(device: Device, where: str, *, complete: bool) -> None:
     """Match numbers, provenance and sources one to one."""
     numbers = device.numbers
     for number, entry in device.provenance.items():

@@ -244,7 +244,7 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     cores = lower_context_exchange(shard, repeats)
     for window, num_layers in _effective_windows(shard, counts):
         cores += lower_core(shard, passes * num_layers, window)
-    layers = _lower_residual_stream(shard, repeats, has_cross_attention)
+    layers = _lower_residual_stream(shard, repeats, has_cross_attention=has_cross_attention)
     layers += lower_inputs(shard, repeats) + cores + lower_output(shard, "attention", repeats)
     if has_cross_attention:
         cross_cores = lower_cross_core(shard, repeats)
@@ -266,7 +266,7 @@ def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
     return attention + dense + experts
 
 
-def _lower_residual_stream(shard: Shard, repeats: int, has_cross_attention: bool) -> list[Operation]:
+def _lower_residual_stream(shard: Shard, repeats: int, *, has_cross_attention: bool) -> list[Operation]:
     """Norms, residual additions and dropout, on as many tokens as this device keeps of the residual stream."""
     config = shard.config
     num_branches = 3 if has_cross_attention else 2

@@ -122,7 +122,7 @@ def estimate_decode(
     group = shape.num_heads / shape.num_kv_heads
     windowed = (shape.window_size > 0) & (shape.window_size < shape.kv_len)
     seen = np.where(windowed, shape.window_size, shape.kv_len)
-    packs = np.full(np.shape(group), True) if p.packs_always else (group > 1.0) & (shape.window_size == 0)
+    packs = np.ones(np.shape(group), dtype=bool) if p.packs_always else (group > 1.0) & (shape.window_size == 0)
     rows = shape.query_len * np.where(packs, group, 1.0)
     heads = np.where(packs, shape.num_kv_heads, shape.num_heads)
     blocks = shape.batch_size * heads * np.ceil(rows / p.query_tile)

@@ -172,7 +172,7 @@ def load_record(
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if physics_only and own.residual else own
-    record = _choose_record(kind, _Sheet.of(device), uncalibrated, physics_only)
+    record = _choose_record(kind, _Sheet.of(device), uncalibrated=uncalibrated, physics_only=physics_only)
     if record.transfer == "exact":
         return record
     measured = next((each.device for each in list_records(kind) if device.name in each.devices), device.name)
@@ -235,9 +235,9 @@ class _Sheet(NamedTuple):
 
 
 @cache
-def _choose_record(kind: str, sheet: _Sheet, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
+def _choose_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
     if physics_only:
-        record = _choose_record(kind, sheet, uncalibrated, False)
+        record = _choose_record(kind, sheet, uncalibrated=uncalibrated, physics_only=False)
         return replace(record, residual=None) if record.residual else record
     records = list_records(kind)
     if not uncalibrated:

@@ -70,8 +70,8 @@ def price_grouped_gemm(
         CalibrationError: the record is malformed.
     """
     record, asks_list = _record_of(operation, record)
-    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    return price_products(*_flatten(operation, job, asks_list), job)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library)
+    return price_products(*_flatten(operation, job, asks_list=asks_list), job)
 
 
 def estimate_grouped_gemm_s(
@@ -87,8 +87,8 @@ def estimate_grouped_gemm_s(
     It is the time_s of price_grouped_gemm, from the same arguments.
     """
     record, asks_list = _record_of(operation, record)
-    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
-    return estimate_products_s(*_flatten(operation, job, asks_list), job)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library)
+    return estimate_products_s(*_flatten(operation, job, asks_list=asks_list), job)
 
 
 def price_grouped_gemms(
@@ -103,7 +103,7 @@ def price_grouped_gemms(
     for own in groups.values():
         first = operations[own[0]]
         own_record, asks_list = _record_of(first, record)
-        job = make_gemm_job(first.dtype, first.weight_dtype, device, own_record, False, "")
+        job = make_gemm_job(first.dtype, first.weight_dtype, device, own_record)
         products = stack([split_evenly(operations[index]) for index in own])
         if asks_list:
             sizes = [(one.tokens, one.experts, one.inner, one.n, one.k) for one in map(operations.__getitem__, own)]
@@ -121,9 +121,9 @@ def say_tiles(operation: GroupedGemm, device: Device, record: CalibrationRecord)
         record: A record of kind ``moe``.
     """
     own_record, asks_list = _record_of(operation, record)
-    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, own_record, False, "")
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, own_record)
     rule = job.section and job.section.rule
-    choice = _flatten(operation, job, asks_list)[1].choice
+    choice = _flatten(operation, job, asks_list=asks_list)[1].choice
     if not rule or choice is None:
         return ""
     shape = f"{operation.experts} experts of inner width {operation.inner} on {device.name}"
@@ -142,7 +142,7 @@ def _record_of(operation: GroupedGemm, record: CalibrationRecord) -> tuple[Calib
     return record, operation.tokens is not None
 
 
-def _flatten(operation: GroupedGemm, job: GemmJob, asks_list: bool) -> tuple[tuple[int, ...], Products]:
+def _flatten(operation: GroupedGemm, job: GemmJob, *, asks_list: bool) -> tuple[tuple[int, ...], Products]:
     """Shape of the dims, and the products of an even split with the kernels that a serving library takes."""
     shape, products = flatten(split_evenly(operation))
     if not asks_list:

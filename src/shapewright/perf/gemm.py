@@ -59,7 +59,7 @@ def price_gemm(
     Raises:
         UnknownRateError: the device has no rate for the dtype.
     """
-    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library)
     return price_products(*flatten(operation), job)
 
 
@@ -80,7 +80,7 @@ def estimate_gemm_s(
     It is the time_s of price_gemm, to perf.fastest.AGREEMENT, from the same arguments. Where Numba is installed, many
     shapes run through it, in as many threads as OMP_NUM_THREADS allows.
     """
-    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache, library)
+    job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library)
     return estimate_products_s(*flatten(operation), job)
 
 
@@ -93,7 +93,7 @@ def estimate_products_s(shape: tuple[int, ...], products: Products, job: GemmJob
 
     def fill(start: int) -> None:
         part = slice(start, start + rows_per_block)
-        time_s[part] = _estimate_s(products.rows(part), job, compiled)
+        time_s[part] = _estimate_s(products.rows(part), job, compiled=compiled)
 
     # NumPy's loops over a block are too short for threads: two of them, taking turns at Python's lock, gain nothing.
     run_over_threads(fill, range(0, num_shapes, rows_per_block), num_threads=count_threads() if compiled else 1)
@@ -109,7 +109,7 @@ def price_gemms(
         groups.setdefault((operation.dtype, operation.weight_dtype), []).append(index)
     prices: list[GemmPrice | None] = [None] * len(operations)
     for (dtype, weight_dtype), indices in groups.items():
-        job = make_gemm_job(dtype, weight_dtype, device, record, False, library)
+        job = make_gemm_job(dtype, weight_dtype, device, record, library=library)
         columns = price_flat(stack([operations[index] for index in indices]), job)
         for index, price in zip(indices, split_rows(GemmPrice, columns, job.label), strict=True):
             prices[index] = price
@@ -160,7 +160,7 @@ def _learned_of_experts(products: Products, table: ResidualTable) -> tuple[Array
     return log_correction(table, products.m, products.batch, inner, hidden, layer=step - TUNED)
 
 
-def _estimate_s(products: Products, job: GemmJob, compiled: bool) -> Array:
+def _estimate_s(products: Products, job: GemmJob, *, compiled: bool) -> Array:
     """Times alone, of a block of products. [s]"""
     floor_s = _floor_s(products, job)
     if job.section is None or job.rates is None:

@@ -209,7 +209,13 @@ class GemmJob(NamedTuple):
 
 
 def make_gemm_job(
-    dtype: str, weight_dtype: str | None, device: Device, record: CalibrationRecord, hot_cache: bool, library: str
+    dtype: str,
+    weight_dtype: str | None,
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    hot_cache: bool = False,
+    library: str = "",
 ) -> GemmJob:
     """Gather what prices products of one dtype.
 
@@ -228,7 +234,7 @@ def make_gemm_job(
     width = get_dtype(dtype)
     stored_share = stored_weight_bytes(weight_dtype) / width.num_bytes if weight_dtype else 1.0
     if device.roofline_only or device.num_sms is None:
-        return GemmJob(device, dtype, width.bits, stored_share, False, None)
+        return GemmJob(device, dtype, width.bits, stored_share, is_hot=False, section=None)
     if record.kind == "moe":
         record = leave_poor_matches(record)
     section = _section(record, dtype, library)

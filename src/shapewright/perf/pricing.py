@@ -69,13 +69,13 @@ def price_operations(operations: Sequence[Operation], device: Device, *, uncalib
     prices = {key: known.get(key) for key in keys}
     fresh = {key: operation for key, operation in zip(keys, operations, strict=True) if prices[key] is None}
     if fresh:
-        priced = dict(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated), strict=True))
+        priced = dict(zip(fresh, _price_fresh(fresh.values(), device, uncalibrated=uncalibrated), strict=True))
         known.update(priced)
         prices |= priced
     return [price for key in keys if (price := prices[key]) is not None]
 
 
-def _price_fresh(operations: Iterable[Operation], device: Device, uncalibrated: bool) -> list[Price]:
+def _price_fresh(operations: Iterable[Operation], device: Device, *, uncalibrated: bool) -> list[Price]:
     """Price operations that were not seen before, in their order."""
     listed = list(operations)
     prices: dict[int, Price] = {}

@@ -57,15 +57,15 @@ def kinds_of(config: TransformerConfig) -> LayerKinds:
     windows = tuple(dict.fromkeys(group.window for group in groups))
     starts_with_experts = groups[0].is_moe
     none, one = LayerCounts({}, 0, 0), LayerCounts({0: 1}, 1, 0)
-    counts = [(_one_layer(window, starts_with_experts), none) for window in windows]
+    counts = [(_one_layer(window, has_experts=starts_with_experts), none) for window in windows]
     has_other_mlp = len({group.is_moe for group in groups}) > 1
     if has_other_mlp:
-        counts.append((_one_layer(windows[0], not starts_with_experts), none))
+        counts.append((_one_layer(windows[0], has_experts=not starts_with_experts), none))
     has_encoder = config.num_encoder_layers > 0
     if has_encoder:
         counts.append((none, one))
     return LayerKinds(tuple(counts), windows, has_other_mlp, starts_with_experts, has_encoder)
 
 
-def _one_layer(window: int, has_experts: bool) -> LayerCounts:
+def _one_layer(window: int, *, has_experts: bool) -> LayerCounts:
     return LayerCounts({window: 1}, int(not has_experts), int(has_experts))

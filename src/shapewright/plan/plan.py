@@ -172,7 +172,7 @@ def plan_job(
     )
     if findings.is_complete:
         refuse_nothing(config, device, workload, request, findings, optimizer)
-    plans = _make_plans(findings, config, device, workload, request, uncalibrated, stack)
+    plans = _make_plans(findings, config, device, workload, request, stack, uncalibrated=uncalibrated)
     return PlanResult(
         config=config,
         device=device,
@@ -186,7 +186,7 @@ def plan_job(
         is_complete=findings.is_complete,
         notes=(
             *notes,
-            *_describe(plans, request, device, software, uncalibrated),
+            *_describe(plans, request, device, software, uncalibrated=uncalibrated),
         ),
     )
 
@@ -197,8 +197,9 @@ def _make_plans(
     device: Device,
     workload: Workload,
     request: PlanRequest,
-    uncalibrated: bool,
     software: Software,
+    *,
+    uncalibrated: bool,
 ) -> tuple[Plan, ...]:
     """Predict the best plans one by one, as ``predict`` does."""
     plans: list[Plan] = []
@@ -254,7 +255,7 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
 
 
 def _describe(
-    plans: tuple[Plan, ...], request: PlanRequest, device: Device, software: str, uncalibrated: bool
+    plans: tuple[Plan, ...], request: PlanRequest, device: Device, software: str, *, uncalibrated: bool
 ) -> Iterator[str]:
     """What a reader must know beside the numbers."""
     if not plans:

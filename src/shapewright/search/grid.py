@@ -98,7 +98,7 @@ class Grid:
             if node.op == "variable":
                 self._memo[node] = self._column(node.args[0])
             elif node.op == "constant":
-                self._memo[node] = Values(np.asarray(node.args[0]).reshape((1,) * len(AXES)), False)
+                self._memo[node] = Values(np.asarray(node.args[0]).reshape((1,) * len(AXES)), by_heads=False)
             else:
                 left, right = self.align(*(self.evaluate(argument) for argument in node.args))
                 step = evaluate(node, {}, dict(zip(node.args, (left.array, right.array), strict=True)))
@@ -113,8 +113,8 @@ class Grid:
     def spread(self, values: Values) -> Values:
         """Repeat what is there per width for every entry of ``heads``."""
         if values.by_heads or values.array.shape[0] == 1:
-            return Values(values.array, True)
-        return Values(values.array[self._widths[1]], True)
+            return Values(values.array, by_heads=True)
+        return Values(values.array[self._widths[1]], by_heads=True)
 
     def width_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Position of the width of entries of ``heads``."""
@@ -122,10 +122,10 @@ class Grid:
 
     def _column(self, name: str) -> Values:
         if name in self.width_fields:
-            return Values(_on_axis(self._widths[0][name], 0), False)
+            return Values(_on_axis(self._widths[0][name], 0), by_heads=False)
         for axis, letter in enumerate(AXES):
             if name in self.columns[letter]:
-                return Values(_on_axis(self.columns[letter][name], axis), axis == 0)
+                return Values(_on_axis(self.columns[letter][name], axis), by_heads=axis == 0)
         raise KeyError(name)
 
 

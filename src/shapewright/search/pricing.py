@@ -79,7 +79,7 @@ def price_columns(
     sizes: dict[str, Any] = {
         name: evaluate(number.node, columns, memo) for name, number in traced.items() if isinstance(number, Traced)
     }
-    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated, software)
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software, uncalibrated=uncalibrated)
     return np.asarray(time_s, dtype=float)
 
 
@@ -97,12 +97,12 @@ def price_on_grid(
     if not isinstance(operation, Pointwise | Collective):  # a formula of few terms is sooner computed than sorted
         rows, inverse = _distinct(rows)
     sizes: dict[str, Any] = dict(zip(names, rows, strict=True))
-    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, uncalibrated, software)
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software, uncalibrated=uncalibrated)
     times_s = np.broadcast_to(np.asarray(time_s, dtype=float), (1,) if not names else rows[0].shape)
     return Values(times_s[inverse].reshape(shape), bool(names) and aligned[0].by_heads)
 
 
-def _price(operation: Operation, device: Device, uncalibrated: bool, software: Software) -> Any:
+def _price(operation: Operation, device: Device, software: Software, *, uncalibrated: bool) -> Any:
     """Time of operations whose sizes are numbers or arrays of one length. [s]"""
     for kind, (record_kind, price) in _PRICES.items():
         if isinstance(operation, kind):

@@ -296,7 +296,7 @@ class StepTimes:
     def _values(self, number: Any) -> Values:
         if isinstance(number, Traced):
             return self.grid.evaluate(number.node)
-        return Values(np.full((1,) * len(self.grid.lengths), number), False)
+        return Values(np.full((1,) * len(self.grid.lengths), number), by_heads=False)
 
     def _constant_or_sum(self, number: Any) -> Any:
         if not isinstance(number, Traced):

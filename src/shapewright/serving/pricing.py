@@ -53,7 +53,7 @@ def price_points(instances: Sequence[Instance], said: list[str], *, uncalibrated
     reasons: list[str] = []
 
     def price(candidates: Sequence[Candidate]) -> list[list[StepTimes]]:
-        return _times(candidates, config, device, uncalibrated)
+        return _times(candidates, config, device, uncalibrated=uncalibrated)
 
     for name in dict.fromkeys(instance.format.name for instance in instances):
         own = [instance for instance in instances if instance.format.name == name]
@@ -111,7 +111,8 @@ def _close_in_decoders(priced: list[tuple[DecodeCandidate, Decoder]], price: Pri
             request = each.instance.request
             limit_s = float("inf") if request.tpot_limit_s is None else request.tpot_limit_s
             keeps = decoder.step.middle_s <= limit_s * request.tokens_per_pass
-            series.setdefault(id(each.instance), []).append(_Tried(each.batch_size, keeps, True, each))
+            tried = _Tried(each.batch_size, keeps, may_gain=True, candidate=each)
+            series.setdefault(id(each.instance), []).append(tried)
         between = [each._replace(batch_size=size) for own in series.values() for each, size in _halves(own)]
         if not between:
             return [decoder for _, decoder in priced]
@@ -149,6 +150,7 @@ def _times(
     candidates: Sequence[Candidate],
     config: TransformerConfig,
     device: Device,
+    *,
     uncalibrated: bool,
 ) -> list[list[StepTimes]]:
     """Times of the passes of each candidate; a pass that several have is priced once."""

@@ -75,12 +75,12 @@ class Store:
             raise self._explain(error) from error
         try:
             with self._explained():
-                self._open(read_only)
+                self._open(read_only=read_only)
         except BaseException:
             self._connection.close()
             raise
 
-    def _open(self, read_only: bool) -> None:
+    def _open(self, *, read_only: bool) -> None:
         execute = self._connection.execute
         # Looked at before anything is written, so that a file of someone else's stays as it is; in one transaction,
         # since another process may be making the very same store.
