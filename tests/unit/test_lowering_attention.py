@@ -120,6 +120,14 @@ def test_latent_attention_absorbs_in_decode() -> None:
     assert letters(named(lower(LATENT, unfused, ONE_DEVICE), "attention.score")) == (2, 4, 10, 40, "NT")
 
 
+def test_narrow_weights_are_narrow_in_every_product_of_a_layer() -> None:
+    """Int8 weights of MLA in decode: projections and the two that absorb it; scores have none, logits their own."""
+    stored = Workload(phase="decode", micro_batch_size=2, context_len=9, weight_dtype="int8", attention="unfused")
+    products = [each for each in lower(LATENT, stored, ONE_DEVICE) if isinstance(each, Gemm)]
+    wide = {each.name for each in products if each.weight_dtype != "int8"}
+    assert wide == {"attention.score", "attention.over_value", "logits"}
+
+
 def test_latents_of_a_cached_context_are_expanded_again() -> None:
     """A prompt of 8 after 24 cached tokens expands 32 latents per sequence."""
     workload = Workload(phase="prefill", micro_batch_size=2, seq_len=8, context_len=24)

@@ -285,6 +285,10 @@ def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:
     config = TransformerConfig(hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, tied_embeddings=True)
     (reduction,) = collectives(ParallelLayout(pipeline_parallel=4), config, pass_name="step")
     assert (reduction.op_name, reduction.num_ranks, reduction.message_bytes) == ("all_reduce", 2, 96 * H * 2)
+    assert reduction.repeats == 1
+    # Three stages apart in a node of 8 they share it; with four slices each they do not.
+    (apart,) = collectives(ParallelLayout(pipeline_parallel=4, tensor_parallel=4), config, pass_name="step")
+    assert (reduction.ranks_per_node, apart.ranks_per_node) == (2, 1)
     assert not collectives(ParallelLayout(), config)
 
 
