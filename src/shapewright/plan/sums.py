@@ -1,7 +1,7 @@
 """Times of frames, as sums that recomputation, ZeRO stage and schedule are combined from.
 
 Every operation comes from the one lowering and has the one price; here they are only added up, part by part, in the
-columns that predict.add_up and its hiding of communication tell apart.
+columns that adding_up and its hiding of communication tell apart.
 """
 
 from __future__ import annotations
