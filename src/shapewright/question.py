@@ -14,6 +14,8 @@ from shapewright.hardware import Device, load_device
 from shapewright.hardware.nodes import check_units
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import validate_lengths
+from shapewright.perf.calibration import load_record
+from shapewright.perf.expert_kernels import has_poor_kernel, leave_poor_matches
 from shapewright.perf.software import TUNED, software_of
 from shapewright.workload import Workload
 
@@ -128,7 +130,10 @@ def ask(
     if not isinstance(workload, Workload):
         _refuse_unknown(workload or {}, Workload, WorkloadError)
         remarks = _ignored_fields(model.config, workload or {}, software)
-        workload = complete_workload(model.config, found, workload or {})
+        given = dict(workload or {})
+        if given.get("expert_kernel") is None and _leaves_expert_kernel(model, found, given, uncalibrated=uncalibrated):
+            given["expert_kernel"] = "as-16-bit"
+        workload = complete_workload(model.config, found, given)
     if not isinstance(layout, ParallelLayout):
         _refuse_unknown(layout or {}, ParallelLayout, LayoutError)
         layout = ParallelLayout(**(layout or {}))
@@ -137,6 +142,17 @@ def ask(
     validate_lengths(model.config, workload)
     check_units(layout.num_devices, found, words=_count_devices(layout))
     return Question(model, found, workload, layout, remarks, uncalibrated, software)
+
+
+def _leaves_expert_kernel(model: Model, device: Device, given: Mapping[str, Any], *, uncalibrated: bool) -> bool:
+    """Whether served experts in fp8 run other kernels than the slow one that was measured on the device.
+
+    That one takes a scale for each tensor; checkpoints with a scale for each block run in DeepGEMM or triton.
+    """
+    is_served = given.get("phase") in ("prefill", "decode")
+    if not (model.has_block_scales and model.config.is_moe and is_served) or device.roofline_only:
+        return False
+    return has_poor_kernel(leave_poor_matches(load_record("moe", device, uncalibrated=uncalibrated)), "fp8")
 
 
 def _count_devices(layout: ParallelLayout) -> str:

@@ -57,7 +57,8 @@ class Workload:
     )
     expert_kernel: str = note(
         "served experts in 8 or 4 bits: measured: as the serving library's kernel that was measured; as-16-bit: where "
-        "that one reaches less than half of the bandwidth of 16-bit kernels, at their fractions (training always)",
+        "that one reaches less than half of the bandwidth of 16-bit kernels, at their fractions (training always; by "
+        "default checkpoints in fp8 with block scales)",
         default="measured",
         choices=EXPERT_KERNELS,
     )

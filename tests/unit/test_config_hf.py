@@ -45,6 +45,40 @@ def test_tying_is_inherited_by_the_text_part() -> None:
     ).config.tied_embeddings
 
 
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, True),
+        ({"quant_method": "fp8", "weight_block_size": None}, False),
+        ({"quant_method": "gptq", "bits": 4}, False),
+        ({}, False),
+        (None, False),
+    ],
+)
+def test_checkpoints_in_fp8_blocks_are_told(quantization: object, expected: bool) -> None:
+    """quantization_config says whether fp8 weights have a scale for each block, beside a text part or within it."""
+    plain = {"model_type": "llama", **TINY}
+    own = {**plain, "quantization_config": quantization}
+
+    assert read_hf(own).has_block_scales == expected
+    assert read_hf({"quantization_config": quantization, "text_config": plain}).has_block_scales == expected
+    assert read_hf({"text_config": own}).has_block_scales == expected
+    assert not read_hf(plain).has_block_scales
+
+
+@pytest.mark.parametrize(
+    ("quantization", "words"),
+    [
+        ("fp8", "quantization_config='fp8' must be an object"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size=128 must be a list"),
+    ],
+)
+def test_a_quantization_that_makes_no_sense(quantization: object, words: str) -> None:
+    """What is no object, or has no list of block sizes, is refused."""
+    with pytest.raises(ConfigError, match=words):
+        read_hf({"model_type": "llama", **TINY, "quantization_config": quantization})
+
+
 def test_unknown_type_is_read_by_field_names() -> None:
     """An unknown model_type is read by the names of its fields, and a note says so and what was assumed."""
     reading = read_hf(

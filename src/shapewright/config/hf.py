@@ -57,12 +57,14 @@ class HfReading:
         family: The table that it was read by.
         text_path: Keys that lead from the object to the part that was read, for multimodal models.
         notes: What the reader should know: parts left out, values assumed.
+        has_block_scales: Whether its weights are published in fp8 with a scale for each block.
     """
 
     config: TransformerConfig
     family: Family
     text_path: tuple[str, ...]
     notes: tuple[str, ...]
+    has_block_scales: bool = False
 
 
 def read_hf(values: Mapping[str, object], name: str = "") -> HfReading:
@@ -103,12 +105,19 @@ def read_hf(values: Mapping[str, object], name: str = "") -> HfReading:
         read["model_type"] = model_type
     if name:
         read["name"] = name
-    return HfReading(TransformerConfig(**read), family, text_path, tuple(notes))
+    has_block_scales = any(_has_block_scales(each, model_type) for each in (values, part))
+    return HfReading(TransformerConfig(**read), family, text_path, tuple(notes), has_block_scales)
 
 
 def spellings_of(family: Family) -> Spellings:
     """Hugging Face keys by field of TransformerConfig, for one family."""
     return family.spellings if family is NATIVE_FAMILY else {**COMMON_SPELLINGS, **family.spellings}
+
+
+def _has_block_scales(values: Mapping[str, object], model_type: str) -> bool:
+    """Whether a checkpoint is in fp8 with a scale for each block of a weight, as transformers' FineGrainedFP8Config."""
+    quantization = HfValues(values, {}, model_type or "an unknown model").nested("quantization_config", {})
+    return quantization.raw("quant_method") == "fp8" and bool(quantization.list_of("weight_block_size"))
 
 
 def _find_text_part(values: Mapping[str, object]) -> tuple[tuple[str, ...], Mapping[str, object], str]:

@@ -29,12 +29,14 @@ class Model:
         raw: The config.json object that it was read from, None for a model described by flags alone.
         source: Where it was found: ``preset NAME``, a path, ``hub ID`` or ``flags``.
         notes: What the reader should know: parts left out, values assumed, fields that followed an override.
+        has_block_scales: Whether its weights are published in fp8 with a scale for each block.
     """
 
     config: TransformerConfig
     raw: dict[str, Any] | None
     source: str
     notes: tuple[str, ...] = ()
+    has_block_scales: bool = False
 
 
 def read_model(source: str | os.PathLike[str] | None, overrides: Mapping[str, object] | None = None) -> Model:
@@ -87,7 +89,7 @@ def read_object(
     if overrides:
         config = with_changes(config, overrides)
         notes += _notes_on_followers(reading.config, config, overrides)
-    return Model(config=config, raw=raw, source=where, notes=notes)
+    return Model(config=config, raw=raw, source=where, notes=notes, has_block_scales=reading.has_block_scales)
 
 
 def _from_flags(overrides: Mapping[str, Any]) -> Model:

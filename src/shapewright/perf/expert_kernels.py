@@ -53,7 +53,7 @@ def say_expert_kernel(record: CalibrationRecord, dtype: str, *, is_training: boo
     kernel = record.provenance.get("defaults", {}).get(dtype, "").partition(", ")[2]
     if not kernel or dtype in _USUAL_FORMATS:
         return ""
-    if own_kernel_record(record, dtype) is record:
+    if not has_poor_kernel(record, dtype):
         words = f"{dtype} experts are priced as {kernel} ran on {record.device}"
         return f"{words}; with another kernel they may be faster" if not (is_training or is_own) else words
     stand_in = f"{dtype} experts are priced with the fractions of {record.device}'s 16-bit kernels at the {dtype} rate"
@@ -63,7 +63,10 @@ def say_expert_kernel(record: CalibrationRecord, dtype: str, *, is_training: boo
             f"in 16 bits"
         )
     if is_own:
-        return f"{stand_in}, as expert_kernel says; {kernel} was measured to take longer"
+        return (
+            f"{stand_in}, as for DeepGEMM or triton, which checkpoints with block scales run; --expert-kernel measured "
+            f"prices them as {kernel} ran, slower and with one scale a tensor"
+        )
     return (
         f"{dtype} experts are priced as {kernel} ran on {record.device}, at less than half of the share of bandwidth "
         f"that 16-bit experts reach there; for a kernel as good as those (DeepGEMM, triton) give --expert-kernel "
@@ -146,6 +149,11 @@ def leave_poor_matches(record: CalibrationRecord) -> CalibrationRecord:
 
 
 _LENT: dict[tuple[str, ...], CalibrationRecord] = {}
+
+
+def has_poor_kernel(record: CalibrationRecord, dtype: str) -> bool:
+    """Whether what a record measured in a format is a poor match of its library, which stacks of their own leave."""
+    return own_kernel_record(record, dtype) is not record
 
 
 def own_kernel_record(record: CalibrationRecord, dtype: str) -> CalibrationRecord:

@@ -1,0 +1,81 @@
+"""Which kernel prices served experts: fp8 checkpoints with block scales run others than was measured on Hopper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shapewright
+from shapewright.config import Model, load_preset, read_object
+from shapewright.question import ask
+
+DECODE = {"phase": "decode", "dtype": "fp8", "micro_batch_size": 64, "context_len": 4096}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def qwen(**added: Any) -> Model:
+    """Qwen3-30B-A3B, which is published in 16 bits and, apart, in fp8 blocks."""
+    return read_object({**load_preset("qwen3-30b-a3b").config, **added}, where="here")
+
+
+def kernel_of(model: Model | str, device: str = "h100-sxm-80gb", **given: Any) -> str:
+    """The kernel that a question comes to."""
+    return ask(model, device, workload={**DECODE, **given}).workload.expert_kernel
+
+
+def test_fp8_blocks_are_priced_as_16_bit_kernels_on_hopper() -> None:
+    """A config with block scales decodes as with the option, in far less than the published 16-bit one; a note says."""
+    blocks, plain, asked = (
+        shapewright.predict(model, device="h100-sxm-80gb", workload=workload)
+        for model, workload in (
+            (qwen(quantization_config=BLOCKS), DECODE),
+            (qwen(), DECODE),
+            (qwen(), {**DECODE, "expert_kernel": "as-16-bit"}),
+        )
+    )
+    said = [line for line in blocks.warnings if "--expert-kernel" in line]
+
+    assert blocks.step_time_s == asked.step_time_s < 0.7 * plain.step_time_s
+    assert len(said) == 1
+    assert "as for DeepGEMM or triton" in said[0]
+    assert "--expert-kernel measured" in said[0]
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "kimi-k2"])
+def test_presets_published_in_fp8_blocks(model: str) -> None:
+    """DeepSeek-V3 and Kimi K2 are checkpoints of fp8 blocks; what was asked for explicitly wins."""
+    assert kernel_of(model) == kernel_of(model, "h200-sxm-141gb", phase="prefill") == "as-16-bit"
+    assert kernel_of(model, expert_kernel="measured") == "measured"
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "phase"),
+    [
+        ("deepseek-v3", "b200-sxm-180gb", "decode"),
+        ("deepseek-v3", "l40s", "decode"),
+        ("deepseek-v3", "h100-sxm-80gb", "train"),
+        ("deepseek-v2-lite", "h100-sxm-80gb", "decode"),
+        ("mixtral-8x7b", "h100-sxm-80gb", "decode"),
+    ],
+)
+def test_everything_else_is_priced_as_measured(model: str, device: str, phase: str) -> None:
+    """Where the measured kernel is no poor one, in training, and for checkpoints that say nothing."""
+    assert kernel_of(model, device, phase=phase) == "measured"
+
+
+def test_a_plan_of_fp8_blocks_says_its_kernel_once() -> None:
+    """serve-plan takes the default too, also for fp8 beside the format that was asked for."""
+    given: dict[str, Any] = {
+        "device": "h200-sxm-141gb",
+        "prompt_len": 1000,
+        "output_len": 200,
+        "layout": {"tensor_parallel": 1},
+    }
+    blocks, asked = (
+        shapewright.serve_plan(model, formats=["fp8"], workload=workload, **given)
+        for model, workload in ((qwen(quantization_config=BLOCKS), {}), (qwen(), {"expert_kernel": "as-16-bit"}))
+    )
+
+    assert blocks.points == asked.points
+    assert sum("--expert-kernel measured" in line for line in blocks.notes) == 1
