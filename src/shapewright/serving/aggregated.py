@@ -12,9 +12,9 @@ speculation), T_d time of a pass that decodes alone, T_m of one that also prefil
     requests per second                       B E / ((O - 1) T) for each replica and pipeline stage
 
 Assumes: the batch is always full (a closed loop), lengths are all alike, decode passes are priced at the middle of the
-answer and chunks at their mean context, behind a cached prefix; each sequence holds a copy of its prefix; one prompt at
-a time unless r of them fit; scheduling and sampling on the host hide behind the device. Pipelines keep every stage busy
-with a batch of its own.
+answer, their windows at what they see on the mean over it (serving.windows), and chunks at their mean context, behind a
+cached prefix; each sequence holds a copy of its prefix; one prompt at a time unless r of them fit; scheduling and
+sampling on the host hide behind the device. Pipelines keep every stage busy with a batch of its own.
 """
 
 from __future__ import annotations
@@ -89,12 +89,8 @@ class AggregatedCandidate(NamedTuple):
 
     def passes(self) -> tuple[Pass, Pass, Pass]:
         """A plain decode pass, the decode pass that runs, and that with prefill."""
-        instance, request = self.instance, self.instance.request
-        context_len = request.prompt_len + request.output_len // 2
-        plain = instance.passes.decode(self.batch_size, context_len)
-        decode = (
-            instance.passes.decode(self.batch_size, context_len, request.query_len) if request.speculation else plain
-        )
+        instance = self.instance
+        plain, decode = instance.decode_passes(self.batch_size)
         prefill = instance.passes.prefill(self.share.prompts, self.share.tokens, self.share.context_len)
         return plain, decode, instance.passes.mixed(decode, prefill)
 

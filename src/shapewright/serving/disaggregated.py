@@ -58,12 +58,7 @@ class DecodeCandidate(NamedTuple):
 
     def passes(self) -> tuple[Pass, ...]:
         """A plain decode pass, and the one that runs."""
-        instance, request = self.instance, self.instance.request
-        context_len = request.prompt_len + request.output_len // 2
-        plain = instance.passes.decode(self.batch_size, context_len)
-        if not request.speculation:
-            return plain, plain
-        return plain, instance.passes.decode(self.batch_size, context_len, request.query_len)
+        return self.instance.decode_passes(self.batch_size)
 
 
 def prefill_candidates(instance: Instance) -> Iterator[PrefillCandidate]:

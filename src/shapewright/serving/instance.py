@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
     from shapewright.memory import MemoryEstimate
+    from shapewright.serving.passes import Pass
     from shapewright.serving.request import ServingFormat, ServingRequest
     from shapewright.workload import Workload
 
@@ -56,6 +57,15 @@ class Instance:
     def passes(self) -> Passes:
         """Maker of its passes."""
         return Passes(self.config, self.device, self.base, self.layout)
+
+    def decode_passes(self, batch_size: int) -> tuple[Pass, Pass]:
+        """A plain decode pass in the middle of the answers, and the one that runs, which may verify proposals."""
+        request = self.request
+        context_len, answer_len = request.prompt_len + request.output_len // 2, request.output_len
+        plain = self.passes.decode(batch_size, context_len, answer_len=answer_len)
+        if not request.speculation:
+            return plain, plain
+        return plain, self.passes.decode(batch_size, context_len, request.query_len, answer_len=answer_len)
 
     @property
     def num_streams(self) -> int:

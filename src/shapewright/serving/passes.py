@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering import lower
 from shapewright.operations import Attention
+from shapewright.serving.windows import spread_windows
 
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
@@ -54,18 +55,26 @@ class Passes:
         self._config, self._node_size = config, device.node_size
         self._workload, self._layout = workload, layout
         self._made: dict[tuple[object, ...], Pass] = {}
+        self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
 
-    def decode(self, batch_size: int, context_len: int, query_len: int = 1) -> Pass:
+    def decode(self, batch_size: int, context_len: int, query_len: int = 1, *, answer_len: int = 1) -> Pass:
         """One pass over ``query_len`` new tokens of each sequence; more than one verifies proposals.
 
         Unfused attention has no kernel for few queries against a long cache: there each new token counts as a sequence.
+
+        Args:
+            batch_size: Sequences.
+            context_len: Tokens that each has in the cache, in the middle of its answer.
+            query_len: New tokens of each.
+            answer_len: Tokens of an answer, over which the sequences are spread; matters to layers with windows.
         """
-        key = ("decode", batch_size, context_len, query_len)
+        key = ("decode", batch_size, context_len, query_len, answer_len)
         if key not in self._made:
             workload = replace(
                 self._workload, phase="decode", micro_batch_size=batch_size * query_len, context_len=context_len
             )
-            operations = self._lower(workload)
+            spread = self._spread(context_len - answer_len // 2, answer_len)
+            operations = lower(spread, workload, self._layout, node_size=self._node_size)
             if query_len > 1:
                 operations = tuple(_share_cache(operation, query_len) for operation in operations)
             self._made[key] = Pass(operations, workload, self._layout)
@@ -100,6 +109,12 @@ class Passes:
             *(operation for operation in decode.operations if operation.stage == "last"),
         ]
         return Pass(tuple(operations), together.workload, self._layout)
+
+    def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
+        key = (context_len, num_contexts)
+        if key not in self._spread_configs:
+            self._spread_configs[key] = spread_windows(self._config, context_len, num_contexts)
+        return self._spread_configs[key]
 
     def _lower(self, workload: Workload) -> tuple[Operation, ...]:
         return lower(self._config, workload, self._layout, node_size=self._node_size)

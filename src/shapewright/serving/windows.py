@@ -1,0 +1,61 @@
+"""Windows of a batch whose sequences stand at every place of their answers: each layer sees what it sees on the mean.
+
+A batch in the middle of its answers sees all of a chunk or next to nothing of it, by a few tokens of the prompt; the
+sequences of a real batch are spread over their answers, and what their attention reads is the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shapewright.config import TransformerConfig
+
+
+def spread_windows(config: TransformerConfig, context_len: int, num_contexts: int) -> TransformerConfig:
+    """The model with each window as long as what a decode pass sees of it on the mean.
+
+    Lowered behind the middle one of these contexts, a layer without a window sees the mean already.
+
+    Args:
+        config: The model.
+        context_len: Tokens in the cache before the first of the passes.
+        num_contexts: Passes, each with a token more in the cache.
+    """
+    if num_contexts == 1 or not any(config.attention_windows):
+        return config
+    is_chunked = config.attention_window_kind == "chunked"
+    seen = {
+        window: mean_seen(window, context_len, num_contexts, is_chunked=is_chunked)
+        for window in set(config.attention_windows)
+        if window
+    }
+    windows = tuple(seen.get(window, 0) for window in config.attention_windows)
+    return replace(config, attention_windows=windows, attention_window_kind="sliding")
+
+
+def mean_seen(window: int, context_len: int, num_contexts: int, *, is_chunked: bool) -> int:
+    """Tokens that one new token sees on the mean over contexts, itself among them, rounded up.
+
+    Args:
+        window: Its window, above 0.
+        context_len: Tokens in the cache before the first pass.
+        num_contexts: Passes, each with a token more in the cache.
+        is_chunked: Whether a chunk that is full is left behind; otherwise the window slides.
+
+    >>> mean_seen(4, 2, 4, is_chunked=True), mean_seen(4, 2, 4, is_chunked=False)  # 3 4 1 2 and 3 4 4 4
+    (3, 4)
+    """
+    last = context_len + num_contexts
+    total = _sum_seen(window, last, is_chunked=is_chunked) - _sum_seen(window, context_len, is_chunked=is_chunked)
+    return -(-total // num_contexts)
+
+
+def _sum_seen(window: int, num_tokens: int, *, is_chunked: bool) -> int:
+    """What the tokens of a sequence see, added up: 1 + 2 + ... + window, then again or window for ever."""
+    num_chunks, rest = divmod(num_tokens, window)
+    triangle = window * (window + 1) // 2
+    if is_chunked:
+        return num_chunks * triangle + rest * (rest + 1) // 2
+    return triangle + (num_tokens - window) * window if num_chunks else rest * (rest + 1) // 2

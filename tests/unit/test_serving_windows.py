@@ -1,0 +1,95 @@
+"""Decode passes of a server whose model has windows: what sequences of a batch see on the mean over their answers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapewright.adding_up import add_up_passes
+from shapewright.layout import ParallelLayout
+from shapewright.question import ask
+from shapewright.serving import ServingFormat, ServingRequest
+from shapewright.serving.instance import Instance
+from shapewright.serving.passes import Pass
+from shapewright.serving.windows import mean_seen, spread_windows
+
+CHUNK = 8192
+
+
+def make_instance(model: str, prompt_len: int, output_len: int) -> Instance:
+    """One copy of a model on eight H200."""
+    question = ask(model, "h200-sxm-141gb", workload={"phase": "prefill"})
+    return Instance(
+        question.config,
+        question.device,
+        question.workload,
+        ParallelLayout(tensor_parallel=8),
+        ServingFormat("bf16", "bf16", "bf16"),
+        ServingRequest(prompt_len=prompt_len, output_len=output_len),
+    )
+
+
+def step_s(instance: Instance, one: Pass) -> float:
+    """Time of a pass. [s]"""
+    return add_up_passes([one], instance.config, instance.device)[0].step_s
+
+
+def decode_s(model: str, prompt_len: int, output_len: int) -> float:
+    """Time per token of a batch of 32. [s]"""
+    instance = make_instance(model, prompt_len, output_len)
+    return step_s(instance, instance.decode_passes(32)[0])
+
+
+@given(st.integers(1, 40), st.integers(0, 100), st.integers(1, 100), st.booleans())
+def test_the_mean_is_that_of_all_contexts(window: int, context_len: int, num_contexts: int, is_chunked: bool) -> None:
+    """Counted one by one: a chunk is left behind when it is full, a sliding window stays full."""
+    contexts = range(context_len, context_len + num_contexts)
+    seen = [cached % window + 1 if is_chunked else min(cached + 1, window) for cached in contexts]
+    mean = mean_seen(window, context_len, num_contexts, is_chunked=is_chunked)
+
+    assert 0 <= mean * num_contexts - sum(seen) < num_contexts
+
+
+@pytest.mark.parametrize(("prompt_len", "output_len"), [(7692, 1000), (8100, 200), (4000, 8386)])
+def test_a_batch_across_chunks_takes_the_mean_of_its_passes(prompt_len: int, output_len: int) -> None:
+    """Llama 4, whose chunks end within the answer: as long as the mean over passes at places all along the answer."""
+    instance = make_instance("llama-4-scout", prompt_len, output_len)
+    places = range(prompt_len, prompt_len + output_len, max(output_len // 100, 1))
+    mean_s = sum(step_s(instance, instance.passes.decode(32, place)) for place in places) / len(places)
+
+    assert step_s(instance, instance.decode_passes(32)[0]) == pytest.approx(mean_s, rel=0.005)
+
+
+def test_a_chunk_that_ends_is_no_cliff() -> None:
+    """From prompts whose answers end before a chunk does to prompts that fill it, no 50 tokens change 1 % of a pass."""
+    times_s = [decode_s("llama-4-scout", prompt_len, 1000) for prompt_len in range(7000, CHUNK + 200, 50)]
+
+    assert all(abs(after / before - 1.0) < 0.01 for before, after in pairwise(times_s))
+
+
+def test_longer_contexts_of_sliding_windows_never_take_less() -> None:
+    """Gemma 2, whose windows are full after 4096 tokens: longer prompts and longer answers take as long or longer."""
+    by_prompt = [decode_s("gemma-2-27b", prompt_len, 1000) for prompt_len in range(2800, 4400, 100)]
+    by_answer = [decode_s("gemma-2-27b", 3000, output_len) for output_len in range(500, 4500, 250)]
+
+    assert by_prompt == sorted(by_prompt)
+    assert by_answer == sorted(by_answer)
+
+
+@pytest.mark.parametrize(("model", "prompt_len"), [("llama-3-8b", 4000), ("gemma-2-27b", 8000), ("llama-4-scout", 100)])
+def test_answers_that_leave_no_window_are_priced_in_their_middle(model: str, prompt_len: int) -> None:
+    """No window, a window that is full all along, a chunk that is not yet full: as one pass in the middle."""
+    instance = make_instance(model, prompt_len, 1000)
+    middle = instance.passes.decode(32, prompt_len + 500)
+
+    assert step_s(instance, instance.decode_passes(32)[0]) == step_s(instance, middle)
+
+
+def test_a_model_without_windows_stays_as_it_is() -> None:
+    """There is nothing to spread."""
+    config = make_instance("llama-3-8b", 100, 100).config
+
+    assert spread_windows(config, 100, 100) is config
