@@ -34,9 +34,9 @@ def count_in_transformers(config: dict[str, Any]) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    # TOML has no null: a rank of 0 says that queries are not compressed.
+    # TOML has no null: a rank of 0 says that queries are not compressed, a window of 0 that there is none.
     values: dict[str, Any] = {
-        key: None if key == "q_lora_rank" and value == 0 else value for key, value in config.items()
+        key: None if key in ("q_lora_rank", "sliding_window") and value == 0 else value for key, value in config.items()
     }
     resolved = AutoConfig.for_model(values.pop("model_type"), **values)
     builder: Any = AutoModelForSeq2SeqLM if resolved.is_encoder_decoder else AutoModelForCausalLM

@@ -46,6 +46,14 @@ _MLA: dict[str, Any] = {
     "n_group": 2,
     "topk_group": 1,
 }
+_GLM4_MOE: dict[str, Any] = {
+    **_WIDE_HEADS,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
 _LLAMA4_TEXT: dict[str, Any] = {
     **_WIDE_HEADS,
     "num_hidden_layers": 4,
@@ -134,6 +142,17 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_MLA, "topk_method": "group_limited_greedy"},
     "deepseek_v2/lite": {**_MLA, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": _MLA,
+    "glm4_moe": _GLM4_MOE,
+    "glm4_moe/qk_norm": {**_GLM4_MOE, "use_qk_norm": True, "attention_bias": True},
+    "dbrx": {
+        "vocab_size": _VOCAB,
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": _POSITIONS,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 2},
+    },
     "olmoe": {**_LLAMA_LIKE, "num_experts": 6, "num_experts_per_tok": 2},
     "phimoe": {**_WIDE_HEADS, "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True},
     "gpt_oss": {

@@ -211,6 +211,18 @@ def test_falcon_variants() -> None:
     assert (new.num_kv_heads, new.num_norms_per_layer, new.parallel_attention_mlp) == (2, 2, True)
 
 
+def test_dbrx_keeps_heads_and_experts_in_objects_of_their_own() -> None:
+    """Key-value heads come from attn_config, experts from ffn_config, and a wrong value in there is named."""
+    experts = {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 2, "ffn_act_fn": {"name": "gelu"}}
+    sizes = {"model_type": "dbrx", "d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 320}
+    config = read_hf({**sizes, "attn_config": {"kv_n_heads": 2, "attn_pdrop": 0.1}, "ffn_config": experts}).config
+    assert (config.num_heads, config.num_kv_heads, config.attention_dropout) == (4, 2, 0.1)
+    assert (config.num_experts, config.num_experts_per_token, config.moe_intermediate_size) == (6, 2, 48)
+    assert config.activation == "gelu"
+    with pytest.raises(ConfigError, match="moe_top_k"):
+        read_hf({**sizes, "ffn_config": {**experts, "moe_top_k": "two"}})
+
+
 def test_parts_left_out_are_noted() -> None:
     """Multi-token prediction layers, and T5's separate logit matrix, are named where they are left out."""
     (deepseek,) = (

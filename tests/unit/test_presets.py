@@ -37,7 +37,7 @@ _PROMISED = _words(
     qwen3-235b-a22b gemma-2b gemma-7b gemma-2-27b gemma-3-1b gemma-3-27b-text phi-2 phi-3-mini phi-4 deepseek-v2
     deepseek-v2-lite deepseek-v3 olmo-7b olmo-2-13b smollm-135m smollm2-1.7b smollm3-3b stablelm-2-1.6b starcoder2-3b
     starcoder2-15b command-r granite-3.1-8b gpt-oss-20b gpt-oss-120b bert-base bert-large t5-small t5-11b t5-v1.1-xxl
-    flan-t5-xl llm-foundry-mpt-7b megatron-gpt-1.7b megatron-gpt-1t
+    flan-t5-xl llm-foundry-mpt-7b megatron-gpt-1.7b megatron-gpt-1t dbrx grok-1 olmoe-1b-7b glm-4.5 glm-4.5-air
     """
 )
 
@@ -47,21 +47,21 @@ _HUB_KEYS = _words(
     activation_function alibi apply_residual_connection_post_layernorm attention_bias attention_chunk_size
     attention_dropout attention_probs_dropout_prob attention_types attn_config attn_logit_softcapping attn_pdrop bias
     d_ff d_kv d_model decoder_sparse_step do_layer_norm_before dropout dropout_rate emb_pdrop embd_pdrop embed_dropout
-    embedding_dropout enable_bias expansion_ratio feed_forward_proj ffn_dim final_logit_softcapping
+    embedding_dropout enable_bias expansion_ratio feed_forward_proj ffn_config ffn_dim final_logit_softcapping
     first_k_dense_replace head_dim hidden_act hidden_activation hidden_dropout hidden_dropout_prob hidden_size
     initial_context_length interleave_moe_layer_step intermediate_size intermediate_size_mlp is_encoder_decoder
-    kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb logit_scale max_position_embeddings
-    max_seq_len mlp_bias mlp_only_layers model_type moe_intermediate_size moe_layer_freq multi_query n_embd n_group
-    n_head n_heads n_layer n_layers n_positions n_routed_experts n_shared_experts new_decoder_architecture no_bias
-    no_rope_layer_interval norm_epsilon norm_topk_prob norm_type num_attention_heads num_decoder_layers num_experts
-    num_experts_per_tok num_heads num_hidden_layers num_key_value_heads num_kv_heads num_layers num_local_experts
-    num_nextn_predict_layers original_max_position_embeddings parallel_attn partial_rotary_factor q_lora_rank
-    qk_layernorm qk_nope_head_dim qk_rope_head_dim quantization_config query_pre_attn_scalar
-    relative_attention_num_buckets resid_dropout resid_pdrop residual_dropout rms_norm_eps rope_local_base_freq
-    rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct routed_scaling_factor scoring_func
-    shared_expert_intermediate_size sliding_window swiglu_limit sliding_window_pattern tie_word_embeddings topk_group
-    topk_method type_vocab_size use_bias use_parallel_residual use_qk_norm use_qkv_bias use_sliding_window v_head_dim
-    vocab_size window_size word_embed_proj_dim
+    kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb lm_head_bias logit_scale
+    max_position_embeddings max_seq_len mlp_bias mlp_only_layers model_type moe_intermediate_size moe_layer_freq
+    multi_query n_embd n_group n_head n_heads n_layer n_layers n_positions n_routed_experts n_shared_experts
+    new_decoder_architecture no_bias no_rope_layer_interval norm_epsilon norm_topk_prob norm_type num_attention_heads
+    num_decoder_layers num_experts num_experts_per_tok num_heads num_hidden_layers num_key_value_heads num_kv_heads
+    num_layers num_local_experts num_nextn_predict_layers original_max_position_embeddings parallel_attn
+    partial_rotary_factor q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim quantization_config
+    query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop residual_dropout rms_norm_eps
+    rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct routed_scaling_factor
+    scoring_func shared_expert_intermediate_size sliding_window sliding_window_pattern swiglu_limit tie_word_embeddings
+    topk_group topk_method type_vocab_size use_bias use_parallel_residual use_qk_norm use_qkv_bias use_sliding_window
+    v_head_dim vocab_size window_size word_embed_proj_dim
     """
 )
 
@@ -71,7 +71,9 @@ _DEPTH_KEYS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers"}
 _HEAD_KEYS = {"num_attention_heads", "n_head", "n_heads", "num_heads"}
 
 # A paper, a file of the hub, or a file in a repository.
-_SOURCE = re.compile(r"arXiv \d{4}\.\d{5}|config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub|github\.com/\w+/\S+,")
+_SOURCE = re.compile(
+    r"arXiv \d{4}\.\d{5}|config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub|github\.com/[\w-]+/\S+,"
+)
 
 _PUBLISHED_COUNT = re.compile(r"published(?:, with it,)? as ([\d.,]+)(?: ([MBT]))?\b")
 _SUFFIXES = {None: 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -80,7 +82,8 @@ _ROUNDING = 0.07
 
 # Parameters that one token uses, as the papers and model cards say it, in billions. Some count the embedding, some do
 # not: arXiv 2401.04088 section 2, Qwen blog of 2024-03-28, arXiv 2407.10671 Table 1, 2505.09388 Table 2, 2405.04434
-# abstract and appendix B, 2412.19437 abstract, Llama 4 model card, 2508.10925 Table 1.
+# abstract and appendix B, 2412.19437 abstract, Llama 4 model card, 2508.10925 Table 1, 2409.02060, model cards of DBRX,
+# GLM-4.5, Qwen3-Coder and Phi-3.5-MoE.
 _PUBLISHED_ACTIVE = {
     "mixtral-8x7b": 12.9,
     "mixtral-8x22b": 39,
@@ -93,9 +96,18 @@ _PUBLISHED_ACTIVE = {
     "deepseek-v3": 37,
     "llama-4-scout": 17,
     "llama-4-maverick": 17,
+    "olmoe-1b-7b": 1.3,
+    "dbrx": 36,
+    "glm-4.5": 32,
+    "glm-4.5-air": 12,
+    "qwen3-coder-480b-a35b": 35,
+    "phi-3.5-moe": 6.6,
     "gpt-oss-20b": 3.61,
     "gpt-oss-120b": 5.13,
 }
+
+# arXiv 2508.06471, Table 1, counts neither the embedding nor the logit matrix.
+_WITHOUT_EMBEDDING_AND_HEAD = {"glm-4.5", "glm-4.5-air"}
 
 
 def test_there_are_enough_presets() -> None:
@@ -176,8 +188,11 @@ def test_a_preset_reads_to_exactly_its_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(_PUBLISHED_ACTIVE))
 def test_active_parameters_are_the_published_ones(name: str) -> None:
-    """The published active count of a mixture of experts lies between ours with and without the embedding."""
+    """The published active count of a mixture of experts is ours, with the embedding, without it, or without both."""
     counts = count_parameters(read_model(name).config)
     published = _PUBLISHED_ACTIVE[name] * 1e9
 
-    assert 0.975 * (counts.active - counts.token_embedding) < published < 1.025 * counts.active
+    if name in _WITHOUT_EMBEDDING_AND_HEAD:
+        assert counts.active - counts.token_embedding - counts.head == pytest.approx(published, rel=0.025)
+    else:
+        assert 0.975 * (counts.active - counts.token_embedding) < published < 1.025 * counts.active

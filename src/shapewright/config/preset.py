@@ -14,7 +14,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _FOLDER = Path(__file__).parent / "presets"
 
 # TOML has no null; in preset files a 0 under these keys stands for it.
-_NULL_IF_ZERO = ("q_lora_rank",)
+_NULL_IF_ZERO = ("q_lora_rank", "sliding_window")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Families with multi-head latent attention: DeepSeek's, and those that took its form.
+"""DeepSeek's mixtures of experts, whose first layers are dense, and those that took their form, with MLA or without.
 
 Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
 """
@@ -7,31 +7,41 @@ from __future__ import annotations
 
 from shapewright.config.families.experts import moe_layers
 from shapewright.config.families.family import Family, Fields, Spellings
-from shapewright.config.families.llama import ATTENTION_BIAS, RMSNORM_GATED
+from shapewright.config.families.llama import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED
 from shapewright.config.hf_values import HfValues
 
 
-def _deepseek_rest(values: HfValues) -> Fields:
+def _experts_after_dense(values: HfValues) -> Fields:
+    """Experts, routed and shared, in all layers but the first ``first_k_dense_replace``."""
     num_layers = values.num_layers("num_hidden_layers")
     num_dense = values.optional_count("first_k_dense_replace")
     num_shared = values.optional_count("n_shared_experts")
     return {
-        "num_kv_heads": 0,  # MLA keeps none; num_key_value_heads repeats num_attention_heads
-        "head_dim": values.optional_count("qk_nope_head_dim") + values.count("qk_rope_head_dim"),
         "shared_expert_intermediate_size": num_shared * values.count("moe_intermediate_size"),
         **moe_layers(values, [index >= num_dense for index in range(num_layers)]),
     }
 
 
+def _deepseek_rest(values: HfValues) -> Fields:
+    return {
+        "num_kv_heads": 0,  # MLA keeps none; num_key_value_heads repeats num_attention_heads
+        "head_dim": values.optional_count("qk_nope_head_dim") + values.count("qk_rope_head_dim"),
+        **_experts_after_dense(values),
+    }
+
+
+_EXPERTS: Spellings = {
+    "num_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "num_experts_per_token": ("num_experts_per_tok",),
+    "moe_intermediate_size": ("moe_intermediate_size",),
+}
 _DEEPSEEK_SPELLINGS: Spellings = {
     **ATTENTION_BIAS,
     "v_head_dim": ("v_head_dim",),
     "q_lora_rank": ("q_lora_rank",),
     "kv_lora_rank": ("kv_lora_rank",),
     "qk_rope_head_dim": ("qk_rope_head_dim",),
-    "num_experts": ("n_routed_experts", "num_experts", "num_local_experts"),
-    "num_experts_per_token": ("num_experts_per_tok",),
-    "moe_intermediate_size": ("moe_intermediate_size",),
+    **_EXPERTS,
 }
 _DEEPSEEK_DEFAULTS = {
     "hidden_act": "silu",
@@ -64,7 +74,7 @@ DEEPSEEK_V2 = Family(
 )
 
 
-def _deepseek_v3_remarks(values: HfValues) -> list[str]:
+def _left_out_predictors(values: HfValues) -> list[str]:
     num_left_out = values.optional_count("num_nextn_predict_layers")
     return [f"{num_left_out} multi-token-prediction layer(s) left out, as in transformers"] if num_left_out else []
 
@@ -88,7 +98,43 @@ DEEPSEEK_V3 = Family(
     spellings=_DEEPSEEK_SPELLINGS,
     facts=RMSNORM_GATED,
     derive=_deepseek_rest,
-    remark=_deepseek_v3_remarks,
+    remark=_left_out_predictors,
 )
 
-FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3)
+
+def _glm4_moe_rest(values: HfValues) -> Fields:
+    # 96 heads of 128 are wider than the residual stream; without head_dim transformers rounds down what it gives each.
+    rounded = values.count("hidden_size") // values.count("num_attention_heads")
+    return {
+        "head_dim": values.optional_count("head_dim") or rounded,
+        "qk_norm": "per-head" if values.flag("use_qk_norm") else "none",
+        **_experts_after_dense(values),
+    }
+
+
+GLM4_MOE = Family(
+    model_types=("glm4_moe",),
+    defaults={
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+    },
+    # attention_bias is that of queries, keys and values; the projection after attention never has one.
+    spellings={**HEAD_DIM, "qkv_bias": ("attention_bias",), **_EXPERTS},
+    facts=RMSNORM_GATED,
+    derive=_glm4_moe_rest,
+    remark=_left_out_predictors,
+)
+
+FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE)

@@ -1,4 +1,4 @@
-"""Mixture-of-experts families; those with latent attention are in families.deepseek.
+"""Mixture-of-experts families; those whose first layers are dense are in families.deepseek.
 
 Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
 """
@@ -271,4 +271,49 @@ LLAMA4 = Family(
     derive=_llama4_rest,
 )
 
-FAMILIES = (MIXTRAL, OLMOE, PHIMOE, QWEN2_MOE, QWEN3_MOE, GPT_OSS, LLAMA4)
+
+def _dbrx_rest(values: HfValues) -> Fields:
+    attention = values.nested("attn_config", {"kv_n_heads": 1, "attn_pdrop": 0.0})
+    experts = values.nested(
+        "ffn_config", {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}
+    )
+    width = experts.count("ffn_hidden_size")
+    return {
+        "num_kv_heads": attention.count("kv_n_heads"),
+        "attention_dropout": attention.fraction("attn_pdrop"),
+        "activation": experts.nested("ffn_act_fn", {}).text("name") or "silu",
+        "intermediate_size": width,
+        "moe_intermediate_size": width,
+        "num_experts": experts.count("moe_num_experts"),
+        "num_experts_per_token": experts.count("moe_top_k"),
+    }
+
+
+DBRX = Family(
+    model_types=("dbrx",),
+    defaults={
+        "vocab_size": 32000,
+        "d_model": 2048,
+        "n_layers": 24,
+        "n_heads": 16,
+        "max_seq_len": 2048,
+        "tie_word_embeddings": False,
+    },
+    spellings={
+        "hidden_size": ("d_model", "hidden_size"),
+        "num_layers": ("n_layers", "num_hidden_layers"),
+        "num_heads": ("n_heads", "num_attention_heads"),
+        "max_position_embeddings": ("max_seq_len", "max_position_embeddings"),
+        "hidden_dropout": ("resid_pdrop",),
+    },
+    facts={
+        "norm": "layernorm",
+        "norm_bias": False,
+        "gated_mlp": True,
+        "fused_qkv": True,
+        "position_embedding": "rotary",
+    },
+    derive=_dbrx_rest,
+)
+
+FAMILIES = (MIXTRAL, OLMOE, PHIMOE, QWEN2_MOE, QWEN3_MOE, GPT_OSS, LLAMA4, DBRX)
