@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from shapewright.errors import WorkloadError
+from shapewright.integers import is_number
 
 if TYPE_CHECKING:
     from shapewright.predict import Prediction
@@ -48,7 +48,7 @@ def check_price(usd_per_hour: float | None) -> None:
     """
     if usd_per_hour is None:
         return
-    if not isfinite(usd_per_hour) or not LOWEST_USD_PER_HOUR <= usd_per_hour <= HIGHEST_USD_PER_HOUR:
+    if not is_number(usd_per_hour, LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR):
         raise WorkloadError(
             f"--usd-per-hour {usd_per_hour!r} is out of range; give from {LOWEST_USD_PER_HOUR:g} to "
             f"{HIGHEST_USD_PER_HOUR:g} dollars for one device and hour, such as 2.5"

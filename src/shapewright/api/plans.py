@@ -116,6 +116,7 @@ def serve_plan(
     memory_fraction: float | None = None,
     block_tokens: int | None = None,
     speculation: Mapping[str, Any] | None = None,
+    usd_per_hour: float | None = None,
     workload: Mapping[str, Any] | None = None,
     layout: Mapping[str, Any] | None = None,
     overrides: Mapping[str, object] | None = None,
@@ -137,6 +138,7 @@ def serve_plan(
         memory_fraction: Share of a device's memory that the server takes.
         block_tokens: Tokens of a block of the paged cache.
         speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
+        usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
         workload: dtype, weight_dtype, kv_cache_dtype, attention and expert_kernel, each if not the default.
         layout: tensor_parallel, pipeline_parallel and expert_parallel, each if fixed.
         overrides: TransformerConfig fields to change on top of ``config``.
@@ -161,6 +163,7 @@ def serve_plan(
         output_len=output_len,
         cached_len=cached_len,
         speculation=_read_speculation(speculation),
+        usd_per_hour=usd_per_hour,
         **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )
     question = ask(

@@ -25,7 +25,7 @@ Examples:
   shapewright serve-plan mixtral-8x7b --device h100-sxm-80gb --isl 1000 --osl 300 --formats fp8,bf16:int4 --json
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
-  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --html plan.html
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
 """
 
 _FIELDS = {
@@ -69,6 +69,7 @@ _FIELDS = {
     metavar="F",
     help="speculative decoding: time of a draft step over that of a decode step of the model",
 )
+@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device, for the cost of a token")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="write a page with the Pareto picture too")
 def command(
@@ -87,6 +88,7 @@ def command(
     draft_tokens: int | None,
     acceptance: float | None,
     draft_cost: float | None,
+    usd_per_hour: float | None,
     as_json: bool,
     html: str | None,
     **given: Any,
@@ -113,6 +115,7 @@ def command(
         memory_fraction=memory_fraction,
         block_tokens=block_tokens,
         speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
+        usd_per_hour=usd_per_hour,
         workload=groups["workload"],
         layout=groups["layout"],
         overrides=groups["model"],

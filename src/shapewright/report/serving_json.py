@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def serving_to_json(found: ServingPlan) -> dict[str, Any]:
     """Turn a plan into plain values; units stand in the keys."""
     request = found.request
+    price = request.usd_per_hour
     return {
         "schema_version": SCHEMA_VERSION,
         "device": {"name": found.device.name, "title": found.device.title},
@@ -28,10 +29,10 @@ def serving_to_json(found: ServingPlan) -> dict[str, Any]:
         "expert_kernel": found.workload.expert_kernel,
         "formats": [format_to_json(one) for one in found.formats],
         "keeps_limits": found.best() is not None,
-        "best": point_to_json(found.best()),
-        "best_by_mode": {mode: point_to_json(found.best(mode)) for mode in MODES},
-        "best_by_format": {one.name: point_to_json(found.best(format_name=one.name)) for one in found.formats},
-        "front": {mode: [point_to_json(point) for point in found.front(mode)] for mode in MODES},
+        "best": point_to_json(found.best(), price),
+        "best_by_mode": {mode: point_to_json(found.best(mode), price) for mode in MODES},
+        "best_by_format": {one.name: point_to_json(found.best(format_name=one.name), price) for one in found.formats},
+        "front": {mode: [point_to_json(point, price) for point in found.front(mode)] for mode in MODES},
         "capacities": [
             {
                 "format": capacity.format.name,
@@ -62,8 +63,8 @@ def layout_to_json(layout: ParallelLayout | None) -> dict[str, int] | None:
     return {name: getattr(layout, name) for name in names}
 
 
-def point_to_json(point: OperatingPoint | None) -> dict[str, Any] | None:
-    """One way to serve; null where there is none."""
+def point_to_json(point: OperatingPoint | None, usd_per_hour: float | None) -> dict[str, Any] | None:
+    """One way to serve, at the price of a device; null where there is none."""
     if point is None:
         return None
     return {
@@ -88,4 +89,5 @@ def point_to_json(point: OperatingPoint | None) -> dict[str, Any] | None:
         "tokens_per_s": point.tokens_per_s,
         "tokens_per_s_per_device": point.tokens_per_s_per_device,
         "tokens_per_s_per_user": point.tokens_per_s_per_user,
+        "usd_per_million_tokens": point.usd_per_million_tokens(usd_per_hour),
     }

@@ -82,7 +82,7 @@ def serving_sections(found: ServingPlan) -> list[Section]:
     best = [point for mode in MODES if (point := found.best(mode)) is not None]
     sections: list[Section] = []
     if best:
-        columns = point_columns(best)
+        columns = point_columns(best, found.request.usd_per_hour)
         columns[0] = type(columns[0])("mode", tuple(row[0] for row in best_rows(found)), is_text=True)
         sections.append(table_of("The best that keeps the limits", columns))
     else:
@@ -94,7 +94,9 @@ def serving_sections(found: ServingPlan) -> list[Section]:
     for mode in MODES:
         front = found.front(mode)
         if front:
-            sections.append(table_of(f"{mode.capitalize()}: the front", point_columns(front)))
+            sections.append(
+                table_of(f"{mode.capitalize()}: the front", point_columns(front, found.request.usd_per_hour))
+            )
     sections.append(table_of(f"What one instance holds, {found.formats[0].name}", capacity_columns(found)))
     sections.append(Words("What this rests on", (*ASSUMPTIONS, *(f"Note: {line}" for line in found.notes))))
     return sections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 MODES = ("aggregated", "disaggregated")
 _FRONT_ROWS = 10
 _CAPACITY_ROWS = 8
+_GIVES, _COSTS = "tokens/s/GPU", "USD/1M tokens"
 
 _POINT_COLUMNS = (
     Column("", is_text=True),
@@ -27,7 +29,8 @@ _POINT_COLUMNS = (
     Column("90 % interval", rank=5),
     Column("per token"),
     Column("90 % interval ", rank=6),
-    Column("tokens/s/GPU"),
+    Column(_GIVES),
+    Column(_COSTS, rank=1),
     Column("tokens/s/user", rank=1),
     Column("requests/s", rank=3),
     Column("prefill load", rank=2),
@@ -40,7 +43,7 @@ def print_serving(found: ServingPlan, console: Console) -> None:
     console.print(describe_serving(found), style="bold", soft_wrap=True)
     rows = best_rows(found)
     if rows:
-        print_table(columns_of(rows, _POINT_COLUMNS), console)
+        print_table(_columns_of_points(rows), console)
     else:
         console.print(no_plan_words(found), style="bold red", soft_wrap=True)
     if any(found.best(format_name=one.name) for one in found.formats[1:]):
@@ -52,7 +55,7 @@ def print_serving(found: ServingPlan, console: Console) -> None:
         if front:
             console.print()
             console.print(f"{mode}: tokens/s of a user against tokens/s of a GPU", style="bold")
-            print_table(point_columns(_spread(front, _FRONT_ROWS)), console)
+            print_table(point_columns(_spread(front, _FRONT_ROWS), found.request.usd_per_hour), console)
     console.print()
     console.print(f"what one instance holds, {found.formats[0].name}", style="bold")
     print_table(capacity_columns(found, _CAPACITY_ROWS), console)
@@ -102,18 +105,28 @@ def no_plan_words(found: ServingPlan) -> str:
 
 def best_rows(found: ServingPlan) -> list[list[str]]:
     """Best point of each mode."""
-    return [_row(mode, best) for mode in MODES if (best := found.best(mode)) is not None]
+    price = found.request.usd_per_hour
+    return [_row(mode, best, price) for mode in MODES if (best := found.best(mode)) is not None]
 
 
 def format_columns(found: ServingPlan) -> list[Column]:
     """Best point of each format, as columns of a table."""
     bests = [(one.name, found.best(format_name=one.name)) for one in found.formats]
-    return columns_of([_row(name, best) for name, best in bests if best is not None], _POINT_COLUMNS)
+    price = found.request.usd_per_hour
+    return _columns_of_points([_row(name, best, price) for name, best in bests if best is not None])
 
 
-def point_columns(points: Iterable[OperatingPoint]) -> list[Column]:
-    """Points, as columns of a table."""
-    return columns_of([_row("", point) for point in points], _POINT_COLUMNS)
+def point_columns(points: Iterable[OperatingPoint], usd_per_hour: float | None) -> list[Column]:
+    """Points, as columns of a table; with what a token costs where a device has a price."""
+    return _columns_of_points([_row("", point, usd_per_hour) for point in points])
+
+
+def _columns_of_points(rows: Sequence[Sequence[str]]) -> list[Column]:
+    """Columns of a table; where a price was given and both do not fit, costs stay, which throughput turned round is."""
+    columns = columns_of(rows, _POINT_COLUMNS)
+    has_price = any(any(column.cells) for column in columns if column.name == _COSTS)
+    ranks = {_COSTS: 0, _GIVES: 1} if has_price else {}
+    return [replace(column, rank=ranks.get(column.name, column.rank)) for column in columns]
 
 
 def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column]:
@@ -164,7 +177,8 @@ def instances_words(point: OperatingPoint) -> str:
     )
 
 
-def _row(name: str, point: OperatingPoint) -> list[str]:
+def _row(name: str, point: OperatingPoint, usd_per_hour: float | None) -> list[str]:
+    cost = point.usd_per_million_tokens(usd_per_hour)
     return [
         name,
         instances_words(point),
@@ -175,6 +189,7 @@ def _row(name: str, point: OperatingPoint) -> list[str]:
         format_seconds(point.tpot.middle_s),
         f"{format_seconds(point.tpot.low_s)} to {format_seconds(point.tpot.high_s)}",
         f"{point.tokens_per_s_per_device:,.0f}",
+        "" if cost is None else f"{cost:.4g}",
         f"{point.tokens_per_s_per_user:.1f}",
         f"{point.requests_per_s:.2f}",
         format_percent(point.prefill_load_fraction),

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from shapewright.serving.request import ServingFormat, ServingRequest
 
 
+_SECONDS_PER_HOUR = 3600.0
+
+
 @dataclass(frozen=True)
 class Span:
     """A time with the ends of its 90 % interval. [s]"""
@@ -92,6 +95,16 @@ class OperatingPoint:
     def tokens_per_s_per_user(self) -> float:
         """Tokens per second that one user sees after the first."""
         return 1.0 / self.tpot.middle_s
+
+    def usd_per_million_tokens(self, usd_per_hour: float | None) -> float | None:
+        """What a million answered tokens cost while every instance has as many sequences as it is priced with. [USD]
+
+        Args:
+            usd_per_hour: Price of one device; None gives None. [USD/h]
+        """
+        if usd_per_hour is None:
+            return None
+        return 1e6 * usd_per_hour / _SECONDS_PER_HOUR / self.tokens_per_s_per_device
 
     def total_tokens_per_s(self, num_devices: int | None) -> float:
         """Tokens per second of as many units as fit on some devices; of one device where no number is given."""

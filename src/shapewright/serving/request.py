@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError
+from shapewright.horizon import check_price
 from shapewright.integers import is_number, is_whole
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class ServingRequest:
         memory_fraction: Share of a device's memory that the server takes.
         block_tokens: Tokens of a cache block.
         speculation: Speculative decoding; None without.
+        usd_per_hour: Price of one device; None where it is not known. [USD/h]
 
     Raises:
         WorkloadError: a value is out of range.
@@ -104,8 +106,10 @@ class ServingRequest:
     memory_fraction: float = DEFAULT_MEMORY_FRACTION
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     speculation: Speculation | None = None
+    usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
+        check_price(self.usd_per_hour)
         for name, smallest, largest in (
             ("prompt_len", 1, LONGEST_LEN),
             ("output_len", 2, LONGEST_LEN),
