@@ -135,6 +135,8 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": {**_LLAMA_LIKE, "use_qkv_bias": True},
     "stablelm/parallel": {**_LLAMA_LIKE, "use_parallel_residual": True, "qk_layernorm": True},
     "starcoder2": {**_LLAMA_LIKE, "sliding_window": 32, "use_bias": True},
+    "nemotron": {**_WIDE_HEADS, "partial_rotary_factor": 0.5},
+    "nemotron/biased": {**_WIDE_HEADS, "attention_bias": True, "mlp_bias": True},
     "cohere": _LLAMA_LIKE,
     "cohere/qk_norm": {**_LLAMA_LIKE, "use_qk_norm": True},
     "cohere2": {**_WIDE_HEADS, "num_hidden_layers": 4, "sliding_window": 32},

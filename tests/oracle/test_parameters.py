@@ -98,12 +98,17 @@ def test_windows_of_each_layer(key: str, changes: dict[str, Any]) -> None:
     ]
 
 
+# What transformers needs to build a model and has no default for.
+_WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "nemotron": {"num_key_value_heads": 8},
+}
+
+
 @pytest.mark.parametrize("model_type", [each for each in MODEL_TYPES if each != "bloom"])
 def test_default_sized_models(model_type: str) -> None:
     """The real-sized model that a family's defaults describe has transformers' count."""
-    config: dict[str, Any] = {"model_type": model_type, "num_experts_per_tok": 4}
-    if model_type == "dbrx":
-        config["attn_config"] = {"rope_theta": 10000.0}  # transformers has no default for it, and no model runs without
+    config = {"model_type": model_type, "num_experts_per_tok": 4, **_WITHOUT_DEFAULT.get(model_type, {})}
     assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
 
 

@@ -53,15 +53,15 @@ _HUB_KEYS = _words(
     kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb lm_head_bias logit_scale
     max_position_embeddings max_seq_len mlp_bias mlp_only_layers model_type moe_intermediate_size moe_layer_freq
     multi_query n_embd n_group n_head n_heads n_layer n_layers n_positions n_routed_experts n_shared_experts
-    new_decoder_architecture no_bias no_rope_layer_interval norm_epsilon norm_topk_prob norm_type num_attention_heads
-    num_decoder_layers num_experts num_experts_per_tok num_heads num_hidden_layers num_key_value_heads num_kv_heads
-    num_layers num_local_experts num_nextn_predict_layers original_max_position_embeddings parallel_attn
-    partial_rotary_factor q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim quantization_config
-    query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop residual_dropout rms_norm_eps
-    rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct routed_scaling_factor
-    scoring_func shared_expert_intermediate_size sliding_window sliding_window_pattern swiglu_limit tie_word_embeddings
-    topk_group topk_method type_vocab_size use_bias use_parallel_residual use_qk_norm use_qkv_bias use_sliding_window
-    v_head_dim vocab_size window_size word_embed_proj_dim
+    new_decoder_architecture no_bias no_rope_layer_interval norm_eps norm_epsilon norm_topk_prob norm_type
+    num_attention_heads num_decoder_layers num_experts num_experts_per_tok num_heads num_hidden_layers
+    num_key_value_heads num_kv_heads num_layers num_local_experts num_nextn_predict_layers
+    original_max_position_embeddings parallel_attn partial_rotary_factor q_lora_rank qk_layernorm qk_nope_head_dim
+    qk_rope_head_dim quantization_config query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop
+    residual_dropout rms_norm_eps rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct
+    routed_scaling_factor scoring_func shared_expert_intermediate_size sliding_window sliding_window_pattern
+    swiglu_limit tie_word_embeddings topk_group topk_method type_vocab_size use_bias use_parallel_residual use_qk_norm
+    use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
     """
 )
 

@@ -1,4 +1,4 @@
-"""Dense families since Llama: gated MLP, rotary positions, grouped keys and values.
+"""Dense families since Llama: rotary positions, grouped keys and values, in most a gated MLP.
 
 Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
 """
@@ -271,6 +271,23 @@ STARCODER2 = Family(
     derive=window_on_every_layer,
 )
 
+NEMOTRON = Family(
+    model_types=("nemotron",),
+    defaults={
+        "vocab_size": 256000,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 48,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    },
+    spellings=LLAMA.spellings,
+    # the MLP has no gate; LayerNorm's scale is stored less one
+    facts={"norm": "layernorm", "norm_bias": True, "position_embedding": "rotary"},
+)
+
 _COHERE_DEFAULTS = {
     **_LLAMA_DEFAULTS,
     "vocab_size": 256000,
@@ -344,6 +361,7 @@ FAMILIES = (
     OLMO3,
     STABLELM,
     STARCODER2,
+    NEMOTRON,
     COHERE,
     COHERE2,
     SMOLLM3,
