@@ -181,6 +181,19 @@ def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys: p
         assert word in err
 
 
+def test_help_leads_with_what_most_questions_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model's usual sizes stand above knobs that few turn, in 130 lines; CONFIG, told of in words, has no row."""
+    _, out, _ = run(["predict", "--help"], capsys)
+    common, _, finer = out.partition("\nWorkload, finer points:")
+
+    assert common.count("\n") < 130
+    assert "--intermediate-size" in common
+    assert "--num-experts " in common
+    assert "--recompute-modules" in finer
+    assert "--lm-head-bias" in finer
+    assert "\n  [CONFIG]\n" not in out
+
+
 def test_json_is_alone_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     """--json prints one JSON object and nothing else, also where there are notes to make."""
     code, out, err = run(

@@ -36,6 +36,39 @@ _SHORT_FLAGS = {
 # Fields whose own errors say more than a list of choices: aliases and near names.
 _NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
 _GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
+# Fields that most questions are made of; the help lists the others of these groups below, so that a first reader meets
+# few. A layout has none that could be left for later.
+_COMMON = {
+    "workload": {
+        "phase",
+        "micro_batch_size",
+        "seq_len",
+        "context_len",
+        "global_batch_size",
+        "dtype",
+        "weight_dtype",
+        "kv_cache_dtype",
+        "attention",
+        "recompute",
+        "optimizer",
+    },
+    "model": {
+        "hidden_size",
+        "num_layers",
+        "num_heads",
+        "vocab_size",
+        "num_kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "max_position_embeddings",
+        "gated_mlp",
+        "num_experts",
+        "num_experts_per_token",
+        "moe_intermediate_size",
+        "tied_embeddings",
+    },
+}
+_FINER = ", finer points"
 
 
 if TYPE_CHECKING:
@@ -261,7 +294,8 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
                     _TYPES[word] if not note.choices or spec.name in _NAMES_IN_WORDS else click.Choice(note.choices)
                 )
             # A name of its own for the parameter: model and workload may not collide, now or later.
-            option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=group, **keywords)
+            heading = group if spec.name in _COMMON.get(group, (spec.name,)) else group + _FINER
+            option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=heading, **keywords)
             command = option(command)
     if needs_device:
         command = click.option(
@@ -288,21 +322,24 @@ class GroupedCommand(click.Command):
     """A command whose help lists options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write plain options first, then each group."""
-        rows: dict[str, list[tuple[str, str]]] = {"": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                rows.setdefault(getattr(parameter, "group", ""), []).append(record)
+        """Write plain options first, then each group; CONFIG has no row, the text above the options explains it."""
         titles = {
             "": "Options",
             "workload": "Workload",
             "layout": "Layout",
             "model": "Model (alone, or on top of CONFIG)",
+            f"workload{_FINER}": f"Workload{_FINER}",
+            f"model{_FINER}": f"Model{_FINER}",
         }
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in titles}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                rows[getattr(parameter, "group", "")].append(record)
         for group, entries in rows.items():
-            with formatter.section(titles[group]):
-                formatter.write_dl(entries)
+            if entries:
+                with formatter.section(titles[group]):
+                    formatter.write_dl(entries)
 
 
 def field_named(word: str) -> str:

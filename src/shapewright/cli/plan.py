@@ -51,8 +51,8 @@ Examples:
     "--keep",
     multiple=True,
     metavar="FIELD=V,V",
-    help="values that a field may take: tp, pp, dp, cp, ep, sp, vpp, zero, schedule, micro_batch, recompute, "
-    "offload_activations, offload_optimizer; may be given again. A flag such as --tp 8 keeps one value",
+    help="values that a field may take: tp, pp, dp, cp, ep, etp, sp, vpp, zero, schedule, micro_batch, "
+    "recompute, offload_activations, offload_optimizer; may be given again. A flag such as --tp 8 keeps one value",
 )
 @click.option("--try-offload", is_flag=True, help="try the host's memory too, for activations and for optimiser states")
 @click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
