@@ -93,6 +93,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "word_embed_proj_dim": 40,
         "do_layer_norm_before": False,
     },
+    "opt/no_final_norm": {**_COMMON, "ffn_dim": 176, "pad_token_id": 1, "_remove_final_layer_norm": True},
     "bloom": {"vocab_size": _VOCAB, "hidden_size": 64, "n_layer": 3, "n_head": 4},
     "mpt": {"vocab_size": _VOCAB, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": _POSITIONS},
     "falcon": {**_COMMON, "multi_query": True, "new_decoder_architecture": False, "parallel_attn": True},

@@ -233,3 +233,37 @@ def test_parts_left_out_are_noted() -> None:
     assert deepseek.startswith("1 ")
     assert any("logit matrix" in note for note in read_hf({"model_type": "t5", "tie_word_embeddings": False}).notes)
     assert not any("logit matrix" in note for note in read_hf({"model_type": "t5"}).notes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "of_branches", "of_scores"),
+    [
+        ("gpt2", "resid_pdrop", "attn_pdrop"),
+        ("gptj", "resid_pdrop", "attn_pdrop"),
+        ("gpt_neo", "resid_dropout", "attention_dropout"),
+        ("gpt_neox", "hidden_dropout", "attention_dropout"),
+        ("opt", "dropout", "attention_dropout"),
+        ("bloom", "hidden_dropout", "attention_dropout"),
+        ("falcon", "hidden_dropout", "attention_dropout"),
+        ("bert", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+        ("roberta", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+        ("phi", "resid_pdrop", "attention_dropout"),
+        ("phi3", "resid_pdrop", "attention_dropout"),
+        ("starcoder2", "residual_dropout", "attention_dropout"),
+        ("stablelm", "hidden_dropout", "attention_dropout"),
+        ("llama", "", "attention_dropout"),
+        ("mixtral", "", "attention_dropout"),
+        ("deepseek_v3", "", "attention_dropout"),
+    ],
+)
+def test_dropout_of_branches_and_of_scores(model_type: str, of_branches: str, of_scores: str) -> None:
+    """Each family's two chances of dropping are not mistaken for one another; each costs kernels of its own."""
+    given = {of_branches: 0.25, of_scores: 0.125, "attention_types": [[["global", "local"], 1]]}
+    config = read_hf({"model_type": model_type, **TINY, "num_key_value_heads": 4, **given}).config
+    assert (config.hidden_dropout, config.attention_dropout) == (0.25 if of_branches else 0.0, 0.125)
+
+
+def test_one_rate_drops_everywhere_in_t5() -> None:
+    """dropout_rate is that of branches and of scores."""
+    config = read_hf({"model_type": "t5", "dropout_rate": 0.25}).config
+    assert (config.hidden_dropout, config.attention_dropout) == (0.25, 0.25)

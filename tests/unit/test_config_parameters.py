@@ -66,6 +66,25 @@ def test_mpt_with_biases(d_model: int, n_layers: int, n_heads: int, max_seq_len:
     assert count_parameters(read_hf(config).config).total == published
 
 
+@pytest.mark.parametrize(("attention", "num_kv_heads"), [("multiquery", 1), ("grouped_query", 2), ("multihead", 4)])
+def test_mpt_with_shared_keys(attention: str, num_kv_heads: int) -> None:
+    """llm-foundry's MPT by hand: one matrix for queries, keys and values, an MLP of expansion_ratio times the width."""
+    h, layers, head, ratio, v = 64, 3, 16, 3, 320
+    config = {
+        "model_type": "mpt",
+        "d_model": h,
+        "n_layers": layers,
+        "n_heads": h // head,
+        "expansion_ratio": ratio,
+        "vocab_size": v,
+        "attn_config": {"attn_type": f"{attention}_attention", "kv_n_heads": 2, "alibi": True, "attn_pdrop": 0.125},
+    }
+    found = read_hf(config).config
+    layer = h * (h + 2 * num_kv_heads * head) + h * h + 2 * h * ratio * h + 2 * h
+    assert count_parameters(found).total == v * h + layers * layer + h
+    assert (found.position_embedding, found.attention_dropout) == ("alibi", 0.125)
+
+
 @pytest.mark.parametrize(
     ("h", "layers", "heads", "billions"),
     [(2304, 24, 24, 1.7), (3072, 30, 32, 3.6), (12288, 80, 96, 145.6), (25600, 128, 160, 1008.0)],

@@ -1,0 +1,53 @@
+"""Which layers have experts, and which slide, are those of the models that transformers builds on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the trace extra: PyTorch")
+pytest.importorskip("transformers", reason="needs the trace extra: transformers")
+
+from hf_models import build_on_meta, tiny_config
+
+from shapewright.config.hf import read_hf
+
+pytestmark = pytest.mark.oracle
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("qwen2_moe", {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
+        ("qwen3_moe", {"num_hidden_layers": 5, "decoder_sparse_step": 3}),
+        ("qwen3_moe", {"decoder_sparse_step": 1, "mlp_only_layers": [0, 2]}),
+        ("llama4_text", {"num_hidden_layers": 5, "interleave_moe_layer_step": 3}),
+        ("llama4_text", {"moe_layers": [0, 3]}),
+        ("deepseek_v2", {"first_k_dense_replace": 2}),
+        ("deepseek_v3", {"first_k_dense_replace": 0}),
+        ("deepseek_v3", {"first_k_dense_replace": 1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_layers_with_experts(key: str, changes: dict[str, Any]) -> None:
+    """Layers that hold experts are those of transformers, wherever a step, a list or a number of dense ones says so."""
+    raw = {**tiny_config(key), **changes}
+    built = {
+        int(name.split(".layers.")[1].split(".")[0])
+        for name, _ in build_on_meta(raw).named_parameters()
+        if ".layers." in name and ".experts." in name
+    }
+    config = read_hf(raw).config
+    assert {layer for layer in range(config.num_layers) if config.is_moe_layer(layer)} == built
+
+
+@pytest.mark.parametrize("pattern", [["local", "global"], ["global", "local", "local", "local"]])
+def test_local_layers_of_gpt_neo(pattern: list[str]) -> None:
+    """A layer that GPT-Neo calls local has the window, a global one none."""
+    raw = {**tiny_config("gpt_neo"), "attention_types": [[pattern, 4 // len(pattern)]]}
+    layers: Any = build_on_meta(raw).transformer.h
+    config = read_hf(raw).config
+    assert [config.window_of_layer(layer) for layer in range(4)] == [
+        {"local": 32, "global": 0}[each.attn.attention_type] for each in layers
+    ]

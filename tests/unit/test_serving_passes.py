@@ -1,0 +1,105 @@
+"""Which passes a server's candidates are priced by, and what speculation adds to them, by hand."""
+
+from __future__ import annotations
+
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from shapewright.adding_up import StepTimes
+from shapewright.layout import ParallelLayout
+from shapewright.question import ask
+from shapewright.serving import ServingFormat, ServingRequest, Speculation
+from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, aggregated_candidates
+from shapewright.serving.disaggregated import (
+    DecodeCandidate,
+    PrefillCandidate,
+    decode_candidates,
+    make_decoder,
+    make_prefiller,
+    prefill_candidates,
+)
+from shapewright.serving.instance import Instance
+
+TWO_AT_HALF = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1)
+BF16 = ServingFormat("bf16", "bf16", "bf16")
+
+
+def make_instance(degrees: dict[str, int] | None = None, **given: Any) -> Instance:
+    """Llama-3-8B on H100s."""
+    question = ask("llama-3-8b", "h100-sxm-80gb", workload={"phase": "prefill"})
+    request = ServingRequest(**{"prompt_len": 4000, "output_len": 101, **given})
+    layout = ParallelLayout(**(degrees or {}))
+    return Instance(question.config, question.device, question.workload, layout, BF16, request)
+
+
+def times_of(step_s: float) -> StepTimes:
+    """A pass of a round length."""
+    return StepTimes(
+        step_s=step_s, step_low_s=0.9 * step_s, step_high_s=1.2 * step_s, bubble_s=0.0, layer_forward_s=0.0
+    )
+
+
+@pytest.mark.parametrize("speculation", [None, TWO_AT_HALF], ids=["plain", "speculative"])
+def test_decode_is_priced_at_the_mean_context_of_an_answer(speculation: Speculation | None) -> None:
+    """Tokens 2 to 101 attend to 4,001 to 4,100 before them, whatever of the prompt lay in the cache already."""
+    instance = make_instance(cached_len=3000, speculation=speculation)
+    rows = instance.request.query_len
+    middle = mean(range(4001, 4101))
+    for candidate in (next(aggregated_candidates(instance)), next(decode_candidates(instance))):
+        plain, decode, *_ = candidate.passes()
+        assert plain.workload.context_len == decode.workload.context_len == pytest.approx(middle, abs=1)
+        assert (plain.workload.micro_batch_size, decode.workload.micro_batch_size) == (1, rows)
+
+
+def test_chunks_are_priced_at_their_mean_context() -> None:
+    """A prompt of 4,000 in passes of 500 has 0, 500, ... 3,500 tokens before it, and a cached prefix before those."""
+    for cached_len in (0, 3000):
+        instance = make_instance(prompt_len=4000 + cached_len, cached_len=cached_len)
+        candidate = next(each for each in aggregated_candidates(instance) if each.share.tokens == 500)
+        assert candidate.share.context_len == cached_len + mean(range(0, 4000, 500))
+
+
+def test_drafts_run_before_every_pass() -> None:
+    """E = 1.75; drafts of 3 ms before passes of 20 and, a fifth of them, of 50 ms: 0.8 x 23 + 0.2 x 53 ms for 1.75."""
+    instance = make_instance(speculation=TWO_AT_HALF)
+    share = PrefillShare(prompts=1, tokens=4000, num_passes=1, context_len=0)
+    point = AggregatedCandidate(instance, 10, share, 0.2).point((times_of(0.015), times_of(0.02), times_of(0.05)))
+    apart = make_decoder(DecodeCandidate(instance, 10), [times_of(0.015), times_of(0.02)])
+
+    assert point.tpot.middle_s == pytest.approx((0.8 * 0.023 + 0.2 * 0.053) / 1.75)
+    assert point.ttft.middle_s == pytest.approx(0.053 + 0.2 * 0.053 / (2 * 0.8))
+    assert apart.step.middle_s == pytest.approx(0.023)
+    assert apart.requests_per_s == pytest.approx(10 * 1.75 / 0.023 / 100)
+
+
+def test_stages_and_replicas_work_at_once() -> None:
+    """Two stages with a batch each answer twice as much in a pass of the same time, on either kind of server."""
+    rates = []
+    for degrees in ({}, {"pipeline_parallel": 2}):
+        instance = make_instance(degrees)
+        share = PrefillShare(prompts=1, tokens=4000, num_passes=1, context_len=0)
+        point = AggregatedCandidate(instance, 10, share, 0.1).point((times_of(0.02), times_of(0.02), times_of(0.05)))
+        prefiller = make_prefiller(PrefillCandidate(instance, 4), [times_of(0.1)])
+        decoder = make_decoder(DecodeCandidate(instance, 10), [times_of(0.02), times_of(0.02)])
+        rates.append([point.requests_per_s, prefiller.requests_per_s, decoder.requests_per_s])
+
+    assert rates[0] == pytest.approx([10 / (100 * 0.023), 4 / 0.1, 10 / (100 * 0.02)])
+    assert rates[1] == pytest.approx([2 * rate for rate in rates[0]])
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_batches_fit_with_prompts_beside_them(stages: int) -> None:
+    """Each stage's batch has its caches on both stages; whole prompts count as sequences."""
+    instance = make_instance({"pipeline_parallel": stages}, output_len=2000)
+    for candidate in aggregated_candidates(instance):
+        sequences = (candidate.batch_size + candidate.share.prompts) * stages
+        prefilled = candidate.share.prompts * candidate.share.tokens
+        assert sequences <= instance.most_sequences(prefilled)
+        # Prompt tokens are prefilled as fast as answers of 1,999 passes leave.
+        assert candidate.load_fraction * prefilled == pytest.approx(candidate.batch_size * 4000 / 1999, rel=0.01)
+    largest = max(each.batch_size for each in decode_candidates(instance))
+    assert largest * stages <= instance.most_sequences(largest) < (largest + 1) * stages + stages
+    for prompts in (each.batch_size for each in prefill_candidates(instance)):
+        assert prompts * stages <= instance.most_sequences(prompts * 4000, 4000)
