@@ -204,14 +204,13 @@ def _records() -> list[str]:
 
 
 def _commands() -> list[str]:
-    """How to make the records, and what is shown of them, anew."""
-    commands_used = {fact["command"].partition(" --device")[0] for fact in accuracy_facts()}
-    commands_used |= {"python scripts/calibrate_software.py --data DIR", results()["command"]}
-    commands_used |= {"python scripts/calibrate_intervals.py --data DIR"}
-    records = [*measured_records("gemm"), *measured_records("attention")]
-    learned = [record.residual for record in records if record.residual]
-    commands_used |= {residual["command"].partition(" --device")[0] for residual in learned}
-    return ["Reproduce, with the measured tables in DIR:", "```\n" + "\n".join(sorted(commands_used)) + "\n```"]
+    """How to make the records, and what is shown of them, anew: in the order that scripts/README.md gives."""
+    steps = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    commands = [f"python scripts/{name} --data DIR" for name in re.findall(r"calibrate_\w+\.py", steps)]
+    return [
+        "Reproduce, with the measured tables in DIR and in this order:",
+        "```\n" + "\n".join([*dict.fromkeys(commands), results()["command"]]) + "\n```",
+    ]
 
 
 @cache
