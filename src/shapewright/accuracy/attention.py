@@ -37,17 +37,22 @@ def price_decode(columns: Columns, context: Context) -> Iterator[Chunk]:
 
 def _price(table: str, columns: Columns, context: Context, keys: str) -> Iterator[Chunk]:
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
-        sizes = {name: rows.numbers[name] for name in _SIZES}
+        sizes = rows.numbers
         form, cache = context.read_format(words[1], device), _read_cache(words[3], words[1], context)
         dtype = form.dtype
         operation = Attention(
             name="attention",
             dtype=dtype,
             kv_cache_dtype=cache.dtype,
-            kv_len=rows.numbers[keys],  # type: ignore[arg-type]
-            v_head_dim=rows.numbers["head_dim"],  # type: ignore[arg-type]
+            batch_size=sizes["batch_size"],
+            query_len=sizes["query_len"],
+            kv_len=sizes[keys],
+            num_heads=sizes["num_heads"],
+            num_kv_heads=sizes["num_kv_heads"],
+            head_dim=sizes["head_dim"],
+            v_head_dim=sizes["head_dim"],
+            window_size=sizes["window_size"],
             writes_cache=True,  # these libraries time the copy into the cache with the call
-            **sizes,  # type: ignore[arg-type]
         )
         record = context.record("attention", device)
         context.note_library("attention", words[2], record)

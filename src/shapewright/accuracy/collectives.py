@@ -41,8 +41,8 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
             op_name=_read_op_name(words[1]),
             axis="tensor",
             message_bytes=rows.numbers["message_bytes"],
-            num_ranks=ranks,  # type: ignore[arg-type]
-            ranks_per_node=_count_local(ranks, device),  # type: ignore[arg-type]
+            num_ranks=ranks,
+            ranks_per_node=_count_local(ranks, device),
         )
         found = price_collective(operation, device, context.record("collectives", device))
         return prices_of(found, found.roofline_s)

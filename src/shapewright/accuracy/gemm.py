@@ -64,9 +64,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; parts are kernels."""
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
-        dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
+        m, n, k = (rows.numbers[letter] for letter in "mnk")
         form = context.read_format(words[1], device)
-        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, layout="NT", **dims)  # type: ignore[arg-type]
+        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, m=m, n=n, k=k)
         return form.widen(price_gemms(operation, device, context, library=words[2]))
 
     for rows, device, words, prices in context.price_groups(columns, ("device", "dtype", "library"), price_group):

@@ -41,9 +41,9 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row, and again by today's libraries, scaled per device; parts are models and layers."""
 
     def price_by(library: str, rows: Columns, device: Device, dtype: str) -> Prices:
-        dims = {letter: rows.numbers[letter] for letter in ("m", "n", "k")}
+        m, n, k = (rows.numbers[letter] for letter in "mnk")
         form = context.read_format(dtype, device)
-        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, layout="NT", **dims)  # type: ignore[arg-type]
+        operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, m=m, n=n, k=k)
         return form.widen(price_gemms(operation, device, context, library=library, older_software=not library))
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:

@@ -141,9 +141,9 @@ def block_of(
         GroupedGemm,
         dtype=dtype,
         weight_dtype=weight_dtype,
-        m=rows,  # type: ignore[arg-type]
-        groups=active,  # type: ignore[arg-type]
-        tokens=tokens,  # type: ignore[arg-type]
+        m=rows,
+        groups=active,
+        tokens=tokens,
         experts=np.maximum(experts // expert, 1.0),
         inner=f,
     )

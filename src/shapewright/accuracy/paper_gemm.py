@@ -31,8 +31,8 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; parts are sweeps."""
 
     def price_group(rows: Columns, device: Device, _: tuple[str, ...]) -> Prices:
-        dims = {name: rows.numbers[name] for name in ("batch", "m", "n", "k")}
-        operation = Gemm(name="gemm", dtype=PAPER_DTYPE, layout="NN", **dims)  # type: ignore[arg-type]
+        m, n, k, batch = (rows.numbers[name] for name in ("m", "n", "k", "batch"))
+        operation = Gemm(name="gemm", dtype=PAPER_DTYPE, layout="NN", m=m, n=n, k=k, batch=batch)
         overhead_s = noted_overhead_s("paper_gemm", device, context)
         library = paper_library(context.record("gemm", device), PRODUCTS_ALONE)
         return price_gemms(operation, device, context, library=library, extra_s=overhead_s, older_software=True)

@@ -99,7 +99,7 @@ def product_of(name: str, rows: Columns) -> Gemm:
         "mlp_up": (b * s, 4.0 * h / t, h, one, "NT"),
         "mlp_down": (b * s, h, 4.0 * h / t, one, "NT"),
     }[name]
-    return Gemm(name=name, dtype=PAPER_DTYPE, layout=layout, m=m, n=n, k=k, batch=batch)  # type: ignore[arg-type]
+    return Gemm(name=name, dtype=PAPER_DTYPE, layout=layout, m=m, n=n, k=k, batch=batch)
 
 
 def _price_products(name: str, chosen: Columns, context: Context) -> Iterator[Chunk]:

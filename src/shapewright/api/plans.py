@@ -156,7 +156,7 @@ def serve_plan(
         usual_formats,
     )
 
-    given = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
+    given: dict[str, Any] = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
     given |= {"memory_fraction": memory_fraction, "block_tokens": block_tokens}
     request = ServingRequest(
         prompt_len=prompt_len,
@@ -164,7 +164,7 @@ def serve_plan(
         cached_len=cached_len,
         speculation=_read_speculation(speculation),
         usd_per_hour=usd_per_hour,
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        **{name: value for name, value in given.items() if value is not None},
     )
     question = ask(
         config,

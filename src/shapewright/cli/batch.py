@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from shapewright.cli.console import make_console, print_json
@@ -31,12 +33,12 @@ Examples:
 @click.option("--virtual-pipeline", type=int, default=1, show_default=True, help="model chunks of a stage")
 @click.option("--explain", "explains", is_flag=True, help="show the formulas")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(explains: bool, as_json: bool, **given: int | None) -> int:
+def command(explains: bool, as_json: bool, **given: Any) -> int:
     """Solve global batch = micro-batch x replicas x accumulation for what is left open, in whole numbers."""
     from shapewright.calculators import BatchRequest, solve_batch
     from shapewright.report.calculators import batch_to_json, print_batch
 
-    solutions = solve_batch(BatchRequest(**given))  # type: ignore[arg-type]
+    solutions = solve_batch(BatchRequest(**given))
     if as_json:
         print_json(batch_to_json(solutions))
     else:

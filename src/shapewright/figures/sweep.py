@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm, log2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.config import with_changes
 from shapewright.errors import ConfigError, ShapewrightError
@@ -26,7 +26,6 @@ from shapewright.predict import predict
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.adding_up import PricedOperation
     from shapewright.config import TransformerConfig
     from shapewright.hardware import Device
     from shapewright.operations import Operation
@@ -230,10 +229,17 @@ def _price_together(cases: Sequence[_Case], device: Device, *, uncalibrated: boo
         price_operations(operations, device, uncalibrated=uncalibrated)
 
 
-def _products(prediction: Prediction) -> dict[tuple[str, str], PricedOperation]:
+class _Product(NamedTuple):
+    """A product of a step: its price, and its time over all executions. [s]"""
+
+    price: GemmPrice
+    total_time_s: float
+
+
+def _products(prediction: Prediction) -> dict[tuple[str, str], _Product]:
     """Products with tiles by name and pass."""
     return {
-        (entry.operation.name, entry.operation.pass_name): entry
+        (entry.operation.name, entry.operation.pass_name): _Product(entry.price, entry.total_time_s)
         for entry in prediction.operations
         if isinstance(entry.operation, Gemm) and isinstance(entry.price, GemmPrice) and entry.price.tile_m
     }
@@ -245,21 +251,20 @@ def _watch(found: Sequence[tuple[int, Prediction]]) -> tuple[str, str] | None:
     changed = [
         key
         for key in first
-        if key in last and key[1] == "forward" and first[key].price.num_tiles != last[key].price.num_tiles  # type: ignore[attr-defined]
+        if key in last and key[1] == "forward" and first[key].price.num_tiles != last[key].price.num_tiles
     ]
     return max(changed, key=lambda key: last[key].total_time_s, default=None)
 
 
 def _waves(prediction: Prediction, watched: tuple[str, str] | None) -> int | None:
-    entry = _products(prediction).get(watched) if watched else None
-    return int(entry.price.num_waves) if entry is not None else None  # type: ignore[attr-defined]
+    product = _products(prediction).get(watched) if watched else None
+    return int(product.price.num_waves) if product is not None else None
 
 
 def _alignments(predictions: Sequence[Prediction]) -> list[int | None]:
     """Smallest alignment in each step among the products whose alignment is not the same in all of them."""
     known = [
-        {key: int(entry.price.alignment_bytes) for key, entry in _products(one).items()}  # type: ignore[attr-defined]
-        for one in predictions
+        {key: int(product.price.alignment_bytes) for key, product in _products(one).items()} for one in predictions
     ]
     moved = {key for one in known for key, alignment in one.items() if alignment != known[0].get(key)}
     return [min((alignment for key, alignment in one.items() if key in moved), default=None) for one in known]

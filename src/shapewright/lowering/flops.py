@@ -99,10 +99,10 @@ def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float
 
 def _count_by_pass(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> dict[str, float]:
     """FLOPs of one micro-batch on one device, times the micro-batches of all replicas."""
-    changes: dict[str, int | None] = {"global_batch_size": workload.micro_batch_size}
-    if workload.recompute_layers is not None:  # of each stage
-        changes["recompute_layers"] = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
-    one_pass = replace(workload, **changes)  # type: ignore[arg-type]
+    recomputed = workload.recompute_layers
+    if recomputed is not None:  # of each stage
+        recomputed = min(recomputed * layout.pipeline_parallel, config.num_layers)
+    one_pass = replace(workload, global_batch_size=workload.micro_batch_size, recompute_layers=recomputed)
     num_passes = num_microbatches(workload, layout) * layout.data_parallel
     return {pass_name: num_passes * flops for pass_name, flops in _flops_of_one_pass(config, one_pass)}
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Count = int | NDArray[np.int64]
+    Count = int | NDArray[np.integer[Any]] | NDArray[np.floating[Any]]
     Numeric = float | NDArray[np.floating[Any]]
 
 PASSES = ("forward", "recompute", "backward", "step")

@@ -70,7 +70,7 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
         "split_k": chosen.split_k,
         "num_tiles": times.num_tiles,
         "num_waves": times.num_waves,
-        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, chosen.tile_m, chosen.tile_n)),  # type: ignore[arg-type]
+        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, chosen.tile_m, chosen.tile_n)),
         "wave_efficiency": times.num_tiles / (times.num_waves * rates.num_sms),
         "alignment_bytes": align,
         "alignment_factor": factor,
@@ -104,7 +104,7 @@ def _batch_columns(
         "split_k": one,
         "num_tiles": own.num_tiles,
         "num_waves": own.num_waves,
-        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, own.tile_m, own.tile_n)),  # type: ignore[arg-type]
+        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, own.tile_m, own.tile_n)),
         "wave_efficiency": own.num_tiles / (own.num_waves * rates.num_sms),
         # What is left of the speed that the same sizes would have on the kernel for aligned ones.
         "alignment_factor": np.minimum(aligned.time_s / own.time_s, 1.0),

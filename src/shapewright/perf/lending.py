@@ -15,6 +15,7 @@ from shapewright.hardware import load_device
 
 if TYPE_CHECKING:
     import numpy as np
+    from _typeshed import DataclassInstance
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-_Parameters = TypeVar("_Parameters")
+_Parameters = TypeVar("_Parameters", bound="DataclassInstance")
 # Peaks of an SM per clock whose ratio lies above this are those of the same multipliers, by sheets that round clocks.
 _ALIKE_MULTIPLIERS = 0.9
 # Compute capabilities, up to the point, of chips whose last-level cache has two partitions, and the one of major
@@ -149,8 +150,6 @@ def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:
     if scale == 1.0:
         return parameters
     changed: dict[str, Any] = {
-        spec.name: getattr(parameters, spec.name) * scale
-        for spec in fields(parameters)  # type: ignore[arg-type]
-        if spec.name.endswith("_s")
+        spec.name: getattr(parameters, spec.name) * scale for spec in fields(parameters) if spec.name.endswith("_s")
     }
-    return replace(parameters, **changed)  # type: ignore[type-var]
+    return replace(parameters, **changed)

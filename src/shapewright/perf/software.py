@@ -88,7 +88,7 @@ class Software:
     host_s: float = 0.0
     host_scope: str = "all"
     expert_hidden_fraction: float = 0.0
-    workload: Mapping[str, bool] = field(default_factory=dict)
+    workload: Mapping[str, Any] = field(default_factory=dict)
     attention_factor: Mapping[str, float] = field(default_factory=dict)
     unaligned_heads_fraction: float = 0.0
     low: float | None = None
@@ -99,7 +99,7 @@ class Software:
 
     def settle(self, workload: Workload) -> Workload:
         """The workload as this software runs it."""
-        return replace(workload, **self.workload) if self.workload else workload  # type: ignore[arg-type]
+        return replace(workload, **self.workload) if self.workload else workload
 
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
         """Price of an operation as this software runs it."""

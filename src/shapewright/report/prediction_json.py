@@ -56,7 +56,7 @@ def operation_to_json(entry: PricedOperation) -> dict[str, Any]:
     """One operation with its price; keys that a kind does not have are null."""
     operation, price = entry.operation, entry.price
     gemm = price if isinstance(price, GemmPrice) and price.tile_m else None
-    known = isinstance(price, GemmPrice) and price.alignment_bytes
+    known = price if isinstance(price, GemmPrice) and price.alignment_bytes else None
     return {
         "name": operation.name,
         "kind": operation.kind,
@@ -87,7 +87,7 @@ def operation_to_json(entry: PricedOperation) -> dict[str, Any]:
         "num_waves": int(gemm.num_waves) if gemm else None,
         "tile_efficiency": float(gemm.tile_efficiency) if gemm else None,
         "wave_efficiency": float(gemm.wave_efficiency) if gemm else None,
-        "alignment": int(price.alignment_bytes) if known else None,  # type: ignore[attr-defined]
+        "alignment": int(known.alignment_bytes) if known else None,
         "bound_by": "communication" if isinstance(operation, Collective) else price.bound_by,
         "calibration": price.calibration,
     }

@@ -103,8 +103,8 @@ def _alignment(request: FigureRequest) -> list[Chart]:
     samples = []
     for layout, dimension in (("NT", "k"), ("NN", "n"), ("TN", "m")):
         for offset in _OFFSETS:
-            sizes = {"m": 8192, "n": 4096, "k": 4096, dimension: 4096 + offset}
-            operation = Gemm(name="alignment", dtype=request.dtype, layout=layout, **sizes)  # type: ignore[arg-type]
+            aligned = Gemm(name="alignment", dtype=request.dtype, layout=layout, m=8192, n=4096, k=4096)
+            operation = aligned.changed(**{dimension: 4096 + offset})
             samples.append(Sample(operation, name=f"alignment {layout}"))
     return sweep_charts(samples, request)
 
