@@ -38,7 +38,7 @@ def config_of(row: dict[str, str], **more: object) -> TransformerConfig:
         "intermediate_size": int(row["ffn_hidden_size"]),
         "vocab_size": int(row["vocab_size"]),
     }
-    return TransformerConfig(**sizes, gated_mlp=row["gated_mlp"] == "1", **more)  # type: ignore[arg-type]
+    return TransformerConfig(**sizes, gated_mlp=row["gated_mlp"] == "1", **more)
 
 
 @pytest.mark.parametrize(

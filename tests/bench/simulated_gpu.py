@@ -171,11 +171,11 @@ class Nvml:
         """NVML_ERROR_NO_PERMISSION."""
         return 4
 
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:
         """Knows one GPU."""
         return 0 if name == b"GPU-1234" else 2
 
-    def nvmlDeviceGetClockInfo(self, _handle: Any, _clock: int, value: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, _handle: Any, _clock: int, value: Any) -> int:
         """MHz."""
         value._obj.value = 1980
         return 0

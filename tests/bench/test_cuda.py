@@ -13,15 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench import backend as backend_module  # noqa: E402
-from shapewright.bench.backend import Backend, open_backend  # noqa: E402
-from shapewright.bench.kernel_names import list_kernels  # noqa: E402
-from shapewright.bench.run import make_run  # noqa: E402
-from shapewright.bench.timer import measure  # noqa: E402
-from shapewright.bench.worker import judge_device  # noqa: E402
-from shapewright.errors import BenchError  # noqa: E402
-from shapewright.operations import Gemm  # noqa: E402
-from shapewright.store.record import Case, Row, row_facts  # noqa: E402
+from shapewright.bench import backend as backend_module
+from shapewright.bench.backend import Backend, open_backend
+from shapewright.bench.kernel_names import list_kernels
+from shapewright.bench.run import make_run
+from shapewright.bench.timer import measure
+from shapewright.bench.worker import judge_device
+from shapewright.errors import BenchError
+from shapewright.operations import Gemm
+from shapewright.store.record import Case, Row, row_facts
 
 
 def open_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None = None, **changes: Any) -> tuple[Backend, list[str]]:

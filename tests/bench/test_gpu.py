@@ -16,15 +16,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench import worker as worker_module  # noqa: E402
-from shapewright.bench.backend import Backend, open_backend  # noqa: E402
-from shapewright.bench.measuring import measure_case  # noqa: E402
-from shapewright.bench.run import make_run  # noqa: E402
-from shapewright.bench.suites import default_dtypes, make_suite  # noqa: E402
-from shapewright.bench.worker import Worker, WorkerOptions  # noqa: E402
-from shapewright.hardware import list_devices, load_device  # noqa: E402
-from shapewright.operations import Gemm, Pointwise  # noqa: E402
-from shapewright.store.record import FAILED, OK, Case, Row  # noqa: E402
+from shapewright.bench import worker as worker_module
+from shapewright.bench.backend import Backend, open_backend
+from shapewright.bench.measuring import measure_case
+from shapewright.bench.run import make_run
+from shapewright.bench.suites import default_dtypes, make_suite
+from shapewright.bench.worker import Worker, WorkerOptions
+from shapewright.hardware import list_devices, load_device
+from shapewright.operations import Gemm, Pointwise
+from shapewright.store.record import FAILED, OK, Case, Row
 
 pytestmark = [
     pytest.mark.gpu,

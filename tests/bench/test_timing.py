@@ -185,21 +185,21 @@ def test_a_graph_that_updates_its_results_in_place_is_believed() -> None:
 class FakeNvml:
     """NVML of one GPU at 1980 MHz and 350 W that does not tell its temperature."""
 
-    def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:
         """Knows one GPU."""
         return 0 if name == b"GPU-1234" else 2
 
-    def nvmlDeviceGetClockInfo(self, _handle: Any, clock: int, value: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, _handle: Any, clock: int, value: Any) -> int:
         """MHz of the SMs (1) and of the memory (2)."""
         value._obj.value = {1: 1980, 2: 3201}[clock]
         return 0
 
-    def nvmlDeviceGetPowerUsage(self, _handle: Any, value: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetPowerUsage(self, _handle: Any, value: Any) -> int:
         """Milliwatts."""
         value._obj.value = 350_000
         return 0
 
-    def nvmlDeviceGetTemperature(self, _handle: Any, _sensor: int, _value: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetTemperature(self, _handle: Any, _sensor: int, _value: Any) -> int:
         """NVML_ERROR_NOT_SUPPORTED."""
         return 3
 

@@ -29,10 +29,10 @@ from shapewright.workload import Workload
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench.backend import Backend  # noqa: E402
-from shapewright.bench.collectives import open_ranks  # noqa: E402
-from shapewright.bench.measuring import measure_case, prepare  # noqa: E402
-from shapewright.bench.run import LocalMeasurer, make_run, run_cases  # noqa: E402
+from shapewright.bench.backend import Backend
+from shapewright.bench.collectives import open_ranks
+from shapewright.bench.measuring import measure_case, prepare
+from shapewright.bench.run import LocalMeasurer, make_run, run_cases
 
 DATA = Path(os.environ.get("SHAPEWRIGHT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gemm.parquet"
 
@@ -77,7 +77,10 @@ def test_a_layer_is_predicted_as_its_share_of_a_step() -> None:
         [layer_run(three, workload), layer_run(three, workload, passes=FORWARD)], device
     )
     steps = predict_rows_s([step_run(config, workload) for config in (one, two)], device)
-    assert steps[0] and steps[1] and layer_s and forward_s  # noqa: PT018 (narrows types)
+    assert steps[0]
+    assert steps[1]
+    assert layer_s
+    assert forward_s
 
     # The optimiser of one more layer comes on top: 12 h^2 weights, 30 bytes each at 3.35 TB/s, 0.7 ms.
     assert layer_s < steps[1] - steps[0] < layer_s + 2e-3

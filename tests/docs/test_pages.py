@@ -198,7 +198,7 @@ def test_every_command_with_json_is_asked() -> None:
     with_json = {
         name
         for name, command in commands.items()
-        if isinstance(command, click.Group) or any("--json" in each.opts for each in command.params)  # type: ignore[union-attr]
+        if isinstance(command, click.Group) or any("--json" in each.opts for each in command.params)
     }
 
     assert with_json == {command.split()[0] for command in JSON_COMMANDS} | OTHER_JSON_COMMANDS

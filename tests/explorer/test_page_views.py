@@ -62,8 +62,8 @@ def test_tiles_follow(open_page: Callable[..., Any]) -> None:
         if one.operation.name == "logits"
     )
     facts = card.locator(".tile-numbers").inner_text()
-    assert f"{int(logits.price.num_tiles):,}" in facts  # type: ignore[attr-defined]
-    assert f"{int(logits.price.num_waves)} on 108 SMs" in facts  # type: ignore[attr-defined]
+    assert f"{int(logits.price.num_tiles):,}" in facts
+    assert f"{int(logits.price.num_waves)} on 108 SMs" in facts
     colors = page.evaluate(
         """() => {
           const canvas = document.querySelector(".tile-canvas");

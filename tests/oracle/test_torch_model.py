@@ -10,16 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the trace extra (torch)")
 
-from traced_products import Product, ProductRecorder, turn  # noqa: E402
+from traced_products import Product, ProductRecorder, turn
 
-from shapewright.bench.torch_layer import make_layer, make_pass, run_layer  # noqa: E402
-from shapewright.bench.torch_model import Decoder  # noqa: E402
-from shapewright.config import TransformerConfig, count_parameters  # noqa: E402
-from shapewright.layout import ParallelLayout  # noqa: E402
-from shapewright.lowering import lower  # noqa: E402
-from shapewright.operations import Attention, Gemm  # noqa: E402
-from shapewright.whole import layer_run  # noqa: E402
-from shapewright.workload import Workload  # noqa: E402
+from shapewright.bench.torch_layer import make_layer, make_pass, run_layer
+from shapewright.bench.torch_model import Decoder
+from shapewright.config import TransformerConfig, count_parameters
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import Attention, Gemm
+from shapewright.whole import layer_run
+from shapewright.workload import Workload
 
 pytestmark = pytest.mark.oracle
 

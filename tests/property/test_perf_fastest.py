@@ -150,7 +150,7 @@ def test_many_products_take_the_compiled_road_to_the_same_times(
     device = load_device("h200-sxm-141gb")
     record = load_record("gemm", device, physics_only=physics_only)
     m, n, k, batch = (np.resize(dim, (2, COMPILED_FROM_SHAPES // 2)) for dim in many(50_000))
-    operation = Gemm(name="x", m=m, n=n, k=k, batch=batch, layout="NN")  # type: ignore[arg-type]
+    operation = Gemm(name="x", m=m, n=n, k=k, batch=batch, layout="NN")
 
     found = estimate_gemm_s(operation, device, record)
 
@@ -194,7 +194,7 @@ def test_without_numba_many_products_are_priced_all_the_same(monkeypatch: pytest
     device = load_device("a100-sxm-80gb")
     m = np.resize(np.arange(1.0, 9.0), COMPILED_FROM_SHAPES)
     try:
-        found = estimate_gemm_s(Gemm(name="x", m=m, n=64, k=64), device, load_record("gemm", device))  # type: ignore[arg-type]
+        found = estimate_gemm_s(Gemm(name="x", m=m, n=64, k=64), device, load_record("gemm", device))
         assert not has_compiler()
     finally:
         has_compiler.cache_clear()
@@ -219,7 +219,7 @@ def test_time_of_experts_is_that_of_their_price() -> None:
     device = load_device("h200-sxm-141gb")
     record = load_record("moe", device)
     rows = np.array([8, 1024, 65536])
-    operation = GroupedGemm(name="x", m=rows, n=2048, k=7168, groups=32)  # type: ignore[arg-type]
+    operation = GroupedGemm(name="x", m=rows, n=2048, k=7168, groups=32)
 
     found = estimate_grouped_gemm_s(operation, device, record)
 

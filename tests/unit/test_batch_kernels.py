@@ -143,7 +143,7 @@ def test_odd_heads_cost_what_was_measured() -> None:
     Measured: 34 us a product at 143, 22 at 145, 11 at 144 (arXiv 2401.14489, slowest iterations).
     """
     device = load_device("a100-sxm-40gb")
-    operation = Gemm(name="score", dtype="fp16", layout="NN", m=2048, n=2048, k=np.array([143, 144, 145]), batch=512)  # type: ignore[arg-type]
+    operation = Gemm(name="score", dtype="fp16", layout="NN", m=2048, n=2048, k=np.array([143, 144, 145]), batch=512)
     price = price_gemm(operation, device, load_record("gemm", device))
     each_us = np.asarray(price.time_s) / 512 * 1e6
 

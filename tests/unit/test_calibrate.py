@@ -67,7 +67,7 @@ def cpu_cases() -> list[Case]:
     cases += [
         Case(
             operation=Attention(
-                name="a", dtype="fp32", query_len=s, kv_len=s, head_dim=d, v_head_dim=d, is_backward=back, **sizes  # type: ignore[arg-type]
+                name="a", dtype="fp32", query_len=s, kv_len=s, head_dim=d, v_head_dim=d, is_backward=back, **sizes
             )
         )
         for s in (64, 128) for d in (32, 64) for back in (False, True)
@@ -82,7 +82,7 @@ def cpu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("pandas", reason="fitting needs the fit extra")
     folder = tmp_path_factory.mktemp("calibrate")
     with Store(folder / "s.db") as store:
-        rows = [make_row(case, "cpu", simple_time_s(case.operation)) for case in cpu_cases()]  # type: ignore[arg-type]
+        rows = [make_row(case, "cpu", simple_time_s(case.operation)) for case in cpu_cases()]
         store.add_all([make_run("cpu")], rows)
     said = (folder / "said.json").open("w", encoding="utf-8")
     with said, contextlib.redirect_stdout(said), pytest.raises(SystemExit) as stop:
@@ -94,7 +94,7 @@ def cpu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_cpu_is_described_by_its_rows(cpu_file: Path) -> None:
     """Rates are the best that was measured, threads are SMs, memory is what the run says."""
     device = calibrated_device("cpu", cpu_file)
-    best = max(float(case.operation.flops) / simple_time_s(case.operation) for case in cpu_cases()[:12])  # type: ignore[arg-type]
+    best = max(float(case.operation.flops) / simple_time_s(case.operation) for case in cpu_cases()[:12])
 
     assert device.dense_flops_per_s == {"fp32": pytest.approx(best, rel=1e-3)}
     assert (device.num_sms, device.memory_bytes, device.title) == (4, 16e9, "Some CPU")
@@ -105,8 +105,8 @@ def test_what_was_measured_is_predicted(cpu_file: Path) -> None:
     """Prices of the very shapes come back within a few percent, labelled with the records of one's own."""
     device = calibrated_device("cpu", cpu_file)
     operations = [case.operation for case in cpu_cases()]
-    prices = price_operations(operations, device)  # type: ignore[arg-type]
-    off = [abs(float(p.time_s) / simple_time_s(o) - 1.0) for p, o in zip(prices, operations, strict=True)]  # type: ignore[arg-type]
+    prices = price_operations(operations, device)
+    off = [abs(float(p.time_s) / simple_time_s(o) - 1.0) for p, o in zip(prices, operations, strict=True)]
 
     assert np.median(off) < 0.05
     assert np.mean(off) < 0.12
@@ -294,7 +294,7 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
     products = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
     rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in products]
     sizes = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "v_head_dim": 128, "batch_size": 4}
-    calls = [Attention(name="a", dtype="bf16", query_len=s, kv_len=s, **sizes) for s in (512, 1024, 2048, 4096, 8192)]  # type: ignore[arg-type]
+    calls = [Attention(name="a", dtype="bf16", query_len=s, kv_len=s, **sizes) for s in (512, 1024, 2048, 4096, 8192)]
     for kernel, factor in (("flash", 1.0), ("cudnn", 1.0), *((("", 2.0),) if own else ())):
         time = factor * (1.0 if kernel in (quick, "") else 3.0)
         rows += [

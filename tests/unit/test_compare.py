@@ -19,7 +19,7 @@ JOB = {"micro_batch_size": 1, "seq_len": 4096}
 def compared(**changes: object) -> Comparison:
     """Llama-3-8B over eight devices of three kinds."""
     job = {"devices": DEVICES, "workload": JOB, "layout": {"tensor_parallel": 8}} | changes
-    return shapewright.compare("llama-3-8b", **job)  # type: ignore[arg-type]
+    return shapewright.compare("llama-3-8b", **job)
 
 
 def test_rows_are_predictions() -> None:

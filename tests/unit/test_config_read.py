@@ -38,7 +38,7 @@ def write_config(folder: Path, content: object) -> Path:
 def one_line(source: object, overrides: dict[str, Any] | None = None) -> str:
     """Read something that must fail, and return the message."""
     with pytest.raises(ConfigError) as caught:
-        read_model(source, overrides)  # type: ignore[arg-type]
+        read_model(source, overrides)
     message = str(caught.value)
     assert "\n" not in message
     assert message.isascii()

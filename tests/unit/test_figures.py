@@ -49,7 +49,7 @@ def request(samples: tuple[Sample, ...] = (), rows: tuple[Row, ...] = ()) -> Fig
 def widths(*sizes: int, measured_s: float | None = None, **dims: int) -> list[Sample]:
     """Products that differ in n."""
     fixed = {"m": 2304, "k": 4096, **dims}
-    return [Sample(Gemm(name="x", dtype="fp16", n=n, **fixed), measured_s, name="x") for n in sizes]  # type: ignore[arg-type]
+    return [Sample(Gemm(name="x", dtype="fp16", n=n, **fixed), measured_s, name="x") for n in sizes]
 
 
 def test_samples_fall_into_sweeps() -> None:
@@ -58,7 +58,7 @@ def test_samples_fall_into_sweeps() -> None:
     found = find_sweeps([*widths(512, 128, 384, 256, 640), *widths(128, 256, 384, m=64), *named])
 
     assert [(sweep.name, sweep.dimension, len(sweep.samples)) for sweep in found] == [("x", "n", 5), ("y", "k", 4)]
-    assert [int(sample.operation.n) for sample in found[0].samples] == [128, 256, 384, 512, 640]  # type: ignore[union-attr]
+    assert [int(sample.operation.n) for sample in found[0].samples] == [128, 256, 384, 512, 640]
     assert found[0].fixed["m"] == 2304
 
 

@@ -28,7 +28,7 @@ def rows(bias: float, scatter: float = 0.1, count: int = 2000, seed: int = 0) ->
 
 def upper_end(parts: dict[str, Rows], **others: object) -> float:
     """Logarithm of the upper end of the first regime."""
-    return float(np.log(left_out_interval(parts, **others)["high"][0]))  # type: ignore[arg-type]
+    return float(np.log(left_out_interval(parts, **others)["high"][0]))
 
 
 def test_ends_without_biases_hold_nine_of_ten_rows() -> None:
@@ -114,5 +114,5 @@ def test_biases_by_hand() -> None:
     predicted = np.ones(3)
 
     assert bias_of((predicted, np.exp([0.1, 0.2, 0.9]))) == pytest.approx(0.2)
-    assert usual_bias([0.3, -0.4]) == UsualBias(pytest.approx(np.sqrt(0.125)))  # type: ignore[arg-type]
+    assert usual_bias([0.3, -0.4]) == UsualBias(pytest.approx(np.sqrt(0.125)))
     assert usual_bias([]) is None

@@ -31,7 +31,7 @@ SMALL_TREES = {**OWN_TREES, "n_estimators": 100, "colsample_bytree": 1.0, "num_l
 def section_of(offset: float) -> LearnedSection:
     """Measured times that are e^offset of physics everywhere, give or take a percent."""
     physics_s = np.full(len(KNOTS), 1e-5)
-    offset = offset + 0.01 * np.random.default_rng(0).standard_normal(len(KNOTS))  # type: ignore[assignment]
+    offset = offset + 0.01 * np.random.default_rng(0).standard_normal(len(KNOTS))
     return LearnedSection(
         physics_s=physics_s, seen=np.log2(KNOTS.to_numpy(float)), measured_s={"some": physics_s * np.exp(offset)}
     )
@@ -115,7 +115,7 @@ def test_a_section_is_priced_at_all_knots() -> None:
     device = load_device("a100-sxm-80gb")
     record = load_record("gemm", device, physics_only=True)
     words = {"dtype": "bf16", "layout": "NT", "hot_cache": False, "library": "", "sees_runners_up": True}
-    section = learn_section(KNOTS, {}, device, record, **words)  # type: ignore[arg-type]
+    section = learn_section(KNOTS, {}, device, record, **words)
     middle = between(section, KNOTS, np.ones((len(KNOTS), 2)))
 
     assert section.physics_s.shape == (len(KNOTS),)

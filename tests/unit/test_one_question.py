@@ -18,21 +18,21 @@ MODEL, DEVICE = "gpt3-125m", "a100-sxm-80gb"
 JOB: dict[str, Any] = {"workload": {"micro_batch_size": 2}, "layout": {"data_parallel": 4, "zero_stage": 3}}
 
 STEPS: dict[str, Callable[..., float | None]] = {
-    "check": lambda **job: shapewright.check(MODEL, device=DEVICE, **job).prediction.step_time_s,  # type: ignore[union-attr]
-    "compare": lambda **job: shapewright.compare(MODEL, devices=[DEVICE], **job).rows[0].prediction.step_time_s,  # type: ignore[union-attr]
+    "check": lambda **job: shapewright.check(MODEL, device=DEVICE, **job).prediction.step_time_s,
+    "compare": lambda **job: shapewright.compare(MODEL, devices=[DEVICE], **job).rows[0].prediction.step_time_s,
     "search": lambda **job: (
         shapewright.search(MODEL, device=DEVICE, vary=["vocab"], **job).baseline.prediction.step_time_s
     ),
     "sweep": lambda **job: (
         shapewright.sweep(MODEL, device=DEVICE, axes={"micro_batch_size": [2]}, **job).rows[0].prediction.step_time_s
-    ),  # type: ignore[union-attr]
-    "report": lambda **job: gather_review(ask(MODEL, DEVICE, **job), no_search=True).check.prediction.step_time_s,  # type: ignore[union-attr]
+    ),
+    "report": lambda **job: gather_review(ask(MODEL, DEVICE, **job), no_search=True).check.prediction.step_time_s,
     "mfu": lambda **job: (
         shapewright.mfu(
             MODEL, device=DEVICE, seconds=1.0, num_devices=4, global_batch_size=8, **job
         ).prediction.step_time_s
-    ),  # type: ignore[union-attr]
-    "memory": lambda **job: shapewright.fits(MODEL, device=DEVICE, **job).offload.step_time_s,  # type: ignore[union-attr]
+    ),
+    "memory": lambda **job: shapewright.fits(MODEL, device=DEVICE, **job).offload.step_time_s,
 }
 
 
@@ -77,10 +77,10 @@ def test_the_waterfall_of_a_prediction_leaves_nothing_over(how: dict[str, Any]) 
 def test_search_lists_shapes_with_the_software_of_predict() -> None:
     """A listed shape has the step that predict gives it with the same software, on several devices as on one."""
     job = {"layout": {"data_parallel": 8, "zero_stage": 3}, "software": "megatron-deepspeed-2021"}
-    found = shapewright.search("gpt3-2.7b", devices=[DEVICE, "h100-sxm-80gb"], vary=["heads", "vocab"], **job)  # type: ignore[arg-type]
+    found = shapewright.search("gpt3-2.7b", devices=[DEVICE, "h100-sxm-80gb"], vary=["heads", "vocab"], **job)
     best = found.candidates[0]
 
-    alone = shapewright.predict(best.config, device=DEVICE, workload=best.prediction.workload, **job)  # type: ignore[arg-type]
+    alone = shapewright.predict(best.config, device=DEVICE, workload=best.prediction.workload, **job)
 
     assert best.prediction.software == "megatron-deepspeed-2021"
     assert alone.step_time_s == best.prediction.step_time_s

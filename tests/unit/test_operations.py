@@ -65,7 +65,7 @@ def test_grouped_gemm_weight_gradient_by_hand() -> None:
 def attention(**changes: object) -> Attention:
     """Return attention of 2 sequences, 4 heads over 2 key-value heads of 8, over 6 tokens."""
     fields = {"batch_size": 2, "query_len": 6, "kv_len": 6, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
-    return Attention(**{"name": "x", "v_head_dim": 8, **fields, **changes})  # type: ignore[arg-type]
+    return Attention(**{"name": "x", "v_head_dim": 8, **fields, **changes})
 
 
 def test_attention_flops_by_hand() -> None:

@@ -56,7 +56,7 @@ def call(**sizes: object) -> Attention:
     """A bf16 call with 32 heads over 8 key-value heads of width 128."""
     defaults: dict[str, object] = {"batch_size": 4, "query_len": 4096, "kv_len": 4096}
     heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
-    return Attention(name="x", **{**defaults, **heads, **sizes})  # type: ignore[arg-type]
+    return Attention(name="x", **{**defaults, **heads, **sizes})
 
 
 def price(name: str, *, library: str = "", kernel: str = "", **sizes: object) -> Price:

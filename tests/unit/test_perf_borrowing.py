@@ -407,7 +407,7 @@ def in_order(device: Device) -> list[float]:
     """Times of one piece of work of each kind on a device."""
     norm = Pointwise(name="x", operation="norm", read_bytes=1e8, written_bytes=1e8)
     return [
-        *price_gemm(PRODUCTS, device, load_record("gemm", device)).time_s.tolist(),  # type: ignore[union-attr]
+        *price_gemm(PRODUCTS, device, load_record("gemm", device)).time_s.tolist(),
         price_attention(CALL, device, load_record("attention", device)).time_s,
         price_attention(replace(CALL, query_len=1), device, load_record("attention", device)).time_s,
         price_grouped_gemm(EXPERTS, device, load_record("moe", device)).time_s,
@@ -445,7 +445,7 @@ def test_every_device_has_sane_prices(name: str) -> None:
     m, n, k = (np.round(2.0 ** random.uniform(low, 15, 60) / 8) * 8 + 8 for low in (0, 5, 5))
     record = load_record("gemm", device)
     for dtype in device.dense_flops_per_s:
-        price = price_gemm(Gemm(name="x", dtype=dtype, m=m, n=n, k=k), device, record)  # type: ignore[arg-type]
+        price = price_gemm(Gemm(name="x", dtype=dtype, m=m, n=n, k=k), device, record)
         large = price_gemm(Gemm(name="x", dtype=dtype, m=8192, n=8192, k=8192), device, record)
         time_s = np.asarray(price.time_s)
 

@@ -157,7 +157,7 @@ def test_one_rank_costs_nothing() -> None:
 )
 def test_unknown_links_are_an_error(missing: str, ranks: int, advice: str) -> None:
     """A bandwidth that the sheet does not give is never guessed; the message names the key and a way out."""
-    device = replace(DEVICE, **{missing: None})  # type: ignore[arg-type]
+    device = replace(DEVICE, **{missing: None})
 
     with pytest.raises(UnknownRateError, match=f"{missing}.*{advice}"):
         price_collective(call("all_reduce", 1e6, ranks, 8), device, ROUND_RECORD)

@@ -172,7 +172,7 @@ def test_array_dims_give_array_prices() -> None:
     found = price_gemm(Gemm(name="x", m=512, n=widths, k=4096), device, record)
 
     assert np.shape(found.time_s) == (2, 2)
-    assert found.time_s[1, 0] == price_gemm(Gemm(name="x", m=512, n=10922, k=4096), device, record).time_s  # type: ignore[index]
+    assert found.time_s[1, 0] == price_gemm(Gemm(name="x", m=512, n=10922, k=4096), device, record).time_s
 
 
 def test_rows_of_columns_are_what_the_constructor_makes() -> None:

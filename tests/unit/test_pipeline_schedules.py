@@ -21,7 +21,7 @@ def bubble_share(num_microbatches: int, weight_gradients_s: float = 0.0, **layou
     """Bubble over the work of a stage that needs one second for each micro-batch."""
     work_s = float(num_microbatches)
     sums = {"every": work_s, "first": 0.0, "last": 0.0, "step": 0.0, WEIGHT_GRADIENTS: weight_gradients_s}
-    _, bubble_s = join_stages(sums, num_microbatches, ParallelLayout(**layout))  # type: ignore[arg-type]
+    _, bubble_s = join_stages(sums, num_microbatches, ParallelLayout(**layout))
     return float(bubble_s) / work_s
 
 
@@ -156,4 +156,4 @@ def test_microbatches_in_flight(schedule: str, chunks: int, expected: list[float
 def test_impossible_schedules(fields: dict[str, object], message: str) -> None:
     """A schedule that is not known, or that contradicts the degrees, is one line."""
     with pytest.raises(LayoutError, match=re.escape(message)):
-        ParallelLayout(**fields)  # type: ignore[arg-type]
+        ParallelLayout(**fields)

@@ -29,4 +29,4 @@ def test_predict_stays_a_function() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     """A name that is not there fails as it does on any module."""
     with pytest.raises(AttributeError, match="module 'shapewright' has no attribute 'predictor'"):
-        _ = shapewright.predictor  # type: ignore[attr-defined]
+        _ = shapewright.predictor

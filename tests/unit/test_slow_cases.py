@@ -181,9 +181,9 @@ def test_batches_have_kernels_of_their_own() -> None:
     price, before = (price_gemm(operation, device, record) for record in (known, usual))
 
     assert np.asarray(price.time_s)[[0, 2]].tolist() == np.asarray(before.time_s)[[0, 2]].tolist()
-    assert (np.asarray(price.start_s) == [before.start_s[0], 1e-3, before.start_s[2], 1e-3]).all()  # type: ignore[index]
+    assert (np.asarray(price.start_s) == [before.start_s[0], 1e-3, before.start_s[2], 1e-3]).all()
     assert (np.asarray(price.split_k)[[1, 3]] == 1).all()
-    assert price.time_s[1] == price_s(known, m=64, n=64, k=4096, batch=4)  # type: ignore[index]
+    assert price.time_s[1] == price_s(known, m=64, n=64, k=4096, batch=4)
 
 
 def test_an_explanation_names_the_slow_kernel() -> None:

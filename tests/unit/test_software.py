@@ -33,7 +33,7 @@ def predict(software: Software | str, layout: ParallelLayout = SHARDED) -> Predi
 def of(question: Question, software: Software) -> Prediction:
     """A question's step, run by other software."""
     terms = {"device": question.device, "workload": question.workload, "layout": question.layout}
-    return predict_step(question.config, **terms, software=software)  # type: ignore[arg-type]
+    return predict_step(question.config, **terms, software=software)
 
 
 def test_tuned_changes_nothing() -> None:

@@ -72,7 +72,7 @@ def test_newton_schulz_by_hand() -> None:
     operations = [one for one in lower(config, workload, ONE) if one.name.startswith("newton_schulz")]
     assert all(isinstance(one, Gemm) and one.pass_name == "step" for one in operations)
     square, wide = 5 * 6 * 256**3, 5 * (4 * 256**2 * 1024 + 2 * 256**3)
-    flops = sum(float(one.flops) * int(one.repeats) for one in operations)  # type: ignore[union-attr]
+    flops = sum(float(one.flops) * int(one.repeats) for one in operations)
     assert flops == 8 * (4 * square + 2 * wide)
 
 
@@ -83,7 +83,7 @@ def test_newton_schulz_is_shared_by_replicas() -> None:
         layout = ParallelLayout(data_parallel=8, zero_stage=zero_stage)
         step = Workload(micro_batch_size=1, seq_len=128, global_batch_size=8, optimizer="muon")
         found = [one for one in lower(CONFIG, step, layout) if one.name.startswith("newton_schulz")]
-        return sum(float(one.flops) * int(one.repeats) for one in found)  # type: ignore[union-attr]
+        return sum(float(one.flops) * int(one.repeats) for one in found)
 
     assert flops(1) == flops(0) / 8
     plain, muon = (Workload(seq_len=128, optimizer=name) for name in ("adamw", "muon"))

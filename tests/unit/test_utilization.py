@@ -275,10 +275,10 @@ def test_more_than_the_peak_is_doubted() -> None:
 def test_slower_than_the_interval_is_said() -> None:
     """Beyond the prediction's interval something took time that it does not know; inside nothing is said."""
     job: dict[str, object] = {"device": "h100-sxm-80gb", "num_devices": 8, "global_batch_size": 64}
-    predicted = shapewright.mfu("llama-3-8b", seconds=10.0, **job).prediction  # type: ignore[arg-type]
+    predicted = shapewright.mfu("llama-3-8b", seconds=10.0, **job).prediction
     assert predicted is not None
     for seconds, is_slow in ((1.01 * predicted.step_time_high_s, True), (0.99 * predicted.step_time_high_s, False)):
-        notes = shapewright.mfu("llama-3-8b", seconds=seconds, **job).notes  # type: ignore[arg-type]
+        notes = shapewright.mfu("llama-3-8b", seconds=seconds, **job).notes
         assert any("what the prediction does not know took the rest" in note for note in notes) == is_slow
 
 
@@ -381,7 +381,7 @@ def test_impossible_measurements(arguments: dict[str, object], error: type[Excep
     """What cannot be a measurement is refused with the value and what is allowed."""
     job = {"seconds": 1.0, "num_devices": 8, "global_batch_size": 8} | arguments
     with pytest.raises(error, match=words):
-        shapewright.mfu("gpt2", device="a100-sxm-80gb", **job)  # type: ignore[arg-type]
+        shapewright.mfu("gpt2", device="a100-sxm-80gb", **job)
 
 
 def test_line_for_logs_is_parsable() -> None:
