@@ -13,6 +13,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,13 @@ def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, t
         for num_threads in sorted({1, cores}):
             for what, record in (("with what was learned", learned), ("physics", physics)):
                 name = f"time alone, {what}, Numba, {num_threads} thread{'s' if num_threads > 1 else ''}"
-                found[name] = (number, num_threads, lambda record=record: estimate_gemm_s(every, device, record))  # type: ignore[misc]
+                found[name] = (number, num_threads, partial(estimate_gemm_s, every, device, record))
     return found
 
 
 def dtype_of(device_name: str) -> str:
     """The first format of the device's record: bf16 where there is one."""
-    return next(iter(load_record("gemm", load_device(device_name)).parameters["dtypes"]))
+    return str(next(iter(load_record("gemm", load_device(device_name)).parameters["dtypes"])))
 
 
 def seconds_of(work: Callable[[], object]) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from record import job_options, run_alone, write_record
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ALL_FIELDS = ("heads", "head_dim", "kv_heads", "ffn", "vocab", "depth", "width")
-SPACES = {
+SPACES: dict[str, dict[str, Any]] = {
     "all seven fields, same size": {"vary": ALL_FIELDS, "tolerance_fraction": 0.02, "guard": "free"},
     "every shape priced": {
         "vary": ("heads", "kv_heads", "ffn", "vocab", "depth", "width"),
@@ -87,7 +87,9 @@ def predict_one(params: str, device: str) -> dict[str, float]:
     from shapewright.units import parse_count
 
     question = ask(usual_model(parse_count(params), "llama"), device)
-    config, cold, warm = question.config, [], []
+    config = question.config
+    cold: list[float] = []
+    warm: list[float] = []
     for step in range(20):
         fresh = replace(config, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size + 64 * step)
         for times in (cold, warm):

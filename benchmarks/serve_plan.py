@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
 
 from record import job_options, run_alone, write_record
 
@@ -68,23 +69,23 @@ def time_command(device: str, *, model: str, gpus: int | None = None) -> float:
 def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, float]:
     """Look at all ways to serve one model once, and predict some of its passes alone."""
     import shapewright
+    from shapewright.adding_up import add_up_passes
     from shapewright.perf import pricing
     from shapewright.predict import predict
     from shapewright.serving import pricing as serving
 
     passes: list[Any] = []
-    add_up_passes = serving.add_up_passes
 
     def count(distinct: Any, *given: Any, **more: Any) -> Any:
         passes.extend(distinct)
         return add_up_passes(distinct, *given, **more)
 
-    serving.add_up_passes = count
-    start_s, start_processor_s = time.perf_counter(), time.process_time()
-    found = shapewright.serve_plan(
-        model, device=device, prompt_len=LENGTHS["isl"], output_len=LENGTHS["osl"], num_devices=gpus, formats=()
-    )
-    search_s, processor_s = time.perf_counter() - start_s, time.process_time() - start_processor_s
+    with patch.object(serving, "add_up_passes", count):
+        start_s, start_processor_s = time.perf_counter(), time.process_time()
+        found = shapewright.serve_plan(
+            model, device=device, prompt_len=LENGTHS["isl"], output_len=LENGTHS["osl"], num_devices=gpus, formats=()
+        )
+        search_s, processor_s = time.perf_counter() - start_s, time.process_time() - start_processor_s
     seconds = []
     for one in random.Random(0).sample(passes, min(_SAMPLE, len(passes))):
         pricing._remembered.clear()

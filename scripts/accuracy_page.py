@@ -286,7 +286,6 @@ def accuracy_facts() -> list[dict[str, Any]]:
                         "median": report.get("median_ape", report.get("median_absolute_error")),
                         "p90": report.get("p90_ape", report.get("p90_absolute_error")),
                         "date": origin["date"],
-                        "command": origin["command"],
                     }
                 )
     return facts

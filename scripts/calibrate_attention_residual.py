@@ -142,8 +142,7 @@ def main() -> None:
                 if phase == "prefill" or source[1] == "bf16" or (source[0], "bf16", source[2]) not in _sources():
                     learner.learn(phase, source if phase == "prefill" else (source[0], "bf16", source[2]))
         content = read_record("attention", name)
-        used = {kernel: learner.table_of(kernel) for kernel in content["interval"]}
-        used = {kernel: table for kernel, table in used.items() if table}
+        used = {kernel: table for kernel in content["interval"] if (table := learner.table_of(kernel))}
         content["residual"] = {
             "file": f"{name}.npz",
             "tables": used,
@@ -152,12 +151,13 @@ def main() -> None:
             "command": f"python scripts/calibrate_attention_residual.py --data DIR --device {name}",
         }
         report_unseen(content)
-        knots = {
+        knots: dict[str, Any] = {
             f"{axis}/{phase}": values.astype(np.int32)
             for phase, axes in learner.knots.items()
             for axis, values in axes.items()
         }
-        kept = {key: table for key, table in learner.tables.items() if key.split("@")[0] in set(used.values())}
+        names = set(used.values())
+        kept: dict[str, Any] = {key: table for key, table in learner.tables.items() if key.split("@")[0] in names}
         tables = save_record("attention", name, content).with_suffix(".npz")
         np.savez_compressed(tables, **knots, **kept)
         print(name, f"{tables.stat().st_size / 1e3:.0f} kB", flush=True)

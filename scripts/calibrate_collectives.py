@@ -54,12 +54,14 @@ def link_of(device: Device) -> float:
 def sent_bytes(rows: pd.DataFrame) -> Array:
     """Ring volume of each row. [byte]"""
     rounds = rows.op_name.map(lambda name: ROUNDS.get(name, 1.0)).to_numpy(float)
-    return rounds * rows.message_bytes.to_numpy(float) * (1.0 - 1.0 / rows.num_gpus.to_numpy(float))
+    volume: Array = rounds * rows.message_bytes.to_numpy(float) * (1.0 - 1.0 / rows.num_gpus.to_numpy(float))
+    return volume
 
 
 def predict(protocols: list[dict[str, float]], volume: Array, link: float) -> Array:
     """Time of the cheapest protocol. [s]"""
-    return np.min([p["start_s"] + volume / (p["bandwidth_fraction"] * link) for p in protocols], axis=0)
+    times_s: Array = np.min([p["start_s"] + volume / (p["bandwidth_fraction"] * link) for p in protocols], axis=0)
+    return times_s
 
 
 def fit_protocols(rows: pd.DataFrame, link: float) -> list[dict[str, float]]:

@@ -115,7 +115,8 @@ def fit_alignment_table(folder: Path, gpu: str, device: Device, section: dict[st
     def predicted(x: Array, chosen: pd.DataFrame) -> Array:
         v = untransform(x, entries)
         base = predict_rows(chosen, {**section, "alignment_factor": factor_table(v)}, rates, "NN")
-        return base * chosen.scale.map(v).to_numpy() + v["overhead_s"]
+        timed_s: Array = base * chosen.scale.map(v).to_numpy() + v["overhead_s"]
+        return timed_s
 
     def residuals(x: Array) -> Array:
         return np.concatenate(

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from calibration import argument_parser, read_record, record_path, save_record
 from gemm_rows import SOURCES, Source
+from numpy.typing import NDArray
 
 from shapewright.fit.gemm import NARROW, Array, interval, judge, round_section
 from shapewright.fit.ranking import ranking_regret
@@ -133,7 +134,7 @@ class Learner:
         ]
         return np.stack([*columns, np.mean(columns, axis=0), columns[-1] - columns[0]], axis=1)
 
-    def report(self, device: str, library: str) -> tuple[Array, dict[str, Any], dict[str, Any]]:
+    def report(self, device: str, library: str) -> tuple[NDArray[np.int8], dict[str, Any], dict[str, Any]]:
         """Table of one section in steps, interval, and errors on the judging shapes."""
         section, found = self.sections[device, library], self.found[device, library]
         steps = to_log_steps(found.of_all)
@@ -147,7 +148,7 @@ class Learner:
         rows = rows[rows.latency_s.notna()]
         train, held = rows[rows.fitted], rows[~rows.fitted]
         unseen, physics, measured = (held[name].to_numpy() for name in ("unseen_s", "physics_s", "latency_s"))
-        report = {
+        report: dict[str, Any] = {
             "held_out": judge(unseen, measured),
             "held_out_physics": judge(physics, measured),
             "by_size": errors_by_size(unseen, physics, measured),

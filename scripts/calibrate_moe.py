@@ -131,7 +131,8 @@ class Part(NamedTuple):
 
     def section(self, x: Array) -> dict[str, Any]:
         """The record's section of a vector of the fit."""
-        return round_section(self.form.section(x, self.factors))  # type: ignore[no-any-return]
+        section: dict[str, Any] = round_section(self.form.section(x, self.factors))
+        return section
 
     def residuals(self, x: Array) -> Array:
         """Log(predicted / measured) of all rows."""

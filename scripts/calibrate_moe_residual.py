@@ -164,7 +164,8 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
     table = table[table.device == DEVICES[name]]
     content = read_record("moe", name)
     names = {f"{row.library}/{row.kernel}" for row in table[["library", "kernel"]].drop_duplicates().itertuples()}
-    tables, used, reports = {}, {}, {}
+    tables: dict[str, Any] = {}
+    used, reports = {}, {}
     intervals = deepcopy(content["interval"])
     for (word, library, kernel), rows in table.groupby(["dtype", "library", "kernel"]):
         dtype, key = DTYPES[word], f"{library}/{kernel}"
@@ -212,7 +213,7 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
         "reports": reports,
         "command": f"python scripts/calibrate_moe_residual.py --data DIR --device {name}",
     }
-    knots = {axis: KNOTS[axis].astype(np.int32) for axis in AXES["moe"]}
+    knots: dict[str, Any] = {axis: KNOTS[axis].astype(np.int32) for axis in AXES["moe"]}
     np.savez_compressed(path.with_suffix(".npz"), **knots, **tables)
     save_record("moe", name, tidy(content))
     print(name, f"{path.with_suffix('.npz').stat().st_size / 1e3:.0f} kB", flush=True)

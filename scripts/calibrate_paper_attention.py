@@ -104,7 +104,8 @@ def main() -> None:
     )
 
     def attention_s(values: dict[str, float], part: Rows) -> Array:
-        return estimate_prefill(part.shape, rates, replace(base, **values), writes_cache=False).total_s
+        changes: dict[str, Any] = values
+        return estimate_prefill(part.shape, rates, replace(base, **changes), writes_cache=False).total_s
 
     is_unseen = folds_of(rows.hidden_size.tolist()) == HELD_OUT_FOLD
     seen, unseen = rows.take(~is_unseen), rows.take(is_unseen)

@@ -91,22 +91,20 @@ def fit(rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> dict[str, floa
     """Start and fraction of every kind, and the cache."""
     sample = rows.sample(min(6000, len(rows)), random_state=1)
     measured, num_kernels = sample.latency_s.to_numpy(), kernels_of(sample)
-    return fit_pointwise(
-        kinds_of(sample), sum(bytes_of(sample)), measured, bandwidth, l2_bytes, num_kernels=num_kernels
-    )
+    read, written = bytes_of(sample)
+    return fit_pointwise(kinds_of(sample), read + written, measured, bandwidth, l2_bytes, num_kernels=num_kernels)
 
 
 def predict(free: dict[str, float], rows: pd.DataFrame, bandwidth: float, l2_bytes: float) -> Array:
     """Time of each row. [s]"""
-    return predict_pointwise(
-        free, kinds_of(rows), sum(bytes_of(rows)), bandwidth, l2_bytes, num_kernels=kernels_of(rows)
-    )
+    read, written = bytes_of(rows)
+    return predict_pointwise(free, kinds_of(rows), read + written, bandwidth, l2_bytes, num_kernels=kernels_of(rows))
 
 
 def dropout_fraction(softmax_fraction: float) -> float:
     """Share of bandwidth that dropout of attention scores reaches, from what recomputing them costs."""
     device = load_device("a100-sxm-80gb")
-    sizes = {"m": SELECTIVE_SEQ_LEN, "batch": SELECTIVE_HEADS, "dtype": "fp16"}
+    sizes: dict[str, Any] = {"m": SELECTIVE_SEQ_LEN, "batch": SELECTIVE_HEADS, "dtype": "fp16"}
     products = [
         Gemm(name="score", n=SELECTIVE_SEQ_LEN, k=SELECTIVE_HEAD_DIM, layout="NT", **sizes),
         Gemm(name="over_value", n=SELECTIVE_HEAD_DIM, k=SELECTIVE_SEQ_LEN, layout="NN", **sizes),

@@ -167,7 +167,7 @@ GENERATIONS = (
 
 def apply(software: Software, values: dict[str, float]) -> Software:
     """Put fitted numbers in their places."""
-    plain = {name: value for name, value in values.items() if not name.startswith("attention:")}
+    plain: dict[str, Any] = {name: value for name, value in values.items() if not name.startswith("attention:")}
     attention = {name.removeprefix("attention:"): value for name, value in values.items() if name not in plain}
     return replace(software, **plain, attention_factor={**software.attention_factor, **attention})
 

@@ -121,8 +121,11 @@ def fit_batch_kernels(
         steps = [(int(kernel["k_step"]),) for kernel, _ in tried[0]] if tried else [K_STEPS] * len(plans)
         tried.append(
             [
-                min((_fit_one(*one, step, rate, extra, problem) for step in own for rate in START_RATES), key=_cost)
-                for *one, own in zip(parts, kernels, plans, steps, strict=True)
+                min(
+                    (_fit_one(part, kernel, plan, step, rate, extra, problem) for step in own for rate in START_RATES),
+                    key=_cost,
+                )
+                for part, kernel, plan, own in zip(parts, kernels, plans, steps, strict=True)
             ]
         )
     best = int(np.argmin([sum(map(_cost, fitted)) for fitted in tried]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from shapewright.accuracy.context import Context
@@ -53,7 +54,7 @@ def read_blocks(folder: Path, device: Device, gpu: str) -> pd.DataFrame:
             is_used &= ~find_floors(columns.labels["log"].codes, seconds)
         if kind == "attention":
             is_used &= ~is_misfit
-        for row in np.flatnonzero(is_used):
+        for row in np.flatnonzero(is_used).tolist():
             if words[row] != gpu or columns.labels["flash_attention"][row] != "0":
                 continue
             layer = PaperLayer(*(int(columns.numbers[name][row]) for name in FORMAT.numbers))
@@ -71,7 +72,11 @@ def _is_fitted(operation: Operation) -> bool:
 
 
 def fit_blocks(
-    blocks: pd.DataFrame, is_unseen: Array, section: dict[str, Any], spans: list[dict[str, float]], rates: DeviceRates
+    blocks: pd.DataFrame,
+    is_unseen: NDArray[np.bool_],
+    section: dict[str, Any],
+    spans: list[dict[str, float]],
+    rates: DeviceRates,
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Slow cases of a section for layers, and their errors on MLP blocks of unseen hidden sizes.
 
@@ -92,7 +97,8 @@ def fit_blocks(
             for n, k in products:
                 sizes = {"m": here.tokens, "n": n * here.hidden_size, "k": k * here.hidden_size}
                 total_s[here.index] += predict_rows(pd.DataFrame(sizes).assign(batch=1), own, rates, "NT")
-        return total_s.to_numpy()
+        predicted_s: Array = total_s.to_numpy()
+        return predicted_s
 
     def build(values: dict[str, float]) -> dict[str, Any]:
         found = {name: values[name] for name, _, _ in ENTRIES}

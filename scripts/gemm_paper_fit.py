@@ -182,7 +182,7 @@ def _states(layers: pd.DataFrame, architecture: str) -> Iterator[tuple[str, pd.D
 
 def _moved(plan: Plan, usual: float, own: float) -> Plan:
     """A plan whose ranges end, or begin, where those of a log do."""
-    moved = {f"last_{dim}": own for dim in "kn" if getattr(plan, f"last_{dim}") == usual}
+    moved: dict[str, Any] = {f"last_{dim}": own for dim in "kn" if getattr(plan, f"last_{dim}") == usual}
     moved |= {f"first_{dim}": own + 1.0 for dim in "kn" if getattr(plan, f"first_{dim}") == usual + 1.0}
     return replace(plan, **moved)
 
@@ -267,13 +267,13 @@ def idle_cases(rows: pd.DataFrame, edges: dict[str, float], rates: DeviceRates) 
     """
     if not edges:
         return {}
-    tile = {name: value for name, value in edges.items() if name != "below"}
+    tile: dict[str, Any] = {name: value for name, value in edges.items() if name != "below"}
     rows = rows[(rows.batch == 1) & (rows.n > edges["idle_columns"]) & (rows[["m", "k"]].min(axis=1) >= 1024)]
     share = 2.0 * rows.m * rows.n * rows.k / (rows.latency_s * rates.flops_per_s_per_sm * rates.num_sms)
     is_slow = (share < edges["below"]).to_numpy()
-    shape = [rows[name].to_numpy(float) for name in ("m", "n", "k")]
-    is_half_empty = leaves_fast_kernels(*shape, rates.num_sms, SlowCases(**tile))
-    elements = shape[1] * shape[2]
+    m, n, k = (rows[name].to_numpy(float) for name in ("m", "n", "k"))
+    is_half_empty = leaves_fast_kernels(m, n, k, rates.num_sms, SlowCases(**tile))
+    elements = n * k
     return {
         **tile,
         "idle_elements": _parting_edge(elements[is_half_empty], is_slow[is_half_empty]),
@@ -292,7 +292,7 @@ def _parting_edge(values: Any, is_above: Any) -> float:
     return float(values[max(edge - 1, 0) : edge + 1].mean())
 
 
-def idle_rows(rows: pd.DataFrame, idle: dict[str, float], rates: DeviceRates) -> Any:
+def idle_rows(rows: pd.DataFrame, idle: dict[str, Any], rates: DeviceRates) -> Any:
     """Whether each row is a product that the fast kernels do not run. [rows]"""
     if not idle:
         return np.zeros(len(rows), dtype=bool)

@@ -123,7 +123,7 @@ def other_attention_libraries(columns: Columns) -> Iterator[Columns]:
         record = load_record("attention", find_measured_device(device))
         others = [name for name in record.parameters["libraries"] if name in set(libraries[devices == device])]
         here = (devices == device) & np.isin(libraries, others)
-        yield renamed(columns.take(here), library=lambda _: "another", kernel=lambda _: "another")
+        yield renamed(columns.take(here), library="another", kernel="another")
         for other in others:
             rest = columns.take((devices == device) & (libraries != other))
-            yield renamed(rest, library=lambda _, word=other: word, kernel=lambda _: "")
+            yield renamed(rest, library=other, kernel="")

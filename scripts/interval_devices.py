@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,8 +52,7 @@ def best_rate_biases(folder: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def _bias(row: object, device: Device, record: CalibrationRecord) -> float:
-    sizes = {letter: int(getattr(row, letter.upper())) for letter in ("m", "n", "k")}
-    operation = Gemm(name="best", dtype=_FORMAT, **sizes)
-    measured_s = operation.flops / (float(row.mamf_tflops) * 1e12)  # type: ignore[attr-defined]
+def _bias(row: Any, device: Device, record: CalibrationRecord) -> float:
+    operation = Gemm(name="best", dtype=_FORMAT, m=int(row.M), n=int(row.N), k=int(row.K))
+    measured_s = operation.flops / (float(row.mamf_tflops) * 1e12)
     return float(np.log(measured_s / price_gemm(operation, device, record).time_s))

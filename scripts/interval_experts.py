@@ -78,14 +78,14 @@ def other_kernels(columns: Columns, some: Columns) -> Iterator[pd.DataFrame]:
         some: The rows to price.
     """
     is_default = np.array([word.startswith("vllm") for word in words_of(some, "library")])
-    unnamed = renamed(some, library=lambda _: "another", kernel=lambda _: "another")
+    unnamed = renamed(some, library="another", kernel="another")
     yield price_rows("moe", unnamed.take(~is_default))
     measured = set(zip(*(words_of(columns, name) for name in ("kernel", "library", "device")), strict=True))
     sglang = sorted({(kernel, library) for kernel, library, _ in measured if kernel.startswith("sglang")})
     for kernel, library in sglang:
         devices = sorted(device for device in set(words_of(some, "device")) if (kernel, library, device) in measured)
         chosen = some.take(is_default & np.isin(words_of(some, "device"), devices))
-        yield price_rows("moe", renamed(chosen, library=lambda _, w=library: w, kernel=lambda _, w=kernel: w))
+        yield price_rows("moe", renamed(chosen, library=library, kernel=kernel))
 
 
 def of_products(blocks: pd.DataFrame) -> pd.DataFrame:

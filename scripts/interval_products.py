@@ -84,7 +84,7 @@ def product_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     groups |= library_groups(swapped)
 
     # Under no name of a library: as software that no record has a section of.
-    layers = renamed(read_table(folder, "linear_layers"), library=lambda _: "")
+    layers = renamed(read_table(folder, "linear_layers"), library="")
     older = price_rows("linear_layers", layers)
     older = older[older.table == "linear_layers"].assign(origin=older.part.str.split().str[0])
     older = pd.concat([older, a100[~a100.is_batch].assign(origin=a100.table.str.split("/").str[0])])
@@ -137,4 +137,4 @@ def swapped_libraries(name: str, columns: Columns) -> Iterator[pd.DataFrame]:
         for measured, priced in product(here, here):
             if measured != priced:
                 chosen = columns.take((devices == device) & (libraries == measured))
-                yield price_rows(name, renamed(chosen, library=lambda _, word=priced: word))
+                yield price_rows(name, renamed(chosen, library=priced))

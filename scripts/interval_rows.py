@@ -43,11 +43,11 @@ def words_of(columns: Columns, name: str) -> np.ndarray:
     return np.array(labels.words)[labels.codes]
 
 
-def renamed(columns: Columns, **rules: Callable[[str], str]) -> Columns:
-    """The same table with other words in some columns of words."""
+def renamed(columns: Columns, **words: str) -> Columns:
+    """The same table with one word throughout each of some columns of words."""
     changed = {
-        name: Labels(columns.labels[name].codes, tuple(rule(word) for word in columns.labels[name].words))
-        for name, rule in rules.items()
+        name: Labels(columns.labels[name].codes, (word,) * len(columns.labels[name].words))
+        for name, word in words.items()
     }
     return replace(columns, labels={**columns.labels, **changed})
 

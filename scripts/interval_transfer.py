@@ -91,14 +91,19 @@ class ClassOfDevices(NamedTuple):
 
     def without(self, name: str) -> ClassOfDevices:
         """The same but one device."""
-        *entries, farther = self
-        return ClassOfDevices(*(without(each, name) for each in entries), farther)
+        return ClassOfDevices(
+            without(self.parts, name),
+            without(self.biases, name),
+            without(self.usual, name),
+            without(self.nearer, name),
+            self.farther,
+        )
 
     def interval(self) -> Interval | None:
         """Of all formats; None where nothing is known of such devices."""
         if not (self.parts or self.biases or self.usual) or not (self.parts or self.nearer):
             return None
-        known = {
+        known: dict[str, Any] = {
             "biases": list(self.biases.values()),
             "usual": usual_bias(list(self.usual.values())),
             "scatter": self.nearer,

@@ -75,7 +75,7 @@ def predict_grid() -> dict[str, list[float | None]]:
     return grid
 
 
-def _predict_step(preset: str, device: str, given: dict[str, dict[str, Any]]) -> float | None:
+def _predict_step(preset: str, device: str, given: dict[str, Any]) -> float | None:
     try:
         return _short(ask(preset, device, **given).predict().step_time_s)
     except ShapewrightError:

@@ -67,10 +67,9 @@ def main() -> int:
 
 def refresh(text: str) -> str:
     """A page with every result made anew."""
-    for name, table in BLOCKS.items():
-        marks = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        text = marks.sub(lambda found, table=table: f"{found[1]}\n{table()}\n\n{found[2]}", text)
-    return refresh_blocks(text)
+    names = "|".join(map(re.escape, BLOCKS))
+    blocks = re.compile(rf"(<!-- begin ({names}) -->\n).*?(<!-- end \2 -->)", re.DOTALL)
+    return refresh_blocks(blocks.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]]()}\n\n{block[3]}", text))
 
 
 def accuracy_table() -> str:

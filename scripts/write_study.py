@@ -168,17 +168,18 @@ def compare_measured() -> list[dict[str, Any]]:
         for gemm, price in zip(gemms, price_gemms(gemms, device, load_record("gemm", device)), strict=True)
     ]
     words = "SwiGLU of h=4096 (the first Llamas): an MLP width of 11008 for 10922, rate of one product"
-    rows.append(_pair(words, "H100", SWIGLU[11008] / SWIGLU[10922], rates[1] / rates[0]))
-    for before, after in ((96, 64), (128, 96)):
+    rows.append(_pair(words, "H100", SWIGLU[11008] / SWIGLU[10922], float(rates[1] / rates[0])))
+    for num_before, num_after in ((96, 64), (128, 96)):
         words = (
-            f"BLOOM candidates of h=13824: {after} heads for {before} (width {13824 // after} for {13824 // before})"
+            f"BLOOM candidates of h=13824: {num_after} heads for {num_before} "
+            f"(width {13824 // num_after} for {13824 // num_before})"
         )
-        predicted = bloom_step_s(before) / bloom_step_s(after)
+        predicted = bloom_step_s(num_before) / bloom_step_s(num_after)
         rows.append(
             _pair(
                 words,
                 f"A100, whole step on 384, `{BLOOM_SOFTWARE}`",
-                BLOOM_STEPS_S[before] / BLOOM_STEPS_S[after],
+                BLOOM_STEPS_S[num_before] / BLOOM_STEPS_S[num_after],
                 predicted,
             )
         )

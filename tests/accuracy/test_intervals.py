@@ -82,7 +82,7 @@ def test_stretches_cover_shapes_they_were_not_made_of(kind: str) -> None:
 def test_older_software_covers_a_model_it_was_not_made_of(script: ModuleType) -> None:
     """Of each model of the collection of 2024, 80 % and more lie inside an interval made of the others."""
     folder = measured_file("linear_layers.parquet").parent
-    columns = script.renamed(script.read_table(folder, "linear_layers"), library=lambda _: "")
+    columns = script.renamed(script.read_table(folder, "linear_layers"), library="")
     rows = script.price_rows("linear_layers", columns)
     rows = rows[rows.table == "linear_layers"]
     parts = script.parts_of(rows.assign(model=rows.part.str.split().str[0]), ["model"])
