@@ -58,5 +58,5 @@ def test_what_is_no_price_is_refused(price: object) -> None:
             device="h100-sxm-80gb",
             prompt_len=10,
             output_len=10,
-            usd_per_hour=price,  # type: ignore[arg-type]
+            usd_per_hour=price,
         )
