@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from shapewright.hardware import load_device
@@ -12,25 +10,7 @@ from shapewright.perf.experts import read_lone_row_s_per_byte
 from shapewright.question import ask
 
 DEVICES = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
-# DBRX as what Mixtral's architecture makes of its sizes. Source: config.json of databricks/dbrx-base.
-DBRX = {
-    "num_layers": 40,
-    "hidden_size": 6144,
-    "num_heads": 48,
-    "num_kv_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 10752,
-    "moe_intermediate_size": 10752,
-    "num_experts": 16,
-    "num_experts_per_token": 4,
-    "vocab_size": 100352,
-}
-MODELS: dict[str, tuple[str, dict[str, Any] | None]] = {
-    "mixtral-8x7b": ("mixtral-8x7b", None),
-    "qwen3-30b-a3b": ("qwen3-30b-a3b", None),
-    "deepseek-v3": ("deepseek-v3", None),
-    "dbrx": ("mixtral-8x7b", DBRX),
-}
+MODELS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "dbrx")
 # Served FP8 is left out: the one kernel that was measured on Hopper takes as long on both (docs/decisions/0007-moe.md).
 WORKLOADS = [
     {"phase": "train", "micro_batch_size": 1},
@@ -46,13 +26,11 @@ WORKLOADS = [
 @pytest.mark.parametrize("model", MODELS)
 def test_steps_get_shorter_from_h100_to_h200_to_b200(model: str) -> None:
     """In training, prefill and decode, with experts spread over eight devices and with each split over eight."""
-    source, overrides = MODELS[model]
     layouts = ({"data_parallel": 8, "expert_parallel": 8}, {"tensor_parallel": 8})
     for workload in WORKLOADS:
         for layout in layouts:
             h100_s, h200_s, b200_s = (
-                ask(source, device, overrides=overrides, workload=workload, layout=layout).predict().step_time_s
-                for device in DEVICES
+                ask(model, device, workload=workload, layout=layout).predict().step_time_s for device in DEVICES
             )
 
             assert b200_s < h200_s <= h100_s, (workload, layout)
@@ -61,12 +39,11 @@ def test_steps_get_shorter_from_h100_to_h200_to_b200(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_experts_train_no_slower_on_h200_than_on_h100(model: str) -> None:
     """Their products alone take at most a hundredth longer: the multiprocessors are the same."""
-    source, overrides = MODELS[model]
     for layout in ({"data_parallel": 8, "expert_parallel": 8}, {"tensor_parallel": 8}):
         h100_s, h200_s = (
             sum(
                 each.total_time_s
-                for each in ask(source, device, overrides=overrides, layout=layout).predict().operations
+                for each in ask(model, device, layout=layout).predict().operations
                 if each.operation.name.startswith(("moe.gate_up", "moe.down"))
             )
             for device in DEVICES[:2]
