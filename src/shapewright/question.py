@@ -243,6 +243,8 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any], softwar
             lines.append(f"recompute_modules={modules} changes selective recomputation alone (--recompute selective)")
         elif "moe" in modules and not config.is_moe:
             lines.append(f"recompute_modules={modules}: moe has no effect in a model without experts")
+        elif "shared_experts" in modules and not config.shared_expert_intermediate_size:
+            lines.append(f"recompute_modules={modules}: shared_experts has no effect in a model without any")
         elif "mla_up_proj" in modules and not config.is_mla:
             lines.append(f"recompute_modules={modules}: mla_up_proj has no effect without latent attention")
     if given.get("narrow_dispatch") is False and not (config.is_moe and given.get("dtype") == "fp8"):

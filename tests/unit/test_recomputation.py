@@ -117,6 +117,7 @@ def test_unknown_parts_are_refused(words: str) -> None:
         ({"recompute": "full"}, "changes selective recomputation alone"),
         ({"recompute": "selective"}, "moe has no effect in a model without experts"),
         ({"recompute": "selective", "recompute_modules": "mla_up_proj"}, "without latent attention"),
+        ({"recompute": "selective", "recompute_modules": "shared_experts"}, "shared_experts has no effect"),
     ],
 )
 def test_parts_without_effect_are_said(given: dict[str, Any], said: str) -> None:

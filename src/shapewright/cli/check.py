@@ -90,7 +90,9 @@ def command(
         click.echo(f"wrote {output}{nothing}", err=True)
     form = "json" if as_json else form
     if form == "json":
-        print_json({**to_json(report), "source": question.model.source, "notes": list(question.notes)})
+        from shapewright.report.question_json import question_to_json
+
+        print_json({**to_json(report), **question_to_json(question)})
     elif form == "sarif":
         from urllib.parse import quote
 

@@ -10,6 +10,7 @@ from shapewright.capacity import ALLOCATOR_BAND_FRACTION, is_tight
 from shapewright.perf.host import host_link_bytes_per_s
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.question_json import device_to_json
 from shapewright.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def capacity_to_json(found: Capacity) -> dict[str, Any]:
         "optimizer": found.optimizer or None,
         "software": found.software,
         "config": asdict(found.config),
-        "device": {"name": found.device.name, "title": found.device.title},
+        "device": device_to_json(found.device),
         "workload": asdict(found.workload),
         "layout": {**asdict(found.layout), "num_devices": found.layout.num_devices},
         "notes": list(found.notes),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.prediction_text import describe, name_utilization
+from shapewright.report.question_json import device_to_json
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ def _row_to_json(found: Comparison, row: ComparedDevice) -> dict[str, Any]:
     """One device; what it has not is null."""
     prediction = row.prediction
     facts: dict[str, Any] = {
-        "name": row.device.name,
-        "title": row.device.title,
+        **device_to_json(row.device),
         "runs": prediction is not None,
         "problem": row.problem,
         "fits": row.fits,

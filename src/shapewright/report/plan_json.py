@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.plan import SEARCHED, describe_choice
 from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.question_json import device_to_json
 
 if TYPE_CHECKING:
     from shapewright.plan import FrontPoint, Plan, PlanResult
@@ -18,12 +19,7 @@ def plan_to_json(result: PlanResult) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "config": asdict(result.config),
-        "device": {
-            "name": result.device.name,
-            "title": result.device.title,
-            "memory_bytes": result.device.memory_bytes,
-            "node_size": result.device.node_size,
-        },
+        "device": {**device_to_json(result.device), "memory_bytes": result.device.memory_bytes},
         "workload": {name: value for name, value in asdict(result.workload).items() if name not in SEARCHED},
         "request": {
             "num_devices": request.num_devices,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm
 from shapewright.perf.price import GemmPrice
+from shapewright.report.question_json import device_to_json
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def prediction_to_json(prediction: Prediction) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "config": asdict(prediction.config),
-        "device": {"name": prediction.device.name, "title": prediction.device.title},
+        "device": device_to_json(prediction.device),
         "workload": asdict(prediction.workload),
         "layout": {**asdict(prediction.layout), "num_devices": prediction.layout.num_devices},
         "parameters": {"total": parameters.total, "active": parameters.active, **parameters.by_component},

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.horizon import bill_run, saved_by
 from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.question_json import device_to_json
 
 if TYPE_CHECKING:
     from shapewright.search import Candidate, SearchResult
@@ -50,7 +51,7 @@ def search_to_json(result: SearchResult) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "source": result.model.source,
-        "device": {"name": prediction.device.name, "title": prediction.device.title},
+        "device": device_to_json(prediction.device),
         "devices": [{"name": name, "best_alone": candidate_to_json(best)} for name, best in result.best_on.items()],
         "horizon": _horizon_to_json(result),
         "software": prediction.software,

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.question_json import device_to_json
 from shapewright.report.serving_text import MODES
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def serving_to_json(found: ServingPlan) -> dict[str, Any]:
     price = request.usd_per_hour
     return {
         "schema_version": SCHEMA_VERSION,
-        "device": {"name": found.device.name, "title": found.device.title},
+        "device": device_to_json(found.device),
         "config": asdict(found.config),
         "request": {name: value for name, value in asdict(request).items() if name != "speculation"},
         "speculation": None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.report.columns import Column, columns_of, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.prediction_text import name_utilization
+from shapewright.report.question_json import device_to_json
 from shapewright.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def sweep_to_json(found: Sweep) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "config": asdict(found.config),
-        "device": {"name": found.device.name, "title": found.device.title},
+        "device": device_to_json(found.device),
         "axes": {name: list(values) for name, values in found.axes.items()},
         "rows": [_row_to_json(row) for row in found.rows],
         "notes": list(found.notes),

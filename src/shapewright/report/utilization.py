@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.perf.software import TUNED
 from shapewright.report.columns import Column, columns_of, print_facts, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
+from shapewright.report.question_json import device_to_json
 from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
 from shapewright.utilization import MODEL_PART, describe_peak
 
@@ -38,7 +39,7 @@ def utilization_to_json(found: Utilization) -> dict[str, Any]:
         "global_batch_size": found.workload.global_batch_size,
         "tokens_per_s": found.tokens_per_s,
         "tokens_per_s_per_device": found.tokens_per_s / found.num_devices,
-        "device": {"name": found.device.name, "title": found.device.title, "scope": found.device.scope},
+        "device": {**device_to_json(found.device), "scope": found.device.scope},
         "peak_flops_per_s": found.peak_flops_per_s,
         "peak_kind": describe_peak(found.device, found.workload.dtype),
         "other_peaks": {
