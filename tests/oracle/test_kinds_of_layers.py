@@ -1,7 +1,8 @@
-"""Which layers have experts, and which slide, are those of the models that transformers builds on the meta device."""
+"""Layers with experts, layers that slide, and norms are those of the models that transformers builds."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ pytest.importorskip("transformers", reason="needs the trace extra: transformers"
 from hf_models import build_on_meta, tiny_config
 
 from shapewright.config.hf import read_hf
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import Pointwise
+from shapewright.workload import Workload
 
 pytestmark = pytest.mark.oracle
 
@@ -51,3 +56,21 @@ def test_local_layers_of_gpt_neo(pattern: list[str]) -> None:
     assert [config.window_of_layer(layer) for layer in range(4)] == [
         {"local": 32, "global": 0}[each.attn.attention_type] for each in layers
     ]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "gpt2", "gptj", "gpt_neox", "opt/projected", "bloom", "falcon", "falcon/new", "qwen3", "gemma2", "gemma3_text",
+        "phi/qk_layernorm", "olmo", "olmo2", "stablelm/parallel", "cohere2", "deepseek_v2/lite", "deepseek_v3",
+        "qwen3_moe", "bert", "t5",
+    ],
+)  # fmt: skip
+def test_norms_of_a_forward_pass(key: str) -> None:
+    """Each norm of the model runs once, those of a layer's queries and keys together, ends of stacks included."""
+    raw = tiny_config(key)
+    names = [name for name, module in build_on_meta(raw).named_modules() if "norm" in type(module).__name__.lower()]
+    built = {re.sub(r"\b[qk]_(layer)?norm\b.*", "qk", name) for name in names}
+    operations = lower(read_hf(raw).config, Workload(phase="prefill", seq_len=32), ParallelLayout())
+    run = [one for one in operations if isinstance(one, Pointwise) and one.operation in ("norm", "layernorm")]
+    assert sum(int(one.repeats) for one in run) == len(built)

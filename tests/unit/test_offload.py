@@ -126,6 +126,31 @@ def test_capacity_counts_it() -> None:
         assert 0.0 <= found.offload.exposed_fraction <= 1.0
 
 
+@pytest.mark.parametrize("uncalibrated", [False, True])
+def test_what_moves_by_hand(uncalibrated: bool) -> None:
+    """A layer's tensors twice; 4 bytes of gradient and 2 of weight for each parameter; directions at the same time."""
+    job: dict[str, Any] = {"device": "h100-sxm-80gb", "uncalibrated": uncalibrated, "software": "nemo-2024"}
+    plain = shapewright.predict("llama-3-8b", workload=TRAINING, **job)
+    layer = sum(one.num_bytes for one in list_saved_tensors(plain.config, plain.workload, plain.layout))
+    # Whichever of the two the job has already, copies of the other are told apart from it.
+    for already in ({}, {"offload_optimizer": True}, {"offload_activations": True}):
+        found = shapewright.fits("llama-3-8b", workload=TRAINING | already, **job)
+        saved, states = found.offload, found.optimizer_offload
+        assert saved is not None
+        assert states is not None
+        assert saved.moved_bytes == pytest.approx(2 * LAYERS * layer)
+        assert saved.transfer_s == pytest.approx(LAYERS * layer / (0.8 * LINK_BYTES_PER_S))
+        assert saved.host_bytes == pytest.approx(LAYERS * layer)
+        assert states.moved_bytes == pytest.approx((4 + 2) * plain.parameters.total, rel=1e-4)  # norms left out
+        assert states.transfer_s == pytest.approx(4 * plain.parameters.total / (0.8 * LINK_BYTES_PER_S), rel=1e-4)
+        assert states.exposed_fraction is None
+        if not already:
+            after = shapewright.predict("llama-3-8b", workload=TRAINING | {"offload_activations": True}, **job)
+            assert saved.step_time_s == after.step_time_s
+            assert saved.exposed_s == pytest.approx(after.step_time_s - plain.step_time_s)
+            assert saved.exposed_fraction == pytest.approx((saved.exposed_s or 0.0) / (2 * (saved.transfer_s or 0.0)))
+
+
 def test_it_is_among_the_remedies() -> None:
     """Where one device must do, offloaded optimiser states are what makes it fit, priced."""
     found = shapewright.fits("llama-3-8b", device="gh200-96gb", workload={"micro_batch_size": 1, "seq_len": 4096})

@@ -14,13 +14,18 @@ from shapewright.serving import ServingFormat, ServingRequest, Speculation
 from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, aggregated_candidates
 from shapewright.serving.disaggregated import (
     DecodeCandidate,
+    Decoder,
     PrefillCandidate,
+    Prefiller,
     decode_candidates,
     make_decoder,
     make_prefiller,
+    pair_up,
     prefill_candidates,
+    transfer_span,
 )
 from shapewright.serving.instance import Instance
+from shapewright.serving.point import Span
 
 TWO_AT_HALF = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1)
 BF16 = ServingFormat("bf16", "bf16", "bf16")
@@ -103,3 +108,27 @@ def test_batches_fit_with_prompts_beside_them(stages: int) -> None:
     assert largest * stages <= instance.most_sequences(largest) < (largest + 1) * stages + stages
     for prompts in (each.batch_size for each in prefill_candidates(instance)):
         assert prompts * stages <= instance.most_sequences(prompts * 4000, 4000)
+
+
+def test_prompts_wait_by_the_load_that_answers_leave() -> None:
+    """Two devices have room for one decoding instance: 4 / (100 x 20 ms) = 2 requests/s of 10, a load of 0.2."""
+    instance = make_instance(num_devices=2)
+    decoder = Decoder(instance, 4, Span(0.02, 0.018, 0.024))
+    (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
+    transfer = transfer_span(instance, 2)
+
+    assert transfer is not None
+    assert (point.num_prefill_instances, point.num_instances, point.num_devices) == (1, 1, 2)
+    assert point.prefill_load_fraction == pytest.approx(0.2)
+    assert point.ttft.middle_s == pytest.approx(0.1 + 0.2 * 0.1 / (2 * 0.8) + transfer.middle_s)
+
+
+def test_caches_travel_by_the_link_that_joins_the_devices() -> None:
+    """131,072 bytes a token of 4,000, half from each of two stages: NVLink at 450 GB/s in a node, 50 GB/s beyond."""
+    for stages in (1, 2):
+        instance = make_instance({"pipeline_parallel": stages})
+        sent_bytes = 4000 * 131_072 / stages
+        for num_devices, rate in ((8, 450e9), (16, 50e9)):
+            span = transfer_span(instance, num_devices)
+            assert span is not None
+            assert sent_bytes / rate < span.middle_s < 2 * sent_bytes / rate

@@ -191,10 +191,12 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
     limit = request.num_devices
     best: OperatingPoint | None = None
     for num_prefill in range(1, _MOST_INSTANCES + 1):
-        for num_decode in _matching(num_prefill * load * prefiller.requests_per_s / decoder.requests_per_s):
-            used = num_prefill * prefill_layout.num_devices + num_decode * layout.num_devices
-            if limit is not None and used > limit:
-                continue
+        most = _MOST_INSTANCES
+        if limit is not None:
+            most = min(most, (limit - num_prefill * prefill_layout.num_devices) // layout.num_devices)
+        if most < 1:
+            break
+        for num_decode in _matching(num_prefill * load * prefiller.requests_per_s / decoder.requests_per_s, most):
             requests_per_s = min(num_prefill * load * prefiller.requests_per_s, num_decode * decoder.requests_per_s)
             reached = requests_per_s / (num_prefill * prefiller.requests_per_s)
             ttft = Span(
@@ -229,7 +231,7 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
     return best
 
 
-def _matching(ratio: float) -> set[int]:
-    """Whole numbers of decoding instances next to the one that balances."""
+def _matching(ratio: float, most: int) -> set[int]:
+    """Whole numbers of decoding instances next to the one that balances, as many as there is room for at most."""
     below = int(ratio)
-    return {min(max(count, 1), _MOST_INSTANCES) for count in (below, below + 1)}
+    return {min(max(count, 1), most) for count in (below, below + 1)}

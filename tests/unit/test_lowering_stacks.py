@@ -1,0 +1,126 @@
+"""Two stacks, mixed stacks and projected embeddings: each part is lowered as often as the model has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shapewright.config import TransformerConfig
+from shapewright.layout import ParallelLayout
+from shapewright.lowering import lower
+from shapewright.operations import Operation
+from shapewright.workload import Workload
+
+SINGLE = ParallelLayout()
+TRAINING = Workload(seq_len=64, micro_batch_size=2)
+SMALL: dict[str, Any] = {"hidden_size": 128, "num_heads": 4, "num_layers": 6, "vocab_size": 512}
+T5 = TransformerConfig(**SMALL, stack="encoder-decoder", num_encoder_layers=4)
+
+
+def named(operations: tuple[Operation, ...], name: str, pass_name: str = "forward") -> list[Any]:
+    """Operations of a name in a pass."""
+    return [one for one in operations if one.name == name and one.pass_name == pass_name]
+
+
+def test_selective_recomputation_takes_every_attention() -> None:
+    """Scores of the encoder, of the decoder and of attention to the encoder run again, once for each layer."""
+    operations = lower(T5, replace(TRAINING, recompute="selective"), SINGLE)
+    again = {one.name: one.repeats for one in operations if one.pass_name == "recompute" and one.kind == "attention"}
+    assert again == {"encoder.attention.fused": 4, "attention.fused": 6, "cross_attention.fused": 6}
+
+
+def test_chosen_modules_run_again_in_both_stacks() -> None:
+    """Norms alone run again where they are asked for: two of an encoder layer, three of a decoder's, no attention."""
+    asked = replace(TRAINING, recompute="selective", recompute_modules="layernorm")
+    again = {one.name: one.repeats for one in lower(T5, asked, SINGLE) if one.pass_name == "recompute"}
+    assert again == {"encoder.norm": 8, "norm": 18}
+
+
+def test_biases_have_gradients_where_their_layers_are() -> None:
+    """Of six layers two have experts: four MLPs and two sets of experts sum the gradients of their biases."""
+    mixed = TransformerConfig(
+        **SMALL,
+        num_experts=4,
+        num_experts_per_token=2,
+        moe_layers=(False, False, True),
+        mlp_bias=True,
+        expert_bias=True,
+    )
+    operations = lower(mixed, TRAINING, SINGLE)
+    (dense,) = named(operations, "mlp.bias_gradient", "backward")
+    (experts,) = named(operations, "moe.bias_gradient", "backward")
+    assert (dense.repeats, experts.repeats) == (4, 2)
+
+
+def test_orthogonalization_knows_no_scores() -> None:
+    """Products of scores have no weights: what Muon multiplies does not depend on how attention runs."""
+    steps = []
+    for attention in ("flash", "unfused"):
+        workload = replace(TRAINING, optimizer="muon", attention=attention)
+        steps.append([one for one in lower(TransformerConfig(**SMALL), workload, SINGLE) if one.pass_name == "step"])
+    assert steps[0] == steps[1]
+    assert any(one.kind == "gemm" for one in steps[0])
+
+
+def test_narrow_embeddings_move_few_bytes() -> None:
+    """Rows of 32 numbers are gathered, projected to 128, and their gradients scattered into a matrix of 512 x 32."""
+    narrow = TransformerConfig(**SMALL, embedding_size=32)
+    operations = lower(narrow, TRAINING, SINGLE)
+    (rows,) = named(operations, "embedding")
+    (scatter,) = named(operations, "embedding.backward", "backward")
+    (projection,) = named(operations, "embedding.project_in")
+    tokens = 2 * 64
+    assert (rows.read_bytes, rows.written_bytes) == (2 * tokens * 32, 2 * tokens * 32)
+    assert scatter.written_bytes == 2 * (tokens * 32 + 512 * 32)
+    assert (projection.m, projection.n, projection.k) == (tokens, 128, 32)
+
+
+def test_rows_of_the_embedding_on_two_devices() -> None:
+    """511 rows are padded to 256 on each of two; positions and token types see the half of the tokens that is kept."""
+    config = TransformerConfig(
+        **{**SMALL, "vocab_size": 511}, position_embedding="learned", num_token_types=2, hidden_dropout=0.1
+    )
+    layout = ParallelLayout(tensor_parallel=2, sequence_parallel=True)
+    operations = lower(config, TRAINING, layout)
+    (scatter,) = named(operations, "embedding.backward", "backward")
+    (positions,) = named(operations, "embedding.positions")
+    (types,) = named(operations, "embedding.token_types")
+    (dropped,) = named(operations, "embedding.dropout")
+    tokens, h = 2 * 64, 128
+    assert scatter.written_bytes == 2 * (tokens + 256) * h
+    assert positions.read_bytes == 2 * (tokens // 2 + 64) * h
+    assert types.read_bytes == 2 * (tokens // 2 + 2) * h
+    backward = {one.name for one in operations if one.pass_name == "backward" and one.stage == "first"}
+    assert {f"{one.name}.backward" for one in (positions, types, dropped)} <= backward
+    # A mask of one byte for each number of 16 bits.
+    assert dropped.written_bytes == (2 + 1) * tokens // 2 * h
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_the_residual_stream_by_hand(kind: str) -> None:
+    """Two devices keep half of the tokens each; masks of dropout are one byte a number, and inference drops nothing."""
+    config = TransformerConfig(**SMALL, norm=kind, hidden_dropout=0.1)
+    layout = ParallelLayout(tensor_parallel=2, sequence_parallel=True)
+    numbers = 2 * 64 // 2 * 128
+    operations = lower(config, TRAINING, layout)
+    (norm,) = named(operations, "norm")
+    (added,) = named(operations, "residual_dropout")
+    assert norm.operation == ("layernorm" if kind == "layernorm" else "norm")
+    assert (norm.repeats, norm.read_bytes, norm.written_bytes) == (12, 2 * numbers, 2 * numbers)
+    assert (added.repeats, added.read_bytes, added.written_bytes) == (12, 4 * numbers, 3 * numbers)
+    served = lower(config, Workload(phase="prefill", seq_len=64, micro_batch_size=2), layout)
+    assert not [one.name for one in served if "dropout" in one.name]
+    (plain,) = named(served, "residual")
+    assert (plain.read_bytes, plain.written_bytes) == (8 * numbers, 4 * numbers)  # every token on each device
+
+
+def test_unfused_decode_reads_a_window_and_unfused_prefill_whole_squares() -> None:
+    """A new token multiplies with the window's keys alone; a new sequence is multiplied whole and masked afterwards."""
+    windowed = TransformerConfig(**SMALL, attention_windows=(16,))
+    decode = Workload(phase="decode", context_len=99, attention="unfused")
+    prefill = Workload(phase="prefill", seq_len=100, attention="unfused")
+    (one,) = named(lower(windowed, decode, SINGLE), "attention.score")
+    (many,) = named(lower(windowed, prefill, SINGLE), "attention.score")
+    assert (one.n, many.n) == (16, 100)
