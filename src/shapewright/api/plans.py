@@ -64,6 +64,9 @@ def plan(
         physics_only: Leave aside what was learned beyond the formulas.
         progress: Told now and then how many splits of the devices are done, of how many.
 
+    Returns:
+        The best plans, best first, the Pareto front, and how many plans went where.
+
     Raises:
         ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.
     """
@@ -144,6 +147,10 @@ def serve_plan(
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
         physics_only: Leave aside what was learned beyond the formulas.
+
+    Returns:
+        Every way to serve that was priced, and what an instance of each layout and format holds; ``best()`` of it
+        is the fastest way that keeps the limits.
 
     Raises:
         ShapewrightError: what is wrong with any of them, or what a model that does not fit needs, in one line.

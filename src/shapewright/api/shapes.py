@@ -48,6 +48,10 @@ def check(
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
         physics_only: Leave aside what was learned beyond the formulas.
 
+    Returns:
+        Findings, first what cannot run and then by cost, beside the prediction; that is None where a finding
+        says why.
+
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
     """
@@ -117,6 +121,10 @@ def search(
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
         physics_only: Leave aside what was learned beyond the formulas.
         progress: Told now and then how many shapes of how many are done.
+
+    Returns:
+        Faster shapes, the fastest first, beside the baseline, the Pareto front, and what became of the other
+        shapes.
 
     Raises:
         ShapewrightError: what is wrong with any of them, or which constraint leaves no shape, in one line.

@@ -41,6 +41,10 @@ def predict(
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
         physics_only: Leave aside what was learned beyond the formulas.
 
+    Returns:
+        The step: its time with a 90 % interval, throughput, memory, every operation with its price, and what
+        was used.
+
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
     """
@@ -81,6 +85,9 @@ def sweep(
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, such as ``fsdp-2024``; by default a tuned stack of today.
         physics_only: Leave aside what was learned beyond the formulas.
+
+    Returns:
+        A row for each combination, the last field fastest; one that cannot run has the reason in its row.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line; a combination that cannot run has its reason in
@@ -125,6 +132,10 @@ def fits(
         uncalibrated: Price remedies as if nobody had measured the device.
         software: Generation of the training software that remedies are priced with; by default a tuned stack of today.
         physics_only: Leave aside what was learned beyond the formulas.
+
+    Returns:
+        Memory of each stage against the device, the largest micro-batch and sequence that fit, and remedies
+        where the job does not.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
@@ -174,6 +185,10 @@ def mfu(
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software that ran it; by default it is held against a tuned stack of today.
         physics_only: Leave aside what was learned beyond the formulas.
+
+    Returns:
+        Utilization by every convention, and a waterfall of parts that add up to the measured time where there
+        can be one.
 
     Raises:
         ShapewrightError: what is wrong with any of them, in one line.
