@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shapewright.fit.intervals import LARGEST_SPREAD
 from shapewright.fit.left_out import (
     LARGEST_END,
-    LARGEST_SPREAD,
     Rows,
     UsualBias,
     bias_of,

@@ -35,7 +35,7 @@ LEAST_LOG = 0.01
 MOST_STRETCH = 4.0
 """Most that unseen rows may stretch: where they ask for more, their few layouts are unlike those that were seen."""
 LARGEST_SPREAD = 2.0
-"""Most that one part may widen the pool of all."""
+"""Most that parts, or devices, which were left out may widen an interval made of the others."""
 
 Interval = dict[str, list[float]]
 Stretch = dict[str, list[float]]
@@ -143,6 +143,15 @@ def spread_over(parts: Mapping[str, tuple[Array, Array]]) -> float:
     for name, rows in parts.items():
         others = pool([part for other, part in parts.items() if other != name], both_ways=True)
         scores.append(stretch_scores(others, *draw(*rows, POOL_ROWS)))
+    return covering_spread(scores)
+
+
+def covering_spread(scores: Sequence[Array]) -> float:
+    """Least factor on an interval's ends, from 1 on, with which it holds as many rows of its judges as it should.
+
+    Args:
+        scores: Of each judge, what stretch_scores gives; each counts as much in the mean, however many rows it has.
+    """
     low, high = 1.0, LARGEST_SPREAD
     for _ in range(20):
         middle = 0.5 * (low + high)

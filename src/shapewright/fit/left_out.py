@@ -21,15 +21,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shapewright.fit.intervals import POOL_EDGES_S, POOL_FEWEST_ROWS, POOL_ROWS, Interval, draw, stretch_scores
+from shapewright.fit.intervals import (
+    POOL_EDGES_S,
+    POOL_FEWEST_ROWS,
+    POOL_ROWS,
+    Interval,
+    covering_spread,
+    draw,
+    stretch_scores,
+)
 from shapewright.fit.logs import COVERAGE, Array, regimes_of
 
 FEWEST_BIAS_ROWS = 60
 """Rows that give a device a bias of its own in a regime of time."""
 PRIOR_DEVICES = 2.0
 """As how many devices left out it counts what a wider class says of biases. Judgement."""
-LARGEST_SPREAD = 2.0
-"""Most that devices left out may widen an interval made of the others."""
 LARGEST_END = 4.0
 """Most that an end lies out, as a logarithm: a factor of 55 says that nothing is known."""
 _POINTS = (np.arange(200) + 0.5) / 200.0
@@ -67,12 +73,7 @@ def spread_of(parts: Mapping[str, Rows], **others: Any) -> float:
     for name, (predicted, measured) in parts.items():
         rest = left_out_interval({other: rows for other, rows in parts.items() if other != name}, **others)
         scores.append(stretch_scores(rest, *draw(predicted, measured, POOL_ROWS)))
-    low, high = 1.0, LARGEST_SPREAD
-    for _ in range(20):
-        middle = 0.5 * (low + high)
-        covered = float(np.mean([np.mean(each <= middle) for each in scores]))
-        low, high = (low, middle) if covered >= COVERAGE else (middle, high)
-    return high
+    return covering_spread(scores)
 
 
 def bias_of(rows: Rows) -> float:
