@@ -90,16 +90,7 @@ def price_attention(
 
     kv_dtype = operation.kv_cache_dtype or operation.dtype
     section = choose_section(dtype, get_dtype(kv_dtype).bits, record, library, kernel)
-    shape = _shape_of(operation, kv_dtype)
-    is_own = record.transfer == "exact"
-    clock_hz = clock_hz_of(device) if is_own else clock_beside_hz(device, load_device(record.device))
-    rates = AttentionRates(
-        flops_per_s=device.peak_flops_per_s(dtype),
-        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-        num_sms=float(device.num_sms),
-        clock_hz=clock_hz or ASSUMED_CLOCK_HZ,
-        l2_bytes=device.l2_bytes or 0.0,
-    )
+    shape, rates = _shape_of(operation, kv_dtype), _rates_of(device, dtype, record)
     columns: dict[str, Array] = {}
     label = record.label if section.is_own else f"{record.label}, fractions of {section.name}"
     for own, calls in _share_calls(operation, shape, device, section, (library, kernel)):
@@ -122,6 +113,19 @@ def price_attention(
         correction=_plain(columns["correction"]),
         roofline_s=_plain(floor_s),
         calibration=label,
+    )
+
+
+def _rates_of(device: Device, dtype: str, record: CalibrationRecord) -> AttentionRates:
+    """What the device does at most; its clock beside that of the record's device where the record is borrowed."""
+    is_own = record.transfer == "exact"
+    clock_hz = clock_hz_of(device) if is_own else clock_beside_hz(device, load_device(record.device))
+    return AttentionRates(
+        flops_per_s=device.peak_flops_per_s(dtype),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        num_sms=float(device.num_sms or 0),
+        clock_hz=clock_hz or ASSUMED_CLOCK_HZ,
+        l2_bytes=device.l2_bytes or 0.0,
     )
 
 

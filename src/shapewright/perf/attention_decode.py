@@ -15,6 +15,7 @@ Source: arXiv 2307.08691 (FlashAttention-2: split of keys).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,11 @@ from shapewright.perf.attention_kernels import (
     soften,
     traffic_factor,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 
 # Sequences up to which flash-attn plans the splits of a batch in a kernel before (31 per warp, 32 warps). Source: its
 # hopper/flash_api.cpp, PREPARE_VARLEN_MAX_BATCHES_1CTA.
@@ -119,6 +125,65 @@ def estimate_decode(
         head_dims: Head widths the kernel is compiled for, ascending; empty where all of the shape's are. A tile of
             another width fills the place of the next one and takes its work, though memory sends only what there is.
     """
+    parts = _split_keys(shape, rates, p, head_dims)
+    sm_bytes_per_s = p.sm_bytes_per_clock * rates.clock_hz
+    sm_flops_per_s = rates.flops_per_s / rates.num_sms
+    tile_kv_bytes = parts.keys_per_tile * shape.kv_width * shape.kv_element_bytes
+    tile_flops = parts.keys_per_tile * np.minimum(parts.rows, p.query_tile) * 4.0 * parts.mean_dim
+    read_bytes = shape.kv_bytes * parts.seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
+    resident = resident_fraction(read_bytes, rates, p) if hot_cache else np.zeros_like(read_bytes)
+    latency_cycles = p.key_tile_cycles + p.dram_tile_cycles * (1.0 - resident)
+    blocks_per_sm = np.maximum(parts.blocks * parts.splits / rates.num_sms, 1.0)
+    side_by_side = np.minimum(soften(blocks_per_sm, p.wave_tail_fraction), p.resident_blocks)
+    rounds = soften(np.maximum(blocks_per_sm / p.resident_blocks, 1.0), p.wave_tail_fraction)
+    key_tile_work_s = p.row_work * tile_flops / sm_flops_per_s * side_by_side
+    key_tile_s = tile_kv_bytes / sm_bytes_per_s * side_by_side + latency_cycles / rates.clock_hz + key_tile_work_s
+    block_s = (p.block_cycles + p.block_head_cycles * parts.mean_dim / 128.0) / rates.clock_hz
+    chain_s = rounds * (block_s + parts.num_key_tiles / parts.splits * key_tile_s)
+
+    partial_rows = (
+        shape.batch_size * shape.num_heads * shape.query_len * np.where(parts.splits > 1.0, parts.splits, 0.0)
+    )
+    partial_bytes = partial_rows * shape.v_head_dim * 8.0  # fp32, written and read
+    memory_s = read_bytes * traffic_factor(resident, rates, p) + partial_bytes * p.partial_passes
+    memory_s = memory_s / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
+    fixed_s = _fixed_s(shape, rates, p, parts, writes_cache=writes_cache)
+    start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
+    total_s = start_s + fixed_s + join(chain_s, memory_s, p.overlap_power)
+    # Of the chain, arithmetic is the smaller part: the rest waits for keys and values, as the whole device does.
+    work_s = rounds * parts.num_key_tiles / parts.splits * key_tile_work_s
+    feed_s = np.maximum(memory_s, chain_s - work_s)
+    return KernelTime(total_s=total_s, compute_s=work_s, memory_s=feed_s, start_s=start_s + fixed_s)
+
+
+class _Parts(NamedTuple):
+    """Blocks of a decode kernel, and how the keys are split over them.
+
+    Attributes:
+        seen: Keys that a query sees.
+        packs: Whether the query heads of a group share a block.
+        rows: Query rows of a head, or of its whole group where that is packed.
+        blocks: Blocks without splits.
+        mean_dim: Mean width of a key and a value head as the kernel pads them. [element]
+        keys_per_tile: Keys of a key tile.
+        num_key_tiles: Key tiles of a block that takes all keys.
+        splits: Blocks that share them.
+    """
+
+    seen: Array
+    packs: NDArray[np.bool_]
+    rows: Array
+    blocks: Array
+    mean_dim: Array
+    keys_per_tile: Array
+    num_key_tiles: Array
+    splits: Array
+
+
+def _split_keys(
+    shape: AttentionShape, rates: AttentionRates, p: DecodeParameters, head_dims: tuple[float, ...]
+) -> _Parts:
+    """Split the keys of each head group until every SM has work, or a split too little."""
     group = shape.num_heads / shape.num_kv_heads
     windowed = (shape.window_size > 0) & (shape.window_size < shape.kv_len)
     seen = np.where(windowed, shape.window_size, shape.kv_len)
@@ -133,28 +198,16 @@ def estimate_decode(
     num_key_tiles = np.ceil(seen / keys_per_tile) + np.where(windowed, 1.0, 0.0)
     room = np.minimum(rates.num_sms * p.fill_waves / blocks, num_key_tiles / p.key_tiles_per_split)
     splits = np.where(packs, np.maximum(np.floor(np.minimum(room, p.most_splits)), 1.0), 1.0)
+    return _Parts(seen, packs, rows, blocks, mean_dim, keys_per_tile, num_key_tiles, splits)
 
-    sm_bytes_per_s = p.sm_bytes_per_clock * rates.clock_hz
-    sm_flops_per_s = rates.flops_per_s / rates.num_sms
-    tile_kv_bytes = keys_per_tile * shape.kv_width * shape.kv_element_bytes
-    tile_flops = keys_per_tile * np.minimum(rows, p.query_tile) * 4.0 * mean_dim
-    read_bytes = shape.kv_bytes * seen / shape.kv_len + shape.q_and_out_bytes * p.query_passes
-    resident = resident_fraction(read_bytes, rates, p) if hot_cache else np.zeros_like(read_bytes)
-    latency_cycles = p.key_tile_cycles + p.dram_tile_cycles * (1.0 - resident)
-    blocks_per_sm = np.maximum(blocks * splits / rates.num_sms, 1.0)
-    side_by_side = np.minimum(soften(blocks_per_sm, p.wave_tail_fraction), p.resident_blocks)
-    rounds = soften(np.maximum(blocks_per_sm / p.resident_blocks, 1.0), p.wave_tail_fraction)
-    key_tile_work_s = p.row_work * tile_flops / sm_flops_per_s * side_by_side
-    key_tile_s = tile_kv_bytes / sm_bytes_per_s * side_by_side + latency_cycles / rates.clock_hz + key_tile_work_s
-    block_s = (p.block_cycles + p.block_head_cycles * mean_dim / 128.0) / rates.clock_hz
-    chain_s = rounds * (block_s + num_key_tiles / splits * key_tile_s)
 
-    partial_rows = shape.batch_size * shape.num_heads * shape.query_len * np.where(splits > 1.0, splits, 0.0)
-    partial_bytes = partial_rows * shape.v_head_dim * 8.0  # fp32, written and read
-    memory_s = read_bytes * traffic_factor(resident, rates, p) + partial_bytes * p.partial_passes
-    memory_s = memory_s / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
-    fixed_s = np.where(splits > 1.0, p.combine_s, 0.0) + shape.batch_size * p.sequence_s
-    reorders = packs & (group > 1.0) & (shape.num_kv_heads > 1.0) & (shape.batch_size > 1.0)
+def _fixed_s(
+    shape: AttentionShape, rates: AttentionRates, p: DecodeParameters, parts: _Parts, *, writes_cache: bool
+) -> Array:
+    """What is done beside the stream of keys: combining and planning splits, reordering, writing the cache. [s]"""
+    fixed_s = np.where(parts.splits > 1.0, p.combine_s, 0.0) + shape.batch_size * p.sequence_s
+    is_grouped = shape.num_heads > shape.num_kv_heads
+    reorders = parts.packs & is_grouped & (shape.num_kv_heads > 1.0) & (shape.batch_size > 1.0)
     fixed_s = fixed_s + np.where(reorders, p.reorder_s, 0.0)
     if p.planned_sequence_s > 0.0 or p.planned_pair_s > 0.0:
         plan_s = shape.batch_size * (p.planned_sequence_s + shape.batch_size * p.planned_pair_s)
@@ -163,9 +216,4 @@ def estimate_decode(
         new_tokens = shape.batch_size * shape.query_len * shape.num_kv_heads * shape.kv_width
         copied_bytes = new_tokens * (shape.element_bytes + shape.kv_element_bytes)
         fixed_s = fixed_s + copied_bytes * p.cache_write_passes / rates.bandwidth_bytes_per_s
-    start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
-    total_s = start_s + fixed_s + join(chain_s, memory_s, p.overlap_power)
-    # Of the chain, arithmetic is the smaller part: the rest waits for keys and values, as the whole device does.
-    work_s = rounds * num_key_tiles / splits * key_tile_work_s
-    feed_s = np.maximum(memory_s, chain_s - work_s)
-    return KernelTime(total_s=total_s, compute_s=work_s, memory_s=feed_s, start_s=start_s + fixed_s)
+    return fixed_s
