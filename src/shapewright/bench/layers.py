@@ -78,15 +78,9 @@ def prepare_layer(part: LayerRun, backend: Backend, variant: str) -> Prepared:
 
     def check(found: Any, arguments: tuple[Any, ...]) -> float:
         out, gradients = found if with_gradient else (found, ())
-        if not all(bool(part.isfinite().all()) for part in (out, *gradients)):
+        if not all(bool(tensor.isfinite().all()) for tensor in (out, *gradients)):
             return float("nan")
-        if workload.is_training and (config.hidden_dropout or config.attention_dropout):
-            return 0.0  # what was dropped is not known
-        few = arguments[0].detach()[:1, :_CHECKED_TOKENS].float()
-        wide = {name: weight.detach().float() for name, weight in weights.items()}
-        with torch.no_grad():
-            reference = run_layer(wide, few, make_pass(config, workload, few, num_tokens=few.shape[1]))
-        return relative_error(out.detach()[:1, :_CHECKED_TOKENS], reference)
+        return _error_of_layer(out, arguments[0], weights, part)
 
     def figures() -> dict[str, float]:
         found = _peak(backend, lambda: call(*inputs[0]))
@@ -103,6 +97,20 @@ def prepare_layer(part: LayerRun, backend: Backend, variant: str) -> Prepared:
         tolerance=_LAYER_TOLERANCE[part.dtype],
         figures=figures,
     )
+
+
+def _error_of_layer(out: Any, x: Any, weights: dict[str, Any], part: LayerRun) -> float:
+    """How far the first tokens lie from the same ones in fp32; 0 where what was dropped is not known."""
+    import torch
+
+    config, workload = part.question()
+    if workload.is_training and (config.hidden_dropout or config.attention_dropout):
+        return 0.0
+    few = x.detach()[:1, :_CHECKED_TOKENS].float()
+    wide = {name: weight.detach().float() for name, weight in weights.items()}
+    with torch.no_grad():
+        reference = run_layer(wide, few, make_pass(config, workload, few, num_tokens=few.shape[1]))
+    return relative_error(out.detach()[:1, :_CHECKED_TOKENS], reference)
 
 
 def prepare_step(part: StepRun, backend: Backend) -> Prepared:
