@@ -28,12 +28,11 @@ from shapewright.explorer.api_models import (
 )
 from shapewright.explorer.assets import load_assets, serve_asset
 from shapewright.explorer.guard import Guard
-from shapewright.explorer.job import Job, ask_job
+from shapewright.explorer.job import ask_job
 from shapewright.explorer.known_devices import KnownDevices
 from shapewright.explorer.measured import Measurements
 from shapewright.explorer.openapi import NOT_FOUND, OBJECT, PROBLEMS, QUEUE_FULL, describe_problems
 from shapewright.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
-from shapewright.question import Question
 
 API = "/api/v1"
 # Answers are computed, not waited for: more threads than cores would only take turns.
@@ -42,6 +41,13 @@ _MOST_WAITING = 128  # in the lane of what takes long; a page asks for ten at on
 
 # A page of its own, with its script inside, is for the disk and never for this address.
 _AS_FILE = {"Content-Disposition": 'attachment; filename="report.html"'}
+
+# How the routes that compute something from a job are described.
+_ANSWER: dict[str, Any] = {
+    "responses": {**PROBLEMS, **QUEUE_FULL, 200: {"description": "The answer.", "content": OBJECT}},
+    "response_class": Response,
+    "tags": ["questions"],
+}
 
 
 def create_app(
@@ -83,7 +89,10 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     problems.install(app)
-    _add_questions(app, measured or Measurements(), devices)
+    measured = measured or Measurements()
+    _add_quick_questions(app, measured, devices)
+    _add_slow_questions(app, measured, devices)
+    _add_files(app, devices)
     _add_catalogue(app, devices)
     _add_searches(app, searches, devices)
     _add_page(app)
@@ -96,78 +105,80 @@ def _json(answer: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(answer, allow_nan=False), status_code=status, media_type="application/json")
 
 
-def _add_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) -> None:
-    """Everything that is computed from a job."""
-    how: dict[str, Any] = {
-        "responses": {**PROBLEMS, **QUEUE_FULL, 200: {"description": "The answer.", "content": OBJECT}},
-        "response_class": Response,
-        "tags": ["questions"],
-    }
+def _add_quick_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) -> None:
+    """What a slider asks for at each move."""
 
-    def ask(job: Job) -> Question:
-        return ask_job(job, devices)
-
-    async def slowly(make: Callable[[], Any]) -> Any:
-        """Answer in the lane of what takes long, so that a slider's prediction never waits behind it."""
-        if app.state.slow_lane.statistics().tasks_waiting >= _MOST_WAITING:
-            raise QueueFullError(f"{_MOST_WAITING} questions wait already; ask again in a moment")
-        return await anyio.to_thread.run_sync(make, limiter=app.state.slow_lane)
-
-    @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, operation by operation", **how)
+    @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, operation by operation", **_ANSWER)
     def predict(body: PredictRequest) -> Response:
-        baseline = None if body.baseline is None else ask(body.baseline)
-        return _json(answers.answer_predict(ask(body.job), baseline))
+        baseline = None if body.baseline is None else ask_job(body.baseline, devices)
+        return _json(answers.answer_predict(ask_job(body.job, devices), baseline))
 
-    @app.post(f"{API}/explain", summary="Formula, inputs, source and record of an operation", **how)
+    @app.post(f"{API}/explain", summary="Formula, inputs, source and record of an operation", **_ANSWER)
     def explain(body: ExplainRequest) -> Response:
-        return _json(answers.answer_explain(ask(body.job), body.operation))
+        return _json(answers.answer_explain(ask_job(body.job, devices), body.operation))
 
-    @app.post(f"{API}/tiles", summary="Tiles and waves of one product", **how)
+    @app.post(f"{API}/tiles", summary="Tiles and waves of one product", **_ANSWER)
     def tiles(body: TilesRequest) -> Response:
-        return _json(figures.answer_tiles(ask(body.job), body.operation, body.pass_name, measured))
+        return _json(figures.answer_tiles(ask_job(body.job, devices), body.operation, body.pass_name, measured))
 
-    @app.post(f"{API}/config", summary="The model as a config.json object, in the form that it was read in", **how)
+    @app.post(f"{API}/config", summary="The model as a config.json object, in the form that it was read in", **_ANSWER)
     def config(body: JobRequest) -> Response:
-        return _json(answers.answer_config(ask(body.job)))
+        return _json(answers.answer_config(ask_job(body.job, devices)))
 
-    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **how)
+
+def _add_slow_questions(app: FastAPI, measured: Measurements, devices: KnownDevices) -> None:
+    """What predicts many steps, one question at a time."""
+
+    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **_ANSWER)
     async def check(body: JobRequest) -> Response:
-        return _json(await slowly(lambda: answers.answer_check(ask(body.job))))
+        return _json(await _slowly(app, lambda: answers.answer_check(ask_job(body.job, devices))))
 
-    @app.post(f"{API}/memory", summary="Memory by component and stage, what fits, and remedies", **how)
+    @app.post(f"{API}/memory", summary="Memory by component and stage, what fits, and remedies", **_ANSWER)
     async def memory(body: MemoryRequest) -> Response:
-        return _json(await slowly(lambda: answers.answer_capacity(ask(body.job), body.optimizer)))
+        return _json(await _slowly(app, lambda: answers.answer_capacity(ask_job(body.job, devices), body.optimizer)))
 
-    @app.post(f"{API}/compare", summary="The same job on several devices", **how)
+    @app.post(f"{API}/compare", summary="The same job on several devices", **_ANSWER)
     async def compare(body: CompareRequest) -> Response:
         prices = body.usd_per_hour
-        return _json(await slowly(lambda: answers.answer_compare(body.job, body.devices, prices, devices)))
+        return _json(await _slowly(app, lambda: answers.answer_compare(body.job, body.devices, prices, devices)))
 
-    @app.post(f"{API}/breakdown", summary="Layer, roofline, losses and pipeline as figures", **how)
+    @app.post(f"{API}/breakdown", summary="Layer, roofline, losses and pipeline as figures", **_ANSWER)
     async def breakdown(body: JobRequest) -> Response:
-        return _json(await slowly(lambda: figures.answer_breakdown(ask(body.job))))
+        return _json(await _slowly(app, lambda: figures.answer_breakdown(ask_job(body.job, devices))))
 
-    @app.post(f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **how)
+    @app.post(
+        f"{API}/sweep", summary="Throughput over one field, with wave ends, alignment classes and crests", **_ANSWER
+    )
     async def sweep(body: SweepRequest) -> Response:
         wanted = body.field, body.measure, body.values
-        return _json(await slowly(lambda: sweeps.answer_sweep(ask(body.job), *wanted, measured)))
+        return _json(await _slowly(app, lambda: sweeps.answer_sweep(ask_job(body.job, devices), *wanted, measured)))
 
-    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **how)
+    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **_ANSWER)
     async def heat_map(body: JobRequest) -> Response:
-        return _json(await slowly(lambda: sweeps.answer_heat(ask(body.job))))
+        return _json(await _slowly(app, lambda: sweeps.answer_heat(ask_job(body.job, devices))))
 
-    page_how = {**how, "responses": {**PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
+
+def _add_files(app: FastAPI, devices: KnownDevices) -> None:
+    """Answers to keep: a page and a table."""
+    page_how = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "One file.", "content": {"text/html": {}}}}}
 
     @app.post(f"{API}/report.html", summary="The case for or against the shape, as one self-contained page", **page_how)
     async def report(body: JobRequest) -> Response:
-        page = await slowly(lambda: answers.answer_report(ask(body.job)))
+        page = await _slowly(app, lambda: answers.answer_report(ask_job(body.job, devices)))
         return Response(page, media_type="text/html", headers=_AS_FILE)
 
-    csv_how = {**how, "responses": {**PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
+    csv_how = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "Rows.", "content": {"text/csv": {}}}}}
 
     @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_how)
     def operations(body: JobRequest) -> Response:
-        return Response(answers.answer_csv(ask(body.job)), media_type="text/csv")
+        return Response(answers.answer_csv(ask_job(body.job, devices)), media_type="text/csv")
+
+
+async def _slowly(app: FastAPI, make: Callable[[], Any]) -> Any:
+    """Answer in the lane of what takes long, so that a slider's prediction never waits behind it."""
+    if app.state.slow_lane.statistics().tasks_waiting >= _MOST_WAITING:
+        raise QueueFullError(f"{_MOST_WAITING} questions wait already; ask again in a moment")
+    return await anyio.to_thread.run_sync(make, limiter=app.state.slow_lane)
 
 
 def _add_catalogue(app: FastAPI, known: KnownDevices) -> None:
