@@ -42,8 +42,16 @@ def say(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("command", ["predict", "check", "memory"])
 @pytest.mark.parametrize(
     ("fields", "flags"),
-    [({}, []), ({"software": "fsdp-2023"}, ["--software", "fsdp-2023"]), ({"uncalibrated": True}, ["--uncalibrated"])],
-    ids=["usual", "software", "uncalibrated"],
+    [
+        ({}, []),
+        ({"software": "fsdp-2023"}, ["--software", "fsdp-2023"]),
+        ({"uncalibrated": True}, ["--uncalibrated"]),
+        (
+            {"node_size": 4, "network_gbit_per_s": 100, "layout": {"data_parallel": 8}},
+            ["--node-size", "4", "--network-gbit-per-s", "100", "--dp", "8"],
+        ),
+    ],
+    ids=["usual", "software", "uncalibrated", "nodes"],
 )
 def test_answers_are_those_of_the_commands(
     command: str, fields: dict[str, Any], flags: list[str], client: TestClient, capsys: pytest.CaptureFixture[str]

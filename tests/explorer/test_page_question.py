@@ -41,6 +41,19 @@ def test_training_software_is_chosen(open_page: Callable[..., Any]) -> None:
     expect(page.locator("#software")).to_be_hidden()
 
 
+def test_nodes_are_given(open_page: Callable[..., Any]) -> None:
+    """The title says in which nodes the device stands; a reload keeps it, and an empty field takes it back."""
+    page = open_page()
+    page.fill("#node_size", "4")
+    page.keyboard.press("Tab")
+    expect(page.locator("#title")).to_contain_text("nodes of 4")
+    reload(page)
+    expect(page.locator("#title")).to_contain_text("nodes of 4")
+    page.fill("#node_size", "")
+    page.keyboard.press("Tab")
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+
+
 def test_sliding_shows_soon_and_can_be_undone(open_page: Callable[..., Any]) -> None:
     """A slider moves the verdict; its moves are one step to undo; the number field takes what the slider does not."""
     page = open_page()

@@ -27,6 +27,7 @@ from shapewright.report.gather_review import gather_review
 from shapewright.report.page import render_page
 from shapewright.report.prediction_json import operation_to_json, prediction_to_json
 from shapewright.report.prediction_text import describe, operation_columns, verdict
+from shapewright.report.question_json import question_to_json
 from shapewright.units import format_percent
 
 if TYPE_CHECKING:
@@ -120,8 +121,7 @@ def answer_check(question: Question) -> Answer:
     report = check_model(question.config, **question.terms)
     return {
         **to_json(report),
-        "source": question.model.source,
-        "notes": list(question.notes),
+        **question_to_json(question),
         "text": {
             "findings": [finding_words(finding) for finding in report.findings],
             "better_shapes": columns_to_json(better_shape_columns(report.better_shapes)),
@@ -140,7 +140,7 @@ def answer_capacity(question: Question, optimizer: str = "adamw") -> Answer:
 def answer_compare(job: Job, names: Sequence[str], usd_per_hour: dict[str, float], devices: KnownDevices) -> Answer:
     """What ``compare --json`` prints, with its text."""
     fields = job_fields(job)
-    compared = [devices.named(name) for name in names]
+    compared = [devices.named(name, **job.nodes) for name in names]
     found = compare(
         read_job_model(job),
         devices=compared,

@@ -85,12 +85,23 @@ class Job(Part):
     device: Name = Field(description="name or alias of a device, see /devices")
     workload: WorkloadFields = Field(default_factory=WorkloadFields)  # type: ignore[valid-type]
     layout: LayoutFields = Field(default_factory=LayoutFields)  # type: ignore[valid-type]
+    node_size: int | None = Field(
+        default=None, strict=True, description="devices of one of your nodes; null for its own"
+    )
+    network_gbit_per_s: float | None = Field(
+        default=None, description="network between your nodes, for each device and in one direction; null for its own"
+    )
     uncalibrated: bool = Field(default=False, strict=True, description="price from the data sheet and siblings alone")
     software: Name = Field(
         default=TUNED,
         description="training software that runs it",
         json_schema_extra={"enum": list(software_names())},
     )
+
+    @property
+    def nodes(self) -> dict[str, Any]:
+        """Nodes that the devices stand in, as KnownDevices.named takes them."""
+        return {"node_size": self.node_size, "network_gbit_per_s": self.network_gbit_per_s}
 
 
 def read_job_model(job: Job) -> Model:
@@ -125,7 +136,7 @@ def ask_job(job: Job, devices: KnownDevices) -> Question:
     """
     question = ask(
         read_job_model(job),
-        devices.named(job.device),
+        devices.named(job.device, **job.nodes),
         workload=_without_none(job.workload),
         layout=_without_none(job.layout),
         uncalibrated=job.uncalibrated,

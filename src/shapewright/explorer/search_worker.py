@@ -52,7 +52,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     job = Job.model_validate(request["job"])
     fields = job_fields(job)
     devices = KnownDevices(request["calibration"])
-    device = devices.named(job.device)
+    device = devices.named(job.device, **job.nodes)
     result = search(
         read_job_model(job),
         device=device,

@@ -1,6 +1,6 @@
 // The question's form: every field of model, workload and layout, made from what the server says of each.
 import { byId, fill, h } from "./dom.js";
-import { change, isTraining, state } from "./state.js";
+import { change, isTraining, NODES, state } from "./state.js";
 
 const SHAPE = [
   "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
@@ -34,6 +34,7 @@ export function makeControls(about) {
     next.overrides = {};
   }));
   byId("device").addEventListener("change", (event) => change((next) => { next.device = event.target.value; }));
+  for (const name of NODES) byId(name).addEventListener("change", ({ target }) => change((next) => { next[name] = target.value === "" ? null : Number(target.value); }));
   byId("uncalibrated").addEventListener("change", (event) => change((next) => { next.uncalibrated = event.target.checked; }));
   byId("reset").addEventListener("click", () => change((next) => Object.assign(next, { overrides: {}, workload: {}, layout: {} })));
   for (const group of Object.keys(GROUPS)) {
@@ -127,6 +128,7 @@ export function showControls(answer) {
   preset.querySelector("option[value='']")?.remove();
   if (!now.preset) preset.prepend(h("option", { value: "", selected: true }, now.config ? "pasted config" : "fields alone"));
   if (byId("device").value !== answer.device.name) byId("device").value = answer.device.name;
+  for (const name of NODES) byId(name).value = now[name] ?? "";
   byId("uncalibrated").checked = now.uncalibrated;
   showSoftware();
   const all = { model: answer.config, workload: answer.workload, layout: answer.layout };

@@ -67,9 +67,9 @@ function makeTools() {
   byId("redo").addEventListener("click", redo);
   byId("pin").addEventListener("click", () => change((next) => { next.pin = next.pin ? null : structuredClone(job(next)); }));
   byId("swap").addEventListener("click", () => change((next) => {
-    const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, uncalibrated = false, software = "tuned" } = next.pin;
+    const { preset = null, config = null, overrides = {}, device, workload = {}, layout = {}, node_size = null, network_gbit_per_s = null, uncalibrated = false, software = "tuned" } = next.pin;
     next.pin = structuredClone(job(next));
-    Object.assign(next, { preset, config, overrides, device, workload, layout, uncalibrated, software });
+    Object.assign(next, { preset, config, overrides, device, workload, layout, node_size, network_gbit_per_s, uncalibrated, software });
   }));
   byId("appearance").addEventListener("click", () => {
     const next = isDark() ? "light" : "dark";

@@ -7,11 +7,15 @@ const START = {
   device: "a100-sxm-40gb",
   workload: {},
   layout: {},
+  node_size: null,
+  network_gbit_per_s: null,
   uncalibrated: false,
   software: "tuned",
   view: {},
   pin: null,
 };
+/** What a question may change of the machines around a device. */
+export const NODES = ["node_size", "network_gbit_per_s"];
 const GROUPS = { m: "overrides", w: "workload", l: "layout", v: "view" };
 const MOST_STEPS = 200;
 // Moves of one slider within this time are one step to undo.
@@ -29,7 +33,8 @@ export const state = () => now;
 export function job(from = now) {
   const { config, overrides, device, workload, layout, uncalibrated, software } = from;
   const model = config ? { config } : from.preset ? { preset: from.preset } : {};
-  return { ...model, overrides, device, workload, layout, uncalibrated, ...(isTraining(from) ? { software } : {}) };
+  const nodes = Object.fromEntries(NODES.filter((name) => from[name] !== null).map((name) => [name, from[name]]));
+  return { ...model, overrides, device, ...nodes, workload, layout, uncalibrated, ...(isTraining(from) ? { software } : {}) };
 }
 
 /** Whether a step of training is asked for: only training has training software. */
@@ -100,6 +105,7 @@ function write(from) {
   if (from.config) words.set("config", JSON.stringify(from.config));
   else if (from.preset) words.set("preset", from.preset);
   words.set("device", from.device);
+  for (const name of NODES) if (from[name] !== null) words.set(name, String(from[name]));
   if (from.uncalibrated) words.set("uncalibrated", "1");
   if (from.software !== START.software) words.set("software", from.software);
   for (const [letter, group] of Object.entries(GROUPS)) {
@@ -127,6 +133,7 @@ export function readAddress() {
   next.config = isObject(config) ? config : null;
   next.preset = next.config ? null : words.get("preset") || (words.has("config") ? START.preset : null);
   next.device = words.get("device") || START.device;
+  for (const name of NODES) next[name] = words.has(name) && Number.isFinite(Number(words.get(name))) ? Number(words.get(name)) : null;
   next.uncalibrated = words.get("uncalibrated") === "1";
   next.software = words.get("software") || START.software;
   for (const [key, text] of words) {
