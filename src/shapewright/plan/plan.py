@@ -14,7 +14,7 @@ from shapewright.perf.software import TUNED, Software, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import explore
 from shapewright.plan.findings import Choice, Findings, Tally
-from shapewright.plan.refusal import refuse_nothing
+from shapewright.plan.refusal import refuse_if_none_fits
 from shapewright.plan.remarks import say_batch, say_reduction, say_software
 from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
@@ -171,7 +171,7 @@ def plan_job(
         progress=progress,
     )
     if findings.is_complete:
-        refuse_nothing(config, device, workload, request, findings, optimizer)
+        refuse_if_none_fits(config, device, workload, request, findings, optimizer)
     plans = _make_plans(findings, config, device, workload, request, stack, uncalibrated=uncalibrated)
     return PlanResult(
         config=config,

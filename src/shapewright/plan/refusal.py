@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MOST_DOUBLINGS = 12
 
 
-def refuse_nothing(
+def refuse_if_none_fits(
     config: TransformerConfig,
     device: Device,
     workload: Workload,
