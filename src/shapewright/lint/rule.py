@@ -54,8 +54,8 @@ class Violation:
         severity_at_most: Set where the cost rests on a default that nobody chose.
         has_cost: Whether the repairs' gain is what the violation costs; False where they change the question, as a
             shorter sequence does.
-        most_cost_fraction: The most that the violation can cost of a step, where repairs gain by more than mending it,
-            as fewer stages do that are uneven no more.
+        most_cost_fraction: The most of a step that the violation can cost, where repairs do more than mend it: fewer
+            pipeline stages are not only even again, they also wait less.
     """
 
     field: str

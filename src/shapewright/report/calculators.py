@@ -39,7 +39,7 @@ def parameters_to_json(config: TransformerConfig) -> dict[str, Any]:
         "total": counts.total,
         "active": counts.active,
         "non_embedding": counts.non_embedding,
-        "components": [_term_to_json(term) for term in explain_parameters(config)],
+        "components": [asdict(term) for term in explain_parameters(config)],
     }
 
 
@@ -67,7 +67,7 @@ def flops_to_json(found: FlopsPerToken, budget: TrainingBudget | None) -> dict[s
         "config": asdict(found.config),
         "seq_len": found.seq_len,
         "recompute": found.recompute,
-        "per_token": [_term_to_json(term) for term in found.terms],
+        "per_token": [asdict(term) for term in found.terms],
         "conventions": {
             name: {
                 "formula": CONVENTIONS[name].formula,
@@ -199,7 +199,3 @@ def _print_terms(terms: Sequence[Term], console: Console, *, explains: bool, tot
         Column("in numbers", rank=3, is_text=True),
     )
     print_table(columns_of(rows, headings), console)
-
-
-def _term_to_json(term: Term) -> dict[str, Any]:
-    return asdict(term)
