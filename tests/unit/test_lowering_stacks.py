@@ -52,6 +52,7 @@ def test_biases_have_gradients_where_their_layers_are() -> None:
     (dense,) = named(operations, "mlp.bias_gradient", "backward")
     (experts,) = named(operations, "moe.bias_gradient", "backward")
     assert (dense.repeats, experts.repeats) == (4, 2)
+    assert dense.num_kernels == 2  # of the first product and of the second
 
 
 def test_orthogonalization_knows_no_scores() -> None:
@@ -62,6 +63,15 @@ def test_orthogonalization_knows_no_scores() -> None:
         steps.append([one for one in lower(TransformerConfig(**SMALL), workload, SINGLE) if one.pass_name == "step"])
     assert steps[0] == steps[1]
     assert any(one.kind == "gemm" for one in steps[0])
+
+
+def test_layers_without_attention_to_the_encoder_send_less_to_the_host() -> None:
+    """Encoder and decoder of T5 offload what each saves; a decoder layer attends twice, and saves more."""
+    operations = lower(T5, replace(TRAINING, offload_activations=True), SINGLE)
+    (encoder,) = named(operations, "encoder.activations.to_host")
+    (decoder,) = named(operations, "activations.to_host")
+    assert (encoder.repeats, decoder.repeats) == (4, 6)
+    assert encoder.message_bytes < decoder.message_bytes
 
 
 def test_narrow_embeddings_move_few_bytes() -> None:

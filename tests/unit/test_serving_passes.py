@@ -9,6 +9,7 @@ import pytest
 
 from shapewright.adding_up import StepTimes
 from shapewright.layout import ParallelLayout
+from shapewright.lowering.flops import sum_flops
 from shapewright.question import ask
 from shapewright.serving import ServingFormat, ServingRequest, Speculation
 from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, aggregated_candidates
@@ -25,18 +26,21 @@ from shapewright.serving.disaggregated import (
     transfer_span,
 )
 from shapewright.serving.instance import Instance
+from shapewright.serving.passes import Passes
 from shapewright.serving.point import Span
 
 TWO_AT_HALF = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1)
 BF16 = ServingFormat("bf16", "bf16", "bf16")
 
 
-def make_instance(degrees: dict[str, int] | None = None, **given: Any) -> Instance:
-    """Llama-3-8B on H100s."""
-    question = ask("llama-3-8b", "h100-sxm-80gb", workload={"phase": "prefill"})
+def make_instance(
+    degrees: dict[str, int] | None = None, model: str = "llama-3-8b", formats: ServingFormat = BF16, **given: Any
+) -> Instance:
+    """One copy of a model on H100s."""
+    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill"})
     request = ServingRequest(**{"prompt_len": 4000, "output_len": 101, **given})
     layout = ParallelLayout(**(degrees or {}))
-    return Instance(question.config, question.device, question.workload, layout, BF16, request)
+    return Instance(question.config, question.device, question.workload, layout, formats, request)
 
 
 def times_of(step_s: float) -> StepTimes:
@@ -132,3 +136,51 @@ def test_caches_travel_by_the_link_that_joins_the_devices() -> None:
             span = transfer_span(instance, num_devices)
             assert span is not None
             assert sent_bytes / rate < span.middle_s < 2 * sent_bytes / rate
+
+
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-2b"])
+def test_a_mixed_pass_multiplies_what_its_parts_do(model: str, attention: str) -> None:
+    """FLOPs of 16 decoding sequences and two prompts of 512 add up, without the logits of prompts that go on."""
+    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill", "attention": attention})
+    passes = Passes(question.config, question.device, question.workload, ParallelLayout())
+    decode, prefill = passes.decode(16, 2000), passes.prefill(2, 512, 1024 if attention == "flash" else 0)
+    mixed = passes.mixed(decode, prefill)
+    logits = [one for one in prefill.operations if one.stage == "last"]
+
+    assert sum_flops(mixed.operations, ("forward",)) == pytest.approx(
+        sum(sum_flops(each, ("forward",)) for each in (decode.operations, prefill.operations))
+        - sum_flops(logits, ("forward",))
+    )
+
+
+def test_formats_and_blocks_of_a_cache_by_hand() -> None:
+    """32 layers x 2 x 8 heads x 128 numbers a token: 2 bytes each in bf16, 1 in fp8; 1,001 tokens take whole blocks."""
+    narrow = ServingFormat("bf16", "int4", "fp8")
+    for formats, width in ((BF16, 2), (narrow, 1)):
+        for block in (16, 64):
+            instance = make_instance(formats=formats, block_tokens=block)
+            assert instance.cache_bytes(1001) == (-(-1001 // block) * block * 65_536 * width,)
+    weights = [make_instance(formats=formats).stage_estimates(2048)[0].weights_bytes for formats in (BF16, narrow)]
+    assert 0.25 < weights[1] / weights[0] < 0.4  # a quarter, with scales, and the embedding and logits as they are
+
+
+def test_the_fullest_stage_holds_what_an_instance_holds() -> None:
+    """Of 32 layers on three stages two have eleven: sequences are those that fit there; short ones are more."""
+    instance = make_instance({"pipeline_parallel": 3})
+    caches, free = instance.cache_bytes(4101), instance.free_bytes(2048)
+    fitting = [int(room // cache) for room, cache in zip(free, caches, strict=True)]
+    assert len(set(fitting)) > 1
+    assert instance.most_sequences(2048) == min(fitting)
+    assert instance.cache_tokens(2048) // 4101 == min(fitting)
+    assert instance.most_sequences(2048, 2050) == pytest.approx(2 * min(fitting), rel=0.01)
+
+
+def test_replicas_of_an_instance_hold_as_much_each() -> None:
+    """Mixtral with a replica of attention on each of two devices: two streams, and twice the tokens of one replica."""
+    instance = make_instance({"data_parallel": 2, "expert_parallel": 2}, model="mixtral-8x7b")
+    assert instance.num_streams == 2
+    assert instance.cache_tokens(2048) // 4101 in {
+        2 * instance.most_sequences(2048),
+        2 * instance.most_sequences(2048) + 1,
+    }
