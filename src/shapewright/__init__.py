@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shapewright.config import TransformerConfig as TransformerConfig
     from shapewright.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
+    from shapewright.hardware import with_nodes as with_nodes
     from shapewright.layout import ParallelLayout as ParallelLayout
     from shapewright.perf.calibration_file import calibrated_device as calibrated_device
     from shapewright.workload import Workload as Workload
@@ -47,6 +48,7 @@ _HOMES = {
     "search": "shapewright.api",
     "serve_plan": "shapewright.api",
     "sweep": "shapewright.api",
+    "with_nodes": "shapewright.hardware",
 }
 
 __all__ = [
@@ -65,6 +67,7 @@ __all__ = [
     "search",
     "serve_plan",
     "sweep",
+    "with_nodes",
 ]
 
 

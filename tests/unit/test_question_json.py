@@ -10,7 +10,6 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.config import TransformerConfig
-from shapewright.hardware import load_device, with_nodes
 
 # A knob of every kind, most of them off their default.
 JOB = (
@@ -37,7 +36,7 @@ def ask_again(facts: dict[str, Any]) -> float:
     nodes = {name: device[name] for name in NODES}
     return shapewright.predict(
         TransformerConfig(**config),
-        device=with_nodes(load_device(device["name"]), **nodes),
+        device=shapewright.with_nodes(device["name"], **nodes),
         workload=facts["workload"],
         layout=layout,
     ).step_time_s

@@ -53,22 +53,25 @@ def check_units(num_devices: int, device: Device, *, words: str = "") -> None:
 
 
 def with_nodes(
-    device: Device, *, node_size: int | None = None, inter_node_bandwidth_bytes_per_s: float | None = None
+    device: Device | str, *, node_size: int | None = None, inter_node_bandwidth_bytes_per_s: float | None = None
 ) -> Device:
     """The same device in nodes of another size, or on another network, than in the reference system of its file.
 
     Args:
-        device: The device.
+        device: The device, or its name, alias or file.
         node_size: Devices of a node, joined by the link of its file, or without one by PCIe; None for as many as there.
         inter_node_bandwidth_bytes_per_s: Network per device, one direction; None for that of its file. [byte/s]
 
     Raises:
         DeviceError: no node is of that size, or no network that fast or slow.
 
-    >>> from shapewright.hardware import load_device
-    >>> with_nodes(load_device("rtx-4090"), node_size=8, inter_node_bandwidth_bytes_per_s=12.5e9).title
+    >>> with_nodes("rtx-4090", node_size=8, inter_node_bandwidth_bytes_per_s=12.5e9).title
     'NVIDIA GeForce RTX 4090 (nodes of 8, network of 100 Gb/s each)'
     """
+    if isinstance(device, str):
+        from shapewright.hardware.loader import load_device
+
+        device = load_device(device)
     changes: dict[str, Any] = {}
     if node_size is not None:
         if isinstance(node_size, bool) or not isinstance(node_size, int) or not 1 <= node_size <= _LARGEST_NODE:
