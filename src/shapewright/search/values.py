@@ -83,11 +83,7 @@ class FieldValues:
         if "width" not in self.free:
             return [own]
         low, high = (own * factor for factor in _WIDTH_RANGE)
-        unit = _UNIT * self.layout.tensor_parallel
-        while (high - low) / unit > _MOST_WIDTHS:
-            unit *= 2
-        while (high - low) / unit < _FEWEST_WIDTHS and unit > _HEAD_UNIT:
-            unit //= 2
+        unit = _spacing(high - low, _UNIT * self.layout.tensor_parallel, _MOST_WIDTHS)
         return _multiples(low, high, unit, own)
 
     def _heads_at(self, width: int) -> Iterator[tuple[int, int]]:
@@ -165,11 +161,7 @@ class FieldValues:
         own_ratio = measure_shape(config)["ffn_ratio"]
         smallest = own * max(low / own_ratio, 0.5) * widths[0] / config.hidden_size
         largest = own * min(high / own_ratio, 2.0) * widths[-1] / config.hidden_size
-        unit = _UNIT * self.layout.tensor_parallel
-        while (largest - smallest) / unit > _MOST_FFN:
-            unit *= 2
-        while (largest - smallest) / unit < _FEWEST_WIDTHS and unit > _HEAD_UNIT:
-            unit //= 2
+        unit = _spacing(largest - smallest, _UNIT * self.layout.tensor_parallel, _MOST_FFN)
         return _multiples(smallest, largest, unit, own)
 
     def depth(self) -> list[int]:
@@ -203,6 +195,15 @@ class FieldValues:
         if "micro_batch" not in self.free:
             return [own]
         return sorted({own, *(2**power for power in range(_LARGEST_MICRO_BATCH_SIZE.bit_length()))})
+
+
+def _spacing(reach: float, unit: int, most: int) -> int:
+    """Distance of neighbouring widths: the unit, doubled while values would be too many, halved while too few."""
+    while reach / unit > most:
+        unit *= 2
+    while reach / unit < _FEWEST_WIDTHS and unit > _HEAD_UNIT:
+        unit //= 2
+    return unit
 
 
 def _multiples(low: float, high: float, unit: int, own: int) -> list[int]:
