@@ -10,12 +10,13 @@ import pytest
 from shapewright.config import TransformerConfig
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Operation
+from shapewright.operations import Attention, Operation
 from shapewright.workload import Workload
 
 SINGLE = ParallelLayout()
 TRAINING = Workload(seq_len=64, micro_batch_size=2)
 SMALL: dict[str, Any] = {"hidden_size": 128, "num_heads": 4, "num_layers": 6, "vocab_size": 512}
+ATTENTIONS = ("encoder.attention.fused", "attention.fused", "cross_attention.fused")
 T5 = TransformerConfig(**SMALL, stack="encoder-decoder", num_encoder_layers=4)
 
 
@@ -29,6 +30,30 @@ def test_selective_recomputation_takes_every_attention() -> None:
     operations = lower(T5, replace(TRAINING, recompute="selective"), SINGLE)
     again = {one.name: one.repeats for one in operations if one.pass_name == "recompute" and one.kind == "attention"}
     assert again == {"encoder.attention.fused": 4, "attention.fused": 6, "cross_attention.fused": 6}
+
+
+def test_stages_hold_both_stacks_and_masks_only_the_decoder() -> None:
+    """Of 4 encoder and 6 decoder layers the fullest of three stages has two each; the decoder masks its own scores."""
+    operations = lower(T5, replace(TRAINING, global_batch_size=12), ParallelLayout(pipeline_parallel=3))
+    masked = {
+        one.name: (one.repeats, one.causal)
+        for one in operations
+        if isinstance(one, Attention) and one.pass_name == "forward"
+    }
+    assert masked == dict(zip(ATTENTIONS, ((12, False), (12, True), (12, False)), strict=True))
+
+
+def test_a_prompt_goes_through_the_encoder() -> None:
+    """Prefill encodes 64 tokens, and the decoder runs its start token alone, which attends to them."""
+    operations = lower(T5, Workload(phase="prefill", seq_len=64), SINGLE)
+    lengths = {one.name: (one.query_len, one.kv_len) for one in operations if isinstance(one, Attention)}
+    assert lengths == dict(zip(ATTENTIONS, ((64, 64), (1, 1), (1, 64)), strict=True))
+
+
+def test_activations_around_tf32_products_are_fp32() -> None:
+    """TF32 is how products run; what norms read has 4 bytes a number."""
+    (norm,) = named(lower(TransformerConfig(**SMALL), replace(TRAINING, dtype="tf32"), SINGLE), "norm")
+    assert (norm.dtype, norm.read_bytes) == ("fp32", 4 * 2 * 64 * 128)
 
 
 def test_chosen_modules_run_again_in_both_stacks() -> None:
