@@ -159,3 +159,27 @@ def test_unfused_decode_reads_a_window_and_unfused_prefill_whole_squares() -> No
     (one,) = named(lower(windowed, decode, SINGLE), "attention.score")
     (many,) = named(lower(windowed, prefill, SINGLE), "attention.score")
     assert (one.n, many.n) == (16, 100)
+
+
+def test_experts_get_back_what_they_were_sent() -> None:
+    """Rows return as many as they went, also where devices that share an expert gather them; both see own tokens."""
+    config = TransformerConfig(
+        **SMALL, num_experts=4, num_experts_per_token=2, shared_expert_intermediate_size=64, expert_bias=True
+    )
+    layout = ParallelLayout(
+        tensor_parallel=4, data_parallel=2, sequence_parallel=True, expert_parallel=4, expert_tensor_parallel=2
+    )
+    operations = lower(config, replace(TRAINING, global_batch_size=4, fused_experts=False), layout)
+    (sent,) = named(operations, "moe.dispatch.alltoall")
+    (back,) = named(operations, "moe.combine.alltoall")
+    (router,) = named(operations, "moe.router")
+    assert sent.message_bytes == back.message_bytes == 2 * 64 // 4 * 2 * 128 * 2
+    assert router.m == 2 * 64 // 4
+    # Whole experts of a group of four: one each, with two kernels in each direction for its bias.
+    (scaled,) = named(operations, "moe.scaled_bias_gradient", "backward")
+    assert scaled.num_kernels == 4
+    # The shared expert is cut over the tensor axis, and gathers tokens that the routed experts do not have whole.
+    apart = {one.name for one in operations if one.kind == "collective" and one.name.startswith("shared_expert")}
+    alone = lower(config, TRAINING, ParallelLayout(tensor_parallel=4, sequence_parallel=True))
+    assert apart
+    assert not [one for one in alone if one.kind == "collective" and one.name.startswith("shared_expert")]
