@@ -183,3 +183,10 @@ def test_experts_get_back_what_they_were_sent() -> None:
     alone = lower(config, TRAINING, ParallelLayout(tensor_parallel=4, sequence_parallel=True))
     assert apart
     assert not [one for one in alone if one.kind == "collective" and one.name.startswith("shared_expert")]
+
+
+@pytest.mark.parametrize(("stack", "causal"), [("encoder", False), ("decoder", True)])
+def test_an_encoder_sees_both_sides(stack: str, causal: bool) -> None:
+    """Each token of an encoder attends to all, each of a decoder to those before it."""
+    operations = lower(TransformerConfig(**SMALL, stack=stack), TRAINING, SINGLE)
+    assert [one.causal for one in named(operations, "attention.fused")] == [causal]
