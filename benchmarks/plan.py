@@ -69,16 +69,18 @@ def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[
     from shapewright.perf import pricing
     from shapewright.plan import PlanRequest
     from shapewright.plan.engine import explore
+    from shapewright.plan.job import PlanJob
     from shapewright.predict import predict
     from shapewright.question import ask
 
     workload = {"seq_len": seq_len, "global_batch_size": 2048}
     question = ask(model, device, workload=workload)
     request = PlanRequest(num_devices=gpus)
+    job = PlanJob(config=question.config, device=question.device, workload=question.workload, request=request)
     seconds, processor = [], []
     for _ in range(2):
         start_s, start_processor_s = time.perf_counter(), time.process_time()
-        findings = explore(question.config, question.device, question.workload, request)
+        findings = explore(job)
         seconds.append(time.perf_counter() - start_s)
         processor.append(time.process_time() - start_processor_s)
     predictions, estimates = [], []

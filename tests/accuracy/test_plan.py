@@ -17,6 +17,7 @@ from shapewright.layout import ParallelLayout
 from shapewright.perf.software import load_software
 from shapewright.plan import PlanRequest, plan_job
 from shapewright.plan.engine import explore
+from shapewright.plan.job import PlanJob
 from shapewright.predict import predict
 
 # Every so many different jobs are looked at: a few dozen, of all sources.
@@ -51,9 +52,14 @@ def test_no_published_layout_beats_the_best_plan(runs: list[PublishedRun]) -> No
         held = plan_job(
             run.config, device=run.device, workload=run.workload, request=request, software=run.software
         ).plans
-        free = explore(
-            run.config, run.device, run.workload, replace(request, kept={}), software=load_software(run.software)
+        job = PlanJob(
+            config=run.config,
+            device=run.device,
+            workload=run.workload,
+            request=replace(request, kept={}),
+            software=load_software(run.software),
         )
+        free = explore(job)
 
         assert [plan.prediction.step_time_s for plan in held] == [published.step_time_s]
         assert free.best["step_s"][0] <= published.step_time_s * (1.0 + 1e-9)

@@ -16,12 +16,13 @@ from shapewright.config import TransformerConfig
 from shapewright.errors import ShapewrightError
 from shapewright.hardware import Device, load_device
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
-from shapewright.memory import estimate_memory, find_recipe
+from shapewright.memory import estimate_memory
 from shapewright.perf.software import load_software, software_names
 from shapewright.plan import PlanRequest, break_down, offload_choices
 from shapewright.plan import findings as plan_findings
 from shapewright.plan.engine import explore
 from shapewright.plan.findings import Findings
+from shapewright.plan.job import PlanJob
 from shapewright.plan.timeline import SIMULATED_SCHEDULES
 from shapewright.predict import predict
 from shapewright.question import ask
@@ -34,7 +35,7 @@ LIMITLESS_BYTES = 1e18
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequest]:
+def jobs(draw: st.DrawFn) -> PlanJob:
     """A model, a device of endless memory, a batch and a number of devices."""
     device = replace(load_device(draw(st.sampled_from(DEVICES))), memory_bytes=LIMITLESS_BYTES)
     workload = {
@@ -55,30 +56,31 @@ def jobs(draw: st.DrawFn) -> tuple[TransformerConfig, Device, Workload, PlanRequ
         {"pipeline_schedule": PIPELINE_SCHEDULES, "zero_stage": (0, 1, 2, 3)},
     )
     kept = draw(st.sampled_from(asked))
-    request = PlanRequest(num_devices=num_devices, objective=objective, kept=kept)
-    return question.config, device, question.workload, request
+    return PlanJob(
+        config=question.config,
+        device=device,
+        workload=question.workload,
+        request=PlanRequest(num_devices=num_devices, objective=objective, kept=kept),
+        software=load_software(draw(st.sampled_from(software_names()))),
+    )
 
 
 @settings(max_examples=15, deadline=None)
-@given(jobs(), st.sampled_from(software_names()), st.randoms(use_true_random=False))
-def test_arrays_equal_predictions_one_by_one(
-    job: tuple[TransformerConfig, Device, Workload, PlanRequest], software: str, random: Any
-) -> None:
+@given(jobs(), st.randoms(use_true_random=False))
+def test_arrays_equal_predictions_one_by_one(job: PlanJob, random: Any) -> None:
     """Step time and memory of any plan are those of predict and memory; the parts of its step add up to it."""
-    config, device, workload, request = job
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_findings, "_KEPT", 10**9)
-        recipe = find_recipe(workload.optimizer, workload.dtype)
-        findings = explore(config, device, workload, request, recipe=recipe, software=load_software(software))
+        findings = explore(job)
     num_plans = len(findings.best["step_s"])
     assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
     for row in random.sample(range(num_plans), min(num_plans, 12)):
         choice = findings.choice(findings.best, row)
-        own = replace(workload, **choice.chosen_workload)
-        prediction = predict(config, device=device, workload=own, layout=choice.layout, software=software)
+        own = replace(job.workload, **choice.chosen_workload)
+        prediction = predict(job.config, device=job.device, workload=own, layout=choice.layout, software=job.software)
         assert choice.layout.num_devices == choice.num_devices
         assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
-        needed_bytes = estimate_memory(config, own, choice.layout).total_bytes
+        needed_bytes = estimate_memory(job.config, own, choice.layout).total_bytes
         assert findings.best["bytes"][row] == pytest.approx(needed_bytes, rel=1e-9)
         assert sum(break_down(prediction).parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
 
@@ -88,8 +90,14 @@ def test_plans_of_a_device_that_nobody_measured_are_its_predictions(name: str) -
     """Products, experts, collectives and the rest are all priced as if the device had no record."""
     workload = {"seq_len": 2048, "global_batch_size": 16}
     question = ask(name, replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES), workload=workload)
-    job: Any = (question.config, question.device, question.workload)
-    findings = explore(*job, PlanRequest(num_devices=4, objective="memory"), uncalibrated=True)
+    job = PlanJob(
+        config=question.config,
+        device=question.device,
+        workload=question.workload,
+        request=PlanRequest(num_devices=4, objective="memory"),
+        uncalibrated=True,
+    )
+    findings = explore(job)
     assert len(findings.best["step_s"]) > 10
     for row in range(0, len(findings.best["step_s"]), 5):
         choice = findings.choice(findings.best, row)
@@ -171,10 +179,10 @@ def test_best_is_the_best_of_all(name: str) -> None:
     device = replace(load_device("h100-sxm-80gb"), memory_bytes=4e9)
     workload = Workload(seq_len=4096, micro_batch_size=1, global_batch_size=4)
     plans = np.array(list(every_plan(config, device, workload, 4)))
-    found: dict[str, Findings] = {
-        objective: explore(config, device, workload, PlanRequest(num_devices=4, objective=objective))
-        for objective in ("time", "memory")
-    }
+    found: dict[str, Findings] = {}
+    for objective in ("time", "memory"):
+        request = PlanRequest(num_devices=4, objective=objective)
+        found[objective] = explore(PlanJob(config=config, device=device, workload=workload, request=request))
 
     assert found["time"].tally.num_fitting == len(plans) < found["time"].tally.num_plans
     assert found["time"].best["step_s"][0] == pytest.approx(plans[:, 0].min(), rel=1e-9)

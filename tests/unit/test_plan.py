@@ -92,6 +92,9 @@ def test_optimizer_counts_for_memory() -> None:
     keep = {"layout": {"tensor_parallel": 8, "pipeline_parallel": 1, "zero_stage": 0}, "top": 1}
     usual, narrow = small_plan(**keep), small_plan(**keep, optimizer="adamw-8bit")
     assert narrow.plans[0].total_bytes < usual.plans[0].total_bytes - 4 * 8e9 / 8
+    of_workload = small_plan(**keep, workload={"optimizer": "adamw-8bit"})
+    assert of_workload.optimizer == "adamw-8bit"
+    assert of_workload.plans[0].total_bytes == narrow.plans[0].total_bytes
 
 
 def test_the_host_is_tried_where_it_is_asked_for() -> None:

@@ -28,7 +28,7 @@ def plan(
     top: int = 10,
     keep: Mapping[str, Sequence[Any]] | None = None,
     headroom_fraction: float = 0.0,
-    optimizer: str = "adamw",
+    optimizer: str | None = None,
     usd_per_hour: float | None = None,
     straggler_factor: float = 1.0,
     try_offload: bool = False,
@@ -52,7 +52,7 @@ def plan(
         keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size,
             recompute, offload_activations and offload_optimizer.
         headroom_fraction: Share of a device's memory that a plan must leave free.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS``.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``; may stand in ``workload`` instead.
         usd_per_hour: Price of one device. [USD/h]
         straggler_factor: Expected step over the predicted one.
         try_offload: Try keeping activations and optimiser states in the host's memory too.
@@ -72,13 +72,14 @@ def plan(
     """
     from shapewright.plan import PlanRequest, keep_given, offload_choices, plan_job
 
-    fields = {**(workload or {}), **({} if global_batch_size is None else {"global_batch_size": global_batch_size})}
-    kept = keep_given(keep or {}, fields, layout or {})
+    named = {"global_batch_size": global_batch_size, "optimizer": optimizer}
+    given = {**(workload or {}), **{name: value for name, value in named.items() if value is not None}}
+    kept = keep_given(keep or {}, given, layout or {})
     question = ask(
         config,
         device,
         overrides=overrides,
-        workload={"optimizer": optimizer, **fields},
+        workload=given,
         uncalibrated=uncalibrated,
         software=software,
         physics_only=physics_only,
@@ -97,7 +98,6 @@ def plan(
         device=question.device,
         workload=question.workload,
         request=request,
-        optimizer=optimizer,
         notes=question.notes,
         uncalibrated=uncalibrated,
         software=software,

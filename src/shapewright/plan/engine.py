@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,20 +11,15 @@ from shapewright.errors import LayoutError
 from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES, ParallelLayout
 from shapewright.lowering import validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION
-from shapewright.perf.software import TUNED_SOFTWARE, Software
 from shapewright.plan.findings import Choice, Findings
 from shapewright.plan.memory import MemoryOfFrames, layout_of
-from shapewright.plan.request import OFFLOADS, PlanRequest
 from shapewright.plan.space import Frame, Order, device_counts, frames, modes, orders, shardings
 from shapewright.plan.times import TimesOfFrames
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.config import TransformerConfig
-    from shapewright.hardware import Device
-    from shapewright.memory import TrainingRecipe
-    from shapewright.workload import Workload
+    from shapewright.plan.job import PlanJob
 
     Progress = Callable[[int, int], None]
 
@@ -33,28 +27,11 @@ if TYPE_CHECKING:
 _FRAMES_AT_ONCE = 256
 
 
-def explore(
-    config: TransformerConfig,
-    device: Device,
-    workload: Workload,
-    request: PlanRequest,
-    *,
-    recipe: TrainingRecipe | None = None,
-    uncalibrated: bool = False,
-    software: Software = TUNED_SOFTWARE,
-    memory_only: bool = False,
-    progress: Progress | None = None,
-) -> Findings:
+def explore(job: PlanJob, *, memory_only: bool = False, progress: Progress | None = None) -> Findings:
     """Look at every plan.
 
     Args:
-        config: The model.
-        device: What it runs on.
-        workload: What is run; micro-batch and recomputation are chosen.
-        request: What is asked for.
-        recipe: Bytes a parameter; None for the usual ones.
-        uncalibrated: Price as if nobody had measured the device.
-        software: What the training software makes of the kernels.
+        job: What is planned.
         memory_only: Look for the smallest plan alone; no step is predicted.
         progress: Told after each chunk how many splits of how many are done.
 
@@ -65,13 +42,9 @@ def explore(
         UnknownRateError: the device's sheet lacks a number that is needed.
         WorkloadError: the device has no kernel for this attention.
     """
-    offloaded = {name: (True,) for name in OFFLOADS if getattr(workload, name)}
-    request = replace(request, kept={**offloaded, **request.kept})
-    findings = Findings(request, roomy_bytes=device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION))
-    workload = software.settle(workload)
-    times = TimesOfFrames(config, device, workload, request, uncalibrated=uncalibrated, software=software)
-    memory = MemoryOfFrames(config, workload, recipe, request)
-    explorer = _Explorer(config, device, workload, findings, memory, times)
+    job = job.settled()
+    findings = Findings(job.request, roomy_bytes=job.device.memory_bytes / (1.0 + ALLOCATOR_BAND_FRACTION))
+    explorer = _Explorer(job, findings)
     try:
         chunks = list(explorer.chunks())
         total = sum(len(chunk) for chunk, _ in chunks)
@@ -89,19 +62,11 @@ def explore(
 class _Explorer:
     """Goes through the splits, chunk by chunk."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        device: Device,
-        workload: Workload,
-        findings: Findings,
-        memory: MemoryOfFrames,
-        times: TimesOfFrames,
-    ) -> None:
-        self._config, self._device, self._workload = config, device, workload
-        self._findings, self._request = findings, findings.request
-        self._memory, self._times = memory, times
-        self._limit_bytes = device.memory_bytes * (1.0 - self._request.headroom_fraction)
+    def __init__(self, job: PlanJob, findings: Findings) -> None:
+        self._config, self._device, self._workload, self._request = job.config, job.device, job.workload, job.request
+        self._findings = findings
+        self._memory, self._times = MemoryOfFrames(job), TimesOfFrames(job)
+        self._limit_bytes = job.limit_bytes
         self._modes, self._shardings = modes(self._request), shardings(self._request)
 
     def chunks(self) -> Iterator[tuple[list[Frame], int]]:

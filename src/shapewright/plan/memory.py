@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.config import TransformerConfig
-    from shapewright.memory import TrainingRecipe
-    from shapewright.plan.request import PlanRequest
+    from shapewright.plan.job import PlanJob
     from shapewright.plan.space import Frame, Mode, Order
     from shapewright.workload import Workload
 
@@ -90,21 +89,12 @@ class FrameMemory:
 
 
 class MemoryOfFrames:
-    """Estimates frames, and remembers what they share.
+    """Estimates frames of a job's plans, and remembers what they share."""
 
-    Args:
-        config: The model.
-        workload: What is run; its micro-batch and recomputation are chosen by plans.
-        recipe: Bytes a parameter; None for the usual ones.
-        request: What is kept.
-    """
-
-    def __init__(
-        self, config: TransformerConfig, workload: Workload, recipe: TrainingRecipe | None, request: PlanRequest
-    ) -> None:
-        self._config, self._workload, self._recipe = config, workload, recipe
-        self._modes, self._shardings = modes(request), shardings(request)
-        self._counts = count_parameters(config)
+    def __init__(self, job: PlanJob) -> None:
+        self._config, self._workload = job.config, job.workload
+        self._modes, self._shardings = modes(job.request), shardings(job.request)
+        self._counts = count_parameters(job.config)
         self._stages: dict[tuple[int, int], Stage] = {}
         self._states: dict[tuple[Any, ...], Array] = {}
         self._terms: dict[tuple[Any, ...], Array] = {}
@@ -161,7 +151,6 @@ class MemoryOfFrames:
                 parameters,
                 replace(self._workload, offload_optimizer=sharding.offload_optimizer),
                 replace(stage.layout, zero_stage=sharding.zero_stage),
-                self._recipe,
             )
             for sharding in self._shardings
         ]

@@ -25,15 +25,11 @@ from shapewright.plan.sums import COLUMNS, add_rows, columns_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shapewright.config import TransformerConfig
-    from shapewright.hardware import Device
     from shapewright.lowering import StepParts
     from shapewright.operations import Operation
-    from shapewright.perf.software import Software
+    from shapewright.plan.job import PlanJob
     from shapewright.plan.matrices import MatrixSteps
-    from shapewright.plan.request import PlanRequest
     from shapewright.plan.space import Frame
-    from shapewright.workload import Workload
 
     Array = NDArray[np.float64]
 
@@ -126,33 +122,14 @@ class _Ledger:
 
 
 class PassesOfFamilies:
-    """Lowers and prices passes, and remembers them.
+    """Lowers and prices passes of a job's plans, and remembers them."""
 
-    Args:
-        config: The model.
-        device: What it runs on.
-        workload: What is run; its micro-batch and recomputation are chosen by plans.
-        request: What is kept.
-        uncalibrated: Price as if nobody had measured the device.
-        software: What the training software makes of the kernels.
-    """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        device: Device,
-        workload: Workload,
-        request: PlanRequest,
-        *,
-        uncalibrated: bool,
-        software: Software,
-    ) -> None:
-        self._config, self._device, self._workload, self._uncalibrated = config, device, workload, uncalibrated
-        self._software = software
-        self._modes = modes(request)
-        self._turns_matrices = OPTIMIZERS[workload.optimizer].newton_schulz_steps > 0
+    def __init__(self, job: PlanJob) -> None:
+        self._job = job
+        self._modes = modes(job.request)
+        self._turns_matrices = OPTIMIZERS[job.workload.optimizer].newton_schulz_steps > 0
         self._passes: dict[Family, Pass] = {}
-        self.kinds = kinds_of(config)
+        self.kinds = kinds_of(job.config)
 
     def of(self, families: Sequence[Family]) -> list[Pass]:
         """The pass of each family; those not seen before are lowered and priced together.
@@ -242,22 +219,22 @@ class PassesOfFamilies:
             expert_tensor_parallel=family.expert_tensor_parallel,
             sequence_parallel=family.sequence_parallel,
         )
-        workload = replace(self._workload, micro_batch_size=1, global_batch_size=None, recompute="none")
+        workload = replace(self._job.workload, micro_batch_size=1, global_batch_size=None, recompute="none")
         # Unchecked, since a workload takes numbers alone; the lowering takes arrays for what is not a branch.
         object.__setattr__(workload, "micro_batch_size", batch_sizes)
-        return lower_parts(
-            self._config, workload, layout, node_size=self._device.node_size, counts=self.kinds.counts[kind]
-        )
+        node_size = self._job.device.node_size
+        return lower_parts(self._job.config, workload, layout, node_size=node_size, counts=self.kinds.counts[kind])
 
     def _times_of(self, operations: Sequence[Operation], num_sizes: int) -> Array:
         """Time of all executions of operations, whose sizes are numbers or arrays. [s], [operations, sizes]"""
-        keys = [(self._software.tells_apart(operation), price_key(operation)) for operation in operations]
+        device, software = self._job.device, self._job.software
+        keys = [(software.tells_apart(operation), price_key(operation)) for operation in operations]
         alike = dict(zip(keys, operations, strict=True))
         singles = [single for operation in alike.values() for single in _single_sizes(operation, num_sizes)]
-        prices = price_operations(singles, self._device, uncalibrated=self._uncalibrated)
+        prices = price_operations(singles, device, uncalibrated=self._job.uncalibrated)
         prices_s = np.array([price.time_s for price in prices]).reshape(len(alike), num_sizes)
         shown_s = {
-            key: self._software.adjusted_s(operation, own_s, self._device)
+            key: software.adjusted_s(operation, own_s, device)
             for (key, operation), own_s in zip(alike.items(), prices_s, strict=True)
         }
         repeats = np.array([operation.repeats for operation in operations], dtype=float)

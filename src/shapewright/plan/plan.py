@@ -9,14 +9,14 @@ from math import inf, isclose
 from typing import TYPE_CHECKING
 
 from shapewright.layout import MOST_ZERO_STAGE_IN_PIPELINES
-from shapewright.memory import ALLOCATOR_BAND_FRACTION, find_recipe
-from shapewright.perf.software import TUNED, Software, load_software
+from shapewright.memory import ALLOCATOR_BAND_FRACTION
+from shapewright.perf.software import TUNED, load_software
 from shapewright.plan.breakdown import Breakdown, Difference, break_down, explain_loss
 from shapewright.plan.engine import explore
 from shapewright.plan.findings import Choice, Findings, Tally
+from shapewright.plan.job import PlanJob
 from shapewright.plan.refusal import refuse_if_none_fits
 from shapewright.plan.remarks import say_batch, say_reduction, say_software
-from shapewright.plan.request import PlanRequest, check_job
 from shapewright.predict import Prediction, predict
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_bytes
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.layout import ParallelLayout
     from shapewright.plan.findings import Table
+    from shapewright.plan.request import PlanRequest
     from shapewright.workload import Workload
 
     Progress = Callable[[int, int], None]
@@ -129,7 +130,6 @@ def plan_job(
     device: Device,
     workload: Workload,
     request: PlanRequest,
-    optimizer: str | None = None,
     notes: tuple[str, ...] = (),
     uncalibrated: bool = False,
     software: str = TUNED,
@@ -140,9 +140,9 @@ def plan_job(
     Args:
         config: The model.
         device: What it runs on.
-        workload: The job: length, dtype, attention and global batch; plans choose micro-batch and recomputation.
+        workload: The job: length, dtype, attention, optimiser and global batch; plans choose micro-batch and
+            recomputation.
         request: Devices, objective, and what is kept as it is.
-        optimizer: A key of ``shapewright.memory.OPTIMIZERS`` instead of the workload's.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price as if nobody had measured the device.
         software: Generation of the training software, one of ``shapewright.perf.software.software_names()``.
@@ -154,59 +154,46 @@ def plan_job(
         UnknownRateError: the device's sheet lacks a number that is needed.
         CalibrationError: the software is not known.
     """
-    check_job(device, workload, request)
-    optimizer = optimizer or workload.optimizer
-    workload = replace(workload, optimizer=optimizer)
-    own_recipe = None if optimizer == "adamw" else find_recipe(optimizer, workload.dtype)
-    started_s = time.perf_counter()
-    stack = load_software(software)
-    findings = explore(
-        config,
-        device,
-        workload,
-        request,
-        recipe=own_recipe,
+    job = PlanJob(
+        config=config,
+        device=device,
+        workload=workload,
+        request=request,
         uncalibrated=uncalibrated,
-        software=stack,
-        progress=progress,
+        software=load_software(software),
     )
+    started_s = time.perf_counter()
+    findings = explore(job, progress=progress)
     if findings.is_complete:
-        refuse_if_none_fits(config, device, workload, request, findings, optimizer)
-    plans = _make_plans(findings, config, device, workload, request, stack, uncalibrated=uncalibrated)
+        refuse_if_none_fits(job, findings)
+    plans = _make_plans(job, findings)
     return PlanResult(
         config=config,
         device=device,
         workload=workload,
         request=request,
-        optimizer=optimizer,
+        optimizer=workload.optimizer,
         plans=plans,
         front=tuple(_front_points(findings)),
         tally=findings.tally,
         elapsed_s=time.perf_counter() - started_s,
         is_complete=findings.is_complete,
-        notes=(
-            *notes,
-            *_describe(plans, request, device, software, uncalibrated=uncalibrated),
-        ),
+        notes=(*notes, *_describe(job, plans)),
     )
 
 
-def _make_plans(
-    findings: Findings,
-    config: TransformerConfig,
-    device: Device,
-    workload: Workload,
-    request: PlanRequest,
-    software: Software,
-    *,
-    uncalibrated: bool,
-) -> tuple[Plan, ...]:
+def _make_plans(job: PlanJob, findings: Findings) -> tuple[Plan, ...]:
     """Predict the best plans one by one, as ``predict`` does."""
+    request = job.request
     plans: list[Plan] = []
     for choice, total_bytes in _listed(findings, request.top):
-        own = replace(workload, **choice.chosen_workload)
         prediction = predict(
-            config, device=device, workload=own, layout=choice.layout, uncalibrated=uncalibrated, software=software
+            job.config,
+            device=job.device,
+            workload=replace(job.workload, **choice.chosen_workload),
+            layout=choice.layout,
+            uncalibrated=job.uncalibrated,
+            software=job.software,
         )
         breakdown = break_down(prediction)
         cost = None
@@ -254,10 +241,9 @@ def _front_points(findings: Findings) -> Iterator[FrontPoint]:
         yield FrontPoint(findings.choice(table, row), float(table["step_s"][row]), float(table["bytes"][row]))
 
 
-def _describe(
-    plans: tuple[Plan, ...], request: PlanRequest, device: Device, software: str, *, uncalibrated: bool
-) -> Iterator[str]:
+def _describe(job: PlanJob, plans: tuple[Plan, ...]) -> Iterator[str]:
     """What a reader must know beside the numbers."""
+    request, device = job.request, job.device
     if not plans:
         return
     band = f"{100.0 * ALLOCATOR_BAND_FRACTION:.0f} %"
@@ -278,7 +264,7 @@ def _describe(
     if request.objective == "cost":
         yield "cost: fewer devices, in halves, are looked at too; device time of a token counts, not the step"
     predictions = [plan.prediction for plan in plans]
-    yield from say_software(predictions, software, uncalibrated=uncalibrated)
+    yield from say_software(predictions, job.software.name, uncalibrated=job.uncalibrated)
     if request.objective != "cost":
         yield from say_batch(predictions, plans[0].workload.global_batch_size or 0, request.num_devices)
     if request.straggler_factor > 1.0:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shapewright.errors import LayoutError, WorkloadError, close_names
+from shapewright.errors import LayoutError, close_names
 from shapewright.fields import noted_fields
-from shapewright.hardware.nodes import check_units
 from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.optimizers import OPTIMIZERS
 from shapewright.workload import RECOMPUTE_MODES, Workload
-
-if TYPE_CHECKING:
-    from shapewright.hardware import Device
 
 OBJECTIVES = {
     "time": "the shortest step on all devices",
@@ -173,22 +169,3 @@ def offload_choices(kept: Mapping[str, tuple[Any, ...]], workload: Workload) -> 
     """
     names = OFFLOADS if not OPTIMIZERS[workload.optimizer].newton_schulz_steps else OFFLOADS[:1]
     return {**dict.fromkeys(names, (False, True)), **kept}
-
-
-def check_job(device: Device, workload: Workload, request: PlanRequest) -> None:
-    """Refuse a job that no layout can run.
-
-    Raises:
-        WorkloadError: it is no training, or has no global batch.
-        LayoutError: the devices do not fill nodes.
-    """
-    if not workload.is_training:
-        raise WorkloadError(f"phase={workload.phase!r} has no plan: plans are of training; use --phase train")
-    if workload.recompute_layers is not None:
-        raise WorkloadError(
-            f"recompute_layers={workload.recompute_layers} is no choice of a plan, whose layers are all alike; "
-            f"leave it out"
-        )
-    if workload.global_batch_size is None:
-        raise WorkloadError("a plan needs the sequences of one optimiser step; give --global-batch, such as 2048")
-    check_units(request.num_devices, device)

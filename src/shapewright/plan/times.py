@@ -25,11 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.config import TransformerConfig
-    from shapewright.hardware import Device
     from shapewright.operations import Operation
-    from shapewright.perf.software import Software
+    from shapewright.plan.job import PlanJob
     from shapewright.plan.passes import Pass
-    from shapewright.plan.request import PlanRequest
     from shapewright.plan.space import Frame
     from shapewright.workload import Workload
 
@@ -82,32 +80,13 @@ class _Layouts:
 
 
 class TimesOfFrames:
-    """Adds up frames, and remembers what they share.
+    """Adds up frames of a job's plans, and remembers what they share."""
 
-    Args:
-        config: The model.
-        device: What it runs on.
-        workload: What is run; its micro-batch and recomputation are chosen by plans.
-        request: What is kept.
-        uncalibrated: Price as if nobody had measured the device.
-        software: What the training software makes of the kernels.
-    """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        device: Device,
-        workload: Workload,
-        request: PlanRequest,
-        *,
-        uncalibrated: bool,
-        software: Software,
-    ) -> None:
-        self._config, self._device, self._workload, self._uncalibrated = config, device, workload, uncalibrated
-        self._software = software
-        self._shardings = shardings(request)
+    def __init__(self, job: PlanJob) -> None:
+        self._job = job
+        self._shardings = shardings(job.request)
         self._zero_stages = np.array([sharding.zero_stage for sharding in self._shardings])
-        self._passes = PassesOfFamilies(config, device, workload, request, uncalibrated=uncalibrated, software=software)
+        self._passes = PassesOfFamilies(job)
 
     def add_up(self, frames: Sequence[Frame]) -> FrameSums:
         """Add up frames of one pipeline degree.
@@ -117,7 +96,7 @@ class TimesOfFrames:
             WorkloadError: the device has no kernel for an operation.
         """
         known = self._passes.of([family_of(frame) for frame in frames])
-        factors = self._passes.kinds.factors(self._config, frames[0].pipeline_parallel)
+        factors = self._passes.kinds.factors(self._job.config, frames[0].pipeline_parallel)
         repeats = np.array([frame.num_microbatches for frame in frames])
         layers = np.einsum("k,fkc->fc", factors, np.array([one.layers for one in known]))
         recompute = np.einsum("k,fkmc->fmc", factors, np.array([one.recompute for one in known]))
@@ -135,26 +114,26 @@ class TimesOfFrames:
                 copies = int(shards.layout.replicas_of_experts[row])
                 alone_s, shared_s = one.matrices.total_s(factors, replicas, copies)
                 add_to_step(sharding[row], np.where(self._zero_stages > 0, shared_s, alone_s))
-        base = settle_products(repeats[:, None] * (ends + layers), self._software)
+        base = settle_products(repeats[:, None] * (ends + layers), self._job.software)
         return FrameSums(
             base=base,
             recompute=repeats[:, None, None] * recompute,
             sharding=sharding,
             send=self._sends(shards, 1),
             send_chunk=0.5 * self._sends(shards, 2),
-            software=self._software,
-            layers_per_stage=layers_per_stage(self._config, split),
-            num_spare=0 if self._config.num_encoder_layers else spare_layers(self._config, split),
+            software=self._job.software,
+            layers_per_stage=layers_per_stage(self._job.config, split),
+            num_spare=0 if self._job.config.num_encoder_layers else spare_layers(self._job.config, split),
         )
 
     def _shards(self, frames: Sequence[Frame], known: Sequence[Pass], num_passes: NDArray[np.int64]) -> Any:
         degrees = [np.array([getattr(frame, name) for frame in frames]) for name in _DEGREES]
         degrees.append(np.array([frame.expert_tensor_parallel or frame.tensor_parallel for frame in frames]))
         return _Shards(
-            config=self._config,
-            workload=self._workload,
+            config=self._job.config,
+            workload=self._job.workload,
             layout=_Layouts(degrees[0], frames[0].pipeline_parallel, *degrees[1:]),
-            node_size=self._device.node_size,
+            node_size=self._job.device.node_size,
             num_passes=num_passes,
             num_residual_tokens=np.array([one.residual_tokens for one in known]),
             num_residual_copies=np.array([one.residual_copies for one in known]),
@@ -177,7 +156,7 @@ class TimesOfFrames:
         tied = lower_tied_gradients(shards)
         known: dict[tuple[str, bool], Array] = {}
         for column, (stage, offloads) in enumerate(self._shardings):
-            own = replace(shards, workload=replace(self._workload, offload_optimizer=offloads))
+            own = replace(shards, workload=replace(self._job.workload, offload_optimizer=offloads))
             step = tied + lower_optimizer(own, groups, stage)
             for operation in lower_gradient_communication(own, groups, stage) + step:
                 self._add(total[:, column], operation, known, is_sharded=stage > 0)
@@ -190,13 +169,13 @@ class TimesOfFrames:
         key = (operation.name, is_sharded)
         if key not in known:
             if isinstance(operation, Collective):
-                record = load_record("collectives", self._device, uncalibrated=self._uncalibrated)
-                price = price_collective(operation, self._device, record)
+                record = load_record("collectives", self._job.device, uncalibrated=self._job.uncalibrated)
+                price = price_collective(operation, self._job.device, record)
             else:
                 assert isinstance(operation, Pointwise), operation
-                record = load_record("pointwise", self._device, uncalibrated=self._uncalibrated)
-                price = price_pointwise(operation, self._device, record)
-            time_s = np.asarray(self._software.adjusted_s(operation, price.time_s, self._device))
+                record = load_record("pointwise", self._job.device, uncalibrated=self._job.uncalibrated)
+                price = price_pointwise(operation, self._job.device, record)
+            time_s = np.asarray(self._job.software.adjusted_s(operation, price.time_s, self._job.device))
             if isinstance(operation, Collective) and not operation.is_host:
                 # A group of one device sends nothing, and nothing is launched for it.
                 time_s = np.where(operation.num_ranks == 1, 0.0, time_s)
