@@ -6,8 +6,7 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.config.families.experts import moe_layers
-from shapewright.config.families.family import Family, Fields, Spellings
-from shapewright.config.families.llama import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED
+from shapewright.config.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields, Spellings
 from shapewright.config.hf_values import HfValues
 
 

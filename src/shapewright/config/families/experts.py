@@ -6,14 +6,19 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.config.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    LAYERNORM_GATED,
+    LAYERNORM_GATED_WITHOUT_BIAS,
+    RMSNORM_GATED,
     Family,
     Fields,
     Spellings,
+    every_nth_is_full,
     layers_with_rotary,
     window_on_every_layer,
     windows_from_layer_types,
 )
-from shapewright.config.families.llama import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED
 from shapewright.config.hf_values import HfValues
 from shapewright.config.validate import shown
 from shapewright.errors import ConfigError
@@ -73,7 +78,7 @@ PHIMOE = Family(
         "lm_head_bias": False,
     },
     spellings={**ATTENTION_BIAS, **MIXTRAL.spellings, "lm_head_bias": ("lm_head_bias",)},
-    facts={"norm": "layernorm", "norm_bias": True, "gated_mlp": True, "position_embedding": "rotary"},
+    facts=LAYERNORM_GATED,
     derive=window_on_every_layer,
 )
 
@@ -104,6 +109,13 @@ def moe_layers(values: HfValues, is_moe: list[bool]) -> Fields:
         "shared_expert_intermediate_size": 0,
         "shared_expert_gate": False,
     }
+
+
+_QWEN_EXPERTS: Spellings = {
+    "num_experts": ("num_experts", "num_local_experts"),
+    "num_experts_per_token": ("num_experts_per_tok",),
+    "moe_intermediate_size": ("moe_intermediate_size",),
+}
 
 
 def _qwen2_moe_rest(values: HfValues) -> Fields:
@@ -142,9 +154,7 @@ QWEN2_MOE = Family(
     },
     spellings={
         **HEAD_DIM,
-        "num_experts": ("num_experts", "num_local_experts"),
-        "num_experts_per_token": ("num_experts_per_tok",),
-        "moe_intermediate_size": ("moe_intermediate_size",),
+        **_QWEN_EXPERTS,
         "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
         "qkv_bias": ("qkv_bias",),
     },
@@ -179,19 +189,11 @@ QWEN3_MOE = Family(
     spellings={
         **HEAD_DIM,
         **ATTENTION_BIAS,
-        "num_experts": ("num_experts", "num_local_experts"),
-        "num_experts_per_token": ("num_experts_per_tok",),
-        "moe_intermediate_size": ("moe_intermediate_size",),
+        **_QWEN_EXPERTS,
     },
     facts={**RMSNORM_GATED, "qk_norm": "per-head"},
     derive=_qwen3_moe_rest,
 )
-
-
-def _gpt_oss_windows(values: HfValues) -> Fields:
-    num_layers = values.num_layers("num_hidden_layers")
-    default = ["full_attention" if index % 2 else "sliding_attention" for index in range(num_layers)]
-    return windows_from_layer_types(values, default)
 
 
 GPT_OSS = Family(
@@ -214,7 +216,7 @@ GPT_OSS = Family(
     },
     spellings={**HEAD_DIM, **ATTENTION_BIAS, **_EXPERTS, "moe_intermediate_size": ("intermediate_size",)},
     facts={**RMSNORM_GATED, "attention_sinks": True, "router_bias": True, "expert_bias": True, "expert_clamp": True},
-    derive=_gpt_oss_windows,
+    derive=lambda values: windows_from_layer_types(values, every_nth_is_full(values, 2)),
 )
 
 
@@ -306,13 +308,7 @@ DBRX = Family(
         "max_position_embeddings": ("max_seq_len", "max_position_embeddings"),
         "hidden_dropout": ("resid_pdrop",),
     },
-    facts={
-        "norm": "layernorm",
-        "norm_bias": False,
-        "gated_mlp": True,
-        "fused_qkv": True,
-        "position_embedding": "rotary",
-    },
+    facts={**LAYERNORM_GATED_WITHOUT_BIAS, "fused_qkv": True},
     derive=_dbrx_rest,
 )
 

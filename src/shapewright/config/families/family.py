@@ -15,6 +15,12 @@ KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 Fields = dict[str, Any]
 Spellings = Mapping[str, tuple[str, ...]]
 
+ATTENTION_BIAS: Spellings = {"qkv_bias": ("attention_bias",), "attention_out_bias": ("attention_bias",)}
+HEAD_DIM: Spellings = {"head_dim": ("head_dim",)}
+RMSNORM_GATED = {"norm": "rmsnorm", "gated_mlp": True, "position_embedding": "rotary"}
+LAYERNORM_GATED = {"norm": "layernorm", "norm_bias": True, "gated_mlp": True, "position_embedding": "rotary"}
+LAYERNORM_GATED_WITHOUT_BIAS = {**LAYERNORM_GATED, "norm_bias": False}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -64,6 +70,12 @@ def windows_from_layer_types(values: HfValues, default: list[str] | None) -> Fie
     if unknown is not None:
         raise ConfigError(f"layer_types has {shown(unknown)}; known are {', '.join(KNOWN_LAYER_TYPES)}")
     return {"attention_windows": tuple(sizes[str(name)] for name in names), "attention_window_kind": kind}
+
+
+def every_nth_is_full(values: HfValues, period: int) -> list[str]:
+    """Layer types of a model whose layers slide but for the last of every ``period``."""
+    num_layers = values.num_layers("num_hidden_layers")
+    return ["full_attention" if index % period == period - 1 else "sliding_attention" for index in range(num_layers)]
 
 
 def layers_with_rotary(values: HfValues) -> list[bool]:

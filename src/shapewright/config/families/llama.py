@@ -6,19 +6,20 @@ Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model
 from __future__ import annotations
 
 from shapewright.config.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    LAYERNORM_GATED,
+    LAYERNORM_GATED_WITHOUT_BIAS,
+    RMSNORM_GATED,
     Family,
     Fields,
     Spellings,
+    every_nth_is_full,
     layers_with_rotary,
     window_on_every_layer,
     windows_from_layer_types,
 )
 from shapewright.config.hf_values import HfValues
-
-RMSNORM_GATED = {"norm": "rmsnorm", "gated_mlp": True, "position_embedding": "rotary"}
-ATTENTION_BIAS: Spellings = {"qkv_bias": ("attention_bias",), "attention_out_bias": ("attention_bias",)}
-HEAD_DIM: Spellings = {"head_dim": ("head_dim",)}
-_LAYERNORM_WITHOUT_BIAS = {"norm": "layernorm", "norm_bias": False, "gated_mlp": True, "position_embedding": "rotary"}
 
 _LLAMA_DEFAULTS = {
     "vocab_size": 32000,
@@ -55,7 +56,7 @@ MISTRAL = Family(
 )
 
 
-def qwen_windows(values: HfValues) -> Fields:
+def _qwen_windows(values: HfValues) -> Fields:
     """Only layers from ``max_window_layers`` on slide, and only if ``use_sliding_window`` says so."""
     if not values.flag("use_sliding_window"):
         return {}
@@ -84,7 +85,7 @@ QWEN2 = Family(
     defaults=_QWEN2_DEFAULTS,
     spellings=HEAD_DIM,
     facts={**RMSNORM_GATED, "qkv_bias": True},
-    derive=qwen_windows,
+    derive=_qwen_windows,
 )
 
 QWEN3 = Family(
@@ -92,7 +93,7 @@ QWEN3 = Family(
     defaults={**_QWEN2_DEFAULTS, "head_dim": 128},
     spellings={**HEAD_DIM, **ATTENTION_BIAS},
     facts={**RMSNORM_GATED, "qk_norm": "per-head"},
-    derive=qwen_windows,
+    derive=_qwen_windows,
 )
 
 _GEMMA_DEFAULTS = {
@@ -132,7 +133,7 @@ GEMMA2 = Family(
     spellings=_GEMMA_SPELLINGS,
     # Attention and MLP have a normalisation before and one after.
     facts={**RMSNORM_GATED, "num_norms_per_layer": 4},
-    derive=lambda values: windows_from_layer_types(values, _every_nth_is_full(values, 2)),
+    derive=lambda values: windows_from_layer_types(values, every_nth_is_full(values, 2)),
 )
 
 GEMMA3 = Family(
@@ -141,14 +142,9 @@ GEMMA3 = Family(
     spellings=_GEMMA_SPELLINGS,
     facts={**RMSNORM_GATED, "num_norms_per_layer": 4, "qk_norm": "per-head"},
     derive=lambda values: windows_from_layer_types(
-        values, _every_nth_is_full(values, values.count("sliding_window_pattern", "_sliding_window_pattern"))
+        values, every_nth_is_full(values, values.count("sliding_window_pattern", "_sliding_window_pattern"))
     ),
 )
-
-
-def _every_nth_is_full(values: HfValues, period: int) -> list[str]:
-    num_layers = values.num_layers("num_hidden_layers")
-    return ["full_attention" if index % period == period - 1 else "sliding_attention" for index in range(num_layers)]
 
 
 def _phi_rest(values: HfValues) -> Fields:
@@ -201,7 +197,7 @@ OLMO = Family(
     model_types=("olmo",),
     defaults=_OLMO_DEFAULTS,
     spellings={**ATTENTION_BIAS, **HEAD_DIM},
-    facts={**_LAYERNORM_WITHOUT_BIAS, "norm_affine": False},
+    facts={**LAYERNORM_GATED_WITHOUT_BIAS, "norm_affine": False},
 )
 
 OLMO2 = Family(
@@ -216,7 +212,7 @@ OLMO3 = Family(
     defaults={**_OLMO_DEFAULTS, "sliding_window": 4096},
     spellings=OLMO2.spellings,
     facts=OLMO2.facts,
-    derive=lambda values: windows_from_layer_types(values, _every_nth_is_full(values, 4)),
+    derive=lambda values: windows_from_layer_types(values, every_nth_is_full(values, 4)),
 )
 
 
@@ -242,7 +238,7 @@ STABLELM = Family(
         "parallel_attention_mlp": ("use_parallel_residual",),
         "hidden_dropout": ("hidden_dropout",),
     },
-    facts={"norm": "layernorm", "norm_bias": True, "gated_mlp": True, "position_embedding": "rotary"},
+    facts=LAYERNORM_GATED,
     derive=_stablelm_rest,
 )
 
@@ -298,7 +294,7 @@ _COHERE_DEFAULTS = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-_COHERE_FACTS = {**_LAYERNORM_WITHOUT_BIAS, "parallel_attention_mlp": True, "num_norms_per_layer": 1}
+_COHERE_FACTS = {**LAYERNORM_GATED_WITHOUT_BIAS, "parallel_attention_mlp": True, "num_norms_per_layer": 1}
 
 COHERE = Family(
     model_types=("cohere",),
@@ -314,7 +310,7 @@ COHERE2 = Family(
     spellings={**ATTENTION_BIAS, **HEAD_DIM},
     facts=_COHERE_FACTS,
     derive=lambda values: windows_from_layer_types(
-        values, _every_nth_is_full(values, values.count("sliding_window_pattern"))
+        values, every_nth_is_full(values, values.count("sliding_window_pattern"))
     ),
 )
 
