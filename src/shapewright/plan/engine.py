@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -83,15 +83,15 @@ class _Explorer:
                 request=self._request,
             ):
                 by_pipeline.setdefault(frame.pipeline_parallel, []).append(frame)
-            refusals: dict[tuple[Any, ...], str] = {}
+            refusals: dict[Frame, str] = {}
             for _, listed in sorted(by_pipeline.items()):
                 kept = [frame for frame in listed if not self._refuses(frame, refusals)]
                 for first in range(0, len(kept), _FRAMES_AT_ONCE):
                     yield kept[first : first + _FRAMES_AT_ONCE], num_devices
 
-    def _refuses(self, frame: Frame, known: dict[tuple[Any, ...], str]) -> bool:
+    def _refuses(self, frame: Frame, known: dict[Frame, str]) -> bool:
         """Whether the model cannot be split so; micro-batches have no say."""
-        key = frame[:6]
+        key = frame._replace(micro_batch_size=1, num_microbatches=1)
         if key not in known:
             try:
                 validate_layout(self._config, self._workload, layout_of(frame))
