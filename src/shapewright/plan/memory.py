@@ -203,12 +203,4 @@ class MemoryOfFrames:
 
 def layout_of(frame: Frame) -> ParallelLayout:
     """The layout of a frame, before ZeRO stage and schedule are chosen."""
-    return ParallelLayout(
-        tensor_parallel=frame.tensor_parallel,
-        pipeline_parallel=frame.pipeline_parallel,
-        data_parallel=frame.data_parallel,
-        context_parallel=frame.context_parallel,
-        expert_parallel=frame.expert_parallel,
-        expert_tensor_parallel=frame.expert_tensor_parallel,
-        sequence_parallel=frame.sequence_parallel,
-    )
+    return ParallelLayout(**frame.degrees)

@@ -8,7 +8,7 @@ part.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shapewright.hardware.nodes import fills_units
 from shapewright.integers import divisors
@@ -39,6 +39,11 @@ class Frame(NamedTuple):
     micro_batch_size: int
     num_microbatches: int
     expert_tensor_parallel: int | None = None
+
+    @property
+    def degrees(self) -> dict[str, Any]:
+        """Degrees of its axes and sequence parallelism, by field of a layout."""
+        return {name: value for name, value in self._asdict().items() if name.endswith("_parallel")}
 
 
 class Mode(NamedTuple):

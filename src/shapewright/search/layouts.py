@@ -47,15 +47,7 @@ def other_layouts(
     )
     for frame in found:
         try:
-            other = replace(
-                layout,
-                tensor_parallel=frame.tensor_parallel,
-                pipeline_parallel=frame.pipeline_parallel,
-                data_parallel=frame.data_parallel,
-                context_parallel=frame.context_parallel,
-                expert_parallel=frame.expert_parallel,
-                expert_tensor_parallel=frame.expert_tensor_parallel,
-            )
+            other = replace(layout, **frame.degrees)
             validate_layout(config, workload, other)
             num_microbatches(workload, other)
         except ShapewrightError:
