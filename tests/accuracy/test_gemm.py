@@ -25,6 +25,12 @@ from shapewright.perf.price import GemmPrice
 
 REPOSITORY = Path(__file__).parents[2]
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
+EVERY_LIBRARY = [
+    (library, name, dtype)
+    for library, devices in LIMITS["gemm_library"].items()
+    for name, dtypes in devices.items()
+    for dtype in dtypes
+]
 # Mean regrets that differ by less, a hundredth of a percent of a product's time, are as good as each other.
 TIED_REGRET = 1e-4
 
@@ -86,15 +92,7 @@ def test_middle_of_libraries(calibrate: ModuleType, name: str, dtype: str) -> No
     assert mean_error(calibrate, name, dtype) <= LIMITS["gemm_all"][name][dtype]
 
 
-@pytest.mark.parametrize(
-    ("library", "name", "dtype"),
-    [
-        (library, name, dtype)
-        for library, devices in LIMITS["gemm_library"].items()
-        for name, dtypes in devices.items()
-        for dtype in dtypes
-    ],
-)
+@pytest.mark.parametrize(("library", "name", "dtype"), EVERY_LIBRARY)
 def test_one_library(calibrate: ModuleType, library: str, name: str, dtype: str) -> None:
     """One library against its own measurements, shapes the fit never saw."""
     error = mean_error(calibrate, name, dtype, library)
@@ -180,15 +178,7 @@ def test_records_carry_their_provenance(path: Path) -> None:
     assert set(record["interval"]["libraries"]) == set(record["parameters"]["libraries"])
 
 
-@pytest.mark.parametrize(
-    ("library", "name", "dtype"),
-    [
-        (library, name, dtype)
-        for library, devices in LIMITS["gemm_library"].items()
-        for name, dtypes in devices.items()
-        for dtype in dtypes
-    ],
-)
+@pytest.mark.parametrize(("library", "name", "dtype"), EVERY_LIBRARY)
 def test_interval_covers_ninety_percent(calibrate: ModuleType, library: str, name: str, dtype: str) -> None:
     """Made of shapes left out in turn among the fitted ones, the interval covers 85 to 95 % of the unseen fifth."""
     unseen, price = price_unseen(calibrate, name, dtype, library)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from vector_models import TOKENS, gpt
+from vector_models import TOKENS, fairseq_moe, gpt
 
 from shapewright.calculators import (
     count_flops,
 )
-from shapewright.config import TransformerConfig, read_model
+from shapewright.config import read_model
 from shapewright.lowering import count_hardware_flops
 from shapewright.lowering.conventions import count_step_flops
 from shapewright.workload import Workload
@@ -38,16 +38,7 @@ def test_cookbook_counts_the_flops_of_fairseq_moe() -> None:
 
     Its router has 5.66, half of what a multiplication and an addition for each weight are.
     """
-    config = TransformerConfig(
-        hidden_size=768,
-        num_layers=12,
-        num_heads=12,
-        vocab_size=51200,
-        num_experts=512,
-        num_experts_per_token=1,
-        moe_intermediate_size=3072,
-    )
-    found = count_flops(config, Workload(seq_len=2048))
+    found = count_flops(fairseq_moe(), Workload(seq_len=2048))
     parts = {term.name: term.value for term in found.terms}
     weights = TOKENS * 4 * parts["layers, forward"] / 1e18
     router = TOKENS * 4 * 2 * 12 * 768 * 512 / 1e18

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from vector_models import gpt
+from vector_models import fairseq_moe, gpt
 
 from shapewright.calculators import (
     explain_parameters,
 )
-from shapewright.config import TransformerConfig, count_parameters
+from shapewright.config import count_parameters
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,7 @@ def test_cookbook_counts_gpt_3() -> None:
 @pytest.mark.parametrize(("every", "experts_b", "router_m"), [(1, 28.99, 4.72), (2, 14.52, 2.36)])
 def test_cookbook_counts_fairseq_moe(every: int, experts_b: float, router_m: float) -> None:
     """calc_params -l 12 -hs 768 --moe -e 512: experts on all layers, or with -ei 2 on every second one."""
-    config = TransformerConfig(
-        hidden_size=768,
-        num_layers=12,
-        num_heads=12,
-        vocab_size=51200,
-        num_experts=512,
-        num_experts_per_token=1,
-        moe_intermediate_size=3072,
-        moe_layers=tuple(layer % every == every - 1 for layer in range(12)),
-    )
-    terms = {term.name: term.value for term in explain_parameters(config)}
+    terms = {term.name: term.value for term in explain_parameters(fairseq_moe(every))}
 
     assert terms["attention"] / 1e6 == pytest.approx(28.31, abs=0.01)
     assert (terms["experts"] + terms.get("mlp", 0)) / 1e9 == pytest.approx(experts_b, abs=0.01)
