@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import prod
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -191,6 +192,23 @@ def test_commands_explain_themselves(
     assert explained not in short
     assert explained in long
     assert json.loads(out)["schema_version"] == 1
+
+
+@pytest.mark.parametrize("command", ["params", "flops"])
+def test_what_reading_a_config_had_to_say_is_said(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counts of a model that is not known come with what was assumed of it, in words as in JSON."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "brandnew", **sizes}), encoding="utf-8")
+
+    _, out, _ = run([command, str(path)], capsys)
+    _, as_json, _ = run([command, str(path), "--json"], capsys)
+
+    (note,) = json.loads(as_json)["notes"]
+    assert note.startswith("model_type 'brandnew' is not known")
+    assert out.splitlines()[-1] == f"note: {note}"
 
 
 def test_budget_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

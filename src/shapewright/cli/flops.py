@@ -60,6 +60,7 @@ def command(
     from shapewright.calculators import count_chinchilla_tokens, count_flops, estimate_budget
     from shapewright.config import count_parameters, read_model
     from shapewright.report.calculators import flops_to_json, print_flops
+    from shapewright.report.columns import print_notes
     from shapewright.workload import Workload
 
     model = read_model(config, group_options(given)["model"])
@@ -85,7 +86,9 @@ def command(
     if as_json:
         print_json({**flops_to_json(found, budget), "source": model.source, "notes": list(model.notes)})
     else:
-        print_flops(found, budget, make_console(), explains=explains)
+        console = make_console()
+        print_flops(found, budget, console, explains=explains)
+        print_notes(model.notes, console)
     return 0
 
 

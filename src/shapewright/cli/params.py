@@ -25,10 +25,13 @@ def command(config: str | None, explains: bool, as_json: bool, **given: Any) -> 
     """Count the parameters of CONFIG, exactly, by component."""
     from shapewright.config import read_model
     from shapewright.report.calculators import parameters_to_json, print_parameters
+    from shapewright.report.columns import print_notes
 
     model = read_model(config, group_options(given)["model"])
     if as_json:
         print_json({**parameters_to_json(model.config), "source": model.source, "notes": list(model.notes)})
     else:
-        print_parameters(model.config, make_console(), explains=explains)
+        console = make_console()
+        print_parameters(model.config, console, explains=explains)
+        print_notes(model.notes, console)
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.capacity import ALLOCATOR_BAND_FRACTION, is_tight
 from shapewright.perf.host import host_link_bytes_per_s
-from shapewright.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.question_json import device_to_json
 from shapewright.units import format_bytes, format_percent, format_seconds
@@ -126,8 +126,7 @@ def print_capacity(found: Capacity, console: Console) -> None:
         console.print(nearest_words(found, found.nearest), style="bold", soft_wrap=True)
     for line in offload_words(found):
         console.print(line, soft_wrap=True)
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(found.notes, console)
 
 
 def nearest_words(found: Capacity, nearest: Remedy) -> str:

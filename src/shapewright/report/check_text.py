@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.report.prediction_text import operation_columns, print_verdict
 from shapewright.units import format_percent, format_seconds
 
@@ -55,8 +55,7 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
                 style="bold",
             )
             print_table(better_shape_columns(report.better_shapes), console)
-    for line in (*notes, *_unsaid_warnings(report)):
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes((*notes, *_unsaid_warnings(report)), console)
 
 
 def _unsaid_warnings(report: CheckReport) -> list[str]:

@@ -94,5 +94,11 @@ def print_facts(facts: dict[str, str], console: Console) -> None:
         console.print(f"{name:<{margin}}{_GAP}{value}", soft_wrap=True)
 
 
+def print_notes(lines: Iterable[str], console: Console) -> None:
+    """Print what a reader should know beyond the numbers, each on a line of its own."""
+    for line in lines:
+        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+
+
 def _total(columns: Sequence[Column]) -> int:
     return sum(column.num_characters for column in columns) + len(_GAP) * (len(columns) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.prediction_text import describe, name_utilization
 from shapewright.report.question_json import device_to_json
@@ -81,8 +81,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
     for row in found.rows:
         if row.prediction is None:
             console.print(f"{row.device.name}: cannot run it: {row.problem}", style="bold red", soft_wrap=True)
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(found.notes, console)
 
 
 def job_words(found: Comparison) -> str:

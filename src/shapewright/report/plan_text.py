@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.perf.software import TUNED
 from shapewright.plan import BUBBLE, OBJECTIVES, describe_choice, describe_layout
-from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def print_plan(result: PlanResult, console: Console) -> None:
         print_table(front_columns(result), console)
         console.print()
     console.print(describe_space(result), style="dim", soft_wrap=True)
-    for line in (*result.notes, *warnings_of(result)):
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes((*result.notes, *warnings_of(result)), console)
 
 
 def warnings_of(result: PlanResult) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.operations import Attention
 from shapewright.perf.software import TUNED
-from shapewright.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.report.prediction_json import operation_to_json
 from shapewright.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 
@@ -55,8 +55,7 @@ def print_prediction(
         console.print(f"{hidden} more operations; --all lists them", style="dim")
     if any(entry.exposed_fraction < 1.0 for entry in prediction.operations):
         console.print("share: of communication, what no computation hides", style="dim")
-    for line in (*notes, *prediction.warnings):
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes((*notes, *prediction.warnings), console)
 
 
 def print_verdict(prediction: Prediction, console: Console) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.horizon import bill_run, saved_by
-from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.report.prediction_text import print_verdict
 from shapewright.units import format_bytes, format_count, format_seconds
 
@@ -91,8 +91,7 @@ def print_search(result: SearchResult, console: Console) -> None:
         console.print(describe_letters([*result.candidates, *result.front[:_FRONT_SHOWN]]), style="dim", soft_wrap=True)
     console.print(describe_space(result), style="dim", soft_wrap=True)
     console.print(QUALITY_NOTE, style="dim", soft_wrap=True)
-    for line in result.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(result.notes, console)
 
 
 def _front_words(result: SearchResult) -> str:

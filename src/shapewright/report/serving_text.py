@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shapewright.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def print_serving(found: ServingPlan, console: Console) -> None:
             },
             console,
         )
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(found.notes, console)
 
 
 def describe_serving(found: ServingPlan) -> str:

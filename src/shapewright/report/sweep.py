@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.prediction_text import name_utilization
 from shapewright.report.question_json import device_to_json
@@ -42,8 +42,7 @@ def print_sweep(found: Sweep, console: Console) -> None:
     ]
     rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row, utilization)] for row in found.rows]
     print_table(columns_of(rows, headings), console)
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(found.notes, console)
 
 
 def sweep_to_json(found: Sweep) -> dict[str, Any]:

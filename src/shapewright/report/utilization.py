@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.perf.software import TUNED
-from shapewright.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.question_json import device_to_json
 from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
@@ -118,8 +118,7 @@ def print_utilization(found: Utilization, console: Console) -> None:
         console.print()
         console.print(reachable_words(found), style="bold", soft_wrap=True)
         print_table(reachable_columns(found), console)
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(found.notes, console)
 
 
 def utilization_facts(found: Utilization) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from shapewright.report.columns import Column, columns_of, print_table
+from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -65,6 +65,5 @@ def print_verification(found: Verification, console: Console) -> None:
         ),
         console,
     )
-    for line in found.notes:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+    print_notes(found.notes, console)
     console.print()
