@@ -7,7 +7,20 @@ import click
 from shapewright.cli.console import make_console, print_json
 
 
+class DevicesGroup(click.Group):
+    """A group that says how to show a device to who names one without a command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command, or say which one takes a name."""
+        if not args[0].startswith("-") and args[0] not in self.commands:
+            raise click.UsageError(f"no command {args[0]!r}; a device is shown by 'devices show {args[0]}'", ctx)
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=DevicesGroup,
     invoke_without_command=True,
     epilog="\b\nExamples:\n  shapewright devices\n  shapewright devices show h100-sxm-80gb\n"
     "  shapewright devices template > my-device.toml",

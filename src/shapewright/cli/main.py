@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shapewright import __version__
-from shapewright.errors import ShapewrightError
+from shapewright.errors import ShapewrightError, close_names
 
 EXIT_FINE, EXIT_USAGE = 0, 2
 
@@ -60,6 +60,15 @@ class LazyGroup(click.Group):
         command = import_module(module).command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command, or name those that are spelled like it."""
+        if not args[0].startswith("-") and args[0] not in _COMMANDS:
+            words = f"no command {args[0]!r}; {close_names(args[0], _COMMANDS)}"
+            raise click.UsageError(words.rstrip("; "), ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; a reader that goes away ends it before click turns that into exit code 1, findings here."""
