@@ -15,6 +15,7 @@ from calibration_files import write_late_calibration
 from shapewright.cli.main import main
 from shapewright.errors import CalibrationError, DeviceError
 from shapewright.fit.calibrate import calibrate_rows
+from shapewright.fit.gemm import ALIGNMENT_STARTS, Form, alignment_entries
 from shapewright.hardware import Device, load_device
 from shapewright.operations import Attention, Gemm, Pointwise
 from shapewright.perf.calibration_file import calibrated_device, device_table, read_calibration
@@ -307,3 +308,13 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
     assert report["kernel"] == ("the library's choice" if own else quick)
     assert (report["rows"], report["rows_of_other_kernels"]) == (5, 10 if own else 5)
     assert any(f"is that of {report['kernel']}" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize(("power", "kept"), [(1e-4, 1.0), (3.0, 3.0), (1e6, 32.0)])
+def test_arithmetic_and_traffic_take_no_longer_than_one_after_the_other(power: float, kept: float) -> None:
+    """(c^p + t^p)^(1/p) is above c + t for p below 1, which no kernel is; small p would overflow besides."""
+    form = Form([(128, 128)], hot=False, alignment=alignment_entries(ALIGNMENT_STARTS["volta"]))
+    x = form.start()
+    x[[name for name, _, _ in form.entries].index("overlap_power")] = np.log(power)
+
+    assert form.section(x, None)["overlap_power"] == pytest.approx(kept)

@@ -175,7 +175,7 @@ class Form:
             ],
             "splits": list(self.splits),
             **{name: v[name] for name, _, _ in self.SCALARS if name not in ("fill_k", "overlap_power")},
-            "overlap_power": min(v["overlap_power"], LARGEST_OVERLAP_POWER),
+            "overlap_power": min(max(v["overlap_power"], 1.0), LARGEST_OVERLAP_POWER),
             "k_step": 32,
             "hot_cache_speedup": v.get("hot_cache_speedup", 1.0),
             "hot_cache_share": v.get("hot_cache_share", 0.0),
