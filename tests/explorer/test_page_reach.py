@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from page_tools import NARROW, ONCE_MORE, expect, focused, see, settle, words_of
+from page_tools import NARROW, ONCE_MORE, WIDE, expect, focused, see, settle, words_of
 
 pytestmark = ONCE_MORE
 
@@ -22,6 +22,27 @@ def test_a_phone_shows_everything(open_page: Callable[..., Any]) -> None:
     page.tap("#question summary")
     page.select_option("#preset", "gpt2")
     settle(page, words_of("gpt2", device="a100-sxm-40gb"))
+
+
+# Choices whose text is wider than the room that their list leaves for it, beside an arrow of at least 16 pixels.
+_CHOICES_CUT_OFF = """() => [...document.querySelectorAll(".control select")].flatMap((list) => {
+  const style = getComputedStyle(list);
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `${style.fontSize} ${style.fontFamily}`;
+  const room = list.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 16;
+  return [...list.options].map((one) => one.text).filter((text) => pen.measureText(text).width > room);
+})"""
+
+
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "phone"])
+def test_choices_are_shown_whole(viewport: dict[str, int], open_page: Callable[..., Any]) -> None:
+    """Each choice of a question fits its list, such as the optimisers and 'as the GEMMs'."""
+    page = open_page(viewport=viewport)
+    settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+
+    assert page.locator("option", has_text="as the GEMMs").count() == 2
+    assert page.evaluate(_CHOICES_CUT_OFF) == []
 
 
 def test_the_keyboard_alone_is_enough(open_page: Callable[..., Any]) -> None:
