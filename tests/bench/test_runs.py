@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from bench_cases import CASES, attention
 
 from command_line import run
-from shapewright.bench import measuring
+from shapewright.bench import measuring, request
 from shapewright.bench.backend import Backend, open_backend
-from shapewright.bench.run import LocalMeasurer, make_run, run_cases
+from shapewright.bench.run import LocalMeasurer, Outcome, make_run, run_cases
 from shapewright.bench.suites import make_suite
 from shapewright.errors import BenchError
 from shapewright.operations import Gemm, GroupedGemm
@@ -46,6 +47,33 @@ def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) 
     assert all(row.state_before["load_average"] >= 0.0 for row in first.measured)
     assert (second.measured, second.num_known) == ((), 2)
     assert [row.key for row in third.measured] == [cases[2].key("cpu", backend.library)]
+
+
+def test_suites_share_what_is_left_of_a_budget(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 s for three the first gets 4 and takes 8; of the 4 left the second gets 2 and takes 1, the last gets 3."""
+    now_s, budgets_s = 100.0, []
+    takes_s = iter([8.0, 1.0, 30.0])
+
+    class Clocked:
+        """Measures nothing, in a known time."""
+
+        facts = backend
+
+        def run_cases(self, _cases: list[Case], *, budget_s: float, **_others: Any) -> Outcome:
+            nonlocal now_s
+            budgets_s.append(budget_s)
+            now_s += next(takes_s)
+            return Outcome()
+
+    monkeypatch.setattr(request, "open_measurer", lambda _options: nullcontext(Clocked()))
+    monkeypatch.setattr(request.time, "monotonic", lambda: now_s)
+    suites = ("smoke", "pointwise", "alignment")
+    results = request.run_request(request.Request(suites=suites, budget_s=12.0), tmp_path / "s.sqlite")
+
+    assert [result.name for result in results] == list(suites)
+    assert budgets_s == pytest.approx([4.0, 2.0, 3.0])
 
 
 def test_errors_become_rows(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
