@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.perf.best_rates import borrowed_rate_scale
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.expert_tiles import TileRule, read_rule
 from shapewright.perf.gemm_menu import GemmParameters, read_batched_parameters, read_parameters
@@ -254,6 +255,8 @@ def make_gemm_job(
         section = section.carried(lambda kernels: _with_hot_cache(kernels, feed_scale))
     widening = 1.0
     label = record.label if same else f"{record.label}, fractions of {section.dtype}"
+    if (scale := borrowed_rate_scale(device, record)) != 1.0:
+        label += f", {scale:.2f} times as fast by the best rate known"
     if weight_dtype:
         widening *= _STORED_WIDENING
         label += f", {weight_dtype} weights assumed to be widened for free"

@@ -15,6 +15,8 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
     means     the share of bandwidth that kernels reach (0.74 to 0.85) and of a last wave that they win back (0 to 0.97)
               follow no line of a sheet: another family's device takes the mean of all families that were measured, and
               the first also where sweeps of one paper lend, whose narrowest products are bound by tiles, not by memory
+    best rate where such sweeps lend, arithmetic and operand feed are as fast as the best product that anyone found on
+              the device asks for (perf.best_rates)
     habits    slow cases, kernels for batches and learned tables are fingerprints of a library on one family: they stay
 
 How far each helps on devices left out: docs/decisions/0003-gemm-calibration.md.
@@ -29,6 +31,7 @@ import numpy as np
 
 from shapewright.dtypes import get_dtype
 from shapewright.hardware import load_device
+from shapewright.perf.best_rates import borrowed_rate_scale, speed_up
 from shapewright.perf.calibration import list_records
 from shapewright.perf.expert_transfer import carry_experts
 from shapewright.perf.lending import clock_beside_hz, clock_hz_of, sibling_bandwidth_share, sibling_rate_share
@@ -75,6 +78,7 @@ def adapt_parameters(
         means = _take_means(parameters, device, dtype)
         if _WIDE_FORMAT not in raw:
             means = replace(parameters, bandwidth_fraction=means.bandwidth_fraction)
+            means = speed_up(means, borrowed_rate_scale(device, record))
         parameters = replace(means, slow_cases=None, batch_kernels=None)
     is_cast = parameters.cast_bytes_per_element > 0.0
     return parameters if is_cast or get_dtype(dtype).bits >= _UNCAST_BITS else _borrow_format(parameters, device)
