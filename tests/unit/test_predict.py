@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 import shapewright
-from shapewright.adding_up import settle_ends
+from lowered import gpt
+from shapewright.adding_up import PricedOperation, add_up, settle_ends
 from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
-from shapewright.operations import Collective
+from shapewright.layout import ParallelLayout
+from shapewright.operations import Collective, Gemm, Pointwise
+from shapewright.perf.price import Price
 from shapewright.predict import Prediction
 from shapewright.question import ask
 from shapewright.report.prediction_text import describe, verdict
+from shapewright.workload import Workload
 
 H100 = "h100-sxm-80gb"
 
@@ -333,3 +337,30 @@ def test_a_step_is_its_operations_and_its_bubble(layout: dict[str, Any]) -> None
     assert found.mfu == pytest.approx(flops / device_s / found.device.peak_flops_per_s("bf16"), rel=1e-3)
     assert 0.8 < found.step_time_low_s / found.step_time_s <= 0.84
     assert 1.7 <= found.step_time_high_s / found.step_time_s < 1.8
+
+
+@pytest.mark.parametrize(("calibration", "correlation"), [("own", 0.3), ("uncalibrated (priced from another)", 0.5)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_errors_of_operations_cancel_in_part(calibration: str, correlation: float, stages: int) -> None:
+    """n errors of spread w, alike with correlation r, sum to w sqrt(n + n (n - 1) r), between w sqrt(n) and n w.
+
+    Two products and a final norm take 1 s each, and may take 0.1 s less or 0.2 s more. A token that goes through two
+    stages one after the other does the products twice, with the same error twice.
+    """
+    price = Price(
+        time_s=0.5, low_s=0.45, high_s=0.6, compute_s=0.5, memory_s=0.0, start_s=0.0, roofline_s=0.0,
+        calibration=calibration,
+    )  # fmt: skip
+    products = [Gemm(name=name, m=8, n=8, k=8, repeats=2) for name in ("mlp.up", "mlp.down")]
+    norm = Pointwise(name="norm", operation="norm", stage="last", read_bytes=8.0, written_bytes=8.0, repeats=2)
+    free = PricedOperation(products[0], replace(price, time_s=0.0, low_s=0.0, high_s=0.0))
+    priced = [free, *(PricedOperation(operation, price) for operation in (*products, norm))]
+    layout = ParallelLayout(pipeline_parallel=stages)
+    found = add_up(priced, gpt(hidden_size=64, num_heads=1, num_layers=4), Workload(phase="prefill"), layout)
+    step_s = 2.0 * stages + 1.0
+    spread = (3.0 + 6.0 * correlation) ** 0.5 * step_s / 3.0
+
+    assert found.step_s == step_s
+    assert found.step_s - found.step_low_s == pytest.approx(0.1 * spread)
+    assert found.step_high_s - found.step_s == pytest.approx(0.2 * spread)
+    assert found.layer_forward_s == pytest.approx(2.0 / (4 / stages))
