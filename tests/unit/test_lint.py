@@ -33,7 +33,7 @@ from shapewright.lint import (
 )
 from shapewright.lint.check import find_violations
 from shapewright.lint.example import example_case
-from shapewright.lint.judge import judge, severity_of
+from shapewright.lint.judge import judge
 from shapewright.lint.rule import FAMILIES
 from shapewright.lint.rules import MODULES
 from shapewright.workload import Workload
@@ -248,24 +248,6 @@ def test_a_step_that_cannot_run_for_no_rule_of_ours_is_an_error() -> None:
             workload=Workload(dtype="fp16"),
             layout=ParallelLayout(data_parallel=2, expert_parallel=2),
         )
-
-
-@pytest.mark.parametrize(
-    ("least", "cost_fraction", "expected"),
-    [
-        (None, 0.0019, None),
-        (None, 0.0021, "info"),
-        (None, 0.011, "warning"),
-        (None, 0.11, "error"),
-        ("warning", 0.0, "warning"),
-        ("info", 0.05, "warning"),
-        ("error", 0.0, "error"),
-        (None, 0.0, None),
-    ],
-)
-def test_severity_follows_the_cost(least: str | None, cost_fraction: float, expected: str | None) -> None:
-    """Below 0.2 % a violation is quiet unless it counts by itself; 1 % is a warning, 10 % an error."""
-    assert severity_of(least, cost_fraction) == expected
 
 
 def test_severity_has_a_ceiling_where_a_default_decides() -> None:

@@ -116,3 +116,18 @@ def test_ragged_microbatches_cannot_be_interleaved() -> None:
     """Interleaving goes through micro-batches in groups of as many as there are stages."""
     with pytest.raises(LayoutError, match="10 micro-batches cannot be interleaved over pipeline_parallel=4"):
         simulate_pipeline(ParallelLayout(pipeline_parallel=4, virtual_pipeline=2), 10, PassTimes(1.0, 2.0))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_ends_of_the_model_lengthen_its_first_and_last_pass(chunks: int) -> None:
+    """The embedding is in the first chunk of the first stage, the loss in the last of the last, in both directions."""
+    layout = ParallelLayout(pipeline_parallel=2, virtual_pipeline=chunks)
+    passes = simulate_pipeline(layout, 2, PassTimes(1.0, 2.0, first_s=(0.5, 0.25), last_s=(4.0, 8.0)))
+    lengths_s = {(each.stage, each.chunk, each.kind): each.end_s - each.start_s for each in passes}
+    in_the_middle = {(stage, chunk) for stage in range(2) for chunk in range(chunks)} - {(0, 0), (1, chunks - 1)}
+
+    assert (lengths_s.pop((0, 0, FORWARD)), lengths_s.pop((0, 0, BACKWARD))) == (1.5, 2.25)
+    assert (lengths_s.pop((1, chunks - 1, FORWARD)), lengths_s.pop((1, chunks - 1, BACKWARD))) == (5.0, 10.0)
+    assert lengths_s == {
+        (*place, kind): own_s for place in in_the_middle for kind, own_s in ((FORWARD, 1.0), (BACKWARD, 2.0))
+    }

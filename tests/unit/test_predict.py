@@ -342,10 +342,10 @@ def test_a_step_is_its_operations_and_its_bubble(layout: dict[str, Any]) -> None
 @pytest.mark.parametrize(("calibration", "correlation"), [("own", 0.3), ("uncalibrated (priced from another)", 0.5)])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_errors_of_operations_cancel_in_part(calibration: str, correlation: float, stages: int) -> None:
-    """n errors of spread w, alike with correlation r, sum to w sqrt(n + n (n - 1) r), between w sqrt(n) and n w.
+    """Errors of spread w that correlate by r add up to w sqrt(n + n (n - 1) r): between w sqrt(n) and n w.
 
-    Two products and a final norm take 1 s each, and may take 0.1 s less or 0.2 s more. A token that goes through two
-    stages one after the other does the products twice, with the same error twice.
+    Two products and a final norm take 1 s each, and may take 0.1 s less or 0.2 s more. With two stages a token waits
+    for the products of the other one as well: as sure a time, stretched.
     """
     price = Price(
         time_s=0.5, low_s=0.45, high_s=0.6, compute_s=0.5, memory_s=0.0, start_s=0.0, roofline_s=0.0,
