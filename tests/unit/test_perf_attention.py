@@ -1,4 +1,4 @@
-"""Fused attention: which kernel runs, what moves its price, and numbers worked by hand."""
+"""Fused attention: which kernel runs, and what moves its price."""
 
 from __future__ import annotations
 
@@ -11,45 +11,10 @@ from shapewright.errors import CalibrationError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.operations import Attention
 from shapewright.perf.attention import price_attention
-from shapewright.perf.attention_kernels import AttentionRates, AttentionShape, read_parameters
-from shapewright.perf.attention_prefill import PrefillParameters, estimate_prefill
+from shapewright.perf.attention_kernels import read_parameters
+from shapewright.perf.attention_prefill import PrefillParameters
 from shapewright.perf.calibration import load_record
 from shapewright.perf.price import Price
-
-# A machine with round numbers: one SM multiplies 1e12 flop/s, exponentials and memory cost nothing.
-ROUND_RATES = AttentionRates(flops_per_s=4e12, bandwidth_bytes_per_s=1e30, num_sms=4.0, clock_hz=1e30, l2_bytes=0.0)
-ROUND_KERNEL = PrefillParameters(
-    start_s=1e-6,
-    query_tile=64.0,
-    key_tile=64.0,
-    packs_query_heads=False,
-    splits_keys=False,
-    kernel_head_dims=(64, 128),
-    tensor_fraction={"64": 1.0, "128": 1.0},
-    exponentials_per_sm_per_clock=1e30,
-    tile_overhead_cycles=0.0,
-    wave_tail_fraction=1.0,
-    power_drop_fraction=0.0,
-    bandwidth_fraction=1.0,
-    query_passes=1.0,
-    cache_write_passes=1.0,
-    cache_write_token_cycles=0.0,
-    cache_write_start_s=0.0,
-    overlap_power=1.0,
-    l2_reach_fraction=1.0,
-    l2_bytes_per_sm_clock=1.0,
-    window_extra_key_tiles=0.0,
-    window_start_s=0.0,
-    masked_key_work=0.0,
-    backward_rate_fraction=0.5,
-)
-
-
-def shape(*, causal: bool = True, **sizes: float) -> AttentionShape:
-    """One call of head width 128, as floats."""
-    defaults = {"batch_size": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 128, "v_head_dim": 128}
-    columns = {name: np.asarray(float(value)) for name, value in {**defaults, "window_size": 0, **sizes}.items()}
-    return AttentionShape(causal=causal, element_bytes=2.0, kv_element_bytes=2.0, **columns)
 
 
 def call(**sizes: object) -> Attention:
@@ -63,90 +28,6 @@ def price(name: str, *, library: str = "", kernel: str = "", **sizes: object) ->
     """Price of such a call."""
     device = load_device(name)
     return price_attention(call(**sizes), device, load_record("attention", device), library=library, kernel=kernel)
-
-
-def test_causal_tiles_by_hand() -> None:
-    """Four query tiles on four SMs: the last one visits all 256 keys and sets the time."""
-    found = estimate_prefill(shape(query_len=256, kv_len=256), ROUND_RATES, ROUND_KERNEL, writes_cache=False)
-
-    # 64 rows x 256 keys x 4 x 128 flop = 8388608 flop on one SM of 1e12 flop/s, after a start of 1 us.
-    assert float(found.total_s) == pytest.approx(1e-6 + 8388608 / 1e12)
-
-
-def test_causal_waves_by_hand() -> None:
-    """16 tiles on 4 SMs: four waves of the mean tile, which visits (64 + 128 + 192 + 256) / 4 = 160 keys."""
-    sizes = shape(batch_size=4, query_len=256, kv_len=256)
-    found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
-
-    assert float(found.compute_s) == pytest.approx(4 * 64 * 160 * 4 * 128 / 1e12)
-
-
-def test_idle_sms_take_part_of_a_long_tile() -> None:
-    """One tile of 64 rows and 2048 keys on four SMs: alone it takes 2048 keys' time, shared 512."""
-    sizes = shape(query_len=64, kv_len=2048, causal=False)
-    alone = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
-    shared = estimate_prefill(sizes, ROUND_RATES, replace(ROUND_KERNEL, splits_keys=True), writes_cache=False)
-
-    assert float(alone.compute_s) == pytest.approx(64 * 2048 * 4 * 128 / 1e12)
-    assert float(shared.compute_s) == pytest.approx(64 * 512 * 4 * 128 / 1e12)
-
-
-def test_partly_empty_wave_is_paid_whole() -> None:
-    """17 equal tiles on 4 SMs take five waves."""
-    sizes = shape(batch_size=17, query_len=64, kv_len=64, causal=False)
-    found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
-
-    assert float(found.compute_s) == pytest.approx(5 * 64 * 64 * 4 * 128 / 1e12)
-
-
-def test_odd_head_widths_are_padded_by_copies() -> None:
-    """Width 120 has no copy; 121 reads and writes queries, keys, values, outputs once: twice 4 * 121 * 64 * 2 bytes."""
-    padding = replace(ROUND_KERNEL, unaligned_passes=1.0)
-    rates = replace(ROUND_RATES, bandwidth_bytes_per_s=1e9)
-    for width, copied_bytes in ((120, 0.0), (121, 2.0 * 4 * 121 * 64 * 2)):
-        sizes = shape(query_len=64, kv_len=64, head_dim=width, v_head_dim=width)
-        plain, padded = (
-            estimate_prefill(sizes, rates, kernel, writes_cache=False) for kernel in (ROUND_KERNEL, padding)
-        )
-
-        assert float(padded.total_s - plain.total_s) == pytest.approx(copied_bytes / 1e9, abs=1e-12)
-
-
-def test_window_caps_the_keys_of_a_tile() -> None:
-    """With a window of 64 a tile of 64 rows reaches 128 keys, however long the sequence."""
-    sizes = shape(batch_size=4, query_len=64, kv_len=4096, window_size=64)
-    found = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
-
-    assert float(found.compute_s) == pytest.approx(64 * 128 * 4 * 128 / 1e12)
-
-
-def test_kernel_that_walks_over_masked_keys_pays_for_them() -> None:
-    """At half the price of a key, the 4096 - 128 keys before the window cost 1984 keys more; a window starts later."""
-    sizes = shape(batch_size=4, query_len=64, kv_len=4096, window_size=64)
-    walking = replace(ROUND_KERNEL, masked_key_work=0.5, window_start_s=3e-6)
-    found = estimate_prefill(sizes, ROUND_RATES, walking, writes_cache=False)
-
-    assert float(found.compute_s) == pytest.approx(64 * (128 + 1984) * 4 * 128 / 1e12)
-    assert float(found.start_s) == pytest.approx(1e-6 + 3e-6)
-
-
-def test_backward_is_five_products_at_its_own_rate() -> None:
-    """Against forward's two products: 2.5 times the work at half the rate takes five times as long."""
-    sizes = shape(query_len=256, kv_len=256)
-    forward = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
-    backward = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False, is_backward=True)
-
-    assert float(backward.compute_s) == pytest.approx(5.0 * float(forward.compute_s))
-
-
-def test_cache_copy_reads_and_writes_keys_and_values() -> None:
-    """Copying 256 keys and values of width 128 in fp16 moves 2 x 256 x 256 x 2 bytes more."""
-    rates = replace(ROUND_RATES, bandwidth_bytes_per_s=1e9)
-    sizes = shape(query_len=256, kv_len=256)
-    without = estimate_prefill(sizes, rates, ROUND_KERNEL, writes_cache=False)
-    copying = estimate_prefill(sizes, rates, ROUND_KERNEL, writes_cache=True)
-
-    assert float(copying.total_s - without.total_s) == pytest.approx(2 * 256 * 256 * 2 / 1e9)
 
 
 def test_head_width_between_compiled_ones_costs_the_next() -> None:

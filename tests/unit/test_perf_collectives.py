@@ -135,9 +135,26 @@ def test_sending_to_another_node() -> None:
     assert price("send_recv", 1e9, 2, 1).time_s == pytest.approx(1e9 / 5e9 + 2e-5 + 1e-5)
 
 
+def test_what_is_sent_to_another_node_takes_no_link_inside() -> None:
+    """Ranks beside the sender change nothing, neither the start nor the time."""
+    assert price("send_recv", 1e9, 16, 8) == price("send_recv", 1e9, 2, 1)
+    assert price("send_recv", 1e3, 16, 8) == price("send_recv", 1e3, 2, 1)
+
+
 def test_sending_inside_a_node_stands_in_as_a_gather_of_two() -> None:
-    """The whole message over one link."""
+    """The whole message over one link; by its own protocols where they were measured."""
     assert price("send_recv", 1e9, 8, 8).time_s == pytest.approx(3e-5 + 1e-2)
+    operations = {**ROUND_RECORD.parameters["operations"], "send_recv": {"2": [{**WIDE, "start_s": 5e-5}]}}
+    record = replace(ROUND_RECORD, id="sending", parameters={**ROUND_RECORD.parameters, "operations": operations})
+    assert price_collective(call("send_recv", 1e9, 8, 8), DEVICE, record).time_s == pytest.approx(5e-5 + 1e-2)
+
+
+def test_intervals_are_wider_between_nodes() -> None:
+    """0.9 and 1.1 of the time inside a node; between nodes, where nobody measured, their logarithms are 1.6 as long."""
+    inside, between = price("all_reduce", 1e3, 8), price("all_reduce", 1e3, 16)
+
+    assert (inside.low_s / inside.time_s, inside.high_s / inside.time_s) == pytest.approx((0.9, 1.1))
+    assert (between.low_s / between.time_s, between.high_s / between.time_s) == pytest.approx((0.9**1.6, 1.1**1.6))
 
 
 def test_one_rank_costs_nothing() -> None:
