@@ -117,6 +117,7 @@ def test_slower_repairs_stay_where_time_is_not_the_matter() -> None:
         finding = judged(case, slower, **fields)
         assert changes_of(finding) == [{"num_layers": 40}]
         assert finding is not None
+        assert finding.message == "vocab_size=50257 is odd; {'num_layers': 40}"
         assert finding.suggestions[0].predicted_gain_fraction is None
         assert finding.cost_fraction is None
 

@@ -52,6 +52,15 @@ def test_depth_moves_by_a_few_layers_and_stays_divisible() -> None:
         assert shape.changes["hidden_size"] % 128 == 0
 
 
+def test_widths_that_make_up_for_depth_split_over_devices() -> None:
+    """On four devices of the tensor axis a refitted MLP is a multiple of 128 on each."""
+    shapes = find_better_shapes(example_case(**UNEVEN, tensor_parallel=4), limit=MANY)
+    widths = [shape.changes["intermediate_size"] for shape in shapes if "num_layers" in shape.changes]
+
+    assert widths
+    assert all(width % (4 * 128) == 0 for width in widths)
+
+
 def test_what_fits_is_not_exchanged_for_what_does_not() -> None:
     """On a device whose memory is just used up only shapes that need no more are better."""
     roomy = example_case(**UNEVEN)

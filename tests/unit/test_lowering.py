@@ -116,6 +116,11 @@ def test_experts_are_grouped_gemms_over_routed_rows() -> None:
     wgrad = named(operations, "moe.down.wgrad", "backward")
     assert (wgrad.m, wgrad.n, wgrad.k, wgrad.groups, wgrad.layout) == (64, 48, 32, 8, "TN")
     assert named(operations, "shared_expert.up").n == 96
+    # Qwen2-MoE weighs what the shared expert says with a gate of one column.
+    gated = lower(replace(config, shared_expert_gate=True), workload, ONE_DEVICE)
+    gate = named(gated, "shared_expert.token_gate")
+    assert (letters(gate), gate.repeats) == ((1, 16, 1, 64, "NT"), 2)
+    assert len(gated) == len(operations) + 3  # and its two gradients
     assert named(operations, "mlp.up").repeats == 2
     spread = lower(config, workload, ParallelLayout(data_parallel=4, expert_parallel=4))
     assert (named(spread, "moe.down").m, named(spread, "moe.down").groups) == (32, 2)

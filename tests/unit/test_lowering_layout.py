@@ -371,6 +371,16 @@ EXPERTS = TransformerConfig(
         (CONFIG, {"tensor_parallel": 16}, "tensor_parallel=16 must divide num_heads=8; try 8"),
         (EXPERTS, {"tensor_parallel": 8}, "tensor_parallel=8 must divide moe_intermediate_size=44; try 4"),
         (
+            replace(CONFIG, intermediate_size=164),
+            {"tensor_parallel": 8},
+            "tensor_parallel=8 must divide intermediate_size=164; try 4",
+        ),
+        (
+            replace(EXPERTS, moe_intermediate_size=48, shared_expert_intermediate_size=44),
+            {"tensor_parallel": 8},
+            "tensor_parallel=8 must divide shared_expert_intermediate_size=44; try 4",
+        ),
+        (
             EXPERTS,
             {"expert_parallel": 4, "data_parallel": 4},
             "expert_parallel=4 must divide num_experts=6; try 3 or 6",
@@ -392,7 +402,7 @@ EXPERTS = TransformerConfig(
         ),
         (
             CONFIG,
-            {"context_parallel": 5},
+            {"context_parallel": 5, "tensor_parallel": 4, "sequence_parallel": False},
             "seq_len=32 must be a multiple of context_parallel=5; try seq_len 30 or 35",
         ),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +15,9 @@ from shapewright.perf.attention_transfer import decode_section
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collective, price_collectives
 from shapewright.perf.expert_kernels import choose_expert_kernel, expert_kernel_family, leave_poor_matches
-from shapewright.perf.experts import price_grouped_gemm, read_lone_row_s_per_byte
+from shapewright.perf.experts import price_grouped_gemm
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
-from shapewright.perf.lending import (
-    clock_beside_hz,
-    clock_hz_of,
-    fixed_cost_scale,
-    sibling_bandwidth_share,
-    sm_rate_scale,
-)
 from shapewright.perf.libraries import nearest_library
 from shapewright.perf.pointwise import price_pointwise
 from shapewright.perf.power import borrowed_attention_clock
@@ -138,60 +130,6 @@ def test_poor_matches_are_not_lent() -> None:
     assert "without cutlass" in borrowed.calibration
     assert borrowed.time_s < 2.0 * own.time_s
     assert leave_poor_matches(load_record("moe", H100)) is load_record("moe", H100)
-
-
-def test_fixed_costs_are_cycles() -> None:
-    """A lender's start takes the lender's cycles at the device's clock; a device's own stays as it is."""
-    borrowed = load_record("attention", L40S, uncalibrated=True)
-    lender = load_device(borrowed.device)
-    short = replace(CALL, query_len=1, kv_len=16)
-
-    assert fixed_cost_scale(L40S, borrowed) == pytest.approx(1.41 / 2.52)
-    assert fixed_cost_scale(L40S, load_record("attention", L40S)) == 1.0
-    assert price_attention(short, L40S, borrowed).start_s < price_attention(short, lender, borrowed).start_s
-
-
-def test_a_siblings_kernel_takes_as_many_cycles_beyond_its_traffic() -> None:
-    """H200 has H100's SMs and 4.8 / 3.35 of its memory: beyond traffic a kernel takes 1.43 as much of it."""
-    h200 = load_device("h200-sxm-141gb")
-    sibling = load_record("moe", h200, uncalibrated=True)
-    growth = 4.8 / 3.35
-
-    assert sibling_bandwidth_share(0.5, h200, sibling) == pytest.approx(1.0 / (1.0 + growth))
-    assert sibling_bandwidth_share(1.0, h200, sibling) == 1.0
-    assert sibling_bandwidth_share(0.5, L40S, load_record("moe", L40S, uncalibrated=True)) == 0.5
-    assert sibling_bandwidth_share(0.5, h200, load_record("moe", h200)) == 0.5
-
-
-def test_a_silent_sheet_has_the_clock_of_its_rate() -> None:
-    """B300's sheet gives no clock: 2250 TFLOP/s / (148 SMs x 2 x 4096 FLOP) = 1.86 GHz; one that gives it keeps it."""
-    assert clock_hz_of(load_device("b300-sxm-288gb")) == pytest.approx(1.856e9, rel=1e-3)
-    assert clock_hz_of(B200) == B200.boost_clock_hz
-    assert clock_hz_of(load_device("h200-nvl-141gb")) is not None
-
-
-def test_clocks_are_counted_as_the_lenders_sheet_counts() -> None:
-    """B300 has B200's rate and units, so its cycles are as short; a sheet with a clock is believed."""
-    b300, gb200 = load_device("b300-sxm-288gb"), load_device("gb200")
-
-    assert clock_beside_hz(b300, B200) == pytest.approx(B200.boost_clock_hz)
-    assert fixed_cost_scale(b300, load_record("attention", b300)) == pytest.approx(1.0)
-    assert clock_beside_hz(gb200, B200) == gb200.boost_clock_hz
-    assert clock_beside_hz(replace(gb200, boost_clock_hz=None, num_sms=None), B200) is None
-
-
-def test_multiprocessors_do_more_by_number_and_by_clock() -> None:
-    """Half of H100's SMs do half of its cycles, at twice its clock all of them; a silent sheet goes by its memory."""
-    record = replace(load_record("moe", H100), transfer="architecture")
-    fields: dict[str, Any] = {"dense_flops_per_s": {}, "boost_clock_hz": H100.boost_clock_hz}
-    half = replace(H100, num_sms=66, **fields)
-    assert sm_rate_scale(half, record) == pytest.approx(0.5)
-    assert sm_rate_scale(replace(half, boost_clock_hz=2.0 * (H100.boost_clock_hz or 0.0)), record) == pytest.approx(1.0)
-    silent = replace(H100, num_sms=None, memory_bandwidth_bytes_per_s=H100.memory_bandwidth_bytes_per_s * 3.0)
-    assert sm_rate_scale(silent, record) == pytest.approx(3.0)
-    assert sm_rate_scale(half, load_record("moe", H100)) == 1.0
-    # What is bound by them takes twice as long on half of them.
-    assert read_lone_row_s_per_byte(record, half, "bf16") == 2.0 * read_lone_row_s_per_byte(record, H100, "bf16") > 0.0
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,14 @@ def test_bandwidth_in_use_is_that_of_weights_and_cache() -> None:
         assert used == pytest.approx(read_bytes / num_devices, rel=0.01)
 
 
+def test_what_is_sent_uses_no_bandwidth_of_memory() -> None:
+    """Eight replicas compute what one does and send their gradients besides."""
+    alone, together = (ask("gpt2", H100, layout={"data_parallel": degree}).predict() for degree in (1, 8))
+
+    assert any(isinstance(entry.operation, Collective) for entry in together.operations)
+    assert together.mbu * together.step_time_s == pytest.approx(alone.mbu * alone.step_time_s)
+
+
 def test_few_tokens_use_the_bandwidth_of_few_experts() -> None:
     """One token of Mixtral reads 2 of 8 experts: a quarter of 2.8 GB a layer, and not the whole."""
     one, many = (
@@ -168,14 +176,17 @@ def test_the_kernel_of_narrow_experts_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "degree", "is_told"), [("l40s", 8, True), ("l40s", 1, False), ("h100-sxm-80gb", 8, False)]
+    ("device", "degree", "seq_len", "is_told"),
+    [("l40s", 8, 2048, True), ("l40s", 8, 16, True), ("l40s", 1, 2048, False), ("h100-sxm-80gb", 8, 2048, False)],
 )
-def test_a_step_that_waits_for_pcie_says_whose_host_it_was(device: str, degree: int, is_told: bool) -> None:
-    """Prefill over eight L40S is mostly all-reduces; one device sends nothing, and NVLink is the device's own."""
+def test_a_step_that_waits_for_pcie_says_whose_host_it_was(
+    device: str, degree: int, seq_len: int, is_told: bool
+) -> None:
+    """Prefill over eight L40S is mostly all-reduces, long or short; one device sends nothing, and NVLink is its own."""
     prediction = ask(
         "llama-3.1-70b",
         device,
-        workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": 2048},
+        workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": seq_len},
         layout={"tensor_parallel": degree},
     ).predict()
 
@@ -337,6 +348,19 @@ def test_a_step_is_its_operations_and_its_bubble(layout: dict[str, Any]) -> None
     assert found.mfu == pytest.approx(flops / device_s / found.device.peak_flops_per_s("bf16"), rel=1e-3)
     assert 0.8 < found.step_time_low_s / found.step_time_s <= 0.84
     assert 1.7 <= found.step_time_high_s / found.step_time_s < 1.8
+
+
+@pytest.mark.parametrize(("vocab_size", "end"), [(1000, "first"), (2_000_000, "last")])
+def test_the_slower_end_of_a_pipeline_counts(vocab_size: int, end: str) -> None:
+    """Embedding 8192 tokens is more than the logits of the last one, unless there are 2000 times as many words."""
+    config = gpt(hidden_size=1024, num_heads=8, num_layers=4, vocab_size=vocab_size, max_position_embeddings=8192)
+    workload = {"phase": "prefill", "micro_batch_size": 1, "seq_len": 8192}
+    found = shapewright.predict(config, device=H100, workload=workload, layout={"pipeline_parallel": 2})
+
+    assert {entry.operation.stage for entry in found.busiest_operations} == {"every", end}
+    assert sum(entry.total_time_s for entry in found.busiest_operations) + found.bubble_time_s == pytest.approx(
+        found.step_time_s
+    )
 
 
 @pytest.mark.parametrize(("calibration", "correlation"), [("own", 0.3), ("uncalibrated (priced from another)", 0.5)])

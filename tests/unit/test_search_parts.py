@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.config import list_presets, read_model
+from shapewright.config import count_parameters, list_presets, read_model
 from shapewright.errors import ConfigError
 from shapewright.hardware import load_device
 from shapewright.question import ask
@@ -245,13 +245,54 @@ def test_requests_that_make_no_sense_are_refused(fields: dict[str, Any], words: 
 @pytest.mark.parametrize("num_parameters", [200_000_000, 3_000_000_000, 40_000_000_000])
 def test_usual_model_has_the_size_asked_for(family: str, num_parameters: int) -> None:
     """Scaled public models come within 2 % of any size, with whole heads and usual proportions."""
-    from shapewright.config import count_parameters
-
     config = usual_model(num_parameters, family).config
 
     assert count_parameters(config).total == pytest.approx(num_parameters, rel=0.02)
     assert config.num_heads % config.num_kv_heads == 0
     assert 10 < config.hidden_size / config.num_layers < 300
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-2.7b", "qwen3-0.6b", "gemma-7b"])
+@pytest.mark.parametrize("factor", [0.3, 0.9, 3.0])
+def test_scaled_models_keep_their_proportions(name: str, factor: float) -> None:
+    """Heads keep their width, their groups, and their share of the stream where they are wider than it.
+
+    Width and MLP come in units of public models, the MLP within a tenth and a unit of its ratio, and the depth stays
+    in proportion to the width.
+    """
+    config = read_model(name).config
+    scaled = scale_model(read_model(name), round(factor * count_parameters(config).total)).config
+    unit = 128 if scaled.hidden_size > 1024 else 8
+
+    assert scaled.head_dim == config.head_dim
+    assert scaled.num_heads * config.num_kv_heads == config.num_heads * scaled.num_kv_heads
+    assert scaled.num_heads * config.head_dim / scaled.hidden_size == pytest.approx(
+        config.num_heads * config.head_dim / config.hidden_size, rel=0.1
+    )
+    assert scaled.intermediate_size % unit == 0
+    wanted = config.intermediate_size / config.hidden_size * scaled.hidden_size
+    assert abs(scaled.intermediate_size - wanted) <= 0.1 * wanted + 2 * unit
+    proportion = scaled.hidden_size / scaled.num_layers / config.hidden_size * config.num_layers
+    assert 0.6 < proportion < 1.7
+
+
+def test_a_model_that_is_near_enough_is_not_scaled() -> None:
+    """Within 1 % of 8.03 billion it is the model itself, beyond it has another shape and says so."""
+    model = read_model("llama-3-8b")
+
+    assert scale_model(model, 8_100_000_000) is model
+    assert scale_model(model, 7_960_000_000) is model
+    for num_parameters in (8_150_000_000, 7_900_000_000):
+        scaled = scale_model(model, num_parameters)
+        assert scaled.config != model.config
+        assert scaled.source.endswith(", scaled")
+        assert "scaled to" in scaled.notes[-1]
+
+
+def test_a_family_may_be_named_by_its_first_letters() -> None:
+    """No preset is called qwen, and those that begin with it are meant; one that is called so comes first."""
+    assert usual_model(8_000_000_000, "qwen").config.title.casefold().startswith("qwen")
+    assert usual_model(8_000_000_000, "QWEN2.5").config.title.casefold().startswith("qwen2.5")
 
 
 def test_models_that_cannot_be_scaled_say_so() -> None:

@@ -42,7 +42,7 @@ class Grid:
 
     Args:
         columns: By axis, the fields that lie on it with their values; the columns of an axis are equally long.
-        width_fields: Fields on ``heads`` that follow from the width alone.
+        width_fields: Fields on ``heads`` that follow from the width alone, itself among them.
     """
 
     def __init__(self, columns: Columns, width_fields: frozenset[str]) -> None:
@@ -59,8 +59,6 @@ class Grid:
     def _widths(self) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.int64]]:
         """Columns per width, and the width of each entry of ``heads``."""
         names = sorted(self.width_fields)
-        if not names:
-            return {}, np.zeros(self.lengths[0], dtype=np.int64)
         rows = np.stack([self.columns["heads"][name] for name in names])
         unique, inverse = np.unique(rows, axis=1, return_inverse=True)
         return dict(zip(names, unique, strict=True)), np.asarray(inverse).reshape(-1)

@@ -1,0 +1,173 @@
+"""Tables out of a store and into one: what is written reads back as the operation that was measured."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.store.export import export_store
+from shapewright.store.file import Store
+from shapewright.store.imports import Overrides, import_files
+from shapewright.store.record import FAILED, OK, Case, Row, Run, row_facts
+
+RUN = Run(
+    run_id="r", started_utc="2026-01-01", command="c", suite="smoke", device="h100-sxm-80gb", device_facts={},
+    driver="", runtime="", torch_version="", library="torch 2.9.0", shapewright_version="0",
+)  # fmt: skip
+PRODUCT = Gemm(name="gemm", m=8, n=16, k=32)
+PREFILL = Attention(
+    name="attention.prefill", batch_size=2, query_len=64, kv_len=64, num_heads=8, num_kv_heads=2, head_dim=64,
+    v_head_dim=64, window_size=16, writes_cache=True,
+)  # fmt: skip
+DECODE = replace(PREFILL, name="attention.decode", query_len=1, kv_len=100, kv_cache_dtype="fp8", window_size=0)
+
+
+def measured(operation: Any, *, kernel: str = "k", row_width: int = 0, **fields: Any) -> Row:
+    """A row of a measurement of 1 us."""
+    case = Case(operation=operation, row_width=row_width, repetition=fields.pop("repetition", 0))
+    facts = {"measured_utc": "", "status": OK, "median_s": 1e-6, "kernel": kernel, **fields}
+    return Row(**row_facts(case, RUN), **facts)
+
+
+def exported(tmp_path: Path, *rows: Row) -> dict[str, int]:
+    """Rows by table of an export into the folder."""
+    with Store(tmp_path / "s.sqlite") as store:
+        store.add_run(RUN)
+        for row in rows:
+            store.add(row)
+        return export_store(store, tmp_path, format_name="csv")
+
+
+def imported(tmp_path: Path, name: str) -> list[Row]:
+    """Rows of one file of the folder."""
+    import_files(tmp_path / "back.sqlite", [tmp_path / name], Overrides())
+    with Store(tmp_path / "back.sqlite", read_only=True) as store:
+        return store.rows()
+
+
+@pytest.mark.parametrize(
+    ("table", "operation"),
+    [("gemm", PRODUCT), ("attention_prefill", PREFILL), ("attention_decode", DECODE)],
+    ids=["gemm", "prefill", "decode"],
+)
+def test_what_is_exported_reads_back_as_it_was(table: str, operation: Any, tmp_path: Path) -> None:
+    """Operation, time, device, library and kernel come back from the table that holds them, and from no other."""
+    assert exported(tmp_path, measured(operation)) == {f"{table}.csv": 1, "measurements.csv": 1}
+    (row,) = imported(tmp_path, f"{table}.csv")
+
+    assert row.operation() == operation
+    assert (row.median_s, row.device, row.library, row.kernel) == (1e-6, "h100-sxm-80gb", "torch 2.9.0", "k")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        measured(PRODUCT, status=FAILED),
+        measured(PRODUCT, repetition=1),
+        measured(replace(PRODUCT, layout="NN")),
+        measured(replace(PRODUCT, batch=2)),
+        measured(replace(PREFILL, is_backward=True)),
+        measured(replace(PREFILL, v_head_dim=32)),
+        measured(replace(PREFILL, writes_cache=False)),
+        measured(replace(PREFILL, causal=False)),
+        measured(replace(PREFILL, kv_len=128)),
+        measured(Pointwise(name="x", operation="softmax", read_bytes=8.0, written_bytes=8.0), kernel="softmax"),
+    ],
+    ids=lambda row: row.kind,
+)
+def test_what_tables_have_no_column_for_is_left_to_measurements(row: Row, tmp_path: Path) -> None:
+    """Failed rows, repetitions, other layouts, gradients, odd attention: measurements alone hold them."""
+    assert exported(tmp_path, row) == {"measurements.csv": 1}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "element_bytes", "expected"),
+    [
+        ("layer_norm", "bf16", 2, ("input_layernorm", "0")),
+        ("gelu", "fp32", 4, ("mlp_act", "0")),
+        ("glu", "fp16", 2, ("mlp_act", "1")),
+        ("residual", "bf16", 2, ("add", "0")),
+    ],
+)
+def test_pointwise_rows_are_counted_from_their_bytes(
+    kernel: str, dtype: str, element_bytes: int, expected: tuple[str, str], tmp_path: Path
+) -> None:
+    """24 rows of 64 elements are written; the table asks for rows and their width."""
+    written_bytes = 24.0 * 64 * element_bytes
+    operation = Pointwise(
+        name="x", operation="norm", dtype=dtype, read_bytes=2.0 * written_bytes, written_bytes=written_bytes
+    )
+    assert exported(tmp_path, measured(operation, kernel=kernel, row_width=64))["pointwise.csv"] == 1
+    with (tmp_path / "pointwise.csv").open(encoding="utf-8") as file:
+        (found,) = csv.DictReader(file)
+
+    assert (found["operation"], found["gated"]) == expected
+    assert (found["num_tokens"], found["hidden_size"], found["intermediate_size"]) == ("24", "64", "64")
+
+
+@pytest.mark.parametrize(
+    ("name", "gated", "width", "reads"),
+    [("input_layernorm", 0, 64, 1), ("add", 0, 64, 2), ("mlp_act", 0, 96, 1), ("mlp_act", 1, 96, 2),
+     ("attn_rope", 0, (8 + 2) * 8 // 2, 1), ("emb", 0, 64, 1)],
+)  # fmt: skip
+def test_pointwise_tables_give_bytes(name: str, gated: int, width: int, reads: int, tmp_path: Path) -> None:
+    """4 tokens of 64, MLP of 192 and 8 + 2 heads of 8, over two devices, in 2 bytes; an addition reads two rows."""
+    head = "device,library,model,operation,dtype,num_tokens,hidden_size,intermediate_size,gated,num_heads,num_kv_heads"
+    (tmp_path / "p.csv").write_text(
+        f"{head},tensor_parallel,latency_s\na100_sxm,vidur,llama,{name},fp16,4,64,192,{gated},8,2,2,1e-5\n",
+        encoding="utf-8",
+    )
+    (row,) = imported(tmp_path, "p.csv")
+    operation = row.operation()
+
+    assert isinstance(operation, Pointwise)
+    assert operation.written_bytes == 4 * width * 2
+    assert operation.read_bytes == reads * operation.written_bytes
+    assert row.sizes["row_width"] == width
+
+
+def test_paper_layers_give_all_products_and_their_times(tmp_path: Path) -> None:
+    """Width 64, 8 heads, 2 x 16 tokens, two devices; at 1 TFLOP/s a product takes 2 m n k of picoseconds."""
+    names = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
+    head = ",".join(f"{name}_tflops" for name in names)
+    (tmp_path / "l.csv").write_text(
+        f"log,gpu,num_heads,hidden_size,micro_batch_size,seq_len,tensor_parallel,{head}\n"
+        f"x,a100,8,64,2,16,2{',1' * 6}\n",
+        encoding="utf-8",
+    )
+    rows = {row.name: row for row in imported(tmp_path, "l.csv")}
+
+    assert {name: (row.batch, row.m, row.n, row.k) for name, row in rows.items()} == {
+        "qkv": (1, 32, 96, 64),
+        "score": (8, 16, 16, 8),
+        "aov": (8, 16, 8, 16),
+        "proj": (1, 32, 64, 32),
+        "mlp_up": (1, 32, 128, 64),
+        "mlp_down": (1, 32, 64, 128),
+    }
+    assert rows["mlp_up"].median_s == pytest.approx(2 * 32 * 128 * 64 * 1e-12)
+    assert rows["score"].median_s == pytest.approx(8 * 2 * 16 * 16 * 8 * 1e-12)
+
+
+def test_best_products_and_collectives_are_read(tmp_path: Path) -> None:
+    """A table in capital letters holds products of x W^T; ranks of a collective are those of one node."""
+    (tmp_path / "m.csv").write_text(
+        "accelerator,mamf_tflops,M,N,K,dtype,torch_version\na100,250,64,128,256,bf16,2.5\n", encoding="utf-8"
+    )
+    (tmp_path / "c.csv").write_text(
+        "device,library,dtype,op_name,num_gpus,message_bytes,latency_s\nh100_sxm,nccl 2,bf16,all_reduce,4,1024,1e-5\n",
+        encoding="utf-8",
+    )
+    (product,) = imported(tmp_path, "m.csv")
+    operation = next(row.operation() for row in imported(tmp_path, "c.csv") if row.kind == "collective")
+
+    assert (product.m, product.n, product.k, product.layout, product.library) == (64, 128, 256, "NT", "torch 2.5")
+    assert product.median_s == pytest.approx(2 * 64 * 128 * 256 / 250e12)
+    assert isinstance(operation, Collective)
+    assert (operation.op_name, operation.message_bytes) == ("all_reduce", 1024.0)
+    assert operation.num_ranks == operation.ranks_per_node == 4
