@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from measured_tables import H100, gemm_columns, only_row, paper_layer, write_csv, write_parquet
+from measured_tables import GEMM_SHAPES, H100, gemm_columns, only_row, paper_layer, write_csv, write_parquet
 from shapewright.accuracy import TABLES, judge_folder
+from shapewright.errors import MeasuredFileError
 from shapewright.hardware import load_device
 from shapewright.operations import Gemm
 from shapewright.perf.calibration import load_record
@@ -66,6 +67,44 @@ def test_uncalibrated_prices_as_a_sibling_would(tmp_path: Path) -> None:
     write_parquet(tmp_path / "gemm.parquet", gemm_columns())
 
     assert only_row(tmp_path, uncalibrated=True).mape > 0.01
+
+
+def test_intervals_have_a_width(tmp_path: Path) -> None:
+    """The mean of ln(high / low) is that of the prices; a borrowed record's is wider."""
+    write_parquet(tmp_path / "gemm.parquet", gemm_columns())
+    m, n, k = (np.array(letters) for letters in zip(*GEMM_SHAPES, strict=True))
+    price = price_gemm(Gemm(name="x", m=m, n=n, k=k), H100, load_record("gemm", H100), library="lib 1")
+    own, borrowed = only_row(tmp_path), only_row(tmp_path, uncalibrated=True)
+
+    assert own.interval_width == pytest.approx(np.mean(np.log(price.high_s / price.low_s)))
+    assert borrowed.interval_width > own.interval_width
+
+
+def test_callers_hear_of_tables_and_rows_and_readers_what_a_fit_saw(tmp_path: Path) -> None:
+    """One table of five rows, of which --uncalibrated need not say that fits saw them; nothing is left aside."""
+    write_parquet(tmp_path / "gemm.parquet", gemm_columns())
+    begun: list[tuple[str, int]] = []
+    priced: list[int] = []
+    own = judge_folder(tmp_path, on_table=lambda *table: begun.append(table), on_rows=priced.append)
+    borrowed = judge_folder(tmp_path, uncalibrated=True)
+
+    assert begun == [("gemm", 5)]
+    assert sum(priced) == 5
+    assert [any("every row counts" in note for note in found.notes) for found in (own, borrowed)] == [True, False]
+    assert not [note for note in own.notes if "is left aside:" in note]
+
+
+def test_only_wanted_tables_are_judged(tmp_path: Path) -> None:
+    """Of two tables one is asked for; an empty one has nothing to judge."""
+    write_parquet(tmp_path / "gemm.parquet", gemm_columns())
+    write_csv(tmp_path / "paper_layers.csv", [paper_layer(qkv_tflops=200.0)])
+
+    assert {row.file for row in judge_folder(tmp_path).rows} == {"gemm.parquet", "paper_layers.csv"}
+    assert {row.file for row in judge_folder(tmp_path, tables=["gemm"]).rows} == {"gemm.parquet"}
+    empty = {name: values[:0] for name, values in gemm_columns().items()}
+    write_parquet(tmp_path / "gemm.parquet", empty)
+    with pytest.raises(MeasuredFileError, match=r"nothing to judge in .*: no rows$"):
+        judge_folder(tmp_path, tables=["gemm"])
 
 
 def test_a_record_that_cannot_be_left_aside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

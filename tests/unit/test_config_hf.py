@@ -217,6 +217,8 @@ def test_values_that_make_no_sense(values: dict[str, Any], words: list[str]) -> 
         ({"model_type": "mistral"}, (4096,)),
         ({"model_type": "qwen2", "sliding_window": 32}, ()),
         ({"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}, (0, 32)),
+        ({"model_type": "qwen3_moe", "sliding_window": 32}, ()),
+        ({"model_type": "qwen3_moe", "sliding_window": 32, "use_sliding_window": True}, (32,)),
         ({"model_type": "gemma2", "sliding_window": 32}, (32, 0)),
         ({"model_type": "gpt_oss", "layer_types": ["full_attention", "sliding_attention"]}, (0, 128)),
     ],

@@ -69,14 +69,15 @@ def test_routing_reads_scores_and_moves_rows() -> None:
 
 
 def test_biases_cost_a_sum_over_tokens_in_backward() -> None:
-    """Columns: qkv 192, out 64, up 256 and down 64, of 16 rows each."""
-    config = gpt(hidden_size=64, num_heads=4, qkv_bias=True, attention_out_bias=True, mlp_bias=True)
-    operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
+    """Columns: qkv 192, out 64, up 256 and down 64, of 16 rows each, for 3 layers of 2 micro-batches."""
+    config = gpt(hidden_size=64, num_heads=4, num_layers=3, qkv_bias=True, attention_out_bias=True, mlp_bias=True)
+    operations = lower(config, Workload(micro_batch_size=2, seq_len=8, global_batch_size=4), ONE_DEVICE)
     sums = [each for each in operations if isinstance(each, Pointwise) and each.name.endswith("bias_gradient")]
     assert {each.name: each.read_bytes for each in sums} == {
         "attention.bias_gradient": 16 * (192 + 64) * 2,
         "mlp.bias_gradient": 16 * (256 + 64) * 2,
     }
+    assert {each.repeats for each in sums} == {3 * 2}
 
 
 @pytest.mark.parametrize("preset", ["llama-3-8b", "gpt3-2.7b", "mixtral-8x7b", "qwen2.5-0.5b", "deepseek-v3"])

@@ -86,6 +86,15 @@ def test_what_depends_on_width_is_computed_per_width() -> None:
     ]
 
 
+def test_what_depends_on_no_heads_is_the_same_on_every_row() -> None:
+    """A sum over depth alone has one row, which stands for all entries of heads."""
+    grid = grid_of(hidden_size=[64, 128], num_heads=[1, 2], num_layers=[2, 3, 4])
+    total = sum_of(grid, (Tape().variable("num_layers", 1) * 3).node)
+
+    dense = np.broadcast_to(total.on_rows(np.array([0, 1])), (2, 1, 3, 1, 1))
+    assert dense[:, 0, :, 0, 0].tolist() == [[6, 9, 12], [6, 9, 12]]
+
+
 def test_grids_are_cut_where_a_branch_goes_another_way() -> None:
     """The parts together are the whole, and on each the asked value is constant."""
     grid = grid_of(hidden_size=[64, 65, 66, 68], num_heads=[1, 1, 1, 1], num_layers=[2, 3])

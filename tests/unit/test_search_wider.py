@@ -205,11 +205,15 @@ def test_jobs_cut_a_space_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """However finely a space is cut, every shape is looked at once and the best are the same."""
     whole = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
     monkeypatch.setattr(search_job, "_SHAPES_OF_A_JOB", 20_000)
-    parts = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
+    told: list[tuple[int, int]] = []
+    parts = search("gpt3-1.3b", device="h100-sxm-80gb", top=50, progress=lambda *counts: told.append(counts))
 
     assert replace(parts.tally, nearest_parameters=0) == replace(whole.tally, nearest_parameters=0)
     assert [shape.config for shape in parts.candidates] == [shape.config for shape in whole.candidates]
     assert [shape.config for shape in parts.front] == [shape.config for shape in whole.front]
+    assert told == sorted(told)
+    assert {num_shapes for _, num_shapes in told} == {whole.tally.num_shapes}
+    assert told[-1][0] == whole.tally.num_shapes
 
 
 @dataclass

@@ -1,0 +1,56 @@
+"""The fit of slow cases to whole blocks finds again what blocks were made with."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from calibration_script import REPOSITORY
+
+from shapewright.hardware import load_device
+from shapewright.perf.calibration import load_record
+
+pd = pytest.importorskip("pandas", reason="needs the fit extra")
+pytest.importorskip("scipy", reason="needs the fit extra")
+sys.path.insert(0, str(REPOSITORY / "scripts"))
+
+from gemm_block_fit import fit_blocks
+
+from shapewright.fit.gemm import device_rates, predict_rows
+
+DEVICE = load_device("mi250x-gcd")
+RATES = device_rates(DEVICE, "fp16", hot=False)
+SECTION: dict[str, Any] = load_record("gemm", DEVICE).parameters["dtypes"]["fp16"]
+MASK_S, OTHER_S = 0.03, 0.002
+
+
+def products_s(tokens: int, pairs: list[tuple[int, int]], slow_cases: dict[str, Any]) -> float:
+    """Time of products of as many rows with these n and k, one after the other. [s]"""
+    n, k = zip(*pairs, strict=True)
+    rows = pd.DataFrame({"m": tokens, "n": n, "k": k, "batch": 1}).astype(float)
+    return float(np.sum(predict_rows(rows, {**SECTION, "slow_cases": slow_cases}, RATES, "NT")))
+
+
+def test_a_fit_to_blocks_finds_what_they_were_made_with() -> None:
+    """MLPs are 4h x h and h x 4h, attention 3h x h and h x h and a mask, a layer all four and the mask.
+
+    Widths are those at which far pages cost a part of their rate; every third one judges.
+    """
+    truth = {**SECTION["slow_cases"], "reach_bytes": 2.0e9, "reach_loss": 0.2, "spans": []}
+    rows = []
+    for h in range(8192, 20480, 1024):
+        mlp, attention = [(4 * h, h), (h, 4 * h)], [(3 * h, h), (h, h)]
+        for kind, pairs in (("mlp", mlp), ("attention", attention), ("layer", mlp + attention)):
+            mask_s = 0.0 if kind == "mlp" else MASK_S
+            rows.append((kind, 8192, h, products_s(8192, pairs, truth) + mask_s + OTHER_S, OTHER_S))
+    blocks = pd.DataFrame(rows, columns=["kind", "tokens", "hidden_size", "measured_s", "other_s"])
+    is_unseen = (blocks.hidden_size // 1024 % 3 == 0).to_numpy()
+    cases, report = fit_blocks(blocks, is_unseen, SECTION, [], RATES)
+
+    assert report["mask_s"] == pytest.approx(MASK_S, rel=0.02)
+    assert cases["reach_bytes"] == pytest.approx(truth["reach_bytes"], rel=0.05)
+    assert cases["reach_loss"] == pytest.approx(truth["reach_loss"], abs=0.02)
+    assert (report["rows"], report["mean_ape"]) == (4, pytest.approx(0.0, abs=0.005))
+    assert (cases["spans"], cases["small_edge"]) == ([], truth["small_edge"])
