@@ -298,6 +298,20 @@ def test_a_model_that_is_near_enough_is_not_scaled() -> None:
         assert "scaled to" in scaled.notes[-1]
 
 
+def test_a_size_that_embeddings_exceed_is_refused() -> None:
+    """128,256 words of the least width are more than 20 million parameters: nothing is searched at another size."""
+    with pytest.raises(ConfigError, match=r"--params 25,000,000: the nearest .* has [\d,]+ parameters, with 128,256"):
+        usual_model(25_000_000, "llama")
+    with pytest.raises(ConfigError, match=r"--params 60,000,000: .*give --params \d+, or a model with fewer words"):
+        scale_model(read_model("llama-3.2-1b"), 60_000_000)
+    assert count_parameters(usual_model(25_000_000, "gpt").config).total == pytest.approx(25e6, rel=0.05)
+    # What is advised works.
+    with pytest.raises(ConfigError) as caught:
+        usual_model(60_000_000, "llama")
+    advised = int(str(caught.value).partition("give --params ")[2].partition(",")[0])
+    assert count_parameters(usual_model(advised, "llama").config).total == pytest.approx(advised, rel=0.05)
+
+
 def test_a_family_may_be_named_by_its_first_letters() -> None:
     """No preset is called qwen, and those that begin with it are meant; one that is called so comes first."""
     assert usual_model(8_000_000_000, "qwen").config.title.casefold().startswith("qwen")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
 
 _UNIT = 128  # elements; what public models of some size keep to
+# How far a scaled model may be from its size: embeddings keep their rows, so that small models of large vocabularies
+# would end up several times as large as asked for, and be held against shapes of that size.
+_FARTHEST_FRACTION = 0.05
 _HEADS_AROUND = 8  # key-value heads tried on either side of the scaled number
 _FAMILY_OF_WORD = {"gpt": "gpt3"}  # the table that later GPT-like models were copied from
 
@@ -66,6 +69,11 @@ def scale_model(model: Model, num_parameters: int, tolerance_fraction: float = 0
         )
     scaled = _scaled(config, (num_parameters / own) ** (1.0 / 3.0), num_parameters)
     size = count_parameters(scaled).total
+    if abs(size / num_parameters - 1.0) > _FARTHEST_FRACTION:
+        raise ConfigError(
+            f"--params {num_parameters:,}: the nearest that {config.title} scales to has {size:,} parameters, with "
+            f"{config.vocab_size:,} words in its vocabulary; give --params {size}, or a model with fewer words"
+        )
     words = f"{config.title} scaled to {size:,} parameters: L={scaled.num_layers}, h={scaled.hidden_size}"
     return replace(model, config=scaled, source=f"{model.source}, scaled", notes=(*model.notes, words))
 
