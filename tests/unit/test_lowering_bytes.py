@@ -91,3 +91,18 @@ def test_the_optimizer_steps_over_the_weights_of_the_model(preset: str) -> None:
     assert weights == pytest.approx(count_parameters(config).total, rel=3e-3)
     assert weights <= count_parameters(config).total
     assert sum(each.written_bytes for each in steps) / 14 == weights
+
+
+@pytest.mark.parametrize("pass_name", ["forward", "backward"])
+def test_a_loss_in_parts_moves_as_much(pass_name: str) -> None:
+    """Four parts of 4 tokens each: a quarter of the bytes, four times as often, and so are the logits."""
+    config = gpt(hidden_size=64, num_heads=4, vocab_size=512)
+    whole, parts = (
+        lower(config, Workload(micro_batch_size=2, seq_len=8, loss_chunks=chunks), ONE_DEVICE) for chunks in (1, 4)
+    )
+    loss = "cross_entropy" if pass_name == "forward" else "cross_entropy.backward"
+    at_once, apart = (named(operations, loss, pass_name) for operations in (whole, parts))
+    assert moved(apart) == tuple(each / 4 for each in moved(at_once))
+    assert (at_once.repeats, apart.repeats) == (1, 4)
+    assert named(parts, "logits").m == 4
+    assert named(parts, "logits").repeats == 4

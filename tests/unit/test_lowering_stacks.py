@@ -43,6 +43,54 @@ def test_stages_hold_both_stacks_and_masks_only_the_decoder() -> None:
     assert masked == dict(zip(ATTENTIONS, ((12, False), (12, True), (12, False)), strict=True))
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_queries_of_the_decoder_meet_keys_of_the_encoder(degree: int) -> None:
+    """Two prompts of 64 tokens, two start tokens; 4 heads of 24 over 2 key-value heads, whose values are 40 wide."""
+    config = replace(T5, head_dim=24, v_head_dim=40, num_kv_heads=2)
+    workload = Workload(phase="prefill", seq_len=64, micro_batch_size=2)
+    operations = lower(config, workload, ParallelLayout(tensor_parallel=degree))
+    found = {
+        letter: [(one.m, one.n, one.k) for one in named(operations, f"cross_attention.{letter}")]
+        for letter in ("q", "k", "v", "out")
+    }
+    assert found == {
+        "q": [(2, 4 * 24 // degree, 128)],
+        "k": [(128, 2 * 24 // degree, 128)],
+        "v": [(128, 2 * 40 // degree, 128)],
+        "out": [(2, 128, 4 * 40 // degree)],
+    }
+
+
+def test_only_batched_products_leave_heads_to_be_merged() -> None:
+    """Unfused attention leaves heads outermost, for which a copy of 128 rows of 128 runs; a fused kernel does not."""
+    config = TransformerConfig(**SMALL)
+    copies = [
+        [
+            one.read_bytes
+            for one in named(lower(config, replace(TRAINING, attention=kind), SINGLE), "attention.merge_heads")
+        ]
+        for kind in ("unfused", "flash")
+    ]
+    assert copies == [[128 * 128 * 2], []]
+
+
+def test_the_slowest_stage_is_the_one_with_fewer_windows() -> None:
+    """Two layers that see 16 tokens stand before two that see all: a pipeline waits for the latter."""
+    config = replace(TransformerConfig(**SMALL), num_layers=4, attention_windows=(16, 16, 0, 0))
+    operations = lower(config, TRAINING, ParallelLayout(pipeline_parallel=2))
+    windows = [(one.window_size, one.repeats) for one in named(operations, "attention.fused")]
+    assert windows == [(0, 2 * 2)]
+
+
+@pytest.mark.parametrize(("name", "num_layers"), [("encoder.attention.fused", 4), ("cross_attention.fused", 6)])
+def test_a_rank_has_its_tokens_and_sees_all_of_the_source(name: str, num_layers: int) -> None:
+    """Four ranks of the context axis have 16 tokens each, and keys of all 64 come round the ring."""
+    operations = lower(T5, TRAINING, ParallelLayout(context_parallel=4))
+    calls = [*named(operations, name), *named(operations, f"{name}.ring")]
+    assert {one.query_len for one in calls} == {16}
+    assert sum(one.kv_len * one.repeats for one in calls) == 64 * num_layers
+
+
 def test_a_prompt_goes_through_the_encoder() -> None:
     """Prefill encodes 64 tokens, and the decoder runs its start token alone, which attends to them."""
     operations = lower(T5, Workload(phase="prefill", seq_len=64), SINGLE)
