@@ -53,6 +53,12 @@ def product_of(**changes: float) -> Products:
     return Products(*(np.array([sizes[name]]) for name in ("m", "n", "k", "batch")), letters={"k": True, "n": True})
 
 
+def products_of_work(*flops: float) -> Products:
+    """Products that are as much work as given, whatever their sizes."""
+    work, one = np.array(flops), np.ones(len(flops))
+    return Products(work / 2.0, one, one, one, letters={"k": True, "n": True})
+
+
 def others_us(split: float = 1.0, rates: DeviceRates = RATES, **changes: float) -> tuple[float, float]:
     """Traffic, and what comes before and after. [us]"""
     memory_s, added_s = other_times_s(product_of(), np.array([split]), parameters_of(**changes), rates)
@@ -104,8 +110,27 @@ def test_operands_left_in_the_cache_are_read_faster(l2_bytes: float, share_of_co
 def test_power_takes_half_of_its_share_at_its_scale() -> None:
     """A tenth of the rate is lost where endless work loses a fifth, and alignment scales what is left."""
     parameters = parameters_of(power_drop_fraction=0.2, power_half_flops=1e12)
-    rate = macs_per_s_per_sm(np.array([0.0, 1e12, 1e30]), np.array([1.0, 0.5, 1.0]), parameters, RATES)
+    rate = macs_per_s_per_sm(products_of_work(0.0, 1e12, 1e30), np.array([1.0, 0.5, 1.0]), parameters, RATES)
     np.testing.assert_allclose(rate, [1e12, 0.5 * 0.9e12, 0.8e12])
+
+
+def test_a_run_of_products_has_one_clock() -> None:
+    """Where runs count, small and large products of one are slowed alike, and those of an unknown run in full."""
+    parameters = parameters_of(power_drop_fraction=0.2, power_half_flops=1e12, power_run_steepness=3.0)
+    products, ones = products_of_work(1.0, 1e30, 1.0, 1.0), np.ones(4)
+    rates = [
+        macs_per_s_per_sm(each, ones, parameters, RATES)
+        for each in (products._replace(run_flops=np.array([1e12, 1e12, 2e12, 1e15])), products)
+    ]
+    np.testing.assert_allclose(rates[0], [0.9e12, 0.9e12, (1 - 0.2 * 8 / 9) * 1e12, 0.8e12], rtol=1e-6)
+    np.testing.assert_allclose(rates[1], 0.8e12)
+
+
+def test_rows_of_products_keep_their_run() -> None:
+    """What is cut out of arrays of products was timed in the same runs."""
+    products = products_of_work(1.0, 2.0, 3.0)._replace(run_flops=np.array([4.0, 5.0, 6.0]))
+    np.testing.assert_array_equal(products.rows(slice(1, 3)).run_flops, [5.0, 6.0])
+    assert products_of_work(1.0).rows(slice(0, 1)).run_flops is None
 
 
 def kernel_times(tile: tuple[float, float], rates: DeviceRates = RATES, **changes: float) -> Any:

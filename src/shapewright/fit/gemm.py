@@ -206,12 +206,14 @@ def blocks_of(rows: pd.DataFrame, layout: str) -> list[RowBlock]:
     """Cut a table into blocks; a fit does so once, and prices them again and again.
 
     Args:
-        rows: Sizes in columns ``m``, ``n``, ``k`` and ``batch``; columns ``layout`` and ``is_cold`` where rows differ.
+        rows: Sizes in columns ``m``, ``n``, ``k`` and ``batch``; columns ``layout`` and ``is_cold`` where rows differ;
+            ``run_flops`` where a clock follows the work of the run that they were timed in.
         layout: Layout of all rows where there is no such column.
     """
     columns = [rows[c].to_numpy(float) for c in ("m", "n", "k", "batch")]
     layouts = rows.layout.to_numpy() if "layout" in rows else np.full(len(rows), layout)
     is_cold = rows.is_cold.to_numpy(bool) if "is_cold" in rows else np.zeros(len(rows), dtype=bool)
+    run_flops = rows.run_flops.to_numpy(float) if "run_flops" in rows else None
     is_batch = columns[3] > 1.0
     blocks = []
     kinds = {(str(one), bool(two), bool(three)) for one, two, three in zip(layouts, is_cold, is_batch, strict=True)}
@@ -220,7 +222,10 @@ def blocks_of(rows: pd.DataFrame, layout: str) -> list[RowBlock]:
         for start in range(0, len(places), ROWS_PER_BLOCK):
             here = places[start : start + ROWS_PER_BLOCK]
             m, n, k, batch = (column[here] for column in columns)
-            blocks.append(RowBlock(here, Products(m, n, k, batch, contiguous_letters(kind)), cold, batch_too))
+            products = Products(m, n, k, batch, contiguous_letters(kind))
+            if run_flops is not None:
+                products = products._replace(run_flops=run_flops[here])
+            blocks.append(RowBlock(here, products, cold, batch_too))
     return blocks
 
 

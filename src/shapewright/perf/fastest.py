@@ -130,7 +130,7 @@ def _compiled_least_compute_s(
     fill_least(
         np.stack([m, n]),
         batch * (_BELOW / rates.num_sms),
-        1.0 / macs_per_s_per_sm(products.flops, align_factor, p, rates),
+        1.0 / macs_per_s_per_sm(products, align_factor, p, rates),
         k_part,
         np.stack([p.tile_m, p.tile_n, p.tile_m * p.tile_n / p.tile_rate_fraction, p.fill_k]),
         p.split_k,
@@ -151,7 +151,7 @@ def _terms(products: Products, align_factor: Array, parameters: GemmParameters, 
     m, n, k, batch = products.sizes
     tile_m, tile_n = p.tile_m[:, None], p.tile_n[:, None]
     slots = batch * (_BELOW / rates.num_sms)
-    macs_per_s = macs_per_s_per_sm(products.flops, align_factor, p, rates)
+    macs_per_s = macs_per_s_per_sm(products, align_factor, p, rates)
     element_s = feed_s_per_element(p, rates)
     return _Terms(
         tiles_per_slot=np.ceil(m / tile_m) * (np.ceil(n / tile_n) * slots),

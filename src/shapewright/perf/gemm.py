@@ -42,7 +42,13 @@ COMPILED_FROM_SHAPES = 200_000
 
 
 def price_gemm(
-    operation: Gemm, device: Device, record: CalibrationRecord, *, hot_cache: bool = False, library: str = ""
+    operation: Gemm,
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    hot_cache: bool = False,
+    library: str = "",
+    run_flops: Array | None = None,
 ) -> GemmPrice:
     """Price one GEMM, or arrays of them.
 
@@ -52,6 +58,8 @@ def price_gemm(
         record: A record of kind ``gemm``.
         hot_cache: Operands may lie in the last-level cache from a previous run, as in a benchmark.
         library: Library and version whose kernels are meant, if the record knows it; otherwise the middle of all.
+        run_flops: Work of the run of products that each was timed in, for sections whose clock follows it; without it
+            they take a run without end. [flop], of the dims' shape
 
     Returns:
         The price; floats for int dims, arrays for array dims.
@@ -60,7 +68,10 @@ def price_gemm(
         UnknownRateError: the device has no rate for the dtype.
     """
     job = make_gemm_job(operation.dtype, operation.weight_dtype, device, record, hot_cache=hot_cache, library=library)
-    return price_products(*flatten(operation), job)
+    shape, products = flatten(operation)
+    if run_flops is not None:
+        products = products._replace(run_flops=np.broadcast_to(run_flops, shape).reshape(-1))
+    return price_products(shape, products, job)
 
 
 def price_products(shape: tuple[int, ...], products: Products, job: GemmJob) -> GemmPrice:

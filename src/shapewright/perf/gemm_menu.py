@@ -82,6 +82,8 @@ class GemmParameters:
         wave_give_back: Share of the last wave's emptiness that the kernel wins back, 0 to 1.
         power_drop_fraction: Share of the rate lost to power limits on endless work.
         power_half_flops: Work at which half of that is lost. [flop]
+        power_run_steepness: How sharply a run of products comes to lose it as its work grows; 0 where the work of each
+            product counts by itself.
         k_step: Granularity of the contraction loop. [element]
         hot_cache_speedup: Rate of the last-level cache over that of memory, for operands left there by a previous run.
         hot_cache_share: Share of the cache that such operands can fill.
@@ -118,6 +120,7 @@ class GemmParameters:
     slow_cases: SlowCases | None
     start_growth: StartGrowth | None = None
     batch_kernels: BatchKernels | None = None
+    power_run_steepness: float = 0.0
 
 
 def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
@@ -141,6 +144,7 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
             slow_cases=read_slow_cases(raw.get("slow_cases")),
             start_growth=StartGrowth(**raw["start_growth"]) if "start_growth" in raw else None,
             batch_kernels=read_batch_kernels(raw),
+            power_run_steepness=float(raw.get("power_run_steepness", 0.0)),
             **{name: float(raw[name]) for name in _SCALARS},
         )
     except (KeyError, TypeError) as error:

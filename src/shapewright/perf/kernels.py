@@ -9,7 +9,8 @@ Legend: rows of an array are shapes, columns are kernels of the menu. For one ke
     time    = start + [(waves max(tile_s, feed_s))^p + (traffic / bandwidth)^p]^(1/p) + split cost + cast of A
 
 ``soft`` is ceil(tiles/slots), less a fitted share of what the last wave leaves empty: persistent and stream-k kernels
-give part of it back. p says how well arithmetic and traffic overlap. ``rate`` falls under power as the work grows.
+give part of it back. p says how well arithmetic and traffic overlap. ``rate`` falls under power as the work grows:
+that of the product or, where a record says so, of the run of products that it was timed in.
 The menu and its constants are a record's (perf.gemm_menu).
 """
 
@@ -124,7 +125,7 @@ def estimate_kernels(
     num_waves = full_waves - p.wave_give_back * (full_waves - np.maximum(waves, 1.0))
     k_part = count_k(k, split_k, p)
 
-    macs_per_s = kernels.rate_fraction * macs_per_s_per_sm(products.flops, align_factor, p, rates)
+    macs_per_s = kernels.rate_fraction * macs_per_s_per_sm(products, align_factor, p, rates)
     tile_s = (k_part + kernels.fill_k) * (kernels.tile_m * kernels.tile_n / macs_per_s)
     edges = np.minimum(kernels.tile_m, m) + rates.stored_b_share * np.minimum(kernels.tile_n, n)
     feed_s = k_part * (edges * feed_s_per_element(p, rates))
@@ -146,10 +147,21 @@ def count_k(k: Array, split_k: Array, parameters: GemmParameters) -> Array:
     return part
 
 
-def macs_per_s_per_sm(flops: Array, align_factor: Array, parameters: GemmParameters, rates: DeviceRates) -> Array:
+def macs_per_s_per_sm(products: Products, align_factor: Array, parameters: GemmParameters, rates: DeviceRates) -> Array:
     """Multiplications and additions that a busy SM would sustain at its peak, less alignment and power. [mac/s]"""
-    sustained = 1.0 - parameters.power_drop_fraction * flops / (flops + parameters.power_half_flops)
+    sustained = 1.0 - parameters.power_drop_fraction * _share_of_power_drop(products, parameters)
     return rates.flops_per_s_per_sm / 2.0 * align_factor * sustained
+
+
+def _share_of_power_drop(products: Products, parameters: GemmParameters) -> Array | float:
+    """How much of the loss under power products suffer, 0 to 1, by their own work or by that of their run."""
+    half = parameters.power_half_flops
+    if not parameters.power_run_steepness:
+        return products.flops / (products.flops + half)
+    if products.run_flops is None:
+        return 1.0  # a run of which nothing is known may be endless
+    share: Array = 1.0 / (1.0 + (half / products.run_flops) ** parameters.power_run_steepness)
+    return share
 
 
 def feed_s_per_element(parameters: GemmParameters, rates: DeviceRates) -> float:

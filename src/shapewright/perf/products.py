@@ -42,6 +42,7 @@ class Products(NamedTuple):
         batch: Equal products in one launch.
         letters: See perf.alignment.contiguous_letters.
         choice: Of expert layers that a serving library runs; None for all else.
+        run_flops: Work of the run that each was timed in, itself included; None where nobody said. [flop]
     """
 
     m: Array
@@ -50,6 +51,7 @@ class Products(NamedTuple):
     batch: Array
     letters: Letters
     choice: ExpertChoice | None = None
+    run_flops: Array | None = None
 
     @property
     def sizes(self) -> tuple[Array, Array, Array, Array]:
@@ -69,4 +71,5 @@ class Products(NamedTuple):
         """Some of them."""
         letters = {letter: one if isinstance(one, bool) else one[part] for letter, one in self.letters.items()}
         choice = None if self.choice is None else self.choice.rows(part)
-        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters, choice)
+        run_flops = None if self.run_flops is None else self.run_flops[part]
+        return Products(self.m[part], self.n[part], self.k[part], self.batch[part], letters, choice, run_flops)
