@@ -21,8 +21,6 @@ from shapewright.perf.gemm import price_gemm
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 NAME, LIBRARY = "a100-sxm-80gb", "vidur"
-# Rows of a fit here; the record's has 4,000.
-FEWER_ROWS = 1200
 
 
 class LeftOut(NamedTuple):
@@ -43,12 +41,10 @@ def script() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def left_out(script: ModuleType) -> LeftOut:
-    """Each model priced by a section fitted on fewer rows of the two others."""
+    """Each model priced by a section fitted on the two others."""
     rows = script.read_rows(measured_file("linear_layers.parquet").parent)
     today = load_record("gemm", load_device(NAME)).parameters["dtypes"]["bf16"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shapewright.fit.gemm.FIT_ROWS", FEWER_ROWS)
-        return LeftOut(rows, script.predict_left_out(rows, rows.model.to_numpy(), today))
+    return LeftOut(rows, script.predict_left_out(rows, rows.model.to_numpy(), today))
 
 
 @pytest.mark.parametrize("model", LIMITS["gemm_vidur_model"])
@@ -66,6 +62,17 @@ def test_models_left_out_are_in_order(left_out: LeftOut) -> None:
 
     assert float(np.mean(np.abs(left_out.predicted / measured - 1.0))) <= LIMITS["gemm_vidur"]["mean"]
     assert 1.0 - (kendall_tau(left_out.predicted, measured) or 0.0) <= LIMITS["gemm_vidur"]["disorder"]
+
+
+def test_a_run_of_products_shares_a_clock(left_out: LeftOut, script: ModuleType) -> None:
+    """Fits that take each product for a run of its own order models that they did not see worse."""
+    alone = left_out.rows.assign(run_flops=2.0 * left_out.rows.m * left_out.rows.n * left_out.rows.k)
+    today = load_record("gemm", load_device(NAME)).parameters["dtypes"]["bf16"]
+    apart = script.predict_left_out(alone, alone.model.to_numpy(), today)
+    measured = alone.latency_s.to_numpy()
+    orders = [kendall_tau(predicted, measured) or 0.0 for predicted in (left_out.predicted, apart)]
+
+    assert orders[0] > orders[1] + 0.002
 
 
 def test_left_out_models_beat_todays_libraries(left_out: LeftOut) -> None:

@@ -141,7 +141,7 @@ def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None
     record = load_record("gemm", device, physics_only=True)
     price = price_gemm(Gemm(name="x", dtype="fp16", m=m, n=4096, k=4096), device, record)
     words = {"device": "a100_sxm", "library": "of 2023", "model": "m", "kernel": "up", "dtype": "fp16"}
-    columns = {key: [value] * 3 for key, value in ({"n": 4096, "k": 4096} | words).items()}
+    columns = {key: [value] * 3 for key, value in ({"n": 4096, "k": 4096, "tensor_parallel": 1} | words).items()}
     write_parquet(tmp_path / "linear_layers.parquet", columns | {"m": m, "latency_s": 1.2 * price.time_s})
     rows = {row.table: row for row in judge_folder(tmp_path).rows}
 
@@ -154,9 +154,9 @@ def test_software_with_a_section_is_priced_by_it(tmp_path: Path, uncalibrated: b
     """Times of the record's own section of 2024's software have no error, unless the record is left aside."""
     device = load_device("a100-sxm-80gb")
     product = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
-    price = price_gemm(product, device, load_record("gemm", device), library="vidur")
+    price = price_gemm(product, device, load_record("gemm", device), library="vidur", run_flops=np.array(product.flops))
     words = {"device": "a100_sxm", "library": "vidur", "model": "m", "kernel": "up", "dtype": "fp16"}
-    row = words | {"m": 2000, "n": 8192, "k": 4096, "latency_s": float(price.time_s)}
+    row = words | {"m": 2000, "n": 8192, "k": 4096, "tensor_parallel": 1, "latency_s": float(price.time_s)}
     write_parquet(tmp_path / "linear_layers.parquet", {key: [value] for key, value in row.items()})
     judgement = judge_folder(tmp_path, uncalibrated=uncalibrated)
     rows = {found.table: found for found in judgement.rows}
@@ -164,6 +164,21 @@ def test_software_with_a_section_is_priced_by_it(tmp_path: Path, uncalibrated: b
     assert (rows["linear_layers"].mape < 1e-9) is is_own
     assert any("whose fit saw its table" in note for note in judgement.notes) is is_own
     assert rows["linear_layers/scaled"].mape == pytest.approx(0.0, abs=1e-12)  # one row is its own median
+
+
+def test_products_of_one_run_share_a_clock(tmp_path: Path) -> None:
+    """A product beside a large one of the same m and tensor degree is priced slower than one whose run is apart."""
+    columns = {"device": ["a100_sxm"] * 2, "library": ["vidur"] * 2, "model": ["m"] * 2, "dtype": ["fp16"] * 2}
+    columns |= {"kernel": ["down", "up"], "m": [2000, 2000], "n": [4096, 49152], "k": [4096, 8192]}
+    columns["latency_s"] = [4e-4, 7e-3]
+    errors = []
+    for degrees in ([1, 1], [1, 2]):
+        write_parquet(tmp_path / "linear_layers.parquet", columns | {"tensor_parallel": degrees})
+        rows = judge_folder(tmp_path, by=("part",)).rows
+        errors.append({row.part: row.bias for row in rows if row.table == "linear_layers"})
+
+    assert errors[0]["m down"] > errors[1]["m down"] + 0.05
+    assert errors[0]["m up"] == pytest.approx(errors[1]["m up"], abs=0.002)  # most of the work of both
 
 
 def test_regret_of_choosing_heads(tmp_path: Path) -> None:

@@ -14,10 +14,14 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.roofline import roofline_s
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
     from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
+
+    Array = NDArray[np.float64]
 
 FORMAT = Format(
     numbers={"m": 1, "n": 1, "k": 1}, labels=("device", "library", "kernel", "dtype"), positive=("latency_s",)
@@ -41,6 +45,7 @@ def price_gemms(
     library: str = "",
     extra_s: float = 0.0,
     older_software: bool = False,
+    run_flops: Array | None = None,
 ) -> Prices:
     """Price arrays of products as a benchmark would time them.
 
@@ -51,11 +56,12 @@ def price_gemms(
         library: Library and version, as measured files name it.
         extra_s: Cost of the measurement itself, added to each. [s]
         older_software: The rows were timed with libraries older than the record's.
+        run_flops: Work of the runs that they were timed in, if that is known. [flop]
     """
     hot = device.architecture in HOT_CACHE_ARCHITECTURES
     record = context.record("gemm", device, older_software=older_software)
     context.note_library("gemm", library, record)
-    price = price_gemm(operation, device, record, hot_cache=hot, library=library)
+    price = price_gemm(operation, device, record, hot_cache=hot, library=library, run_flops=run_flops)
     floor = roofline_s(operation.flops, operation.num_bytes, device, operation.dtype)
     return prices_of(price, floor, extra_s=extra_s)
 

@@ -1,10 +1,11 @@
 """linear_layers.parquet: fp16 layer products of real models over a dense sweep of m, timed with the software of 2024.
 
 That software is slower than today's. Where a device's record has a section of it, that prices the rows as they are; its
-fit saw the rows of vidur's own table, so what it makes of models that it did not see is in the record's provenance.
-Elsewhere the libraries of today are predicted. Everywhere the rows are judged by those a second time, after one factor
-per device (the median of measured / predicted) with intervals wider by the noise between two collectors: nothing of
-that was fitted to them.
+fit saw the rows of vidur's own table, so what it makes of models that it did not see is in the record's provenance. All
+products of a model at one tensor degree and m were timed in one run, for which power sets one clock: the work of a run
+is what the table shows of it. Elsewhere the libraries of today are predicted. Everywhere the rows are judged by those a
+second time, after one factor per device (the median of measured / predicted) with intervals wider by the noise between
+two collectors: nothing of that was fitted to them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,18 @@ from shapewright.accuracy.read import Format
 from shapewright.operations import Gemm
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shapewright.accuracy.chunk import Prices
     from shapewright.accuracy.columns import Columns
     from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
 
+    Array = NDArray[np.float64]
+    Index = NDArray[np.intp] | NDArray[np.int64]
+
 FORMAT = Format(
-    numbers={"m": 1, "n": 1, "k": 1},
+    numbers={"m": 1, "n": 1, "k": 1, "tensor_parallel": 1},
     labels=("device", "library", "model", "kernel", "dtype"),
     positive=("latency_s",),
 )
@@ -44,11 +50,16 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         m, n, k = (rows.numbers[letter] for letter in "mnk")
         form = context.read_format(dtype, device)
         operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, m=m, n=n, k=k)
-        return form.widen(price_gemms(operation, device, context, library=library, older_software=not library))
+        run_flops = rows.numbers["run_flops"] if library else None
+        prices = price_gemms(
+            operation, device, context, library=library, older_software=not library, run_flops=run_flops
+        )
+        return form.widen(prices)
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
         return price_by(own_library(words[2], device, context), rows, device, words[1])
 
+    columns = replace(columns, numbers=columns.numbers | {"run_flops": _runs_of(columns)})
     scaled: defaultdict[str, list[Chunk]] = defaultdict(list)
     by = ("device", "dtype", "library")
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
@@ -78,6 +89,33 @@ def own_library(library: str, device: Device, context: Context) -> str:
     """The library, if the device's own record has a section of exactly that; empty otherwise."""
     record = context.record("gemm", device)
     return library if record.transfer == "exact" and library in record.parameters["libraries"] else ""
+
+
+def flops_of_runs(run: Index, kernel: Index, flops: Array) -> Array:
+    """Work of the run that each row was timed in: of each of its kernels once, however often that was measured. [flop]
+
+    Args:
+        run: Number of the run of each row. [rows]
+        kernel: Number of its kernel. [rows]
+        flops: Its own work. [flop]
+
+    >>> flops_of_runs(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0]), np.array([1.0, 1.0, 4.0, 2.0]))
+    array([5., 5., 5., 2.])
+    """
+    pairs, pair_of_row = np.unique(np.stack([run, kernel]), axis=1, return_inverse=True)
+    pair_of_row = pair_of_row.reshape(-1)
+    mean_flops = np.bincount(pair_of_row, flops) / np.bincount(pair_of_row)
+    found: Array = np.asarray(np.bincount(pairs[0], mean_flops), dtype=float)[run]
+    return found
+
+
+def _runs_of(columns: Columns) -> Array:
+    """Work of the run of each row. [flop]"""
+    words = [columns.labels[name].codes.astype(float) for name in ("device", "library", "model", "dtype")]
+    keys = np.stack([*words, columns.numbers["tensor_parallel"], columns.numbers["m"]])
+    run = np.unique(keys, axis=1, return_inverse=True)[1].reshape(-1)
+    flops = 2.0 * columns.numbers["m"] * columns.numbers["n"] * columns.numbers["k"]
+    return flops_of_runs(run, columns.labels["kernel"].codes, flops)
 
 
 def join_labels(first: Labels, second: Labels) -> Labels:
