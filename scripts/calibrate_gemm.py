@@ -47,18 +47,16 @@ from shapewright.fit.gemm import (
 )
 from shapewright.fit.split import split_by_shape
 from shapewright.hardware import Device, find_measured_device, load_device
+from shapewright.perf.alignment import carried_factors
 from shapewright.perf.gemm_menu import ROLES
 from shapewright.perf.kernels import DeviceRates
+from shapewright.perf.lending import multiplier_ratio
 
 # Sweeps with odd n and k exist for these alone; the rest of a vendor's chips borrow the nearest table.
 ALIGNMENT_SOURCES = {"a100-sxm-80gb": "a100"}
 # Names of devices in the paper's tables, where blocks are fitted.
 GPUS = {"mi250x-gcd": "mi250x"}
 ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada": "a100-sxm-80gb"}
-# The one published pair of Hopper: SwiGLU widths 10922 (4 bytes) and 10944 at h = 4096, 273 and 398 TFLOP/s
-# (stas00/ml-engineering, training/performance). 398 is half of what this chip reaches in its SXM form, so that the pair
-# may be that of a card short of power, which hides part of the loss: it is averaged with the borrowed factor.
-HOPPER_PAIR = 273.0 / 398.0
 # Contractions that the paper's software multiplies slower than today's: qkv, mlp_up and proj of A100's layers lose 4 to
 # 12 % from h = 1280 to 3968 and nothing from 4224 on; its sweeps, of a later version, have 4096 and more. [element]
 OLDER_SPANS = {"a100": {"first_k": 1024.0, "last_k": 4095.0}}
@@ -175,12 +173,15 @@ def refit_alignment(folder: Path) -> None:
         for place, content in older_library(section, taught).items():
             record[place]["libraries"][PAPER_SECTION] = content
         save_record("gemm", name, round_section(_with_table(record, taught.factors, taught.batched)))
+    lend_alignment()
+
+
+def lend_alignment() -> None:
+    """Hand the alignment tables, as they are, to the records that borrow them."""
     for path in sorted((RECORDS / "gemm").glob("*.json")):
         record = read_record("gemm", path.stem)
-        lender = ALIGNMENT_FROM.get(record["architecture"])
-        if lender:
-            record = _with_table(record, borrowed_table(lender, record["architecture"]))
-            save_record("gemm", path.stem, round_section(record))
+        if table := borrowed_table(path.stem, record):
+            save_record("gemm", path.stem, round_section(_with_table(record, table)))
 
 
 def older_library(section: dict[str, Any], taught: PaperTeaches) -> dict[str, dict[str, Any]]:
@@ -191,13 +192,19 @@ def older_library(section: dict[str, Any], taught: PaperTeaches) -> dict[str, di
     }
 
 
-def borrowed_table(lender: str, architecture: str) -> dict[str, dict[str, float]]:
-    """Another family's alignment table, with what little is known of the borrower."""
-    table = _stored_table(lender)
-    if architecture == "hopper":
-        for width in ("4", "8"):
-            table["free"][width] = float(np.sqrt(table["free"][width] * HOPPER_PAIR))
-    return table
+def borrowed_table(name: str, record: dict[str, Any]) -> dict[str, dict[str, float]] | None:
+    """Another family's alignment table as the device's SM would have it, by 16 bits; None where it has its own."""
+    lender = ALIGNMENT_FROM.get(record["architecture"])
+    if not lender:
+        return None
+    table, lent = _stored_table(lender), read_record("gemm", lender)
+    largest = [max(tile["rate"] for tile in one["parameters"]["dtypes"]["bf16"]["tiles"]) for one in (record, lent)]
+    ratio = multiplier_ratio(load_device(name), load_device(lender)) * largest[0] / largest[1]
+    carried = carried_factors(np.array([list(factors.values()) for factors in table.values()]), ratio)
+    return {
+        role: dict(zip(table[role], factors, strict=True))
+        for role, factors in zip(table, carried.tolist(), strict=True)
+    }
 
 
 def _with_table(
@@ -217,9 +224,12 @@ def main() -> None:
     devices = list(dict.fromkeys(source.device for source in SOURCES))
     parser = argument_parser(__doc__, devices)
     parser.add_argument("--alignment", action="store_true", help="fit the alignment tables alone again")
+    parser.add_argument(
+        "--lend-alignment", action="store_true", help="fit nothing, hand these tables to who borrows them"
+    )
     given = parser.parse_args()
-    if given.alignment:
-        refit_alignment(given.data)
+    if given.alignment or given.lend_alignment:
+        refit_alignment(given.data) if given.alignment else lend_alignment()
         return
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     for name in given.device or devices:
@@ -245,7 +255,8 @@ def main() -> None:
                 "sections": {dtype: one.report for dtype, one in fitted.items()},
             },
         }
-        save_record("gemm", name, round_section(record))
+        table = borrowed_table(name, record)
+        save_record("gemm", name, round_section(_with_table(record, table) if table else record))
 
 
 class Fitted(NamedTuple):
@@ -301,7 +312,8 @@ def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
     """Fit on the rows of all libraries together, and from there on those of each."""
     own_alignment = ALIGNMENT_SOURCES.get(device.name) if source.dtype == "bf16" else None
     borrowed = ALIGNMENT_FROM.get(device.architecture)
-    factors = borrowed_table(borrowed, device.architecture) if borrowed else factor_table({})
+    # No row of these tables is aligned to less than 64 bytes, where all devices have one table.
+    factors = _stored_table(borrowed) if borrowed else factor_table({})
     form = Form(TILES[device.architecture], hot=source.hot_cache, alignment=(), cast=source.dtype in NARROW)
     rates = device_rates(device, source.dtype, hot=source.hot_cache)
     train, held = split_by_shape(source.rows(folder))

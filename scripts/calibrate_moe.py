@@ -48,6 +48,10 @@ DEFAULT_LIBRARY = "vllm"
 SIBLINGS = ("h100-sxm-80gb", "h200-sxm-141gb")
 SHARED = (("vllm 0.24.0", "bf16"),)
 
+# Whose alignment factors stand for those of experts on every device: the one whose odd sizes were measured. What other
+# multiprocessors make of them holds for products of the vendor's library (docs/decisions/0003-gemm-calibration.md).
+ALIGNED_LIKE = "a100-sxm-80gb"
+
 DTYPES = {"bf16": "bf16", "fp8": "fp8", "nvfp4": "fp4"}
 
 
@@ -223,7 +227,7 @@ def fit_kernel(parts: Sequence[Part], number: int) -> Fitted:
 def read_part(table: pd.DataFrame, name: str, word: str, library: str, kernel: str) -> Part:
     """What a fit knows of one kernel on one device, from the whole table."""
     device, dtype = load_device(name), DTYPES[word]
-    factors = load_record("gemm", device).parameters["dtypes"]["bf16"]["alignment_factor"]
+    factors = load_record("gemm", load_device(ALIGNED_LIKE)).parameters["dtypes"]["bf16"]["alignment_factor"]
     is_own = (table.device == DEVICES[name]) & (table.dtype == word)
     measured = table[is_own & (table.library == library) & (table.kernel == kernel)]
     if len(measured[LAYOUT].drop_duplicates()) < FEWEST_LAYOUTS:

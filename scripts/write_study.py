@@ -64,8 +64,8 @@ LAYER_PAIRS = (
     ((2560, 32), (2560, 80), "the same: 80 heads of 32"),
     ((2048, 16), (2048, 8), "Pythia 1B against GPT-3 XL: 8 heads of 256 for 16 of 128"),
 )
-# One product of a SwiGLU MLP, h=4096 on H100, by its width [TFLOP/s]. Source: stas00/ml-engineering,
-# training/performance.
+# Four products at once, contracted over the width of a SwiGLU MLP, h=4096 on H100, by that width [TFLOP/s]. Source:
+# stas00/ml-engineering, training/performance, benchmarks/matrix-shape/swiglu-maf-bench.py.
 SWIGLU = {10922: 272.73, 11008: 395.01}
 # Seconds of one step by heads: h=13824, L=78, TP 4, PP 12, DP 8, b=2, 2048 sequences of 2048 on A100 80 GB, full
 # recomputation. Source: bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles-prequel.md @9e64edec.
@@ -162,12 +162,12 @@ def compare_measured() -> list[dict[str, Any]]:
         predicted = layer_rate(*after) / layer_rate(*before)
         rows.append(_pair(words, "A100, forward pass of one layer, unfused", LAYERS[after] / LAYERS[before], predicted))
     device = load_device("h100-sxm-80gb")
-    gemms = [Gemm(name="mlp", m=4 * 4096, n=width, k=4096, dtype="bf16", layout="NT") for width in SWIGLU]
+    gemms = [Gemm(name="mlp", batch=4, m=4096, n=4096, k=width, dtype="fp16", layout="NN") for width in SWIGLU]
     rates = [
         gemm.flops / float(price.time_s)
         for gemm, price in zip(gemms, price_gemms(gemms, device, load_record("gemm", device)), strict=True)
     ]
-    words = "SwiGLU of h=4096 (the first Llamas): an MLP width of 11008 for 10922, rate of one product"
+    words = "SwiGLU of h=4096 (the first Llamas): an MLP width of 11008 for 10922, rate of products over it"
     rows.append(_pair(words, "H100", SWIGLU[11008] / SWIGLU[10922], float(rates[1] / rates[0])))
     for num_before, num_after in ((96, 64), (128, 96)):
         words = (

@@ -221,6 +221,29 @@ def test_slower_multipliers_leave_less_to_wait_for() -> None:
     assert share == pytest.approx([1.0 / (1.0 + 3.0 * 0.234), 1.0], rel=2e-3)
 
 
+def test_slower_multipliers_lose_less_to_narrow_loads() -> None:
+    """H20 has 0.234 of H100's FLOPs a clock and SM: what loads of 2 bytes add is that much less of a tile's time.
+
+    Its tiles reach 1 / (1 + (1 / r - 1) 0.234) where H100's reach r, which the loads are compared with.
+    """
+    h20 = load_device("h20-96gb")
+    own, borrowed = adapted(h20, "h100-sxm-80gb", "bf16", transfer="architecture")
+    rates = [float(each.tile_rate_fraction.max()) for each in (own, borrowed)]
+    lent, carried = own.alignment_factor[0], borrowed.alignment_factor[0]
+
+    assert carried[1] == pytest.approx(1.0 / (1.0 + (1.0 / lent[1] - 1.0) * 0.234 * rates[1] / rates[0]), rel=2e-3)
+    assert (carried[:4] > 1.5 * lent[:4]).all()
+    assert (carried[4:] == lent[4:]).all()
+
+
+def test_like_multipliers_lose_as_much() -> None:
+    """GH200 and H200 are one SM by sheets that round clocks; a TPU's multipliers are none of an SM's."""
+    for name, lender in (("gh200-141gb", "h200-sxm-141gb"), ("gaudi3", "a100-sxm-80gb")):
+        own, borrowed = adapted(load_device(name), lender, "bf16", transfer="architecture")
+
+        assert borrowed.alignment_factor == pytest.approx(own.alignment_factor)
+
+
 @pytest.mark.parametrize("name", ["gh200-96gb", "h100-pcie-80gb", "a30", "gb200", "h100-sxm-80gb"])
 def test_the_same_multipliers_keep_their_share(name: str) -> None:
     """Siblings whose SMs multiply as much a clock, and a device of its own record, take shares as they are."""

@@ -3,6 +3,10 @@
 Matrix units are fed by wide loads (16 bytes a thread on NVIDIA from Volta on, whole 128-byte lines by Hopper's bulk
 copies). A row length that is no multiple of the width forces a kernel with narrower loads. Which row length counts
 is a matter of memory layout: only contiguous dimensions do (operations.gemm.contiguous_dims).
+
+What a tile loses is the share of its time that narrow loads add. Loading and issuing take cycles of an SM, as many
+whatever its multipliers do meanwhile, so that the share follows how much faster or slower those are elsewhere
+(carried_factors; docs/decisions/0003-gemm-calibration.md).
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 LARGEST_ALIGNMENT_BYTES = 128
 ALIGNMENT_CLASSES_BYTES = (1, 2, 4, 8, 16, 32, 64, 128)
 LAST_CLASS = len(ALIGNMENT_CLASSES_BYTES) - 1
+# Width of the widest load of a thread: rows of this alignment are loaded as any other. [byte]
+WIDEST_LOAD_BYTES = 16
 WIDTH_MASK = 8 * LARGEST_ALIGNMENT_BYTES - 1
 """Lowest bits of a number of elements, which decide its class whatever an element's width is."""
 
@@ -49,6 +55,23 @@ def alignment_class(align_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
     [0, 4, 7]
     """
     return np.log2(align_bytes).astype(np.int64)
+
+
+def carried_factors(factors: NDArray[np.float64], rate_ratio: float) -> NDArray[np.float64]:
+    """Rate factors of another SM, from those of a lender's.
+
+        1 / factor = 1 + (1 / lender's factor - 1) * rate ratio        below the widest load, others as they are
+
+    Args:
+        factors: A lender's, by alignment class along the last axis.
+        rate_ratio: What a busy SM multiplies in a clock, the device's over the lender's.
+
+    >>> carried_factors(np.array([[0.5] * 4 + [0.9] * 4]), 2.0).round(3).tolist()
+    [[0.333, 0.333, 0.333, 0.333, 0.9, 0.9, 0.9, 0.9]]
+    """
+    is_narrow = np.array(ALIGNMENT_CLASSES_BYTES) < WIDEST_LOAD_BYTES
+    carried: NDArray[np.float64] = np.where(is_narrow, 1.0 / (1.0 + (1.0 / factors - 1.0) * rate_ratio), factors)
+    return carried
 
 
 @cache

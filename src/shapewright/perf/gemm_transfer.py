@@ -6,6 +6,8 @@ A record holds fractions, elements and seconds. Fractions of rates carry over as
               8- or 4-bit product is a kernel more, which waits for memory rather than for cycles: its start stays
     memory    what a sibling's kernel takes beyond its traffic at full bandwidth, it takes in cycles of the same SMs
     rate      what a tile of the same SM takes beyond its multiplications too, a smaller share where those are slower
+    alignment what narrow loads add to a tile's multiplications they add in as many cycles on every SM: a smaller share
+              where multipliers are slower, and a larger one where they are faster
     feed      no SM draws fewer bytes a clock from the caches than the lender's does; the same SM (a sibling's, or
               AD102's for GA102 and GB202) draws no more either (DeviceRates.feed_scale)
     power     energy of a clock cycle goes as voltage squared, and voltage as clock: a board that has x times the
@@ -34,7 +36,13 @@ from shapewright.hardware import load_device
 from shapewright.perf.best_rates import borrowed_rate_scale, speed_up
 from shapewright.perf.calibration import list_records
 from shapewright.perf.expert_transfer import carry_experts
-from shapewright.perf.lending import clock_beside_hz, clock_hz_of, sibling_bandwidth_share, sibling_rate_share
+from shapewright.perf.lending import (
+    borrowed_alignment,
+    clock_beside_hz,
+    clock_hz_of,
+    sibling_bandwidth_share,
+    sibling_rate_share,
+)
 from shapewright.perf.power import SWITCHING_ENERGY, borrowed_power_share
 
 if TYPE_CHECKING:
@@ -64,6 +72,17 @@ def adapt_parameters(
         record: Whose parameters they are.
         dtype: Element format of the products.
     """
+    adapted = _adapt_rates(parameters, raw, device, record, dtype)
+    if record.kind != "gemm":
+        return adapted  # kernels of experts pad what they load: theirs is another matter (decision 0003)
+    rates = parameters.tile_rate_fraction, adapted.tile_rate_fraction
+    return replace(adapted, alignment_factor=borrowed_alignment(parameters.alignment_factor, rates, device, record))
+
+
+def _adapt_rates(
+    parameters: GemmParameters, raw: Mapping[str, Any], device: Device, record: CalibrationRecord, dtype: str
+) -> GemmParameters:
+    """All but what depends on how fast tiles come out."""
     share = sibling_bandwidth_share(parameters.bandwidth_fraction, device, record)
     rates = sibling_rate_share(parameters.tile_rate_fraction, device, record)
     parameters = replace(parameters, bandwidth_fraction=share, tile_rate_fraction=rates)

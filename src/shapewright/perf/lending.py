@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shapewright.hardware import load_device
+from shapewright.perf.alignment import carried_factors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,18 +132,42 @@ def sibling_rate_share(share: Array, device: Device, record: CalibrationRecord) 
     """
     if not has_lenders_sm(device, record):
         return share
-    lender = load_device(record.device)
+    ratio = multiplier_ratio(device, load_device(record.device))
+    return share if ratio > _ALIKE_MULTIPLIERS else 1.0 / (1.0 + (1.0 / share - 1.0) * ratio)
+
+
+def multiplier_ratio(device: Device, lender: Device) -> float:
+    """Peak of an SM per clock in 16 bits, the device's over the lender's; 1 where a sheet is silent."""
     clocks_hz = clock_beside_hz(device, lender), clock_hz_of(lender)
     rates = device.dense_flops_per_s.get("fp16"), lender.dense_flops_per_s.get("fp16")
     if not (all(clocks_hz) and all(rates) and device.num_sms and lender.num_sms):
-        return share
+        return 1.0
     per_cycle = [
         rate / (num_sms * clock_hz)
         for rate, num_sms, clock_hz in zip(rates, (device.num_sms, lender.num_sms), clocks_hz, strict=True)
         if rate and clock_hz
     ]
-    ratio = per_cycle[0] / per_cycle[1]
-    return share if ratio > _ALIKE_MULTIPLIERS else 1.0 / (1.0 + (1.0 / share - 1.0) * ratio)
+    return per_cycle[0] / per_cycle[1]
+
+
+def borrowed_alignment(
+    factors: Array, tile_rates: tuple[Array, Array], device: Device, record: CalibrationRecord
+) -> Array:
+    """A lender's alignment factors as the SM of a device would have them (perf.alignment.carried_factors).
+
+    Args:
+        factors: The lender's, by alignment class along the last axis.
+        tile_rates: Shares of a busy SM's peak that tiles reach, as lent and as the device has them.
+        device: The device.
+        record: Whose factors they are.
+    """
+    lender = load_device(record.device)
+    if record.transfer == "exact" or not (is_gpu(device) and is_gpu(lender)):
+        return factors
+    ratio = multiplier_ratio(device, lender)
+    ratio = 1.0 if _ALIKE_MULTIPLIERS < ratio < 1.0 / _ALIKE_MULTIPLIERS else ratio
+    lent, own = tile_rates
+    return carried_factors(factors, ratio * float(own.max() / lent.max()))
 
 
 def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:

@@ -1,0 +1,59 @@
+"""What poor alignment costs on another SM, by A100's factors: judged on sweeps of widths that A100 was not part of."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from measured import measured_file
+
+from shapewright.fit.gemm import device_rates, predict_rows
+from shapewright.hardware import load_device
+from shapewright.perf.alignment import WIDEST_LOAD_BYTES, alignment_bytes, carried_factors
+from shapewright.perf.calibration import load_record
+from shapewright.perf.gemm_menu import read_parameters
+from shapewright.perf.lending import multiplier_ratio
+
+REPOSITORY = Path(__file__).parents[2]
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["gemm_carried_alignment"]
+_LENDER = "a100-sxm-80gb"
+
+
+@pytest.fixture(scope="module")
+def rows_of() -> ModuleType:
+    """The module that reads the paper's sweeps."""
+    pytest.importorskip("pandas", reason="judging needs the fit extra")
+    sys.path.insert(0, str(REPOSITORY / "scripts"))
+    return importlib.import_module("gemm_rows")
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_narrow_loads_cost_cycles(name: str, rows_of: ModuleType) -> None:
+    """Single products of poorly aligned widths, by the device's own kernels and A100's factors, carried and as lent."""
+    device, lender = load_device(name), load_device(_LENDER)
+    own, lent = load_record("gemm", device).parameters, load_record("gemm", lender).parameters["dtypes"]["bf16"]
+    own = next(iter(own["dtypes"].values()))
+    rates = [float(read_parameters(each).tile_rate_fraction.max()) for each in (own, lent)]
+    ratio = multiplier_ratio(device, lender) * rates[0] / rates[1]
+
+    rows = rows_of.paper_rows(name.partition("-")[0])(measured_file("paper_gemm.csv").parent)
+    rows = rows[(rows.batch == 1) & (alignment_bytes(rows.n.to_numpy(), 16) < WIDEST_LOAD_BYTES)]
+    overhead_s = load_record("gemm", device).provenance["sections"]["fp16"]["collector_overhead_s"]
+    errors = {}
+    for word, of in (("carried", lambda row: carried_factors(row, ratio)), ("as lent", lambda row: row)):
+        table = lent["alignment_factor"]
+        factors = {
+            role: dict(zip(own_row, of(np.array(list(own_row.values()))).tolist(), strict=True))
+            for role, own_row in table.items()
+        }
+        section = {**own, "alignment_factor": factors}
+        predicted = predict_rows(rows, section, device_rates(device, "fp16", hot=False), "NN") + overhead_s
+        errors[word] = float(np.abs(predicted / rows.latency_s.to_numpy() - 1.0).mean())
+
+    assert len(rows) > 100
+    assert errors["carried"] <= LIMITS[name] < errors["as lent"] / 2.0
