@@ -251,3 +251,32 @@ def test_the_same_multipliers_keep_their_share(name: str) -> None:
     share = np.array([0.25, 0.9])
 
     assert sibling_rate_share(share, device, load_record("gemm", device)).tolist() == share.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "wider"),
+    [("h100-sxm-80gb", True), ("gh200-141gb", True), ("rtx-4090", True), ("a100-sxm-80gb", False), ("t4", False)],
+)
+def test_alignment_of_another_sm_widens_the_interval(name: str, wider: bool) -> None:
+    """An odd contraction is 1.5 times less sure on either side where only A100's factors are known, an even one is not.
+
+    The two errors are independent: their logarithms add as squares.
+    """
+    device = load_device(name)
+    dims = {"m": 8192, "n": 4096, "k": np.array([4096, 4097]), "dtype": "fp16"}
+    price = price_gemm(Gemm(name="x", **dims), device, load_record("gemm", device, physics_only=True))
+
+    ends = np.log(price.high_s / price.time_s)
+
+    assert ends[1] == pytest.approx(np.hypot(ends[0], np.log(1.5)) if wider else ends[0], rel=0.02)
+
+
+def test_products_that_wait_for_memory_are_as_sure_as_aligned_ones() -> None:
+    """One row against 4096 x 4097 in fp16 on RTX 4090 streams its weights: a slower kernel would hardly show."""
+    device = load_device("rtx-4090")
+    operation = Gemm(name="x", m=1, n=4096, k=np.array([4096, 4097]), dtype="fp16")
+    price = price_gemm(operation, device, load_record("gemm", device, physics_only=True))
+
+    ends = np.log(price.high_s / price.time_s)
+
+    assert ends[1] == pytest.approx(ends[0], rel=0.05)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.operations.gemm import Gemm
-from shapewright.perf.alignment import contiguous_letters
+from shapewright.perf.alignment import WIDEST_LOAD_BYTES, contiguous_letters
 from shapewright.perf.expert_tiles import TUNED
 from shapewright.perf.fastest import has_compiler
 from shapewright.perf.gemm_block import estimate_block_s, price_block
 from shapewright.perf.gemm_job import GemmJob, Section, make_gemm_job
+from shapewright.perf.intervals import CARRIED_ALIGNMENT_ERROR, with_error
 from shapewright.perf.price import GemmPrice, split_rows
 from shapewright.perf.products import Products
 from shapewright.perf.residual import ResidualTable, log_correction
@@ -213,6 +214,11 @@ def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
         correction, time_s = corrected_s / time_s, corrected_s
         near_low, near_high = section.residual_interval.factors(time_s, job.widening)
         low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
+    if job.carries_alignment:
+        is_known = is_batch & (section.batched_interval is not None)  # made of batches with odd sizes
+        low, high = with_error(
+            (low, high), np.where(is_known, 0.0, _alignment_error(columns, section.parameters.overlap_power))
+        )
     return {
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
@@ -221,6 +227,15 @@ def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
         "roofline_s": floor_s,
         **columns,
     }
+
+
+def _alignment_error(columns: Mapping[str, Array], overlap_power: float) -> Array:
+    """What carried alignment factors may be wrong by, as a logarithm, the less the more a product waits for traffic."""
+    # By how much the joined time grows with arithmetic's: the slope of perf.kernels.join_s, on logarithms.
+    slope = 1.0 / (1.0 + (columns["memory_s"] / columns["compute_s"]) ** overlap_power)
+    is_poor = columns["alignment_bytes"] < WIDEST_LOAD_BYTES
+    error: Array = np.where(is_poor, np.log(CARRIED_ALIGNMENT_ERROR) * slope, 0.0)
+    return error
 
 
 def _by_menu(

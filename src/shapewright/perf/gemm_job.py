@@ -24,6 +24,7 @@ from shapewright.perf.intervals import (
     widened_for_format,
 )
 from shapewright.perf.kernels import DeviceRates, rates_of
+from shapewright.perf.lending import carries_alignment
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
 
@@ -194,6 +195,7 @@ class GemmJob(NamedTuple):
         rates: The device's rates.
         residual: Learned correction, if there is one for these products.
         widening: Factor on the logarithm of the interval's ends, besides the section's own.
+        carries_alignment: Whether what poor alignment costs was measured on another SM.
         label: What to show beside a number.
     """
 
@@ -206,6 +208,7 @@ class GemmJob(NamedTuple):
     rates: DeviceRates | None = None
     residual: ResidualTable | None = None
     widening: float = 1.0
+    carries_alignment: bool = False
     label: str = ROOFLINE_LABEL
 
 
@@ -270,6 +273,7 @@ def make_gemm_job(
         rates=rates,
         residual=section.residual if same and not weight_dtype else None,
         widening=widening,
+        carries_alignment=carries_alignment(device, record),
         label=label,
     )
 

@@ -52,6 +52,12 @@ FORMAT_ERROR, NARROW_FORMAT_ERROR = 1.5, 2.5
 """What another format's fractions are wrong by, in 8 bits and in 4: experts of L40S and B200, 16-bit fractions at the
 narrow rate, are measured at 0.76 to 1.49 and 0.91 to 2.49 times that (90 % of rows: docs/decisions/0007-moe.md)."""
 
+CARRIED_ALIGNMENT_ERROR = 1.5
+"""What poorly aligned products that wait for arithmetic are wrong by, 90 % of them, where another SM's alignment
+factors were carried over: medians of 18 classes of rows over the six pairs of A100, V100 and MI250X have a root mean
+square of 0.2 as logarithms, and Student's 90 % with five degrees of freedom is 2.0 times that
+(docs/decisions/0012-intervals.md)."""
+
 _FOLDER = "data/intervals"
 
 
@@ -153,6 +159,12 @@ def between(one: Interval, other: Interval) -> Interval:
 def added(one: Interval, other: Interval) -> Interval:
     """Interval of a price that is wrong about two things: ends as independent errors add, on their logarithms."""
     return _joined(one, other, lambda mine, theirs: np.copysign(np.hypot(mine, theirs), mine))
+
+
+def with_error(ends: tuple[Array, Array], log_error: Array) -> tuple[Array, Array]:
+    """Ends of intervals, as factors, whose prices have a further independent error, as a logarithm on either side."""
+    low, high = (np.hypot(np.log(end), log_error) for end in ends)
+    return np.exp(-low), np.exp(high)
 
 
 def widened_for_format(found: Interval, error: float = FORMAT_ERROR) -> Interval:

@@ -170,6 +170,22 @@ def borrowed_alignment(
     return carried_factors(factors, ratio * float(own.max() / lent.max()))
 
 
+def carries_alignment(device: Device, record: CalibrationRecord) -> bool:
+    """Whether alignment factors were measured on another SM than the device's, and the interval does not know it.
+
+    Records of devices whose odd sizes nobody measured say whose factors they hold. Intervals of records from two
+    generations away or from another maker are made of sweeps with odd sizes.
+    """
+    if record.kind != "gemm" or record.distance in ("distant", "foreign"):
+        return False
+    if record.transfer != "exact":
+        ratio = multiplier_ratio(device, load_device(record.device))
+        if not _ALIKE_MULTIPLIERS < ratio < 1.0 / _ALIKE_MULTIPLIERS:
+            return True
+    origins = [section.get("alignment") for section in record.provenance.get("sections", {}).values()]
+    return any("borrowed_from" in origin or str(origin).startswith("taken from") for origin in origins if origin)
+
+
 def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:
     """Parameters with every field in seconds times a factor."""
     if scale == 1.0:
