@@ -143,7 +143,8 @@ def serve_plan(
         speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
         usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
         workload: dtype, weight_dtype, kv_cache_dtype, attention and expert_kernel, each if not the default.
-        layout: tensor_parallel, pipeline_parallel and expert_parallel, each if fixed.
+        layout: tensor_parallel, pipeline_parallel, data_parallel (replicas of the attention beside experts that are
+            there once), expert_parallel and expert_tensor_parallel, each if fixed.
         overrides: TransformerConfig fields to change on top of ``config``.
         uncalibrated: Price as if nobody had measured the device.
         physics_only: Leave aside what was learned beyond the formulas.

@@ -23,6 +23,7 @@ Examples:
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500
   shapewright serve-plan llama-3-70b --device h200-sxm-141gb --isl 4000 --osl 500 --ttft 2s --tpot 30ms --gpus 16
   shapewright serve-plan mixtral-8x7b --device h100-sxm-80gb --isl 1000 --osl 300 --formats fp8,bf16:int4 --json
+  shapewright serve-plan deepseek-v3 --device h200-sxm-141gb --dtype fp8 --isl 4000 --osl 1000 --gpus 32 --ep 32
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
@@ -30,7 +31,13 @@ Examples:
 
 _FIELDS = {
     "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel"),
-    "layout": ("tensor_parallel", "pipeline_parallel", "expert_parallel"),
+    "layout": (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "data_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+    ),
 }
 
 

@@ -87,8 +87,13 @@ def _batch_words(prediction: Prediction) -> str:
     return f"b={workload.micro_batch_size} B={prediction.tokens_per_step // workload.query_len}"
 
 
-def _layout_words(layout: ParallelLayout) -> str:
-    """Every degree above one, and what else a layout chooses besides its defaults."""
+def degree_words(layout: ParallelLayout) -> list[str]:
+    """Every degree above one, and that of experts where it is another than the tensor axis has.
+
+    >>> from shapewright.layout import ParallelLayout
+    >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
+    ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
+    """
     words = [
         f"{name} {degree}"
         for name, degree in (
@@ -101,8 +106,12 @@ def _layout_words(layout: ParallelLayout) -> str:
         )
         if degree > 1
     ]
-    if layout.cuts_experts_apart:
-        words.append(f"ETP {layout.tensor_degree_of_experts}")
+    return words + [f"ETP {layout.tensor_degree_of_experts}"] * layout.cuts_experts_apart
+
+
+def _layout_words(layout: ParallelLayout) -> str:
+    """Every degree above one, and what else a layout chooses besides its defaults."""
+    words = degree_words(layout)
     if layout.zero_stage and layout.data_parallel * layout.context_parallel > 1:
         words.append(f"ZeRO {layout.zero_stage}")
     if layout.pipeline_schedule != "1f1b":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.question_json import device_to_json
 from shapewright.report.serving_text import MODES
+from shapewright.serving.layouts import degrees_of
 
 if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
@@ -56,12 +57,11 @@ def format_to_json(one: ServingFormat) -> dict[str, str]:
     return {"name": one.name, **asdict(one)}
 
 
-def layout_to_json(layout: ParallelLayout | None) -> dict[str, int] | None:
+def layout_to_json(layout: ParallelLayout | None) -> dict[str, int | None] | None:
     """Degrees of an instance."""
     if layout is None:
         return None
-    names = ("tensor_parallel", "pipeline_parallel", "expert_parallel", "num_devices")
-    return {name: getattr(layout, name) for name in names}
+    return {**degrees_of(layout), "num_devices": layout.num_devices}
 
 
 def point_to_json(point: OperatingPoint | None, usd_per_hour: float | None) -> dict[str, Any] | None:

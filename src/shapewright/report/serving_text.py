@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.report.columns import Column, columns_of, print_facts, print_notes, print_table
+from shapewright.report.prediction_text import degree_words
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -158,12 +159,13 @@ def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column
 def layout_words(layout: ParallelLayout) -> str:
     """Degrees of one instance, such as ``TP 4, PP 2``.
 
+    ``DP`` are replicas of the attention alone; ``ETP 1`` is said where experts are left whole beside cut matrices.
+
     >>> from shapewright.layout import ParallelLayout
     >>> layout_words(ParallelLayout(tensor_parallel=2)), layout_words(ParallelLayout())
     ('TP 2', 'TP 1')
     """
-    degrees = {"TP": layout.tensor_parallel, "PP": layout.pipeline_parallel, "EP": layout.expert_parallel}
-    return ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "TP 1"
+    return ", ".join(degree_words(layout)) or "TP 1"
 
 
 def instances_words(point: OperatingPoint) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING
 
 from shapewright.errors import LayoutError, WorkloadError
 from shapewright.serving.instance import Instance
-from shapewright.serving.layouts import MOST_STAGES, candidate_layouts, check_divides
+from shapewright.serving.layouts import MOST_STAGES, candidate_layouts, check_divides, degrees_of, least_devices
 from shapewright.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 # Devices up to which a model that does not fit is spread, to say what it would need.
 _LARGEST_INSTANCE = 1024
-_MOST_LAYOUTS_PRICED = 24
+_MOST_LAYOUTS_PRICED = 32
 # Tokens of the pass that the table of capacities leaves room for.
 _CAPACITY_PASS_TOKENS = 2048
 
@@ -83,7 +82,7 @@ class InstanceFinder:
             WorkloadError: none holds a sequence in the wanted format.
         """
         # A node, or as many devices as the fixed degrees need.
-        most = self.request.num_devices or max(self.device.node_size, prod(self.given.values()))
+        most = self.request.num_devices or max(self.device.node_size, least_devices(self.given))
         instances: list[Instance] = []
         capacities: list[InstanceCapacity] = []
         for one in formats:
@@ -99,10 +98,10 @@ class InstanceFinder:
                 said.append(words)
             if len(held) > _MOST_LAYOUTS_PRICED:
                 said.append(
-                    f"{one.name}: the {_MOST_LAYOUTS_PRICED} smallest of {len(held)} layouts are priced; fix --tp, "
-                    f"--pp or --ep to look at others"
+                    f"{one.name}: {_MOST_LAYOUTS_PRICED} of {len(held)} layouts are priced, of every number of GPUs "
+                    f"those with fewest stages; fix --tp, --pp, --dp, --ep or --etp to look at others"
                 )
-            for instance, capacity in held[:_MOST_LAYOUTS_PRICED]:
+            for instance, capacity in _spread_over_sizes(held, _MOST_LAYOUTS_PRICED):
                 instances.append(instance)
                 capacities.append(capacity)
         return instances, capacities
@@ -134,17 +133,30 @@ class InstanceFinder:
             held = self._hold(one, limit)
             if held:
                 nearest = held[0][0].layout
+                degrees = ", ".join(f"{name}={value}" for name, value in degrees_of(nearest).items() if value)
                 return (
                     f"{job} does not fit on {most} x {self.device.name} ({format_bytes(self.device.memory_bytes)} "
-                    f"each); it needs {nearest.num_devices} (tensor_parallel={nearest.tensor_parallel}, "
-                    f"pipeline_parallel={nearest.pipeline_parallel}, expert_parallel={nearest.expert_parallel}): give "
-                    f"--gpus {nearest.num_devices}, or narrower --formats"
+                    f"each); it needs {nearest.num_devices} ({degrees}): give --gpus {nearest.num_devices}, or "
+                    f"narrower --formats"
                 )
         return (
             f"{job} fits on none of up to {_LARGEST_INSTANCE} x {self.device.name}, in tensor groups inside a node of "
             f"{self.device.node_size} and at most {MOST_STAGES} stages; give --tp or --pp for more, a shorter --isl or "
             f"--osl, or a device with more memory"
         )
+
+
+def _spread_over_sizes(
+    held: Sequence[tuple[Instance, InstanceCapacity]], most: int
+) -> list[tuple[Instance, InstanceCapacity]]:
+    """At most some of the instances, in their order: of every number of devices as many, the first of each."""
+    ranks: dict[int, int] = {}
+    ranked = []
+    for place, (instance, _) in enumerate(held):
+        size = instance.layout.num_devices
+        ranks[size] = ranks.get(size, -1) + 1
+        ranked.append((ranks[size], place))
+    return [held[place] for place in sorted(place for _, place in sorted(ranked)[:most])]
 
 
 def _capacity_of(instance: Instance) -> InstanceCapacity:
