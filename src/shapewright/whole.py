@@ -137,7 +137,7 @@ class StepRun(_Whole):
 
 def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FORWARD_BACKWARD) -> LayerRun:
     """The first layer of a model; whatever the layer does not see is left out, so that equal layers are equal."""
-    has_rotary = config.position_embedding == "rotary"
+    has_rotary = config.is_rotary_layer(0)
     alone = replace(
         config,
         num_layers=1,
@@ -146,6 +146,7 @@ def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FO
         vocab_size=1,
         max_position_embeddings=workload.kv_len,
         position_embedding="rotary" if has_rotary else "none",
+        rotary_layers=(),
         position_offset=0,
         tied_embeddings=False,
         embedding_size=config.hidden_size,

@@ -63,7 +63,7 @@ def test_local_layers_of_gpt_neo(pattern: list[str]) -> None:
     [
         "gpt2", "gptj", "gpt_neox", "opt/projected", "bloom", "falcon", "falcon/new", "qwen3", "gemma2", "gemma3_text",
         "phi/qk_layernorm", "olmo", "olmo2", "stablelm/parallel", "cohere2", "deepseek_v2/lite", "deepseek_v3",
-        "qwen3_moe", "bert", "t5",
+        "qwen3_moe", "llama4_text", "bert", "t5",
     ],
 )  # fmt: skip
 def test_norms_of_a_forward_pass(key: str) -> None:
@@ -74,3 +74,26 @@ def test_norms_of_a_forward_pass(key: str) -> None:
     operations = lower(read_hf(raw).config, Workload(phase="prefill", seq_len=32), ParallelLayout())
     run = [one for one in operations if isinstance(one, Pointwise) and one.operation in ("norm", "layernorm")]
     assert sum(int(one.repeats) for one in run) == len(built)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("llama4_text", {"num_hidden_layers": 5}),
+        ("llama4_text", {"no_rope_layers": [0, 1, 1, 0]}),
+        ("smollm3", {"num_hidden_layers": 6, "no_rope_layer_interval": 3}),
+        ("cohere2", {"num_hidden_layers": 5}),
+        ("llama", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_layers_with_rotary_positions(key: str, changes: dict[str, Any]) -> None:
+    """Layers that turn queries and keys are those of transformers; Cohere 2's are those that slide."""
+    raw = {**tiny_config(key), **changes}
+    blocks: list[Any] = [each.self_attn for each in build_on_meta(raw).model.layers]
+    built = [
+        each.sliding_window is not None if key == "cohere2" else bool(getattr(each, "use_rope", True))
+        for each in blocks
+    ]
+    config = read_hf(raw).config
+    assert [config.is_rotary_layer(layer) for layer in range(config.num_layers)] == built

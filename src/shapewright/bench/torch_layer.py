@@ -67,6 +67,7 @@ def require_supported(config: TransformerConfig, workload: Workload) -> None:
             0 < window < workload.kv_len for window in config.attention_windows
         ),
         f"position_embedding={config.position_embedding}": config.position_embedding in ("alibi", "relative"),
+        f"rotary_layers={config.rotary_layers}": len(set(config.rotary_layers)) > 1,
         f"qk_norm={config.qk_norm}": config.qk_norm not in ("none", "per-head"),
         f"attention_sinks={config.attention_sinks}": config.attention_sinks,
         f"activation={config.activation}": config.activation not in _ACTIVATIONS,
@@ -141,7 +142,7 @@ def make_pass(config: TransformerConfig, workload: Workload, like: Any, *, num_t
     tokens = num_tokens or workload.query_len
     context = workload.context_len if workload.phase == "decode" else 0
     rotary = None
-    if config.position_embedding == "rotary":
+    if config.is_rotary_layer(0):
         half = config.head_dim // 2
         rates = _ROTARY_BASE ** (-torch.arange(half, device=like.device, dtype=torch.float32) / half)
         places = torch.arange(context, context + tokens, device=like.device, dtype=torch.float32)

@@ -54,7 +54,7 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
             values["intermediate_size"] = values["moe_intermediate_size"] = widths[0]
     num_layers = values["num_layers"]
     if isinstance(num_layers, int):
-        for name in ("attention_windows", "moe_layers"):
+        for name in ("attention_windows", "moe_layers", "rotary_layers"):
             if name not in changes:
                 values[name] = _refit(values[name], config.num_layers, num_layers)
     return TransformerConfig(**values)

@@ -91,7 +91,11 @@ class TransformerConfig:
         "query, key and value projections have a bias (MLA: their first, compressing ones)", default=False
     )
     attention_out_bias: bool = note("the projection after attention has a bias", default=False)
-    qk_norm: str = note("normalisation of queries and keys; l2 has no weights", default="none", choices=QK_NORMS)
+    qk_norm: str = note(
+        "normalisation of queries and keys; l2 has no weights, and is on layers with rotary positions alone",
+        default="none",
+        choices=QK_NORMS,
+    )
     qk_norm_bias: bool = note("normalisations of queries and keys have a bias", default=False)
     attention_sinks: bool = note("one learned logit per head joins each softmax", default=False)
     q_lora_rank: int = note("MLA: rank of the compressed queries, 0 for none", default=0)
@@ -121,6 +125,9 @@ class TransformerConfig:
     embedding_norm: bool = note("a normalisation after the embedding", default=False)
     num_token_types: int = note("rows of the token type (segment) embedding, 0 for none", default=0)
     position_embedding: str = note("how positions enter", default="rotary", choices=POSITION_EMBEDDINGS)
+    rotary_layers: tuple[bool, ...] = note(
+        "which layers have the rotary positions, empty for all; repeated over the layers", default=()
+    )
     position_offset: int = note("unused rows before the first learned position", default=0)
     num_relative_buckets: int = note("rows of the relative position bias of one stack, 0 for none", default=0)
     head_transform: bool = note("a square projection, activation and normalisation before the logits", default=False)
@@ -166,6 +173,12 @@ class TransformerConfig:
     def is_moe_layer(self, index: int) -> bool:
         """Whether one layer of the main stack has experts."""
         return self.is_moe and (not self.moe_layers or self.moe_layers[index % len(self.moe_layers)])
+
+    def is_rotary_layer(self, index: int) -> bool:
+        """Whether one layer of the main stack turns queries and keys by their positions."""
+        if self.position_embedding != "rotary":
+            return False
+        return not self.rotary_layers or self.rotary_layers[index % len(self.rotary_layers)]
 
     def layer_groups(self) -> tuple[LayerGroup, ...]:
         """Distinct layers of the main stack with their counts, in order of first appearance.

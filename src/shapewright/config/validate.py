@@ -181,7 +181,7 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
         values["num_encoder_layers"] = values["num_encoder_layers"] or values["num_layers"]
     if values["num_experts"]:
         values["moe_intermediate_size"] = values["moe_intermediate_size"] or values["intermediate_size"]
-    for name, plain in (("attention_windows", (0,)), ("moe_layers", (True,))):
+    for name, plain in (("attention_windows", (0,)), ("moe_layers", (True,)), ("rotary_layers", (True,))):
         pattern = values[name][: values["num_layers"]]
         period = shortest_period(pattern)
         # A pattern shorter than the stack repeats as a whole: (4, 0, 4) goes on with 4, (4, 0) would not.
@@ -201,6 +201,10 @@ def _check_together(values: dict[str, Any]) -> None:
         raise ConfigError(
             f"num_encoder_layers={values['num_encoder_layers']} has no meaning for stack={values['stack']!r}; "
             f"leave it out or set stack='encoder-decoder'"
+        )
+    if values["rotary_layers"] and values["position_embedding"] != "rotary":
+        raise ConfigError(
+            f"rotary_layers={shown(values['rotary_layers'])} needs position_embedding='rotary'; leave it out"
         )
     _check_mla(values)
     _check_experts(values)

@@ -21,6 +21,7 @@ PLAIN_DECODER: dict[str, tuple[object, ...]] = {
     "has_final_norm": (True,),
     "attention_windows": ((),),
     "attention_window_kind": ("sliding",),
+    "rotary_layers": ((),),
     "qk_norm": ("none",),
     "qk_norm_bias": (False,),
     "attention_sinks": (False,),

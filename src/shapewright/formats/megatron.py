@@ -71,6 +71,9 @@ def _shape(config: TransformerConfig) -> Iterator[str]:
             FORM.name, f"position_embedding={config.position_embedding!r}", f"it has {', '.join(sorted(_POSITIONS))}"
         )
     yield f"--position-embedding-type {_POSITIONS[config.position_embedding]}"
+    if config.rotary_layers:
+        without = [int(not config.is_rotary_layer(index)) for index in range(config.num_layers)]
+        yield f"--no-rope-freq {_list_of(without)}"
     yield f"--hidden-dropout {config.hidden_dropout}"
     yield f"--attention-dropout {config.attention_dropout}"
 
@@ -253,6 +256,7 @@ FORM = Form(
             *("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "activation", "gated_mlp", "num_experts"),
             *("num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"),
             *("shared_expert_gate", "moe_layers", "tied_embeddings", "embedding_size", "position_embedding"),
+            "rotary_layers",
         )
     ),
     fixed={

@@ -23,14 +23,20 @@ if TYPE_CHECKING:
     from shapewright.operations import Operation
 
 
-def lower_inputs(shard: Shard, repeats: int) -> list[Operation]:
-    """Queries, keys and values of self-attention, with their norms and positions."""
+def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operation]:
+    """Queries, keys and values of self-attention, with their norms and positions.
+
+    Args:
+        shard: Sizes of this device.
+        repeats: Executions per step.
+        rotary_repeats: Those of layers with rotary positions.
+    """
     config, tokens = shard.config, shard.num_tokens
     operations = gather_tokens(shard, "attention", repeats, tokens=tokens)
     operations += (
         _lower_latent_projections(shard, repeats) if config.kv_lora_rank else _lower_projections(shard, repeats)
     )
-    operations += _lower_positions(shard, repeats)
+    operations += _lower_positions(shard, repeats, rotary_repeats)
     if not shard.workload.is_training:
         operations.append(_write_cache(shard, repeats))
     return operations
@@ -151,18 +157,24 @@ def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
     return operations
 
 
-def _lower_positions(shard: Shard, repeats: int) -> list[Operation]:
-    """Norms of queries and keys, and rotary positions: each reads and writes queries and keys once."""
+def _lower_positions(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operation]:
+    """Norms of queries and keys, and rotary positions: each reads and writes queries and keys once.
+
+    Source: transformers 5.23, modeling_llama4.py (``use_qk_norm and use_rope``).
+    """
     config, tokens = shard.config, shard.num_tokens
     operations: list[Operation] = []
     heads = shard.num_heads + shard.num_kv_heads
-    if config.qk_norm != "none":
-        operations.append(norm(shard, "attention.qk_norm", repeats, width=heads * config.head_dim, tokens=tokens))
-    if config.position_embedding == "rotary":
+    num_norms = rotary_repeats if config.qk_norm == "l2" else repeats
+    if config.qk_norm != "none" and num_norms:
+        operations.append(norm(shard, "attention.qk_norm", num_norms, width=heads * config.head_dim, tokens=tokens))
+    if rotary_repeats:
         # MLA turns a part of each query head and one key that all heads share.
         turned = (shard.num_heads + 1) * config.qk_rope_head_dim if config.kv_lora_rank else heads * config.head_dim
         elements = 1.0 * tokens * turned
-        operations.append(pointwise(shard, "attention.rotary", "rotary", repeats, read=elements, written=elements))
+        operations.append(
+            pointwise(shard, "attention.rotary", "rotary", rotary_repeats, read=elements, written=elements)
+        )
     return operations
 
 

@@ -71,11 +71,13 @@ class LayerCounts:
         windows: Layers by attention window; 0 is attention to all positions.
         num_dense: Layers with an ordinary MLP.
         num_expert: Layers with experts.
+        num_rotary: Layers that turn queries and keys by their positions.
     """
 
     windows: Mapping[int, int]
     num_dense: int
     num_expert: int
+    num_rotary: int
 
     @property
     def num_layers(self) -> int:
@@ -87,12 +89,13 @@ def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCoun
     """Count the (decoder) layers of the busiest stage by kind.
 
     Stages hold consecutive layers. The busiest one has the most layers, then the most expert layers, then the fewest
-    windowed ones: experts are what makes a layer slow, windows what makes it fast.
+    windowed ones, then the most rotary ones: experts are what makes a layer slow, windows what makes it fast.
     """
     size = layers_per_stage(config, layout)
     groups = config.layer_groups()
-    if len(groups) == 1:
-        return LayerCounts({groups[0].window: size}, 0 if groups[0].is_moe else size, size if groups[0].is_moe else 0)
+    if len(groups) == 1 and not config.rotary_layers:
+        num_expert = size if groups[0].is_moe else 0
+        return LayerCounts({groups[0].window: size}, size - num_expert, num_expert, size * config.is_rotary_layer(0))
     stages = [range(first, min(first + size, config.num_layers)) for first in range(0, config.num_layers, size)]
     return max((_count_stage(config, stage) for stage in stages), key=_work)
 
@@ -100,13 +103,15 @@ def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCoun
 def count_encoder_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
     """Count the encoder layers of one stage of an encoder-decoder; they have no windows and no experts."""
     num_layers = -(-config.num_encoder_layers // layout.pipeline_parallel)
-    return LayerCounts({0: num_layers}, num_layers, 0)
+    return LayerCounts({0: num_layers}, num_layers, 0, num_layers * (config.position_embedding == "rotary"))
 
 
 def _count_stage(config: TransformerConfig, stage: range) -> LayerCounts:
     num_expert = sum(config.is_moe_layer(layer) for layer in stage)
-    return LayerCounts(Counter(config.window_of_layer(layer) for layer in stage), len(stage) - num_expert, num_expert)
+    num_rotary = sum(config.is_rotary_layer(layer) for layer in stage)
+    windows = Counter(config.window_of_layer(layer) for layer in stage)
+    return LayerCounts(windows, len(stage) - num_expert, num_expert, num_rotary)
 
 
-def _work(counts: LayerCounts) -> tuple[int, int, int]:
-    return counts.num_layers, counts.num_expert, counts.windows.get(0, 0)
+def _work(counts: LayerCounts) -> tuple[int, int, int, int]:
+    return counts.num_layers, counts.num_expert, counts.windows.get(0, 0), counts.num_rotary

@@ -245,7 +245,9 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
     for window, num_layers in _effective_windows(shard, counts):
         cores += lower_core(shard, passes * num_layers, window)
     layers = _lower_residual_stream(shard, repeats, has_cross_attention=has_cross_attention)
-    layers += lower_inputs(shard, repeats) + cores + lower_output(shard, "attention", repeats)
+    layers += (
+        lower_inputs(shard, repeats, passes * counts.num_rotary) + cores + lower_output(shard, "attention", repeats)
+    )
     if has_cross_attention:
         cross_cores = lower_cross_core(shard, repeats)
         layers += lower_cross_inputs(shard, repeats) + cross_cores + lower_output(shard, "cross_attention", repeats)

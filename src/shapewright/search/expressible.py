@@ -44,7 +44,7 @@ def _why_not(model: Model, name: str) -> str:
     if name == "kv_heads" and is_plain and config.model_type not in types_with_grouped_heads():
         return f"no public model of model_type {config.model_type!r} has fewer key-value heads than heads"
     if name == "depth":
-        lists = {"moe_layers": config.moe_layers, "attention_windows": config.attention_windows}
+        lists = {name: getattr(config, name) for name in ("moe_layers", "attention_windows", "rotary_layers")}
         if config.stack == "encoder-decoder":
             return "an encoder-decoder has two depths"
         for field_name, pattern in lists.items():

@@ -228,14 +228,16 @@ def _llama4_rest(values: HfValues) -> Fields:
         is_moe = [index % step == step - 1 for index in range(num_layers)]
     else:
         is_moe = [index in moe_indices for index in range(num_layers)]
+    rotary = layers_with_rotary(values)
     # Layers without rotary positions see everything, the others only their chunk.
-    default = ["chunked_attention" if turns else "full_attention" for turns in layers_with_rotary(values)]
+    default = ["chunked_attention" if turns else "full_attention" for turns in rotary]
     expert_width = values.count("intermediate_size")
     return {
         "intermediate_size": values.count("intermediate_size_mlp"),
         "moe_intermediate_size": expert_width,
         "shared_expert_intermediate_size": expert_width,
         "qk_norm": "l2" if values.flag("use_qk_norm") else "none",
+        "rotary_layers": tuple(rotary),
         **windows_from_layer_types(values, default),
         **moe_layers(values, is_moe),
     }

@@ -304,23 +304,29 @@ COHERE = Family(
     derive=lambda values: {"qk_norm": "per-layer" if values.flag("use_qk_norm") else "none"},
 )
 
+
+def _cohere2_layers(values: HfValues) -> Fields:
+    """Layers that slide have rotary positions, those that see everything none."""
+    windows = windows_from_layer_types(values, every_nth_is_full(values, values.count("sliding_window_pattern")))
+    return {**windows, "rotary_layers": tuple(window > 0 for window in windows.get("attention_windows", ()))}
+
+
 COHERE2 = Family(
     model_types=("cohere2",),
     defaults={**_COHERE_DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4},
     spellings={**ATTENTION_BIAS, **HEAD_DIM},
     facts=_COHERE_FACTS,
-    derive=lambda values: windows_from_layer_types(
-        values, every_nth_is_full(values, values.count("sliding_window_pattern"))
-    ),
+    derive=_cohere2_layers,
 )
 
 
-def _smollm3_windows(values: HfValues) -> Fields:
+def _smollm3_layers(values: HfValues) -> Fields:
     """As transformers' SmolLM3Config has it: layers without rotary positions are those that slide."""
+    rotary = layers_with_rotary(values)
     if not values.flag("use_sliding_window"):
-        return {}
-    default = ["full_attention" if turns else "sliding_attention" for turns in layers_with_rotary(values)]
-    return windows_from_layer_types(values, default)
+        return {"rotary_layers": tuple(rotary)}
+    default = ["full_attention" if turns else "sliding_attention" for turns in rotary]
+    return {"rotary_layers": tuple(rotary), **windows_from_layer_types(values, default)}
 
 
 SMOLLM3 = Family(
@@ -338,7 +344,7 @@ SMOLLM3 = Family(
     },
     spellings=LLAMA.spellings,
     facts=RMSNORM_GATED,
-    derive=_smollm3_windows,
+    derive=_smollm3_layers,
 )
 
 FAMILIES = (
