@@ -12,6 +12,7 @@ from shapewright.adding_up import add_up_passes
 from shapewright.layout import ParallelLayout
 from shapewright.question import ask
 from shapewright.serving import ServingFormat, ServingRequest
+from shapewright.serving.aggregated import AggregatedCandidate, prefill_shares
 from shapewright.serving.instance import Instance
 from shapewright.serving.passes import Pass
 from shapewright.serving.windows import mean_seen, spread_windows
@@ -86,6 +87,35 @@ def test_answers_that_leave_no_window_are_priced_in_their_middle(model: str, pro
     middle = instance.passes.decode(32, prompt_len + 500)
 
     assert step_s(instance, instance.decode_passes(32)[0]) == step_s(instance, middle)
+
+
+def mixed_s(model: str, prompt_len: int) -> tuple[float, list[float]]:
+    """Time of a pass of about 512 prompt tokens beside 32 sequences as a plan has it, and of every pass one by one."""
+    instance = make_instance(model, prompt_len, 1000)
+    share = prefill_shares(prompt_len)[0]
+    candidate = AggregatedCandidate(instance, 32, share, load_fraction=0.0)
+    times = add_up_passes(candidate.passes(), instance.config, instance.device)
+    passes, decode = instance.passes, instance.decode_passes(32)[0]
+    each = [passes.mixed(decode, passes.prefill(1, share.tokens, n * share.tokens)) for n in range(share.num_passes)]
+    # A load of one is a pass with prefill all the time.
+    point = candidate._replace(load_fraction=1.0 - 1e-12).point(times)
+    return point.tpot.middle_s, [one.step_s for one in add_up_passes(each, instance.config, instance.device)]
+
+
+@pytest.mark.parametrize("model", ["llama-4-scout", "gemma-2-27b", "llama-3-8b"])
+@pytest.mark.parametrize("prompt_len", [5000, 16384, 16900, 65536])
+def test_a_pass_that_prefills_takes_the_mean_of_all_of_its_prompt(model: str, prompt_len: int) -> None:
+    """Chunks that end between two passes, windows that fill, and neither."""
+    found_s, each_s = mixed_s(model, prompt_len)
+
+    assert found_s == pytest.approx(sum(each_s) / len(each_s), rel=0.003)
+
+
+def test_prompts_across_a_chunk_are_no_cliff() -> None:
+    """Where the middle of the prompt enters a new chunk a pass would get faster at once; the mean does not."""
+    times_s = [mixed_s("llama-4-scout", prompt_len)[0] for prompt_len in range(16640, 17200, 64)]
+
+    assert all(abs(after / before - 1.0) < 0.01 for before, after in pairwise(times_s))
 
 
 def test_a_model_without_windows_stays_as_it_is() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ASSUMPTIONS = (
     "Every time is that of the same prediction as 'shapewright predict' with --phase prefill or decode.",
     "The batch is always full and lengths are all alike: a closed loop. Decode passes are priced at the middle of the "
-    "answer, windows at what they see on the mean over it, chunks of a prompt at their mean context.",
+    "answer, windows at what they see on the mean over it, passes that prefill at the mean over those of a prompt.",
     "Aggregated: a share f of the passes also prefills, f = B n / (O - 1) for B sequences, n prefill passes a prompt "
     "and O tokens of an answer; a mean pass takes (1 - f) T_decode + f T_mixed. At most 80 % of the capacity to "
     "prefill is used.",

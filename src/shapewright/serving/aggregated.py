@@ -12,19 +12,21 @@ speculation), T_d time of a pass that decodes alone, T_m of one that also prefil
     requests per second                       B E / ((O - 1) T) for each replica and pipeline stage
 
 Assumes: the batch is always full (a closed loop), lengths are all alike, decode passes are priced at the middle of the
-answer, their windows at what they see on the mean over it (serving.windows), and chunks at their mean context, behind a
-cached prefix; each sequence holds a copy of its prefix; one prompt at a time unless r of them fit; scheduling and
-sampling on the host hide behind the device. Pipelines keep every stage busy with a batch of its own.
+answer, their windows at what they see on the mean over it (serving.windows), and passes that prefill at the mean of all
+of a prompt, behind a cached prefix; each sequence holds a copy of its prefix; one prompt at a time unless r of them
+fit; scheduling and sampling on the host hide behind the device. Pipelines keep every stage busy with a batch of its
+own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.serving.instance import batch_sizes
-from shapewright.serving.point import OperatingPoint, Span, span_of, waiting_s
+from shapewright.serving.point import OperatingPoint, Span, mean_span, span_of, waiting_s
+from shapewright.serving.windows import contexts_of_passes
 
 if TYPE_CHECKING:
     from shapewright.adding_up import StepTimes
@@ -87,17 +89,19 @@ class AggregatedCandidate(NamedTuple):
     share: PrefillShare
     load_fraction: float
 
-    def passes(self) -> tuple[Pass, Pass, Pass]:
-        """A plain decode pass, the decode pass that runs, and that with prefill."""
-        instance = self.instance
+    def passes(self) -> tuple[Pass, ...]:
+        """A plain decode pass, the decode pass that runs, and those with prefill, over whose times it is the mean."""
+        instance, share, passes = self.instance, self.share, self.instance.passes
         plain, decode = instance.decode_passes(self.batch_size)
-        prefill = instance.passes.prefill(self.share.prompts, self.share.tokens, self.share.context_len)
-        return plain, decode, instance.passes.mixed(decode, prefill)
+        contexts = contexts_of_passes(instance.config, share.context_len, share.tokens, share.num_passes)
+        prefills = (passes.prefill(share.prompts, share.tokens, context_len) for context_len in contexts)
+        return plain, decode, *(passes.mixed(decode, prefill) for prefill in prefills)
 
-    def point(self, times: tuple[StepTimes, StepTimes, StepTimes]) -> OperatingPoint:
+    def point(self, times: Sequence[StepTimes]) -> OperatingPoint:
         """What users and owner get, given the times of the passes."""
         instance, request, share, load = self.instance, self.instance.request, self.share, self.load_fraction
-        plain, decode, mixed = (span_of(time) for time in times)
+        plain, decode, *mixed_spans = (span_of(time) for time in times)
+        mixed = mean_span(mixed_spans)
         if request.speculation:
             draft = plain.scaled(request.speculation.draft_s(1.0))
             decode, mixed = decode.plus(draft), mixed.plus(draft)

@@ -38,6 +38,14 @@ def span_of(times: StepTimes) -> Span:
     return Span(times.step_s, times.step_low_s, times.step_high_s)
 
 
+def mean_span(spans: Sequence[Span]) -> Span:
+    """Mean of some times; their errors are taken as alike."""
+    total = spans[0]
+    for span in spans[1:]:
+        total = total.plus(span)
+    return total.scaled(1.0 / len(spans))
+
+
 @dataclass(frozen=True, kw_only=True)
 class OperatingPoint:
     """One way to serve.

@@ -66,7 +66,7 @@ def price_points(instances: Sequence[Instance], said: list[str], *, uncalibrated
             said.append(f"{name} is left out: {error}")
             reasons.append(str(error))
             continue
-        aggregated = [(one, one.point(_three(next(timed)))) for one in together]
+        aggregated = [(one, one.point(next(timed))) for one in together]
         prefillers = [make_prefiller(one, next(timed)) for one in prefill]
         decoders = [(one, make_decoder(one, next(timed))) for one in decode]
         points += _close_in(aggregated, price)
@@ -100,7 +100,7 @@ def _close_in(priced: list[tuple[AggregatedCandidate, OperatingPoint]], price: P
         ]
         if not between:
             return [point for _, point in priced]
-        priced += [(each, each.point(_three(times))) for each, times in zip(between, price(between), strict=True)]
+        priced += [(each, each.point(times)) for each, times in zip(between, price(between), strict=True)]
 
 
 def _close_in_decoders(priced: list[tuple[DecodeCandidate, Decoder]], price: Price) -> list[Decoder]:
@@ -167,8 +167,3 @@ def _times(
         wanted.append(row)
     times = add_up_passes(distinct, config, device, uncalibrated=uncalibrated)
     return [[times[index] for index in row] for row in wanted]
-
-
-def _three(times: list[StepTimes]) -> tuple[StepTimes, StepTimes, StepTimes]:
-    plain, decode, mixed = times
-    return plain, decode, mixed
