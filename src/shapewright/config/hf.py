@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from shapewright.config.block_scales import has_block_scales
 from shapewright.config.families import FAMILIES
 from shapewright.config.families.family import Family, Fields, Spellings
 from shapewright.config.families.unknown import unknown_family
@@ -105,19 +106,13 @@ def read_hf(values: Mapping[str, object], name: str = "") -> HfReading:
         read["model_type"] = model_type
     if name:
         read["name"] = name
-    has_block_scales = any(_has_block_scales(each, model_type) for each in (values, part))
-    return HfReading(TransformerConfig(**read), family, text_path, tuple(notes), has_block_scales)
+    in_blocks = any(has_block_scales(each, model_type) for each in (values, part))
+    return HfReading(TransformerConfig(**read), family, text_path, tuple(notes), in_blocks)
 
 
 def spellings_of(family: Family) -> Spellings:
     """Hugging Face keys by field of TransformerConfig, for one family."""
     return family.spellings if family is NATIVE_FAMILY else {**COMMON_SPELLINGS, **family.spellings}
-
-
-def _has_block_scales(values: Mapping[str, object], model_type: str) -> bool:
-    """Whether a checkpoint is in fp8 with a scale for each block of a weight, as transformers' FineGrainedFP8Config."""
-    quantization = HfValues(values, {}, model_type or "an unknown model").nested("quantization_config", {})
-    return quantization.raw("quant_method") == "fp8" and bool(quantization.list_of("weight_block_size"))
 
 
 def _find_text_part(values: Mapping[str, object]) -> tuple[tuple[str, ...], Mapping[str, object], str]:

@@ -1,0 +1,80 @@
+"""Checkpoints in fp8 with a scale for each block of a weight, in the form of compressed-tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.config import read_model
+from shapewright.config.block_scales import has_block_scales
+from shapewright.errors import ConfigError
+from shapewright.question import ask
+
+FP8 = {"num_bits": 8, "type": "float"}
+# As llm-compressor's scheme FP8_BLOCK writes it.
+IN_BLOCKS = {
+    "targets": ["Linear"],
+    "weights": {**FP8, "strategy": "block", "block_structure": [128, 128], "symmetric": True, "dynamic": False},
+    "input_activations": {**FP8, "strategy": "group", "group_size": 128, "symmetric": True, "dynamic": True},
+}
+PER_CHANNEL = {**IN_BLOCKS, "weights": {**FP8, "strategy": "channel"}}
+FOUR_BITS = {**IN_BLOCKS, "weights": {"num_bits": 4, "type": "float", "strategy": "block"}}
+WEIGHTS_ALONE = {**IN_BLOCKS, "input_activations": None}
+ATTENTION = {**IN_BLOCKS, "targets": ["re:.*self_attn.*"]}
+
+
+def quantization(*groups: Any, **more: Any) -> dict[str, Any]:
+    """What stands in a config.json."""
+    numbered = {f"group_{index}": group for index, group in enumerate(groups)}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": numbered, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (quantization(IN_BLOCKS), True),
+        (quantization(IN_BLOCKS, ignore=["lm_head", "re:.*mlp.gate$", "re:.*shared_experts.*"]), True),
+        (quantization({**IN_BLOCKS, "targets": ["re:.*mlp.experts.*"]}, ATTENTION), True),
+        (quantization({name: IN_BLOCKS[name] for name in ("weights", "input_activations")}), True),
+        (quantization(PER_CHANNEL), False),
+        (quantization(FOUR_BITS), False),
+        (quantization(WEIGHTS_ALONE), False),
+        (quantization(ATTENTION), False),
+        (quantization(ATTENTION, PER_CHANNEL), False),
+        (quantization(IN_BLOCKS, ignore=["re:.*mlp.experts.*"]), False),
+        (quantization(), False),
+        ({**quantization(IN_BLOCKS), "quant_method": "modelopt"}, False),
+    ],
+)
+def test_experts_in_blocks_are_told(found: dict[str, Any], expected: bool) -> None:
+    """Both sides in fp8, weights in blocks, and experts among what is."""
+    assert has_block_scales({"quantization_config": found}, "qwen3_moe") == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({**quantization(), "config_groups": ["Linear"]}, "config_groups=.* must be an object"),
+        (quantization("Linear"), "group_0='Linear' must be an object"),
+        (quantization(IN_BLOCKS, ignore="lm_head"), "ignore='lm_head' must be a list"),
+    ],
+)
+def test_groups_that_make_no_sense_are_refused(found: dict[str, Any], words: str) -> None:
+    """One line, as for any config."""
+    with pytest.raises(ConfigError, match=words):
+        has_block_scales({"quantization_config": found}, "qwen3_moe")
+
+
+def test_such_a_checkpoint_is_served_by_another_kernel(tmp_path: Path) -> None:
+    """As DeepSeek-V3's own form is: not at the price of the kernel with one scale a tensor that was measured."""
+    raw = {**(read_model("qwen3-30b-a3b").raw or {})}
+    kernels = []
+    for index, group in enumerate((IN_BLOCKS, PER_CHANNEL)):
+        path = tmp_path / f"{index}.json"
+        path.write_text(json.dumps({**raw, "quantization_config": quantization(group)}), encoding="utf-8")
+        question = ask(path, "h200-sxm-141gb", workload={"phase": "decode", "dtype": "fp8"})
+        kernels.append(question.workload.expert_kernel)
+    assert kernels == ["as-16-bit", "measured"]
