@@ -16,6 +16,7 @@ MOST_ZERO_STAGE_IN_PIPELINES = 2
 DeepSpeed runs stage 1 there and refuses the others (runtime/pipe/engine.py), Megatron-LM's distributed optimizer is
 stage 1, torchtitan's FSDP keeps weights gathered between micro-batches (reshard_after_forward = "default"), stage 2."""
 _LARGEST_DEGREE = 2**24
+_COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +54,27 @@ class ParallelLayout:
         default="1f1b",
         choices=PIPELINE_SCHEDULES,
     )
+    account_for_embedding_in_pipeline_split: bool = note(
+        "count the embedding as a layer where stages are cut, so that the first has a layer less, as Megatron-LM's "
+        "argument of that name does",
+        default=False,
+    )
+    account_for_loss_in_pipeline_split: bool = note(
+        "count logits and loss as a layer likewise, so that the last stage has one less: 126 layers and both ends are "
+        "128, or 16 stages of 8 chunks",
+        default=False,
+    )
 
     def __post_init__(self) -> None:
         for spec, field_note in noted_fields(type(self)):
             value = getattr(self, spec.name)
             if spec.name == "sequence_parallel" or (spec.name == "expert_tensor_parallel" and value is None):
+                continue
+            if spec.name in _COUNTED_ENDS:
+                if not isinstance(value, bool):
+                    raise LayoutError(f"{spec.name}={value!r} must be true or false")
+                if value and self.pipeline_parallel == 1:
+                    raise LayoutError(f"{spec.name} needs pipeline_parallel above 1; leave it out")
                 continue
             if field_note.choices:
                 if value not in field_note.choices:
@@ -134,6 +151,34 @@ class ParallelLayout:
     def num_devices(self) -> int:
         """Devices in the whole job."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel * self.context_parallel
+
+    @property
+    def counted_ends(self) -> tuple[bool, bool]:
+        """Whether embedding and loss count as a layer each where stages are cut."""
+        return self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
+
+    def layers_of_stage(self, num_layers: int, index: int) -> range:
+        """Layers of one pipeline stage: as many on each, but for the last, and for ends that count as a layer.
+
+        Args:
+            num_layers: Layers of the stack.
+            index: The stage, from 0.
+
+        >>> layout = ParallelLayout(pipeline_parallel=3)
+        >>> [len(layout.layers_of_stage(7, index)) for index in range(3)]
+        [3, 3, 1]
+        >>> both = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+        >>> layout = ParallelLayout(pipeline_parallel=3, **both)
+        >>> [len(layout.layers_of_stage(7, index)) for index in range(3)]
+        [2, 3, 2]
+
+        Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_block.py (get_num_layers_to_build) and
+            transformer_layer.py (get_transformer_layer_offset).
+        """
+        before = int(self.account_for_embedding_in_pipeline_split)
+        per_stage = -(-(num_layers + sum(self.counted_ends)) // self.pipeline_parallel)
+        first = max(index * per_stage - before, 0)
+        return range(first, max(min((index + 1) * per_stage - before, num_layers), first))
 
     @property
     def splits_sequence_over_tensor(self) -> bool:

@@ -398,7 +398,8 @@ EXPERTS = TransformerConfig(
         (
             CONFIG,
             {"pipeline_parallel": 2, "virtual_pipeline": 3},
-            "pipeline_parallel * virtual_pipeline = 2 * 3 must not exceed num_layers=4; lower --pipeline-parallel",
+            "pipeline_parallel * virtual_pipeline = 2 * 3 must not exceed num_layers=4; lower --pipeline-parallel, or "
+            "count both ends as layers: --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
         ),
         (
             CONFIG,

@@ -46,13 +46,19 @@ def join_stages(sums: Mapping[str, Numeric], passes: Count, layout: ParallelLayo
 
 
 def settle_ends(
-    first_s: Numeric, last_s: Numeric, layer_s: Numeric, num_spare: Count, layers_per_stage: Count
+    first_s: Numeric,
+    last_s: Numeric,
+    layer_s: Numeric,
+    num_spare: Count,
+    layers_per_stage: Count,
+    counted_ends: tuple[bool, bool] = (False, False),
 ) -> tuple[Any, Any]:
     """Times of the ends of the model that their stages do not make up for with fewer layers.
 
     Where the layers do not divide over the stages, some stages have fewer. Each such gap is given to the end that is
     slower at that point, as pipelines are cut in practice (Megatron-DeepSpeed counts embeddings as layers, Megatron-LM
-    has numbers of layers for the first and the last stage). An even split has no gaps.
+    has numbers of layers for the first and the last stage). An even split has no gaps. Ends that count as a layer have
+    one gap each, whatever they take.
 
     Args:
         first_s: What the first stage has besides its layers. [s]
@@ -61,10 +67,14 @@ def settle_ends(
         num_spare: Gaps, see spare_layers.
         layers_per_stage: Layers of the busiest stage: an end cannot do with fewer than none. Numbers, or arrays of one
             shape.
+        counted_ends: Whether embedding and loss count as a layer where stages are cut.
 
     >>> settle_ends(1.0, 6.0, 2.0, 3, 8), settle_ends(1.0, 6.0, 2.0, 3, 2), settle_ends(1.0, 6.0, 2.0, 0, 8)
     ((1.0, 0.0), (1.0, 2.0), (1.0, 6.0))
     """
+    if any(counted_ends):
+        given_s = layer_s * (num_spare > 0)
+        return larger(first_s - counted_ends[0] * given_s, 0.0), larger(last_s - counted_ends[1] * given_s, 0.0)
     if isinstance(first_s, float | int) and isinstance(last_s, float | int) and isinstance(layer_s, float | int):
         given = [0, 0]
         ends_s = [first_s, last_s]
@@ -105,7 +115,8 @@ def settle_priced_ends(
         if entry.operation.pass_name != "step":
             times_s[entry.operation.stage] += entry.total_time_s
     per_stage = layers_per_stage(config, layout)
-    left = settle_ends(times_s["first"], times_s["last"], times_s["every"] / per_stage, num_spare, per_stage)
+    layer_s = times_s["every"] / per_stage
+    left = settle_ends(times_s["first"], times_s["last"], layer_s, num_spare, per_stage, layout.counted_ends)
     shares = {
         stage: left_s / max(times_s[stage], 1e-300) for stage, left_s in zip(("first", "last"), left, strict=True)
     }

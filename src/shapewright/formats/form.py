@@ -74,6 +74,7 @@ class Form:
         runs: Values of fields of Workload and ParallelLayout that it can be told, for a plan to keep to; any value of
             those that are missing.
         offloads: Fields of Workload that keep something in the host's memory and that it can be told.
+        counts_ends: Whether it can be told to count embedding and loss as layers where stages are cut.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Form:
     suffix: str
     runs: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     offloads: frozenset[str] = frozenset()
+    counts_ends: bool = False
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
@@ -92,7 +94,7 @@ class Form:
 
 
 def refuse_other_schedules(form: Form, layout: ParallelLayout) -> None:
-    """Refuse an order of a pipeline's passes that the framework does not have.
+    """Refuse a cut of a pipeline and an order of its passes that the framework does not have.
 
     Raises:
         LayoutError: it has others.
@@ -101,6 +103,10 @@ def refuse_other_schedules(form: Form, layout: ParallelLayout) -> None:
     if layout.pipeline_schedule not in allowed:
         words = " and ".join(str(each) for each in allowed)
         raise cannot_spread(form.name, f"pipeline_schedule={layout.pipeline_schedule!r}", f"{form.project} has {words}")
+    if any(layout.counted_ends) and not form.counts_ends:
+        raise cannot_spread(
+            form.name, "ends of the model that count as layers", f"{form.project} cuts stages otherwise"
+        )
 
 
 def refuse_offload(form: Form, workload: Workload) -> None:

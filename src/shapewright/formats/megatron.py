@@ -165,7 +165,9 @@ def _spread(config: TransformerConfig, layout: ParallelLayout) -> Iterator[str]:
     refuse_other_schedules(FORM, layout)
     yield f"--tensor-model-parallel-size {layout.tensor_parallel}"
     yield f"--pipeline-model-parallel-size {layout.pipeline_parallel}"
-    if config.num_layers % (layout.pipeline_parallel * layout.virtual_pipeline):
+    names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    yield from ("--" + name.replace("_", "-") for name in names if getattr(layout, name))
+    if config.num_layers % (layout.pipeline_parallel * layout.virtual_pipeline) and not any(layout.counted_ends):
         # It cuts evenly unless it is told each chunk; how many chunks a stage has, it counts itself.
         yield f"--pipeline-model-parallel-layout {_chunks_of(config.num_layers, layout)}"
     elif layout.virtual_pipeline > 1:
@@ -266,4 +268,5 @@ FORM = Form(
     suffix=".args",
     runs={"zero_stage": (0, 1), "pipeline_schedule": ("1f1b",)},
     offloads=frozenset(("offload_optimizer",)),
+    counts_ends=True,
 )

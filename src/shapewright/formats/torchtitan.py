@@ -140,8 +140,9 @@ def _pipeline(config: TransformerConfig, layout: ParallelLayout, workload: Workl
             "only its first and its last chunk may have fewer layers, and no chunk none",
         )
     yield f"pipeline_parallel_layers_per_stage = {per_chunk}"
-    yield f"pipeline_parallel_first_stage_less_layers = {spare // 2}"
-    yield f"pipeline_parallel_last_stage_less_layers = {spare - spare // 2}"
+    before = int(layout.counted_ends[0]) if any(layout.counted_ends) else spare // 2
+    yield f"pipeline_parallel_first_stage_less_layers = {before}"
+    yield f"pipeline_parallel_last_stage_less_layers = {spare - before}"
     if workload is not None:
         yield f"pipeline_parallel_microbatch_size = {workload.micro_batch_size}"
 
@@ -176,4 +177,5 @@ FORM = Form(
         "pipeline_schedule": tuple(_SCHEDULES),
         "sequence_parallel": (True,),
     },
+    counts_ends=True,
 )

@@ -124,11 +124,35 @@ def _shares_kv_heads(config: TransformerConfig, degree: int) -> bool:
 
 
 def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
-    chunks = layout.pipeline_parallel * layout.virtual_pipeline
-    if chunks > config.num_layers:
+    chunks, ends = layout.pipeline_parallel * layout.virtual_pipeline, sum(layout.counted_ends)
+    degrees = f"pipeline_parallel * virtual_pipeline = {layout.pipeline_parallel} * {layout.virtual_pipeline}"
+    if ends:
+        _validate_counted_ends(config, chunks, ends, degrees)
+    elif chunks > config.num_layers:
+        counted = ""
+        if layout.virtual_pipeline > 1 and (config.num_layers + 2) % chunks == 0:
+            counted = (
+                ", or count both ends as layers: --account-for-embedding-in-pipeline-split "
+                "--account-for-loss-in-pipeline-split"
+            )
         raise LayoutError(
-            f"pipeline_parallel * virtual_pipeline = {layout.pipeline_parallel} * {layout.virtual_pipeline} must not "
-            f"exceed num_layers={config.num_layers}; lower --pipeline-parallel"
+            f"{degrees} must not exceed num_layers={config.num_layers}; lower --pipeline-parallel{counted}"
+        )
+
+
+def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, degrees: str) -> None:
+    """Check a cut that counts embedding or loss as a layer, which has to come out even.
+
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py (num_layers with what is accounted for
+        must be divisible by the stages, and a stage's by its chunks).
+    """
+    if config.stack == "encoder-decoder":
+        raise LayoutError("--account-for-... counts the ends of one stack, and this model has two; leave it out")
+    counted = config.num_layers + ends
+    if counted % chunks:
+        raise LayoutError(
+            f"num_layers={config.num_layers} and {ends} end(s) that count as a layer are {counted}, which {degrees} "
+            f"must divide; change one of them, or leave --account-for-... out"
         )
 
 

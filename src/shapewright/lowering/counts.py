@@ -51,7 +51,11 @@ def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
 
 
 def layers_per_stage(config: TransformerConfig, layout: ParallelLayout) -> int:
-    """Layers of the busiest pipeline stage, ceil(L / p); of an encoder-decoder, its decoder layers."""
+    """Layers of the busiest pipeline stage, ceil(L / p); of an encoder-decoder, its decoder layers.
+
+    Ends that count as layers do not change it: L and they fill p stages of k layers, so that ceil(L / p) is k unless
+    each of the stages is an end with a layer less.
+    """
     return -(-config.num_layers // layout.pipeline_parallel)
 
 
@@ -96,7 +100,7 @@ def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCoun
     if len(groups) == 1 and not config.rotary_layers:
         num_expert = size if groups[0].is_moe else 0
         return LayerCounts({groups[0].window: size}, size - num_expert, num_expert, size * config.is_rotary_layer(0))
-    stages = [range(first, min(first + size, config.num_layers)) for first in range(0, config.num_layers, size)]
+    stages = [layout.layers_of_stage(config.num_layers, index) for index in range(layout.pipeline_parallel)]
     return max((_count_stage(config, stage) for stage in stages), key=_work)
 
 

@@ -22,14 +22,12 @@ class Stage:
         self.config, self.layout, self.index = config, layout, index
         self.is_first = index == 0
         self.is_last = index == layout.pipeline_parallel - 1
-        per_stage = ceil_div(config.num_layers, layout.pipeline_parallel)
-        first, end = index * per_stage, min((index + 1) * per_stage, config.num_layers)
-        num_layers = max(end - first, 0)
+        layers = layout.layers_of_stage(config.num_layers, index)
+        num_layers = len(layers)
         if _are_alike(config):
             self.windows = {config.window_of_layer(0): num_layers}
             self.moe_layers = num_layers if config.is_moe_layer(0) else 0
         else:
-            layers = range(first, end)
             self.windows = dict(Counter(config.window_of_layer(layer) for layer in layers))
             self.moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
         self.num_layers = num_layers

@@ -34,7 +34,8 @@ SHORT_NAMES = {
 OFFLOADS = ("offload_activations", "offload_optimizer")
 """Fields of the workload that a plan chooses where both values are kept; false otherwise."""
 _OF_WORKLOAD = ("micro_batch_size", "recompute", *OFFLOADS)
-SEARCHED = (*(spec.name for spec, _ in noted_fields(ParallelLayout)), *_OF_WORKLOAD)
+_CUTS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+SEARCHED = (*(spec.name for spec, _ in noted_fields(ParallelLayout) if spec.name not in _CUTS), *_OF_WORKLOAD)
 """Fields that a plan chooses."""
 
 LARGEST_JOB = 2**20
@@ -138,6 +139,13 @@ def keep_given(
     Raises:
         LayoutError: one field twice under values that exclude each other, or a value out of its range.
     """
+    counted = [name for name in _CUTS if layout.get(name)]
+    if counted:
+        raise LayoutError(
+            f"a plan counts no ends of the model as layers; leave {' and '.join(counted)} out, and ask predict and "
+            f"memory about such a layout"
+        )
+    layout = {name: value for name, value in layout.items() if name not in _CUTS}
     single = {**layout, **{name: workload[name] for name in _OF_WORKLOAD if name in workload}}
     kept = {name: tuple(values) for name, values in keep.items()}
     for name, value in single.items():

@@ -116,6 +116,8 @@ def _layout_words(layout: ParallelLayout) -> str:
         words.append(f"ZeRO {layout.zero_stage}")
     if layout.pipeline_schedule != "1f1b":
         words.append(layout.pipeline_schedule)
+    ends = [name for name, is_counted in zip(("embedding", "loss"), layout.counted_ends, strict=True) if is_counted]
+    words += [f"{' and '.join(ends)} as layers"] if ends else []
     if layout.tensor_parallel > 1 and not layout.sequence_parallel:
         words.append("no SP")
     return ", ".join(words) or "one device"

@@ -225,7 +225,7 @@ class StepTimes:
         num_spare = stages * per_stage - num_layers
         if num_spare.any() and not config.num_encoder_layers:
             ends = sums["first"], sums["last"], np.asarray(sums["every"]) / per_stage
-            sums["first"], sums["last"] = settle_ends(*ends, num_spare, per_stage)
+            sums["first"], sums["last"] = settle_ends(*ends, num_spare, per_stage, self._layout.counted_ends)
 
     def num_tokens(self, index: Index) -> Any:
         """New tokens of one step over all devices."""

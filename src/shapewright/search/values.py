@@ -175,7 +175,8 @@ class FieldValues:
         unit = self.layout.pipeline_parallel * self.layout.virtual_pipeline
         while (high - low) / unit > _MOST_DEPTHS:
             unit *= 2
-        return _multiples(max(low, 1), high, unit, config.num_layers)
+        ends = sum(self.layout.counted_ends)
+        return [count - ends for count in _multiples(max(low, 1) + ends, high + ends, unit, config.num_layers + ends)]
 
     def vocab(self) -> list[int]:
         """Vocabularies: never smaller than the baseline's, which has that many tokens."""

@@ -54,7 +54,7 @@ def check(case: WhatIf) -> Iterator[Violation]:
     """Look for layers that do not divide by the stages."""
     layout, num_layers = case.layout, case.config.num_layers
     chunks = layout.pipeline_parallel * layout.virtual_pipeline
-    if num_layers % chunks == 0:
+    if num_layers % chunks == 0 or any(layout.counted_ends):  # which make it come out even
         return
     fullest = -(-num_layers // chunks)
     parts = f"{chunks} pipeline stages" if layout.virtual_pipeline == 1 else f"{chunks} model chunks"
