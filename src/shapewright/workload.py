@@ -140,10 +140,14 @@ class Workload:
 
     @property
     def recompute_words(self) -> str:
-        """Recomputation in words, with the parts that it takes where they are not the usual one."""
-        parts = (
-            f" of {self.recompute_modules}" if self.recompute == "selective" and self.recompute_modules != CORE else ""
-        )
+        """Recomputation in words, with the parts or the layers that it takes where they are not the usual ones."""
+        if self.recompute == "none":
+            return "no recompute"
+        parts = ""
+        if self.recompute == "selective" and self.recompute_modules != CORE:
+            parts = f" of {self.recompute_modules}"
+        if self.recompute_layers is not None:
+            parts = f" of {self.recompute_layers} {'layer' if self.recompute_layers == 1 else 'layers'} a stage"
         return f"{self.recompute} recompute{parts}"
 
     def _check_offload(self) -> None:

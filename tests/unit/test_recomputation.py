@@ -97,6 +97,9 @@ def test_names_are_sorted_and_said() -> None:
     assert workload == taking("layernorm,moe_act")
     assert workload.recompute_words == "selective recompute of layernorm,moe_act"
     assert taking(CORE).recompute_words == "selective recompute"
+    assert Workload().recompute_words == "no recompute"
+    assert Workload(recompute="full").recompute_words == "full recompute"
+    assert Workload(recompute="full", recompute_layers=3).recompute_words == "full recompute of 3 layers a stage"
     config = read_model("mixtral-8x7b").config
     assert "--recompute-modules layernorm moe_act" in write_format("megatron-args", config, workload=workload)
     with pytest.raises(WorkloadError, match="cannot express recompute_modules"):

@@ -430,6 +430,23 @@ def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("recompute", "words"),
+    [
+        ([], "bf16, no recompute"),
+        (["--recompute", "full"], "bf16, full recompute\n"),
+        (["--recompute", "full", "--recompute-layers", "3"], "full recompute of 3 layers a stage"),
+        (["--recompute", "selective", "--recompute-modules", "mlp,layernorm"], "selective recompute of layernorm,mlp"),
+    ],
+)
+def test_the_headline_says_what_was_computed_again(
+    recompute: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some layers are not all of them, and some parts are not the usual one."""
+    _, report, _ = run(["mfu", *FLAGS, *JOB, "--tp", "8", *recompute], capsys)
+    assert words in report.splitlines(keepends=True)[0]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--seconds", "1", "--gpus", "8"], "Missing option '--global-batch'"),

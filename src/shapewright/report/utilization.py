@@ -101,11 +101,10 @@ def utilization_line(found: Utilization) -> str:
 def print_utilization(found: Utilization, console: Console) -> None:
     """Print headline, conventions, waterfall and what is reachable."""
     name = found.config.title
-    recompute = "no" if found.workload.recompute == "none" else found.workload.recompute
     console.print(
         f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} a step of "
         f"{found.workload.global_batch_size} x {found.workload.seq_len} tokens, {found.workload.dtype}, "
-        f"{recompute} recompute",
+        f"{found.workload.recompute_words}",
         style="bold",
         soft_wrap=True,
     )
