@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shapewright.config import Model, TransformerConfig, read_model
+from shapewright.dtypes import get_dtype
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError, close_names
 from shapewright.fields import noted_fields
 from shapewright.hardware import Device, load_device
@@ -136,6 +137,7 @@ def ask(
         workload = complete_workload(model.config, found, given)
     if not isinstance(layout, ParallelLayout):
         _refuse_unknown(layout or {}, ParallelLayout, LayoutError)
+        remarks += say_idle_cut(model.config, layout or {})
         layout = ParallelLayout(**(layout or {}))
     # Refused here, before anything is priced.
     software_of(software, workload.phase)
@@ -228,6 +230,8 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any], softwar
     if given.get("expert_kernel") is not None and (phase == "train" or not config.is_moe):
         reason = "train, whose stacks have kernels of their own" if phase == "train" else "a model without experts"
         lines.append(f"expert_kernel={given['expert_kernel']} has no effect in {reason}")
+    elif given.get("expert_kernel") is not None and get_dtype(given.get("dtype") or _USUAL_DTYPES[0]).bits >= 16:
+        lines.append(f"expert_kernel={given['expert_kernel']} has no effect on experts in 16 bits or more")
     decided = software_of(software, phase).workload
     lines += [
         f"{name}={given[name]} has no effect: software={software!r} decides it, {name}={value}"
@@ -238,15 +242,13 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any], softwar
         reason = "a model whose experts have neither biases nor a clamp" if phase == "train" else phase
         lines.append(f"fused_experts=False has no effect in {reason}")
     if given.get("recompute_modules") is not None:
-        modules = given["recompute_modules"]
         if phase != "train" or given.get("recompute") != "selective":
-            lines.append(f"recompute_modules={modules} changes selective recomputation alone (--recompute selective)")
-        elif "moe" in modules and not config.is_moe:
-            lines.append(f"recompute_modules={modules}: moe has no effect in a model without experts")
-        elif "shared_experts" in modules and not config.shared_expert_intermediate_size:
-            lines.append(f"recompute_modules={modules}: shared_experts has no effect in a model without any")
-        elif "mla_up_proj" in modules and not config.is_mla:
-            lines.append(f"recompute_modules={modules}: mla_up_proj has no effect without latent attention")
+            lines.append(
+                f"recompute_modules={given['recompute_modules']} changes selective recomputation alone (--recompute "
+                f"selective)"
+            )
+        else:
+            lines += say_idle_modules(config, given["recompute_modules"])
     if given.get("narrow_dispatch") is False and not (config.is_moe and given.get("dtype") == "fp8"):
         lines.append("narrow_dispatch=False has no effect but on experts in fp8: other rows travel as activations do")
     if phase == "train":
@@ -256,3 +258,25 @@ def _ignored_fields(config: TransformerConfig, given: Mapping[str, Any], softwar
             if given.get(name) is not None
         ]
     return tuple(lines)
+
+
+def say_idle_modules(config: TransformerConfig, modules: str) -> tuple[str, ...]:
+    """One line where a part that selective recomputation is to take is not in the model."""
+    named = f"recompute_modules={modules}"
+    if "moe" in modules and not config.is_moe:
+        return (f"{named}: moe has no effect in a model without experts",)
+    if "shared_experts" in modules and not config.shared_expert_intermediate_size:
+        return (f"{named}: shared_experts has no effect in a model without any",)
+    if "mla_up_proj" in modules and not config.is_mla:
+        return (f"{named}: mla_up_proj has no effect without latent attention",)
+    return ()
+
+
+def say_idle_cut(config: TransformerConfig, layout: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line where a model without experts is told how to cut them."""
+    cut = layout.get("expert_tensor_parallel")
+    return (
+        ()
+        if cut is None or config.is_moe
+        else (f"expert_tensor_parallel={cut} has no effect in a model without experts",)
+    )

@@ -150,3 +150,11 @@ def test_replicas_without_experts_are_refused() -> None:
             plan(model="llama-3-8b", layout={name: 2})
     found = plan(model="llama-3-8b", layout={"tensor_parallel": 1, "expert_tensor_parallel": 1})
     assert "expert_tensor_parallel=1 has no effect in a model without experts" in found.notes
+
+
+@pytest.mark.parametrize(("formats", "is_said"), [([], True), (["bf16:int4"], True), (["fp8"], False)])
+def test_a_kernel_of_experts_without_effect_is_told(formats: list[str], is_said: bool) -> None:
+    """In 16 bits there is none to choose; beside them a narrow format may be looked at, which has one."""
+    found = plan(workload={"expert_kernel": "as-16-bit"}, layout={"tensor_parallel": 1}, formats=formats)
+    line = "expert_kernel=as-16-bit has no effect on experts in 16 bits or more"
+    assert (line in found.notes) == is_said

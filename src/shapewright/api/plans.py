@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError
 from shapewright.hardware.nodes import check_units
 from shapewright.lowering import validate_lengths
 from shapewright.perf.software import TUNED
-from shapewright.question import ask
+from shapewright.question import ask, say_idle_cut, say_idle_modules
+from shapewright.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
     from shapewright.plan import PlanResult
@@ -84,6 +86,13 @@ def plan(
         software=software,
         physics_only=physics_only,
     )
+    cut = {name: ",".join(map(str, kept[name])) for name in ("expert_tensor_parallel",) if name in kept}
+    notes = (*question.notes, *say_idle_cut(question.config, cut))
+    modules = given.get("recompute_modules")
+    if modules is not None and "selective" in kept.get("recompute", RECOMPUTE_MODES):
+        # A plan chooses how much is computed again: the parts count wherever it tries the selective one.
+        notes = tuple(line for line in notes if not line.startswith("recompute_modules="))
+        notes += say_idle_modules(question.config, modules)
     request = PlanRequest(
         num_devices=num_devices,
         objective=objective,
@@ -98,7 +107,7 @@ def plan(
         device=question.device,
         workload=question.workload,
         request=request,
-        notes=question.notes,
+        notes=notes,
         uncalibrated=uncalibrated,
         software=software,
         progress=progress,
@@ -190,6 +199,10 @@ def serve_plan(
     if isinstance(formats, str):
         raise WorkloadError(f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}")
     others = usual_formats(wanted, question.device) if formats is None else [read_format(text) for text in formats]
+    notes = question.notes
+    if question.config.is_moe and any(get_dtype(one.dtype).bits < 16 for one in others):
+        # What has no effect on the format that was asked for has one on others beside it.
+        notes = tuple(line for line in notes if not line.startswith("expert_kernel="))
     return plan_serving(
         question.config,
         device=question.device,
@@ -197,7 +210,7 @@ def serve_plan(
         request=request,
         formats=[wanted, *others],
         layout=layout,
-        notes=question.notes,
+        notes=(*notes, *say_idle_cut(question.config, layout or {})),
         uncalibrated=uncalibrated,
     )
 

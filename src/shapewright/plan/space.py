@@ -199,8 +199,10 @@ def _expert_degrees(
     kept None is the tensor axis' degree, as in a layout.
     """
     degrees = divisors(config.num_experts) if config.num_experts else [1]
-    kept = {tensor if cut is None else cut for cut in request.kept.get("expert_tensor_parallel", ())}
-    cuts = {1, *kept} if config.num_experts else set()
+    kept, cuts = set[int](), set[int]()
+    if config.num_experts:
+        kept = {tensor if cut is None else cut for cut in request.kept.get("expert_tensor_parallel", ())}
+        cuts = {1, *kept}
     for cut in (tensor, *sorted(cut for cut in cuts if cut != tensor)):
         if kept and cut not in kept:
             continue

@@ -126,12 +126,6 @@ def plan_serving(
     given = {name: value for name, value in (layout or {}).items() if value is not None}
     check_given(config, given)
     said = list(notes)
-    if not config.is_moe:
-        said += [
-            f"{name}={given[name]} has no effect in a model without experts"
-            for name in ("expert_parallel", "expert_tensor_parallel")
-            if name in given
-        ]
     kept = _usable(formats, device, said)
     finder = InstanceFinder(config=config, device=device, workload=workload, request=request, given=given)
     instances, capacities = finder.find(kept, said)
