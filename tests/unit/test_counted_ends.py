@@ -14,7 +14,7 @@ from shapewright.errors import LayoutError
 from shapewright.formats import write_format
 from shapewright.layout import ParallelLayout
 from shapewright.lowering import count_layers, lower
-from shapewright.memory import estimate_stages
+from shapewright.memory import estimate_memory, estimate_stages
 from shapewright.workload import Workload
 
 BOTH = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
@@ -76,6 +76,16 @@ def test_memory_of_the_ends_is_that_of_their_layers() -> None:
     assert first == layer_bytes + embedding_bytes
     # The last has the logit matrix and the final norm besides.
     assert last == pytest.approx(layer_bytes + embedding_bytes, abs=2.0 * 2 * 64)
+
+
+@pytest.mark.parametrize("ends", [BOTH, EMBEDDING, LOSS, {}])
+def test_the_fullest_stage_is_found(ends: dict[str, bool]) -> None:
+    """It may be the second, which has a layer more than the first and all but one of its micro-batches."""
+    config = replace(read_model("llama-3.1-405b").config, num_layers=128 - sum(ends.values()))
+    layout = ParallelLayout(tensor_parallel=8, pipeline_parallel=16, virtual_pipeline=4, data_parallel=2, **ends)
+    workload = Workload(micro_batch_size=1, global_batch_size=64, seq_len=8192, recompute="full")
+    stages = [stage.total_bytes for stage in estimate_stages(config, workload, layout)]
+    assert estimate_memory(config, workload, layout).total_bytes == max(stages)
 
 
 def test_the_busiest_stage_is_one_in_the_middle() -> None:

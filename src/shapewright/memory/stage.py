@@ -46,9 +46,15 @@ def _are_alike(config: TransformerConfig) -> bool:
 
 
 def stages_to_compare(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
-    """The first stage holds most micro-batches, the last the logits; those between matter where layers differ."""
+    """The first stage holds most micro-batches, the last the logits; those between matter where layers differ.
+
+    Where an end counts as a layer, the first stage that is none has a layer more.
+    """
     last = min(layout.pipeline_parallel, config.num_layers) - 1
-    return (0, layout.pipeline_parallel - 1) if _are_alike(config) else (*range(last), layout.pipeline_parallel - 1)
+    if not _are_alike(config):
+        return (*range(last), layout.pipeline_parallel - 1)
+    has_middle = any(layout.counted_ends) and layout.pipeline_parallel > 2
+    return (0, 1, layout.pipeline_parallel - 1) if has_middle else (0, layout.pipeline_parallel - 1)
 
 
 def count_stage_parameters(stage: Stage, counts: ParameterCounts) -> DeviceParameters:
