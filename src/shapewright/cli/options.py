@@ -37,8 +37,20 @@ _SHORT_FLAGS = {
 _NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
 _GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
 # Fields that most questions are made of; the help lists the others of these groups below, so that a first reader meets
-# few. A layout has none that could be left for later.
+# few.
 _COMMON = {
+    "layout": {
+        "tensor_parallel",
+        "pipeline_parallel",
+        "data_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "sequence_parallel",
+        "zero_stage",
+        "virtual_pipeline",
+        "pipeline_schedule",
+    },
     "workload": {
         "phase",
         "micro_batch_size",
@@ -329,6 +341,7 @@ class GroupedCommand(click.Command):
             "layout": "Layout",
             "model": "Model (alone, or on top of CONFIG)",
             f"workload{_FINER}": f"Workload{_FINER}",
+            f"layout{_FINER}": f"Layout{_FINER}",
             f"model{_FINER}": f"Model{_FINER}",
         }
         rows: dict[str, list[tuple[str, str]]] = {group: [] for group in titles}
