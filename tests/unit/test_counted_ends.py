@@ -134,14 +134,10 @@ def test_senseless_ends_are_refused() -> None:
         ParallelLayout(**LOSS)
     with pytest.raises(LayoutError, match="must be true or false"):
         ParallelLayout(pipeline_parallel=2, account_for_loss_in_pipeline_split=1)  # type: ignore[arg-type]
-    with pytest.raises(LayoutError, match="a plan counts no ends of the model as layers"):
-        shapewright.plan(
-            "llama-3-8b",
-            device="h100-sxm-80gb",
-            num_devices=8,
-            workload={"global_batch_size": 16},
-            layout=dict(BOTH),
-        )
+    asked: list[dict[str, Any]] = [{"layout": dict(BOTH)}, {"keep": dict.fromkeys(LOSS, (True,))}]
+    for given in asked:
+        with pytest.raises(LayoutError, match="a plan counts no ends of the model as layers"):
+            shapewright.plan("llama-3-8b", device="h100-sxm-80gb", num_devices=8, global_batch_size=16, **given)
 
 
 def test_frameworks_are_told() -> None:

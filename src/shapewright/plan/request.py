@@ -139,15 +139,17 @@ def keep_given(
     Raises:
         LayoutError: one field twice under values that exclude each other, or a value out of its range.
     """
-    counted = [name for name in _CUTS if layout.get(name)]
+    counted = [name for name in _CUTS if layout.get(name) or any(keep.get(name, ()))]
     if counted:
         raise LayoutError(
             f"a plan counts no ends of the model as layers; leave {' and '.join(counted)} out, and ask predict and "
             f"memory about such a layout"
         )
-    layout = {name: value for name, value in layout.items() if name not in _CUTS}
     single = {**layout, **{name: workload[name] for name in _OF_WORKLOAD if name in workload}}
     kept = {name: tuple(values) for name, values in keep.items()}
+    for name in _CUTS:  # kept false, as they always are
+        single.pop(name, None)
+        kept.pop(name, None)
     for name, value in single.items():
         if value is None:
             continue
