@@ -32,7 +32,7 @@ ASSUMPTIONS = (
     "The wait for the first token is that of one server with random arrivals and a fixed service time, "
     "rho S / (2 (1 - rho)).",
     "Disaggregated: the cache of a prompt travels between the instances; that is counted in the time to first token.",
-    "Pipelines keep every stage busy with a batch of its own; expert parallel ranks have sequences of their own.",
+    "Pipelines keep every stage busy with a batch of its own; so have replicas of the attention (DP).",
     "Sequences hold whole blocks of cache for prompt and answer from their start; nothing is evicted, and no prompt "
     "shares a prefix with another.",
     "Speculation: E = (1 - a^(g+1)) / (1 - a) tokens a pass; the verifying pass is priced, the draft is g times its "
