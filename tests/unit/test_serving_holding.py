@@ -81,17 +81,19 @@ def test_all_layouts_of_a_node_are_looked_at() -> None:
     assert {capacity.layout.num_devices for capacity in find("llama-3-8b", num_devices=2)} == {1, 2}
 
 
-def test_many_layouts_are_cut_to_the_smallest() -> None:
-    """On 64 devices experts, tensors and stages make more than 24 layouts: those of the fewest devices are kept."""
+def test_of_many_layouts_some_of_every_size_are_kept() -> None:
+    """On 64 devices experts, tensors and stages make more than 32 layouts: of every size those of fewest stages."""
     said: list[str] = []
     found = find("mixtral-8x7b", said=said, num_devices=64)
 
-    assert len(found) == 24
-    assert found[0].layout.num_devices == 2
-    assert found[-1].layout.num_devices < 64
+    sizes = [capacity.layout.num_devices for capacity in found]
+    assert len(found) == 32
+    assert set(sizes) == {2, 4, 8, 16, 32, 64}
+    assert sizes == sorted(sizes)
+    assert {capacity.layout.pipeline_parallel for capacity in found if capacity.layout.num_devices == 32} == {1, 2}
     (words,) = said
-    assert words.startswith("bf16: the 24 smallest of ")
-    assert "fix --tp, --pp or --ep" in words
+    assert words.startswith("bf16: 32 of ")
+    assert "fix --tp, --pp, --dp, --ep or --etp" in words
 
 
 def test_a_format_that_does_not_fit_is_told_with_what_it_needs() -> None:

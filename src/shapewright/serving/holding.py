@@ -133,7 +133,10 @@ class InstanceFinder:
             held = self._hold(one, limit)
             if held:
                 nearest = held[0][0].layout
-                degrees = ", ".join(f"{name}={value}" for name, value in degrees_of(nearest).items() if value)
+                told = {name: value for name, value in degrees_of(nearest).items() if value}
+                if nearest.data_parallel == 1:
+                    del told["data_parallel"]
+                degrees = ", ".join(f"{name}={value}" for name, value in told.items())
                 return (
                     f"{job} does not fit on {most} x {self.device.name} ({format_bytes(self.device.memory_bytes)} "
                     f"each); it needs {nearest.num_devices} ({degrees}): give --gpus {nearest.num_devices}, or "
