@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+
 from shapewright.config import Model, TransformerConfig, read_model
 from shapewright.dtypes import get_dtype
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError, close_names
@@ -23,8 +25,8 @@ from shapewright.workload import Workload
 if TYPE_CHECKING:
     from shapewright.predict import Prediction
 
-ModelLike = str | PathLike[str] | Model | TransformerConfig | None
-"""A model, or what names one: preset, config.json or its folder, hub id; None for overrides alone."""
+ModelLike = str | PathLike[str] | Mapping[str, Any] | Model | TransformerConfig | None
+"""A model, or what names one: preset, config.json, its folder or what it holds, hub id; None for overrides alone."""
 
 DeviceLike = str | PathLike[str] | Device
 """A device, or what names one: name, alias, device file."""
@@ -112,7 +114,8 @@ def ask(
     """Complete a question.
 
     Args:
-        source: Preset, path, hub id, a Model or TransformerConfig, or None for a model of overrides alone.
+        source: Preset, path, hub id, what a config.json holds, a Model or TransformerConfig, or None for a model of
+            overrides alone.
         device: Name, alias, path of a device file, or a Device.
         overrides: TransformerConfig fields to change.
         workload: A Workload, or some of its fields; the rest gets defaults that fit model and device: bf16 where the
@@ -125,6 +128,7 @@ def ask(
     Raises:
         ShapewrightError: whatever is wrong with any of them.
     """
+    overrides, workload, layout = _plain(overrides), _plain(workload), _plain(layout)
     model = find_model(source, overrides)
     found = find_device(device, physics_only=physics_only)
     remarks: tuple[str, ...] = ()
@@ -164,6 +168,16 @@ def _count_devices(layout: ParallelLayout) -> str:
     if len(degrees) == 1:
         return "".join(f"{name}={degree}" for name, degree in degrees.items())
     return f"{' * '.join(degrees)} = {' * '.join(map(str, degrees.values()))} = {layout.num_devices}"
+
+
+def plain_value(value: Any) -> Any:
+    """A value of a field, NumPy's numbers as Python's: a script may walk through a range of them."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _plain(given: Any) -> Any:
+    """Fields with plain values; anything but fields as it is."""
+    return {name: plain_value(value) for name, value in given.items()} if isinstance(given, Mapping) else given
 
 
 def find_model(source: ModelLike, overrides: Mapping[str, object] | None = None) -> Model:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shapewright
@@ -91,6 +92,43 @@ def test_paths_and_overrides(tmp_path: Path) -> None:
     prediction = shapewright.predict(path, device="l40s", overrides={"num_layers": 5})
 
     assert (prediction.config.hidden_size, prediction.config.num_layers) == (768, 5)
+
+
+def test_what_a_config_holds_is_a_config() -> None:
+    """A dict is read as the config.json that it would be written to, without a file."""
+    held = {"model_type": "gpt2", "n_embd": 768, "n_layer": 2, "n_head": 12}
+    prediction = shapewright.predict(held, device="l40s", overrides={"num_layers": 5})
+
+    assert (prediction.config.model_type, prediction.config.hidden_size, prediction.config.num_layers) == (
+        "gpt2",
+        768,
+        5,
+    )
+    with pytest.raises(shapewright.ShapewrightError, match=r"the dict given.*hidden_size"):
+        shapewright.predict({"num_hidden_layers": 2}, device="l40s")
+    with pytest.raises(shapewright.ShapewrightError, match=r"cannot be read from int.*to_dict\(\)"):
+        shapewright.predict(42, device="l40s")  # type: ignore[arg-type]
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    """Fields, degrees and axes may come from an array; what comes out is as from Python's own numbers."""
+    two = np.int64(2)
+    fields = {
+        "workload": {"micro_batch_size": two},
+        "layout": {"tensor_parallel": two},
+        "overrides": {"num_layers": two},
+    }
+    prediction = shapewright.predict("gpt2", device="l40s", **fields)
+    swept = shapewright.sweep("gpt2", device="l40s", axes={"micro_batch_size": np.arange(1, 3)})
+
+    shape = prediction.workload.micro_batch_size, prediction.layout.tensor_parallel, prediction.config.num_layers
+    assert [(value, type(value)) for value in shape] == [(2, int)] * 3
+    assert [type(row.values["micro_batch_size"]) for row in swept.rows] == [int, int]
+
+
+def test_one_device_may_stand_without_a_list() -> None:
+    """A name where several may stand is one name, not its letters."""
+    assert [row.device.name for row in shapewright.compare("gpt2", devices="l40s").rows] == ["l40s"]
 
 
 def test_every_user_error_is_one_class() -> None:

@@ -33,8 +33,8 @@ def compare(
     """Predict the same job on several devices.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
-        devices: Device names, aliases, files, or Devices; each is taken once.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
+        devices: Device names, aliases, files, or Devices; each is taken once, and a name alone is one.
         usd_per_hour: Price of one device by its name. [USD/h]
         workload: Workload, or some of its fields; what is left out is completed for each device.
         layout: ParallelLayout, or some of its fields.
@@ -53,7 +53,7 @@ def compare(
 
     load_software(software)  # an unknown name is no device's fault
     model = find_model(config, overrides)
-    found = {device.name: device for device in map(find_device, devices)}
+    found = {device.name: device for device in map(find_device, [devices] if isinstance(devices, str) else devices)}
     if not found:
         raise DeviceError("no device to compare; give at least one name, 'shapewright devices' lists all")
     notes: dict[str, None] = {}

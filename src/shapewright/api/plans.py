@@ -45,7 +45,7 @@ def plan(
     """Find how to spread a training job over devices.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
         num_devices: Devices of the job: fewer than a node has, or whole nodes.
         global_batch_size: Sequences of one optimiser step; may stand in ``workload`` instead.
@@ -138,7 +138,7 @@ def serve_plan(
     """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig; a decoder.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig; a decoder.
         device: Device name, alias, file, or Device.
         prompt_len: Tokens of a prompt.
         output_len: Tokens of an answer.

@@ -38,7 +38,7 @@ def check(
     """Lint a model's shape against a device: findings with their predicted cost, and nearest better shapes.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
         workload: Workload, or some of its fields.
         layout: ParallelLayout, or some of its fields.
@@ -98,8 +98,8 @@ def search(
     """Find shapes of the same size that run faster.
 
     Args:
-        config: Baseline: preset name, config.json or its folder, hub id, Model or TransformerConfig; None for a public
-            model of ``family`` scaled to ``num_parameters``.
+        config: Baseline: preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig;
+            None for a public model of ``family`` scaled to ``num_parameters``.
         device: Device name, alias, file, or Device.
         devices: Several of them, instead: shapes are ranked by their worst regret over them.
         num_parameters: Parameters that shapes should have; the baseline is scaled to them. None: as many as it has.
@@ -186,7 +186,7 @@ def _find_devices(device: DeviceLike | None, devices: Sequence[DeviceLike]) -> l
     """The devices that are meant, each once."""
     if device is not None and devices:
         raise DeviceError("give one device or several, not both")
-    asked = [device] if device is not None else devices
+    asked = [device] if device is not None else [devices] if isinstance(devices, str) else devices
     found = {one.name: one for one in map(find_device, asked)}
     if not found:
         raise DeviceError("no device to search for; give at least one name, 'shapewright devices' lists all")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shapewright.perf.software import TUNED
-from shapewright.question import ask
+from shapewright.question import ask, plain_value
 
 if TYPE_CHECKING:
     from shapewright.capacity import Capacity
@@ -32,7 +32,7 @@ def predict(
     """Predict the time, throughput and memory of one step.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
         workload: Workload, or some of its fields.
         layout: ParallelLayout, or some of its fields.
@@ -76,7 +76,7 @@ def sweep(
     """Predict a step for every combination of some fields' values.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
         axes: Values by field name of Workload or ParallelLayout, such as ``{"micro_batch_size": [1, 2, 4]}``.
         workload: Some fields of Workload.
@@ -105,7 +105,8 @@ def sweep(
         software=software,
         physics_only=physics_only,
     )
-    return predict_sweep(question.config, **question.terms, axes=axes, notes=question.notes)
+    values = {name: [plain_value(value) for value in given] for name, given in axes.items()}
+    return predict_sweep(question.config, **question.terms, axes=values, notes=question.notes)
 
 
 def fits(
@@ -123,7 +124,7 @@ def fits(
     """Say whether a job fits in memory, what is the largest that does, and what to change if it does not.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
         workload: Workload, or some of its fields.
         layout: ParallelLayout, or some of its fields.
@@ -173,7 +174,7 @@ def mfu(
     """Say what a measured training step means: MFU and HFU by every convention, and where the rest went.
 
     Args:
-        config: Preset name, config.json or its folder, hub id, Model or TransformerConfig.
+        config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
         seconds: Measured time of one optimiser step. [s]
         num_devices: Devices of the whole job.

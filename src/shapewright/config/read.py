@@ -39,13 +39,15 @@ class Model:
     has_block_scales: bool = False
 
 
-def read_model(source: str | os.PathLike[str] | None, overrides: Mapping[str, object] | None = None) -> Model:
+def read_model(
+    source: str | os.PathLike[str] | Mapping[str, Any] | None, overrides: Mapping[str, object] | None = None
+) -> Model:
     """Read a model.
 
     Args:
         source: A preset's name, the path of a config.json or of a folder that holds one, a hub id
-            (``organisation/name``, or ``organisation/name@revision``), or None for a model described by ``overrides``
-            alone. A name with a slash is a path if something is there.
+            (``organisation/name``, or ``organisation/name@revision``), what a config.json holds, or None for a model
+            described by ``overrides`` alone. A name with a slash is a path if something is there.
         overrides: Values by field of TransformerConfig, put on top; fields that were derived follow (see
             ``with_changes``).
 
@@ -61,6 +63,13 @@ def read_model(source: str | os.PathLike[str] | None, overrides: Mapping[str, ob
     check_field_names(overrides)
     if source is None:
         return _from_flags(overrides)
+    if isinstance(source, Mapping):
+        return read_object(dict(source), overrides, where="the dict given")
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            f"a model cannot be read from {type(source).__name__}; give a preset, a path, a hub id, a "
+            "TransformerConfig or, as a dict, what a config.json holds (to_dict() of a config of transformers)"
+        )
     raw, where, name = _find(os.fspath(source))
     return read_object(raw, overrides, where=where, name=name)
 
