@@ -175,6 +175,19 @@ def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
 
 
+def test_devices_refused_alike_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line says it of all devices that lack a rate and have the same others; a device alone keeps its own words."""
+    devices = "h100-sxm-80gb,a100-sxm-80gb,t4,a30"
+    _, out, _ = run(["compare", "gpt2", "--devices", devices, "--dtype", "fp8"], capsys)
+
+    lines = [line for line in out.splitlines() if "cannot run it" in line]
+    have = ["bf16, fp16, fp32, int8, tf32", "fp16, fp32, int8"]
+    assert [line.partition(")")[0] for line in lines] == [
+        f"a100-sxm-80gb, a30: cannot run it: each has no fp8 rate (it has {have[0]}",
+        f"t4: cannot run it: t4 has no fp8 rate (it has {have[1]}",
+    ]
+
+
 def test_device_file_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

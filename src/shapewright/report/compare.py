@@ -78,10 +78,24 @@ def print_comparison(found: Comparison, console: Console) -> None:
     if job:
         console.print(job, style="bold", soft_wrap=True)
         print_table(comparison_columns(found), console)
+    for line in refusal_lines(found):
+        console.print(line, style="bold red", soft_wrap=True)
+    print_notes(found.notes, console)
+
+
+def refusal_lines(found: Comparison) -> list[str]:
+    """Devices that do not run the job and why, those with the same reason in one line."""
+    names: dict[str, list[str]] = {}
     for row in found.rows:
         if row.prediction is None:
-            console.print(f"{row.device.name}: cannot run it: {row.problem}", style="bold red", soft_wrap=True)
-    print_notes(found.notes, console)
+            of_each = row.problem.removeprefix(row.device.name)
+            names.setdefault(of_each, []).append(row.device.name)
+    lines = []
+    for reason, devices in names.items():
+        begins_with_device = reason.startswith(" ")
+        subject = "" if not begins_with_device else devices[0] if len(devices) == 1 else "each"
+        lines.append(f"{', '.join(devices)}: cannot run it: {subject}{reason}")
+    return lines
 
 
 def job_words(found: Comparison) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.report.capacity import REMEDIES_TITLE, offload_words, remedy_columns, stage_columns
 from shapewright.report.charts import BarChart, BarPart
-from shapewright.report.compare import comparison_columns, job_words
+from shapewright.report.compare import comparison_columns, job_words, refusal_lines
 from shapewright.report.design_review import memory_chart, waterfall_figure
 from shapewright.report.page import Figure, Section, Table, Words, table_of
 from shapewright.report.utilization import (
@@ -117,7 +117,7 @@ def comparison_sections(found: Comparison) -> list[Section]:
     job = job_words(found)
     if job:
         sections.insert(0, Words("The job", [job]))
-    problems = [f"{row.device.name}: cannot run it: {row.problem}" for row in found.rows if row.prediction is None]
+    problems = refusal_lines(found)
     if problems or found.notes:
         sections.append(Words("What there is to say", [*problems, *found.notes]))
     return sections
