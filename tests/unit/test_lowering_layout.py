@@ -286,9 +286,14 @@ def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:
     (reduction,) = collectives(ParallelLayout(pipeline_parallel=4), config, pass_name="step")
     assert (reduction.op_name, reduction.num_ranks, reduction.message_bytes) == ("all_reduce", 2, 96 * H * 2)
     assert reduction.repeats == 1
-    # Three stages apart in a node of 8 they share it; with four slices each they do not.
-    (apart,) = collectives(ParallelLayout(pipeline_parallel=4, tensor_parallel=4), config, pass_name="step")
-    assert (reduction.ranks_per_node, apart.ranks_per_node) == (2, 1)
+    # Devices 0 and 3, and 0 and 6 with two slices a stage, share a node of 8; with four slices a stage 0 and 12 do not.
+    near, apart = (
+        collectives(
+            ParallelLayout(pipeline_parallel=4, tensor_parallel=slices), config, pass_name="step", axis="pipeline"
+        )
+        for slices in (2, 4)
+    )
+    assert [one.ranks_per_node for one in (reduction, *near, *apart)] == [2, 2, 1]
     assert not collectives(ParallelLayout(), config)
 
 

@@ -89,3 +89,11 @@ def test_compare_says_which_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert own["devices"][1]["step_time_s"] is None  # L40S has no network of its own
     assert given_nodes["devices"][1]["step_time_s"] > 0.0
     assert given_nodes["devices"][0]["step_time_s"] > own["devices"][0]["step_time_s"]
+
+
+def test_a_card_without_a_network_plans_tied_models_inside_its_node() -> None:
+    """Nothing leaves a node of eight L40S, of whose network nothing is known: not the gradients of a tied embedding."""
+    found = shapewright.plan("gpt2", device="l40s", num_devices=8, global_batch_size=32, top=100)
+
+    assert {plan.layout.num_devices for plan in found.plans} == {8}
+    assert any(plan.layout.pipeline_parallel >= 4 for plan in found.plans)

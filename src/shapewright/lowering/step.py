@@ -144,6 +144,9 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
     if not shard.config.tied_embeddings:
         return []
     layout = shard.layout
+    # Stages are the outermost axis: first and last share a node where the whole job does, however far apart they are.
+    crosses = layout.num_devices > shard.node_size
+    apart = layout.num_devices // layout.pipeline_parallel * (layout.pipeline_parallel - 1)
     return collective(
         shard,
         "embedding.tied_gradients.all_reduce",
@@ -152,7 +155,7 @@ def lower_tied_gradients(shard: Shard) -> list[Operation]:
         1,
         message_bytes=1.0 * vocab_rows(shard) * shard.config.embedding_size * shard.width_bytes,
         num_ranks=min(2, layout.pipeline_parallel),
-        stride=layout.num_devices // layout.pipeline_parallel * (layout.pipeline_parallel - 1),
+        stride=1 + crosses * (apart - 1),
         stage="last",
         pass_name="step",
     )
