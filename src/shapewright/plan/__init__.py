@@ -4,6 +4,7 @@ from shapewright.plan.breakdown import BUBBLE as BUBBLE
 from shapewright.plan.breakdown import Breakdown as Breakdown
 from shapewright.plan.breakdown import Difference as Difference
 from shapewright.plan.breakdown import break_down as break_down
+from shapewright.plan.findings import COST_RESOLUTION as COST_RESOLUTION
 from shapewright.plan.plan import FrontPoint as FrontPoint
 from shapewright.plan.plan import Plan as Plan
 from shapewright.plan.plan import PlanResult as PlanResult

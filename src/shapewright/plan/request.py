@@ -15,7 +15,7 @@ from shapewright.workload import RECOMPUTE_MODES, Workload
 
 OBJECTIVES = {
     "time": "the shortest step on all devices",
-    "cost": "the least device time for a token, on as many of the devices as that takes",
+    "cost": "the least device time for a token, on as many of the devices as cost no more",
     "memory": "the least memory of a device, on all devices",
 }
 SHORT_NAMES = {

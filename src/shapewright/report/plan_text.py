@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.perf.software import TUNED
-from shapewright.plan import BUBBLE, OBJECTIVES, describe_choice, describe_layout
+from shapewright.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES, describe_choice, describe_layout
 from shapewright.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -26,7 +26,7 @@ _PLAN_COLUMNS = (
     Column("MFU"),
     Column("HFU", rank=6),
     Column("memory", rank=1),
-    Column("links", rank=4),
+    Column("communication", rank=4),
     Column("bubble", rank=4),
     Column("USD/1M tokens", rank=2),
     Column("loses by", rank=2, is_text=True),
@@ -97,10 +97,10 @@ def describe_space(result: PlanResult) -> str:
 
 def plan_columns(result: PlanResult) -> list[Column]:
     """Plans, one row each, as the columns of a table."""
-    return columns_of((_row(plan) for plan in result.plans), _PLAN_COLUMNS)
+    return columns_of((_row(plan, result) for plan in result.plans), _PLAN_COLUMNS)
 
 
-def _row(plan: Plan) -> list[str]:
+def _row(plan: Plan, result: PlanResult) -> list[str]:
     prediction = plan.prediction
     recomputes = plan.workload.recompute != "none"
     return [
@@ -115,7 +115,7 @@ def _row(plan: Plan) -> list[str]:
         format_percent(sum(plan.breakdown.exposed.values()) / prediction.step_time_s),
         format_percent(plan.breakdown.parts.get(BUBBLE, 0.0) / prediction.step_time_s),
         f"{plan.usd_per_million_tokens:.4g}" if plan.usd_per_million_tokens is not None else "",
-        _loss_words(plan),
+        _loss_words(plan, result),
     ]
 
 
@@ -129,14 +129,23 @@ def _takes_as_long(plan: Plan) -> bool:
     return plan.loss is not None and abs(plan.loss.slower_by_s) <= _SAME_STEP_FRACTION * plan.prediction.step_time_s
 
 
-def _loss_words(plan: Plan) -> str:
+def _loss_words(plan: Plan, result: PlanResult) -> str:
     if plan.loss is None:
         return ""
     if _takes_as_long(plan):
         return "nothing: as fast"
-    if plan.loss.slower_by_s < 0.0:
-        return "not time"
+    best, objective = result.plans[0], result.request.objective
+    if objective == "memory":
+        return f"{format_bytes(plan.total_bytes - best.total_bytes)} more memory"
+    if objective == "cost" and plan.layout.num_devices != best.layout.num_devices:
+        return _cost_words(plan, best)
     return f"{format_seconds(plan.loss.slower_by_s)}, {plan.loss.part}"
+
+
+def _cost_words(plan: Plan, best: Plan) -> str:
+    """What a plan on other devices costs more than the best one, or that it costs as much and takes longer."""
+    more_fraction = plan.device_s_per_million_tokens / best.device_s_per_million_tokens - 1.0
+    return "time, at no less cost" if more_fraction < COST_RESOLUTION else f"{format_percent(more_fraction)} more cost"
 
 
 def part_columns(result: PlanResult) -> list[Column]:
@@ -180,8 +189,9 @@ def describe_losses(result: PlanResult) -> list[str]:
         return [f"rank 2 ({describe_plan(plan)}) needs {format_bytes(more)} more memory"]
     if _takes_as_long(plan):
         return [f"rank 2 ({describe_plan(plan)}) is as fast"]
-    if loss.slower_by_s < 0.0:
-        return [f"rank 2 ({describe_plan(plan)}) is faster, and loses by the objective"]
+    if result.request.objective == "cost" and plan.layout.num_devices != result.plans[0].layout.num_devices:
+        devices = f"rank 2 ({describe_plan(plan)}) runs on {plan.layout.num_devices} devices"
+        return [f"{devices} and loses by {_cost_words(plan, result.plans[0])}"]
     lost_elsewhere_s = loss.slower_by_s + loss.gained_s - loss.lost_s
     # What rounds to nothing beside the whole is not worth words.
     also = f" and {format_seconds(lost_elsewhere_s)} elsewhere" if lost_elsewhere_s > 0.01 * loss.lost_s else ""
