@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,22 @@ def test_mamf_output_is_read(lines: str, expected: tuple[int, int, int], tmp_pat
     assert (row.m, row.n, row.k) == expected
     assert row.median_s == pytest.approx(2 * 256 * 4096 * 2048 / 700e12)
     assert (row.device, row.library, row.dtype, row.layout) == ("h100-sxm-80gb", "torch 2.6.0", "bf16", "NT")
+
+
+def test_what_a_log_says_of_other_things_takes_no_memory(tmp_path: Path) -> None:
+    """Products between megabytes of a training job's lines: all are found, and far less is held than the file has."""
+    noise = "iteration 1234/5000 | elapsed time per iteration (ms): 1234.5 | loss: 3.14\n" * 20_000
+    rates = [f"Throughput (in TFLOP/s) for 1024x{64 * n}x1024: 100.0\n" for n in (1, 2, 3)]
+    log = tmp_path / "job.out"
+    log.write_text("".join(noise + rate for rate in rates), encoding="utf-8")
+
+    tracemalloc.start()
+    result = import_files(tmp_path / "s.sqlite", [log], Overrides(device="a100", library="torch 2.0"))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert result.counts["added"] == 3
+    assert peak_bytes < 0.5 * log.stat().st_size
 
 
 def campaign(tmp_path: Path, records: list[dict[str, Any]], environment: dict[str, Any]) -> Path:

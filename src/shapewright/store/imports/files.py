@@ -15,7 +15,7 @@ from shapewright.parquet import reading_parquet
 from shapewright.store.file import Store
 from shapewright.store.imports import own
 from shapewright.store.imports.campaign import read_campaign, read_environment, read_lines
-from shapewright.store.imports.logs import is_cookbook, is_mamf, read_cookbook, read_header, read_mamf
+from shapewright.store.imports.logs import is_cookbook, is_mamf, keep_told, read_cookbook, read_header, read_mamf
 from shapewright.store.imports.measured import Measured, Overrides, rows_of, timed
 from shapewright.store.imports.tables import NO_OPERATION, READERS
 from shapewright.store.record import Row, Run
@@ -94,7 +94,9 @@ def _read_file(path: Path, given: Overrides, skipped: Counter[str], command: str
                 return _own_rows(path, records)
             measured = _of_table(path, columns, records, given, skipped)
         else:
-            measured = _of_text(path, path.read_text(encoding="utf-8"), given, skipped)
+            with path.open(encoding="utf-8") as file:
+                text = file.read() if path.suffix == ".jsonl" else keep_told(file)
+            measured = _of_text(path, text, given, skipped)
         return rows_of(timed(_overridden(measured, given, path), skipped), command=command)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__

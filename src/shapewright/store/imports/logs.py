@@ -10,7 +10,7 @@ compute/accelerator/benchmarks/mamf-finder.py of stas00/ml-engineering @0359db8 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shapewright.operations import Gemm
@@ -43,6 +43,9 @@ _PROPERTIES = re.compile(
 )
 _TORCH = re.compile(r"^-?\s*torch=(?P<version>\S+)", re.MULTILINE)
 _DTYPE = re.compile(r"^\*\* Dtype: (?P<dtype>\S+)", re.MULTILINE)
+# What the patterns above need somewhere in a line, but for the table of mamf-finder: the rest of a training job's log,
+# gigabytes at times, tells nothing.
+_TELLING = ("TFLOP", "(median)", "(MxNxK)", "DeviceProperties(", "torch=", "** Dtype: ")
 _MIB = 2.0**20
 # Both collectors call fp16 what they do not name: the cookbook has .half() in its source.
 COOKBOOK_DTYPE = "fp16"
@@ -61,6 +64,11 @@ class LogHeader:
     device: str
     library: str
     dtype: str
+
+
+def keep_told(lines: Iterable[str]) -> str:
+    """The lines of a log that any of the readers below looks at, as one text."""
+    return "".join(line for line in lines if any(mark in line for mark in _TELLING) or _MAMF_TABLE.match(line))
 
 
 def read_header(text: str) -> LogHeader:
