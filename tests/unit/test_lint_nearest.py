@@ -52,6 +52,29 @@ def test_depth_moves_by_a_few_layers_and_stays_divisible() -> None:
         assert shape.changes["hidden_size"] % 128 == 0
 
 
+@pytest.mark.parametrize(("num_layers", "farthest"), [(16, 2), (32, 4), (64, 4)])
+def test_depth_moves_by_few_layers_and_keeps_proportions(num_layers: int, farthest: int) -> None:
+    """15 % of the layers and four at most; heads in fours as before, f / h within a quarter of what it was."""
+    case = example_case(**UNEVEN, num_layers=num_layers)
+    changed = [shape.changes for shape in find_better_shapes(case, limit=MANY) if "num_layers" in shape.changes]
+
+    assert changed
+    for changes in changed:
+        ratio = changes["intermediate_size"] / changes["hidden_size"] / (10216 / 2560)
+        assert 0 < abs(changes["num_layers"] - num_layers) <= farthest
+        assert changes.get("num_heads", 32) % 4 == 0
+        assert 0.75 <= ratio <= 1.25
+
+
+def test_experts_keep_their_depth() -> None:
+    """Of a mixture of experts width and depth are not exchanged."""
+    experts = {"num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 1366}
+    shapes = find_better_shapes(example_case(**UNEVEN, **experts), limit=MANY)
+
+    assert shapes
+    assert not [shape for shape in shapes if "num_layers" in shape.changes]
+
+
 def test_widths_that_make_up_for_depth_split_over_devices() -> None:
     """On four devices of the tensor axis a refitted MLP is a multiple of 128 on each."""
     shapes = find_better_shapes(example_case(**UNEVEN, tensor_parallel=4), limit=MANY)

@@ -93,6 +93,24 @@ def test_the_optimizer_steps_over_the_weights_of_the_model(preset: str) -> None:
     assert sum(each.written_bytes for each in steps) / 14 == weights
 
 
+def test_muon_moves_one_moment_less_but_for_the_ends() -> None:
+    """Layers keep one fp32 moment instead of two, read and written; embeddings and logits stay with AdamW."""
+    config = gpt(hidden_size=64, num_heads=4, vocab_size=512)
+    adamw, muon = (
+        lower(config, Workload(micro_batch_size=2, seq_len=8, optimizer=name), ONE_DEVICE) for name in ("adamw", "muon")
+    )
+    less = {
+        name: [
+            before - after
+            for before, after in zip(
+                *(moved(named(one, f"optimizer.{name}", "step")) for one in (adamw, muon)), strict=True
+            )
+        ]
+        for name in ("layers", "embedding", "logits")
+    }
+    assert less == {"layers": [4 * 12 * 64 * 64] * 2, "embedding": [0.0, 0.0], "logits": [0.0, 0.0]}
+
+
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
 def test_a_loss_in_parts_moves_as_much(pass_name: str) -> None:
     """Four parts of 4 tokens each: a quarter of the bytes, four times as often, and so are the logits."""

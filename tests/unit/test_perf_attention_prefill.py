@@ -142,10 +142,33 @@ SCORE_FLOPS = 4 * 128
 
 
 def test_chunk_of_a_prompt_sees_what_came_before() -> None:
-    """The last 128 of 1024 tokens: tiles of 64 visit 960 and 1024 keys; four sequences are two waves."""
-    found_s = total_s(ROUND_KERNEL, batch_size=4, query_len=128, kv_len=1024)
+    """The last 128 of 1024 tokens: tiles of 64 visit 960 and 1024 keys; four sequences are two waves, one waits."""
+    alone_s, four_s = (total_s(ROUND_KERNEL, batch_size=count, query_len=128, kv_len=1024) for count in (1, 4))
 
-    assert found_s == pytest.approx(2 * 64 * 992 * SCORE_FLOPS / 1e12)
+    assert alone_s == pytest.approx(64 * 1024 * SCORE_FLOPS / 1e12)
+    assert four_s == pytest.approx(2 * 64 * 992 * SCORE_FLOPS / 1e12)
+
+
+def test_without_a_mask_every_tile_visits_all_keys() -> None:
+    """Eight tiles on four SMs are two waves of 256 keys."""
+    found_s = total_s(ROUND_KERNEL, batch_size=4, query_len=128, kv_len=256, causal=False)
+
+    assert found_s == pytest.approx(2 * 64 * 256 * SCORE_FLOPS / 1e12)
+
+
+def test_steps_over_keys_are_whole_under_a_mask_too() -> None:
+    """With steps of 128 keys the first tile of 64 queries visits as many as the second."""
+    found_s = total_s(replace(ROUND_KERNEL, key_tile=128.0), batch_size=4, query_len=128, kv_len=128)
+
+    assert found_s == pytest.approx(2 * 64 * 128 * SCORE_FLOPS / 1e12)
+
+
+def test_a_window_saves_nothing_where_masked_keys_cost_as_much() -> None:
+    """A kernel that walks over all keys at the full price takes as long with a window as without."""
+    walking = replace(ROUND_KERNEL, masked_key_work=1.0)
+    sizes = {"query_len": 256, "kv_len": 4096}
+
+    assert total_s(walking, **sizes, window_size=64) == pytest.approx(total_s(walking, **sizes))
 
 
 @pytest.mark.parametrize(

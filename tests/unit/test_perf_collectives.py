@@ -109,6 +109,11 @@ def test_between_nodes_each_card_carries_its_share() -> None:
     assert found.time_s == pytest.approx(0.025 + 6e-5 + 2e-5 + 2e-5)
 
 
+def test_a_node_that_is_half_full_is_a_node() -> None:
+    """Twelve ranks in nodes of eight are two nodes, as sixteen are."""
+    assert price("all_reduce", 1e9, 12) == price("all_reduce", 1e9, 16)
+
+
 def test_rows_sent_once_to_each_node_are_copied_inside() -> None:
     """Half of the rows cross and all of them travel inside: the network's time halves until the links are the limit."""
     whole = call("alltoall", 1e9, 16, 8)

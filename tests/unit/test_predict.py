@@ -305,6 +305,15 @@ def test_sharding_over_one_replica_does_nothing(layout: dict[str, int], says: bo
     assert any("zero_stage=3 has no effect" in line for line in found.warnings) == says
 
 
+def test_copies_to_the_host_are_priced_by_no_record_of_collectives() -> None:
+    """What crosses the host's link is told apart from what devices send to each other."""
+    workload = {"micro_batch_size": 1, "offload_activations": True}
+    found = ask("llama-3-8b", H100, workload=workload, layout={"tensor_parallel": 2}).predict()
+
+    assert found.calibration["host"] != found.calibration["collective"]
+    assert "host" not in ask("llama-3-8b", H100, layout={"tensor_parallel": 2}).predict().calibration
+
+
 def test_the_heading_holds_the_whole_question() -> None:
     """Batch of the step, chunks, sharding, schedule and a missing sequence axis stand beside the degrees."""
     layout = {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 2, "zero_stage": 1}
@@ -346,6 +355,7 @@ def test_a_step_is_its_operations_and_its_bubble(layout: dict[str, Any]) -> None
     assert found.tokens_per_step == tokens
     assert found.tokens_per_s_per_device == pytest.approx(tokens / device_s)
     assert found.mfu == pytest.approx(flops / device_s / found.device.peak_flops_per_s("bf16"), rel=1e-3)
+    assert found.hfu == pytest.approx(found.mfu)  # nothing is computed twice
     assert 0.8 < found.step_time_low_s / found.step_time_s <= 0.84
     assert 1.7 <= found.step_time_high_s / found.step_time_s < 1.8
 

@@ -161,6 +161,29 @@ def test_campaign_records_are_read(tmp_path: Path) -> None:
     assert list(result.skipped.values()) == [{"laser: a block that is not known here": 1}]
 
 
+def test_campaign_records_keep_their_format_and_their_positions(tmp_path: Path) -> None:
+    """fp16 where the case says so, bf16 where it says nothing; gated models have no table of positions."""
+    model = {**BLOCK, "num_layers": 2, "vocab": 257}
+    records = [
+        {"block": "linear", "case": {**LINEAR, "kind": "forward", "dtype": "fp16"}, "time_s": 1e-5, "samples": 7},
+        {"block": "attention", "case": {**ATTENTION, "backward": True}, "time_s": 4e-5},
+        *({"block": "model", "case": {**model, "gated": is_gated}, "time_s": 1e-2} for is_gated in (False, True)),
+    ]
+    result = import_files(tmp_path / "s.sqlite", [campaign(tmp_path, records, H100)])
+    with Store(tmp_path / "s.sqlite", read_only=True) as store:
+        product, *models = store.rows()
+
+    assert list(result.skipped.values()) == [{"attention backward without its forward row": 1}]
+    assert (product.dtype, product.num_samples, {row.dtype for row in models}) == ("fp16", 7, {"bf16"})
+    positions = []
+    for row in models:
+        operation = row.operation()
+        assert isinstance(operation, StepRun)
+        positions.append(operation.question()[0].position_embedding)
+        assert (row.num_samples, row.calls_per_sample, row.num_inputs) == (0, 0, 0)
+    assert positions == ["learned", "none"]
+
+
 def test_campaign_parquet_is_read_as_its_lines(tmp_path: Path) -> None:
     """The same records as a struct of parquet, and with the case as text, give the same rows."""
     pq = pytest.importorskip("pyarrow.parquet", reason="parquet needs the fit extra")

@@ -191,3 +191,22 @@ def test_sqlite_knows_the_wal_of_a_store(tmp_path: Path) -> None:
     connection.close()
 
     assert mode == "wal"
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("database or disk is full", "free space on its disk"),
+        ("database is locked", "another process holds it"),
+        ("database disk image is malformed", "the file is damaged or no store"),
+        ("file is not a database", "the file is damaged or no store"),
+        ("disk I/O error", "its disk fails"),
+        ("unable to open database file", "give a file in a folder that exists"),
+    ],
+)
+def test_what_sqlite_says_comes_with_a_way_out(words: str, advice: str, tmp_path: Path) -> None:
+    """Each of its messages names the store and what to do."""
+    with Store(tmp_path / "a") as store, pytest.raises(StoreError) as caught, store._explained():
+        raise sqlite3.OperationalError(words)
+
+    assert str(caught.value).startswith(f"store {tmp_path / 'a'}: {words}; {advice}")
