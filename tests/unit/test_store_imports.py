@@ -55,6 +55,13 @@ def test_cookbook_letters_are_renamed(tmp_path: Path) -> None:
     assert {(row.device, row.dtype, row.library) for row in rows} == {("a100-sxm-40gb", "fp16", "torch 1.13")}
 
 
+def test_a_library_that_nobody_names_is_called_after_the_file(tmp_path: Path) -> None:
+    """Rows of two logs that do not say what ran are not taken for one library's."""
+    text = "Throughput (in TFLOP/s) for 1024x1280x512: 50.0\n"
+
+    assert [row.library for row in imported(tmp_path, "mm.out", text, device="a100")] == ["unknown, from mm.out"]
+
+
 MAMF_HEAD = (
     "** Dtype: torch.bfloat16\n"
     "- _CudaDeviceProperties(name='NVIDIA H100 80GB HBM3', major=9, total_memory=81110MB, multi_processor_count=132)\n"
@@ -147,6 +154,7 @@ def test_campaign_records_are_read(tmp_path: Path) -> None:
     assert isinstance(operation := backward.operation(), Attention)
     assert (operation.is_backward, operation.num_kv_heads, backward.variant) == (True, 2, "flash")
     added, failed = (row for row in rows if row.kind == "pointwise")
+    assert (added.variant, failed.variant) == ("", "")  # both run under their own name
     assert isinstance(moved := added.operation(), Pointwise)
     assert (moved.read_bytes, moved.written_bytes, added.status) == (2 * 8 * 16 * 2, 8 * 16 * 2, OK)
     assert (failed.status, failed.error, failed.median_s) == (FAILED, "out of memory", None)
@@ -292,6 +300,8 @@ def test_an_export_comes_back_whole(form: str, tmp_path: Path) -> None:
         ("x.csv", "a,b\n1,2\n", "columns of no known table"),
         ("x.csv", "device,moe_ep_size\nx,1\n", "whole expert blocks"),
         ("x.jsonl", '{"block": 1}\n', "without block and case"),
+        ("x.jsonl", '{"block": "batched", "case": {}}\n{"block": 1}\n', "without block and case"),
+        ("x.csv", "sweep,gpu,batch,m,n,k,tflops\n", "no rows"),
         ("x.jsonl", "{broken\n{}\n", "line 1 is not JSON"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
         ("x.csv", "sweep,gpu,batch,m,n,k,tflops\nx,v100,1,8,x,32,0.5\n", "a cell is no number"),
