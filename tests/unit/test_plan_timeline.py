@@ -17,11 +17,13 @@ from shapewright.workload import Workload
 SCHEDULES = [("1f1b", 1), ("1f1b", 3), ("gpipe", 1), ("zero-bubble", 1)]
 
 
-def simulate(schedule: str, chunks: int, stages: int = 4, passes: int = 12) -> tuple[ParallelLayout, list[Pass]]:
+def simulate(
+    schedule: str, chunks: int, stages: int = 4, passes: int = 12, first_s: tuple[float, float] = (0.0, 0.0)
+) -> tuple[ParallelLayout, list[Pass]]:
     """Simulate passes of 1 s forward, 2 s backward, of which 0.9 s are gradients of weights."""
     layout = ParallelLayout(pipeline_parallel=stages, virtual_pipeline=chunks, pipeline_schedule=schedule)
     weights_s = 0.9 if schedule == "zero-bubble" else 0.0
-    times = PassTimes(1.0 / chunks, (2.0 - weights_s) / chunks, weights_s)
+    times = PassTimes(1.0 / chunks, (2.0 - weights_s) / chunks, weights_s, first_s)
     return layout, simulate_pipeline(layout, passes, times)
 
 
@@ -36,9 +38,10 @@ def test_simulated_length_is_the_formula(schedule: str, chunks: int) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-def test_passes_keep_to_what_they_need(schedule: str, chunks: int) -> None:
+@pytest.mark.parametrize("first_s", [(0.0, 0.0), (5.0, 9.0)])  # a slow first stage keeps the others waiting
+def test_passes_keep_to_what_they_need(schedule: str, chunks: int, first_s: tuple[float, float]) -> None:
     """No stage does two things at once, forward comes from the stage before, backward from the stage behind."""
-    _layout, passes = simulate(schedule, chunks)
+    _layout, passes = simulate(schedule, chunks, first_s=first_s)
     found = {(each.stage, each.kind, each.microbatch, each.chunk): each for each in passes}
     kinds = 3 if schedule == "zero-bubble" else 2
     assert len(found) == len(passes) == 4 * 12 * chunks * kinds
