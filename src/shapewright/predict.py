@@ -16,25 +16,25 @@ from shapewright.adding_up import (
 )
 from shapewright.config import count_parameters
 from shapewright.layout import ParallelLayout
-from shapewright.lowering import (
-    count_masked_fraction,
-    count_step_flops,
-    describe_overlong,
-    lower,
-    num_microbatches,
-)
+from shapewright.lowering import count_step_flops, describe_overlong, lower, num_microbatches
 from shapewright.lowering.flops import sum_flops
 from shapewright.memory import estimate_memory
 from shapewright.operations import Collective
-from shapewright.perf.calibration import UNCALIBRATED, load_record
-from shapewright.perf.expert_kernels import say_expert_kernel
+from shapewright.perf.calibration import UNCALIBRATED
 from shapewright.perf.pricing import price_operations
 from shapewright.perf.software import TUNED, Software, software_of
 from shapewright.shown import ShownInNotebook
-from shapewright.units import format_bytes
+from shapewright.step_warnings import (
+    say_host,
+    say_idle,
+    say_kernel_of_experts,
+    say_masked,
+    say_too_large,
+    say_uncalibrated,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from shapewright.config import ParameterCounts, TransformerConfig
     from shapewright.hardware import Device
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from shapewright.operations import Operation
     from shapewright.workload import Workload
 
-# MFU from which a reader is told what of it masked scores are. A matter of presentation: no price depends on it.
-_HIGH_MFU = 0.75
-# Share of a step from which the host's links are worth a word. A matter of presentation likewise.
-_MUCH_COMMUNICATION = 0.3
 # Published training steps over predicted ones, 5 % and 95 % of 295 rows of 37 sources (docs/decisions/0002): the newest
 # tuned stacks take 0.8 to 1.1 of the prediction, PyTorch FSDP of 2023 and 2024 1.1 to 1.7. Which one a reader runs is
 # not known without --software, so the interval of a training step spans both.
@@ -204,11 +200,13 @@ def predict(
     labels = _label_calibration(priced)
     mfu = model_flops / per_device_s / peak
     warnings = (
-        *_warn(config, device, workload, labels, memory),
-        *_say_idle(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
-        *_say_masked(config, workload, mfu),
-        *_say_host(device, priced, times.step_s),
-        *_say_expert_kernel(config, device, workload, uncalibrated=uncalibrated),
+        *say_too_large(device, workload, memory),
+        *describe_overlong(config, workload),
+        *say_uncalibrated(device, labels),
+        *say_idle(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
+        *say_masked(config, workload, mfu),
+        *say_host(device, priced, times.step_s),
+        *say_kernel_of_experts(config, device, workload, uncalibrated=uncalibrated),
     )
     return Prediction(
         config=config,
@@ -288,93 +286,3 @@ def _label_calibration(priced: list[PricedOperation]) -> dict[str, str]:
         is_host = isinstance(entry.operation, Collective) and entry.operation.is_host
         labels.setdefault("host" if is_host else entry.operation.kind, entry.price.calibration)
     return labels
-
-
-def _warn(
-    config: TransformerConfig,
-    device: Device,
-    workload: Workload,
-    labels: dict[str, str],
-    memory: MemoryEstimate,
-) -> tuple[str, ...]:
-    """What the reader must know beside the numbers, one line each."""
-    warnings = []
-    if memory.total_bytes > device.memory_bytes:
-        remedies = (
-            "lower --micro-batch-size, turn on --recompute full, or spread it with --tensor-parallel, "
-            "--pipeline-parallel or --zero-stage"
-            if workload.is_training
-            else "lower --micro-batch-size, take a narrower --weight-dtype or --kv-cache-dtype, or spread it with "
-            "--tensor-parallel or --pipeline-parallel"
-        )
-        warnings.append(
-            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on "
-            f"{device.name}; {remedies}"
-        )
-    warnings += describe_overlong(config, workload)
-    if unmeasured := [f"{kind} {reason}" for kind, label in labels.items() if (reason := _why_uncalibrated(label))]:
-        warnings.append(f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider for it")
-    return tuple(warnings)
-
-
-def _say_idle(workload: Workload, layout: ParallelLayout, bubble_fraction: float) -> Iterator[str]:
-    """That a batch which nobody gave leaves a pipeline idle, and which option does nothing on one replica."""
-    if not workload.is_training:
-        return
-    if workload.global_batch_size is None and layout.pipeline_parallel > 1:
-        yield (
-            f"no global batch was given: with one micro-batch for each replica and stage the pipeline stands idle for "
-            f"{100.0 * bubble_fraction:.0f} % of the step; --global-batch gives yours"
-        )
-    if layout.zero_stage and layout.data_parallel * layout.context_parallel == 1:
-        yield f"zero_stage={layout.zero_stage} has no effect: there is one replica, and nothing to shard over"
-
-
-def _say_host(device: Device, priced: Iterable[PricedOperation], step_s: float) -> Iterator[str]:
-    """That a step waits for PCIe, which was timed in one host: sockets and switches differ more than devices do."""
-    if device.intra_node_link or device.roofline_only or step_s <= 0.0:
-        return
-    sent_s = sum(
-        entry.total_time_s
-        for entry in priced
-        if isinstance(entry.operation, Collective)
-        and not entry.operation.is_host
-        and int(entry.operation.ranks_per_node) > 1
-    )
-    if sent_s >= _MUCH_COMMUNICATION * step_s:
-        yield (
-            f"{100.0 * sent_s / step_s:.0f} % of the step is communication over PCIe, timed in one host of L40S, where "
-            f"2, 4 and 8 devices share 20, 5 and 2 GB/s; yours may be several times faster, and a pipeline sends less "
-            f"than --tensor-parallel"
-        )
-
-
-def _why_uncalibrated(label: str) -> str:
-    """What stands in for a record of the device's own, in parentheses; nothing where it has one."""
-    return label.removeprefix("uncalibrated ") if label.startswith("uncalibrated") else ""
-
-
-def _say_masked(config: TransformerConfig, workload: Workload, mfu: float) -> Iterator[str]:
-    """That a high MFU counts scores that no device works on, where masks and windows skip some."""
-    if mfu <= _HIGH_MFU:
-        return
-    masked_fraction = count_masked_fraction(config, workload)
-    if masked_fraction > 0.0:
-        rest = mfu * (1.0 - masked_fraction)
-        yield f"MFU counts scores that the mask skips, as Megatron-LM's does; without them it is {100.0 * rest:.1f} %"
-
-
-def _say_expert_kernel(
-    config: TransformerConfig, device: Device, workload: Workload, *, uncalibrated: bool
-) -> Iterator[str]:
-    """Which measured kernel prices experts in a narrow format, since kernels of one format differ by a factor."""
-    if config.is_moe and not device.roofline_only:
-        record = load_record("moe", device, uncalibrated=uncalibrated)
-        words = say_expert_kernel(
-            record,
-            workload.dtype,
-            is_training=workload.is_training,
-            is_own=workload.expert_kernel == "as-16-bit",
-        )
-        if words:
-            yield words

@@ -22,6 +22,7 @@ LEVELS = {
     "saved_tensors": 1.5,  # what lowering moves to the host is what memory counts
     **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
     "adding_up": 2.5,  # from prices to a step, for whoever predicts, plans or searches
+    "step_warnings": 2.8,  # what predict says of a priced step
     **dict.fromkeys(("predict", "whole"), 3),
     **dict.fromkeys(("store", "horizon", "cluster"), 4),
     **dict.fromkeys(("lint", "plan", "question", "accuracy", "figures"), 5),
