@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json
-from shapewright.cli.options import FloatParam, as_asked, calibration_option, given_calibration, named_device
+from shapewright.cli.given_device import as_asked, calibration_option, given_calibration, named_device
+from shapewright.cli.param_types import FloatParam
 from shapewright.cluster import ENGINES
 from shapewright.workload import PHASES
 

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
+from shapewright.cli.given_device import calibration_option, compared_devices
 from shapewright.cli.nodes import given_nodes, node_options
-from shapewright.cli.options import (
-    GroupedCommand,
-    calibration_option,
-    compared_devices,
-    group_options,
-    job_options,
-    software_option,
-)
+from shapewright.cli.options import GroupedCommand, group_options, job_options, software_option
 from shapewright.errors import ShapewrightError
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, write_text_file
-from shapewright.cli.options import GroupedCommand, group_options, named_device, question_options, software_option
+from shapewright.cli.given_device import named_device
+from shapewright.cli.options import GroupedCommand, group_options, question_options, software_option
 from shapewright.lowering.conventions import CONVENTIONS
 
 _EPILOG = """\b

@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from shapewright.cli.nodes import given_nodes, in_given_nodes, node_options
+from shapewright.cli.given_device import calibration_option, named_device
+from shapewright.cli.nodes import node_options
+from shapewright.cli.param_types import FlagList, IntegerList
 from shapewright.config.transformer import TransformerConfig
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
 from shapewright.perf.software import TUNED
-from shapewright.units import parse_seconds
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
-    from shapewright.hardware import Device
     from shapewright.question import Question
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Where a command's context keeps the file of --calibration, and --physics-only.
-_CALIBRATION = "shapewright.calibration"
-_PHYSICS_ONLY = "shapewright.physics_only"
 _SHORT_FLAGS = {
     "tensor_parallel": "--tp",
     "pipeline_parallel": "--pp",
@@ -81,75 +78,6 @@ _COMMON = {
     },
 }
 _FINER = ", finer points"
-
-
-if TYPE_CHECKING:
-    AnyParam = click.ParamType[Any]
-    FloatParam = click.ParamType[float]
-else:  # generic since click 8.4 alone
-    AnyParam = FloatParam = click.ParamType
-
-
-class IntegerList(AnyParam):
-    """Comma-separated whole numbers, such as ``4096,0``."""
-
-    name = "int,int,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the text into a tuple."""
-        try:
-            return tuple(int(part) for part in value.split(",")) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers such as 4096,0", param, ctx)
-
-
-class FlagList(AnyParam):
-    """Comma-separated truths, such as ``false,true``."""
-
-    name = "bool,bool,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the text into a tuple."""
-        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        if not isinstance(value, str):
-            return value
-        parts = [part.strip().lower() for part in value.split(",")]
-        if any(part not in words for part in parts):
-            self.fail(f"{value!r} is not a list of true and false such as false,true", param, ctx)
-        return tuple(words[part] for part in parts)
-
-
-class Share(AnyParam):
-    """A share such as ``2%`` or ``0.02``."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the text into a fraction."""
-        if not isinstance(value, str):
-            return value
-        try:
-            text = value.strip()
-            return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
-        except ValueError:
-            self.fail(f"{value!r} is no share such as 2% or 0.02", param, ctx)
-
-
-class Seconds(AnyParam):
-    """A duration, such as ``300ms``, ``2s`` or ``0.3``."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Turn the text into seconds."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse_seconds(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a time such as 300ms, 2s or 0.3", param, ctx)
-
-
 _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -167,31 +95,6 @@ def question_options(command: Command) -> Command:
     )(command)
 
 
-def calibration_option(command: Command) -> Command:
-    """Add --calibration, whose file named_device reads, and --physics-only, which it heeds."""
-
-    def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
-        context.meta[_CALIBRATION] = value
-
-    def keep_physics_only(context: click.Context, _: click.Parameter, value: bool) -> None:
-        context.meta[_PHYSICS_ONLY] = value
-
-    command = click.option(
-        "--physics-only",
-        is_flag=True,
-        expose_value=False,
-        callback=keep_physics_only,
-        help="leave the learned corrections of products, attention and experts aside",
-    )(command)
-    return click.option(
-        "--calibration",
-        metavar="FILE",
-        expose_value=False,
-        callback=keep,
-        help="records of your own, as 'shapewright calibrate' writes them",
-    )(command)
-
-
 def software_option(command: Command) -> Command:
     """Add --software, for commands that price training steps."""
     return click.option(
@@ -201,72 +104,6 @@ def software_option(command: Command) -> Command:
         metavar="NAME",
         help="training software: a tuned stack of today, or a generation such as nemo-2024, nemo-moe-2026 or fsdp-2024",
     )(command)
-
-
-def given_calibration() -> str | None:
-    """The file of --calibration.
-
-    Raises:
-        UsageError: --uncalibrated contradicts it.
-    """
-    context = click.get_current_context(silent=True)
-    path: str | None = context.meta.get(_CALIBRATION) if context is not None else None
-    if context is not None and path and context.params.get("uncalibrated"):
-        raise click.UsageError("--uncalibrated and --calibration contradict each other: give one of them")
-    return path
-
-
-def named_device(name: str) -> Device:
-    """The device of a --device, with the records of --calibration where that is given.
-
-    Raises:
-        DeviceError: there is no such device.
-        CalibrationError: the calibration cannot be read, or is of another device.
-    """
-    path = given_calibration()
-    if not path:
-        from shapewright.hardware import load_device
-
-        return as_asked(load_device(name))
-    from shapewright.perf.calibration_file import calibrated_device
-
-    return as_asked(calibrated_device(name, path))
-
-
-def as_asked(device: Device) -> Device:
-    """The device in the nodes of --node-size and --network-gbit-per-s, priced as --physics-only wants it."""
-    device = in_given_nodes(device)
-    return device.by_physics if _is_physics_only() else device
-
-
-def _is_physics_only() -> bool:
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(_PHYSICS_ONLY))
-
-
-def compared_devices(names: list[str]) -> list[str | Device]:
-    """Devices of a --devices; the one that --calibration is of has its records.
-
-    Raises:
-        CalibrationError: the calibration cannot be read, or none of them is the device it is of.
-    """
-    path = given_calibration()
-    if not path:
-        return [named_device(name) for name in names] if _is_physics_only() or given_nodes() else list(names)
-    from shapewright.errors import CalibrationError
-    from shapewright.hardware import load_device
-    from shapewright.perf.calibration_file import calibrated_device, read_calibration
-
-    own = read_calibration(path).device.name
-    found = [
-        calibrated_device(name, path) if name == own or load_device(name).name == own else load_device(name)
-        for name in names
-    ]
-    if own not in [device.name for device in found]:
-        raise CalibrationError(
-            f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices"
-        )
-    return [as_asked(device) for device in found]
 
 
 def job_options(command: Command) -> Command:

@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import counting_line, make_console, print_json, refuse_unwritable, write_text_file
-from shapewright.cli.options import (
-    GroupedCommand,
-    Share,
-    group_options,
-    named_device,
-    question_options,
-    software_option,
-)
+from shapewright.cli.given_device import named_device
+from shapewright.cli.options import GroupedCommand, group_options, question_options, software_option
+from shapewright.cli.param_types import Share
 from shapewright.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import write_text_file
-from shapewright.cli.options import calibration_option, named_device
+from shapewright.cli.given_device import calibration_option, named_device
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device

@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.cli.console import counting_line
+from shapewright.cli.given_device import calibration_option, compared_devices, named_device
 from shapewright.cli.nodes import node_options
-from shapewright.cli.options import (
-    GroupedCommand,
-    Share,
-    calibration_option,
-    compared_devices,
-    group_options,
-    job_options,
-    named_device,
-    software_option,
-)
+from shapewright.cli.options import GroupedCommand, group_options, job_options, software_option
+from shapewright.cli.param_types import Share
 from shapewright.cli.search_output import Shown, check_files, measure_shapes, show_result, write_page, write_shape
 from shapewright.cluster import ENGINES
 from shapewright.errors import ConfigError

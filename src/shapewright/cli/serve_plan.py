@@ -8,15 +8,10 @@ from typing import Any
 import click
 
 from shapewright.cli.console import make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.cli.given_device import calibration_option, named_device
 from shapewright.cli.nodes import node_options
-from shapewright.cli.options import (
-    GroupedCommand,
-    Seconds,
-    calibration_option,
-    field_options,
-    group_options,
-    named_device,
-)
+from shapewright.cli.options import GroupedCommand, field_options, group_options
+from shapewright.cli.param_types import Seconds
 
 _EPILOG = """\b
 Examples:
