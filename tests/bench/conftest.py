@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 def backend() -> Backend:
     """The CPU; one thread, for threads that wait for each other measure the other load of the machine."""
     torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
-    from shapewright.bench.backend import open_backend
+    from shapewright.bench.open_device import open_backend
 
     torch.set_num_threads(1)
     return open_backend(cpu=True)

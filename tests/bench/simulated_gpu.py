@@ -185,7 +185,7 @@ def open_backend(**_: Any) -> Any:
     """The GPU as the bench opens it."""
     import torch
 
-    from shapewright.bench import backend
+    from shapewright.bench import open_device
     from shapewright.hardware import load_device
 
     facts = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": int(MEMORY_BYTES), "major": 9,
@@ -200,7 +200,7 @@ def open_backend(**_: Any) -> Any:
     }  # fmt: skip
     for name, fake in fakes.items():
         setattr(torch.cuda, name, fake)
-    opened = backend._gpu_backend(torch, 0)
+    opened = open_device._gpu_backend(torch, 0)
     shown = {**opened.facts, "device": load_device(opened.name)}
     return replace(opened, facts=shown)
 
@@ -209,7 +209,7 @@ def serve() -> None:
     """Be the worker."""
     import torch
 
-    from shapewright.bench import backend, measuring, nvml, timer, worker
+    from shapewright.bench import backend, measuring, nvml, open_device, timer, worker
 
     GPU.result = torch.ones(3)
     nvml._load = Nvml
@@ -220,7 +220,7 @@ def serve() -> None:
         return replace(found, facts={name: value for name, value in found.facts.items() if name != "device"})
 
     backend.Backend.describe = without_device
-    backend.open_backend, measuring.prepare = open_backend, prepare
+    open_device.open_backend, measuring.prepare = open_backend, prepare
     timer.time = SimpleNamespace(monotonic=lambda: GPU.host_s)
     worker.main()
 

@@ -16,7 +16,8 @@ from calibration_files import write_late_calibration
 from command_line import run
 from shapewright.bench import request, worker
 from shapewright.bench import run as run_module
-from shapewright.bench.backend import Backend, open_backend
+from shapewright.bench.backend import Backend
+from shapewright.bench.open_device import open_backend
 from shapewright.bench.run import LocalMeasurer
 from shapewright.bench.worker import WorkerOptions
 from shapewright.store.file import Store

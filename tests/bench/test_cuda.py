@@ -13,9 +13,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench import backend as backend_module
-from shapewright.bench.backend import Backend, open_backend
+from shapewright.bench import open_device
+from shapewright.bench.backend import Backend
 from shapewright.bench.kernel_names import list_kernels
+from shapewright.bench.open_device import open_backend
 from shapewright.bench.run import make_run
 from shapewright.bench.timer import measure
 from shapewright.bench.worker import judge_device
@@ -43,8 +44,8 @@ def open_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None = None, **chang
     def no_nvml(_uuid: str) -> None:
         raise OSError("no NVML")
 
-    monkeypatch.setattr(backend_module, "Nvml", no_nvml)
-    return backend_module._gpu_backend(fake, 0), calls
+    monkeypatch.setattr(open_device, "Nvml", no_nvml)
+    return open_device._gpu_backend(fake, 0), calls
 
 
 def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_a_gpu_that_runs_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(backend_module, "_gpu_backend", lambda _torch, _index: open_backend(cpu=True))
+    monkeypatch.setattr(open_device, "_gpu_backend", lambda _torch, _index: open_backend(cpu=True))
     monkeypatch.setattr(torch, "ones", no_kernel)
     with pytest.raises(BenchError, match="no kernel image is available for execution on the device; install"):
         open_backend()

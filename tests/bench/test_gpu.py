@@ -17,8 +17,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 from shapewright.bench import worker as worker_module
-from shapewright.bench.backend import Backend, open_backend
+from shapewright.bench.backend import Backend
 from shapewright.bench.measuring import measure_case
+from shapewright.bench.open_device import open_backend
 from shapewright.bench.run import make_run
 from shapewright.bench.suites import default_dtypes, make_suite
 from shapewright.bench.worker import Worker, WorkerOptions

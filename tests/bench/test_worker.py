@@ -26,7 +26,7 @@ FAKE = """
 import os, signal, sys, time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shapewright.bench import backend, measuring, worker
+from shapewright.bench import backend, measuring, open_device, worker
 from shapewright.errors import BenchError
 from shapewright.store.record import Row, row_facts
 
@@ -74,7 +74,7 @@ def measure_case(case, device, run, *, budget_s, ci_fraction, may_capture=True):
     time.sleep(2e-3)
     return row
 
-backend.open_backend, measuring.measure_case = open_backend, measure_case
+open_device.open_backend, measuring.measure_case = open_backend, measure_case
 if __name__ == "__main__":
     worker.main()
 """

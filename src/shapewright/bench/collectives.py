@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shapewright.bench.backend import open_backend
 from shapewright.bench.measuring import failed_row, now_utc, one_line
+from shapewright.bench.open_device import open_backend
 from shapewright.bench.prepared import torch_dtype
 from shapewright.bench.statistics import summarize
 from shapewright.dtypes import get_dtype

@@ -224,8 +224,8 @@ def _alike(case: Case) -> tuple[object, ...]:
 
 def serve(connection: Connection) -> None:
     """Open the device, then measure what the parent sends until it is gone."""
-    from shapewright.bench.backend import open_backend
     from shapewright.bench.measuring import measure_case
+    from shapewright.bench.open_device import open_backend
 
     options, rank, meeting = connection.recv()
     try:
