@@ -19,8 +19,9 @@ import numpy as np
 from calibration import argument_parser, write_record
 
 from shapewright.accuracy.context import Context
+from shapewright.accuracy.published_rows import FORMAT
 from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training_rows import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_rows import PublishedRun, read_runs
 from shapewright.errors import ShapewrightError
 from shapewright.fit.logs import Array, error_summary, fit_logs
 from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, OVERLAP_SHARE, TUNED, UNNAMED, Software, load_software

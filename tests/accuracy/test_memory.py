@@ -9,8 +9,9 @@ import pytest
 from measured import measured_file
 
 from shapewright.accuracy.context import Context
+from shapewright.accuracy.published_rows import FORMAT
 from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training_rows import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_rows import PublishedRun, read_runs
 from shapewright.memory import estimate_memory
 
 # Of each generation of software, the rows that may be refused. torchtitan's Llama-2-70B at 64 A100 says selective

@@ -11,8 +11,9 @@ import pytest
 from measured import measured_file
 
 from shapewright.accuracy.context import Context
+from shapewright.accuracy.published_rows import FORMAT
 from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training_rows import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_rows import PublishedRun, read_runs
 from shapewright.layout import ParallelLayout
 from shapewright.perf.software import load_software
 from shapewright.plan import PlanRequest, plan_job

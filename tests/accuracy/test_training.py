@@ -13,9 +13,10 @@ from calibration_script import load_script
 from measured import measured_file
 
 from shapewright.accuracy.context import Context
+from shapewright.accuracy.published_rows import FORMAT
 from shapewright.accuracy.read import read_columns
 from shapewright.accuracy.statistics import kendall_tau
-from shapewright.accuracy.training_rows import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_rows import PublishedRun, read_runs
 from shapewright.config import TransformerConfig
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout

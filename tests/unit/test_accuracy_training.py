@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from shapewright.accuracy.context import Context
+from shapewright.accuracy.published_rows import FORMAT
 from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training_rows import FORMAT, PublishedRun, read_runs
+from shapewright.accuracy.training_rows import PublishedRun, read_runs
 from shapewright.accuracy.training_software import software_of_experts
 from shapewright.hardware import load_device
 

@@ -14,8 +14,8 @@ from shapewright.accuracy import (
     paper_gemm,
     paper_layers,
     pointwise,
+    published_rows,
     training,
-    training_rows,
 )
 
 if TYPE_CHECKING:
@@ -49,5 +49,5 @@ TABLES: Mapping[str, Table] = {
     "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
     "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
-    "published_training_throughput": Table("published_training_throughput.csv", training_rows.FORMAT, training.price),
+    "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
 }

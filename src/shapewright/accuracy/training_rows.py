@@ -1,12 +1,10 @@
 """Rows of published_training_throughput.csv, completed to runs that can be predicted.
 
-Taken are pre-training rows that state shape, batches, layout and a time. What a row leaves open is taken as its
-software did it, and said: no recomputation and fused attention where checkpointing and attention are not stated;
-sequence parallelism where attention is fused (both came to Megatron in 2022); optimiser states sharded over replicas
-where NeMo states no sharding; and what follows from the rest (accuracy.training_gaps). MFU is not used, and TFLOP/s
-where their convention is known alone: they differ.
+Taken are the rows of accuracy.published_rows that have a time. What a row leaves open is taken as its software did it,
+and said: no recomputation and fused attention where checkpointing and attention are not stated; sequence parallelism
+where attention is fused (both came to Megatron in 2022); optimiser states sharded over replicas where NeMo states no
+sharding. MFU is not used, and TFLOP/s where their convention is known alone: they differ.
 
-Rows of mixtures of experts state layout and batches but not the model's shape, which is that of the preset they name.
 Which generation ran a row is in accuracy.training_software. What NVIDIA's recipes state and its tables do not is read
 from the recipes: optimiser states sharded over replicas, gradients summed in 16 bits (``grad_reduce_in_fp32 = False``),
 and products in fp8 and fp4 by Transformer Engine, which keeps their inputs as narrow as it read them
@@ -16,15 +14,14 @@ and products in fp8 and fp4 by Transformer Engine, which keeps their inputs as n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.accuracy.read import Format
-from shapewright.accuracy.training_gaps import fill_gaps, preset_of
-from shapewright.accuracy.training_software import NVIDIA, recomputed_modules, software_of, software_of_experts
+from shapewright.accuracy.published_rows import PublishedRow, UnusableRowError, read_row
+from shapewright.accuracy.training_software import recomputed_modules, software_of, software_of_experts
 from shapewright.config import TransformerConfig, read_model
 from shapewright.errors import ShapewrightError
 from shapewright.layout import ParallelLayout
@@ -36,46 +33,7 @@ if TYPE_CHECKING:
     from shapewright.accuracy.context import Context
     from shapewright.hardware import Device
 
-# A row without one of these has no full configuration.
-_NEEDED = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "ffn_hidden_size",
-    "vocab_size",
-    "seq_len",
-    "micro_batch",
-    "global_batch",
-    "num_gpus",
-    "tp",
-    "pp",
-)
-# What a preset says of a model that is named.
-_SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "vocab_size")
-_OTHER_COUNTS = ("num_kv_heads", "vp", "cp", "ep")
-_LARGEST_COUNT = 1e9
-FORMAT = Format(
-    numbers={},
-    labels=("source", "model", "gpu", "dtype", "fsdp_zero", "activation_checkpointing"),
-    optional=(
-        *_NEEDED,
-        "num_kv_heads",
-        "gated_mlp",
-        "moe",
-        "vp",
-        "cp",
-        "ep",
-        "sequence_parallel",
-        "flash_attention",
-        "tokens_per_s_per_gpu",
-        "tflops_per_gpu",
-        "iter_time_s",
-    ),
-)
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
-# Its table 2 sets DeepSpeed's ZeRO-3 of its time beside Megatron's pipelines: 1.6 to 5 times slower than their links
-# allow, the more devices the slower, and no other row tells of that software.
-_PTD_P = "2104.04473"
 _UNFUSED_ARCHITECTURES = ("volta", "turing")
 
 
@@ -109,44 +67,6 @@ class PublishedRun:
         return tokens / (self.tokens_per_s_per_device * self.layout.num_devices)
 
 
-class _UnusableRowError(ShapewrightError):
-    """A row lacks something, or describes what is not predicted."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One row as it was published, the gaps filled that follow from the rest.
-
-    Attributes:
-        labels: Its words by column.
-        numbers: Its numbers by column; NaN where nothing says them.
-        preset: The preset that a mixture of experts names, whose shape is the model's; None for others.
-    """
-
-    labels: Mapping[str, str]
-    numbers: Mapping[str, float]
-    preset: str | None
-
-    @property
-    def source(self) -> str:
-        """Who published it."""
-        return self.labels["source"]
-
-    @property
-    def is_nvidia(self) -> bool:
-        """Whether NVIDIA's recipes ran it."""
-        return software_of(self.source) == NVIDIA
-
-    def number(self, name: str, default: float = np.nan) -> float:
-        """A number, or what is taken where there is none."""
-        value = self.numbers[name]
-        return default if np.isnan(value) else value
-
-    def count(self, name: str, default: float = np.nan) -> int:
-        """A whole number, or what is taken where there is none."""
-        return int(self.number(name, default))
-
-
 def read_runs(columns: Columns, context: Context, *, has_experts: bool | None = False) -> Iterator[PublishedRun]:
     """Complete the rows that can be; why others cannot is counted in the context.
 
@@ -177,12 +97,11 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
     """Complete one row.
 
     Raises:
-        _UnusableRowError: it lacks a field, or is no pre-training.
+        UnusableRowError: it lacks a field, or is no pre-training.
         ShapewrightError: its fields contradict each other.
     """
     filled: Counter[str] = Counter()
-    row = _read_row(rows, place, filled)
-    _refuse_gaps(row)
+    row = read_row(rows, place, filled)
     dtype = _read_dtype(row.labels["dtype"])
     num_sharded = _count_sharded(row, device)
     tokens_per_s = _read_tokens_per_s(row)
@@ -221,57 +140,28 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
     )
 
 
-def _read_row(rows: Columns, place: int, filled: Counter[str]) -> _Row:
-    """Take one row out of the table and fill its gaps; what fills them is counted."""
-    labels = {name: column[place] for name, column in rows.labels.items()}
-    model, source = labels["model"], labels["source"]
-    if "(SFT)" in source:
-        raise _UnusableRowError("fine-tuning on packed sequences")
-    if source.startswith(_PTD_P) and "ZeRO-3" in labels["fsdp_zero"]:
-        raise _UnusableRowError("ZeRO-3 of 2021, whose communication took a multiple of what its links allow")
-    stated = {name: float(column[place]) for name, column in rows.numbers.items()}
-    numbers = fill_gaps(stated, model, source, filled)
-    has_experts = numbers["moe"] > 0.0
-    preset = preset_of(model) if has_experts else None
-    if has_experts and preset is None:
-        raise _UnusableRowError("mixture of experts whose shape is not stated and that names no preset as it is")
-    return _Row(labels, numbers, preset)
-
-
-def _refuse_gaps(row: _Row) -> None:
-    """Refuse a row without a full configuration, or with counts that are none."""
-    needed = [name for name in _NEEDED if row.preset is None or name not in _SHAPE]
-    missing = [name for name in needed if not row.number(name, 0.0) > 0.0]
-    if missing:
-        raise _UnusableRowError(f"not stated: {', '.join(missing)}")
-    for name in (*needed, *_OTHER_COUNTS):
-        value = row.number(name, 1.0)
-        if not 0.0 < value <= _LARGEST_COUNT or value != int(value):
-            raise _UnusableRowError(f"{name}={value:g} is no whole number from 1 to {_LARGEST_COUNT:g}")
-
-
-def _count_sharded(row: _Row, device: Device) -> int:
+def _count_sharded(row: PublishedRow, device: Device) -> int:
     """Devices over which one replica is spread."""
     num_sharded = row.count("tp") * row.count("pp") * row.count("cp", 1.0)
     if row.count("num_gpus") % num_sharded:
-        raise _UnusableRowError("num_gpus is not a multiple of tp * pp * cp")
+        raise UnusableRowError("num_gpus is not a multiple of tp * pp * cp")
     if row.number("num_gpus") > device.node_size and device.inter_node_bandwidth_bytes_per_s is None:
-        raise _UnusableRowError(f"{device.name} has no rate between nodes")
+        raise UnusableRowError(f"{device.name} has no rate between nodes")
     return num_sharded
 
 
-def _read_tokens_per_s(row: _Row) -> float:
+def _read_tokens_per_s(row: PublishedRow) -> float:
     """Measured tokens per second and device, or what they are by the time of a step."""
     tokens_per_s = row.number("tokens_per_s_per_gpu")
     if np.isnan(tokens_per_s):
         tokens_per_step = row.number("global_batch") * row.number("seq_len")
         tokens_per_s = tokens_per_step / row.number("iter_time_s") / row.number("num_gpus")
     if not tokens_per_s > 0.0:
-        raise _UnusableRowError("neither tokens/s nor the time of a step is stated")
+        raise UnusableRowError("neither tokens/s nor the time of a step is stated")
     return tokens_per_s
 
 
-def _read_attention(row: _Row, device: Device, assumed: Counter[str]) -> bool:
+def _read_attention(row: PublishedRow, device: Device, assumed: Counter[str]) -> bool:
     """Whether attention was fused."""
     stated = row.number("flash_attention")
     if not np.isnan(stated):
@@ -280,11 +170,11 @@ def _read_attention(row: _Row, device: Device, assumed: Counter[str]) -> bool:
     return device.architecture not in _UNFUSED_ARCHITECTURES
 
 
-def _read_recompute(row: _Row, device: Device, assumed: Counter[str]) -> tuple[str, str]:
+def _read_recompute(row: PublishedRow, device: Device, assumed: Counter[str]) -> tuple[str, str]:
     """What was computed again, and which parts of layers where it was selective."""
     words = row.labels["activation_checkpointing"]
     if words not in _RECOMPUTE:
-        raise _UnusableRowError(f"activation checkpointing {words!r} is not modelled")
+        raise UnusableRowError(f"activation checkpointing {words!r} is not modelled")
     if words:
         return _RECOMPUTE[words], CORE
     own = None
@@ -297,14 +187,14 @@ def _read_recompute(row: _Row, device: Device, assumed: Counter[str]) -> tuple[s
     return _RECOMPUTE[words], CORE
 
 
-def _software_of(row: _Row, device: Device) -> str:
+def _software_of(row: PublishedRow, device: Device) -> str:
     """Generation of software that ran it; mixtures of experts have generations of their own."""
     if row.preset is None:
         return software_of(row.source)
     return software_of_experts(row.source, row.preset, device, row.labels["dtype"], row.count("pp"))
 
 
-def _make_config(row: _Row) -> TransformerConfig:
+def _make_config(row: PublishedRow) -> TransformerConfig:
     """The model: Llama's layers with a gated MLP, GPT's without (the table says no more)."""
     gated = row.number("gated_mlp", 0.0) > 0.0
     return TransformerConfig(
@@ -329,7 +219,7 @@ def _make_config(row: _Row) -> TransformerConfig:
     )
 
 
-def _pieces_of_experts(row: _Row, assumed: Counter[str]) -> int | None:
+def _pieces_of_experts(row: PublishedRow, assumed: Counter[str]) -> int | None:
     """Devices that share each expert's matrices, which no table states; None for the tensor axis, Megatron's default.
 
     NVIDIA's recipes with experts leave them whole (``expert_tensor_parallel_size = 1``), and a degree that replicas
@@ -359,10 +249,10 @@ def _read_dtype(word: str) -> str:
     for mark, name in (("nvfp4", "fp4"), ("fp8", "fp8"), ("fp16", "fp16"), ("bf16", "bf16")):
         if mark in word:
             return name
-    raise _UnusableRowError("not stated: dtype")
+    raise UnusableRowError("not stated: dtype")
 
 
-def _read_zero_stage(row: _Row, assumed: Counter[str]) -> int:
+def _read_zero_stage(row: PublishedRow, assumed: Counter[str]) -> int:
     """Sharding over replicas from words such as ``FULL_SHARD/PURE``, ``FSDP2`` or ``ZeRO-1``.
 
     NeMo's and Megatron-Bridge's recipes shard optimiser states over replicas (their distributed optimizer) also where
