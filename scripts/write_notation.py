@@ -66,8 +66,6 @@ def _row(spec: Field[Any], field_note: FieldNote) -> str:
     meaning = field_note.help
     if field_note.choices:
         meaning += "; one of " + ", ".join(f"`{choice}`" for choice in field_note.choices)
-    if field_note.unit:
-        meaning += f" [{field_note.unit}]"
     symbol = f"`{field_note.symbol}`" if field_note.symbol else ""
     cells = (f"`{spec.name}`", symbol, meaning, _default(spec))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

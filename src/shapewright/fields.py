@@ -17,13 +17,11 @@ class FieldNote:
     Attributes:
         help: One sentence, without a full stop.
         symbol: The letter in formulas (arXiv 2401.14489's where it has one); empty if none.
-        unit: Unit of the value in brackets style, such as ``byte``; empty for counts.
         choices: The allowed words, for fields that hold a word.
     """
 
     help: str
     symbol: str = ""
-    unit: str = ""
     choices: tuple[str, ...] = ()
 
 
@@ -33,11 +31,10 @@ def note(
     default: Any = None,
     required: bool = False,
     symbol: str = "",
-    unit: str = "",
     choices: tuple[str, ...] = (),
 ) -> Any:
     """Declare a dataclass field together with its note."""
-    metadata = {"note": FieldNote(help_text, symbol, unit, choices)}
+    metadata = {"note": FieldNote(help_text, symbol, choices)}
     return field(metadata=metadata) if required else field(default=default, metadata=metadata)
 
 

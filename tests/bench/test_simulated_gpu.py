@@ -70,7 +70,7 @@ def count_rows(path: Path) -> int:
 @pytest.fixture(scope="module")
 def rows(store: Path) -> list[Row]:
     """All rows of the campaign."""
-    with Store(store, must_exist=True) as opened:
+    with Store(store, read_only=True) as opened:
         assert opened.verify() == []
         return opened.rows()
 

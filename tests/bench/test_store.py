@@ -48,7 +48,7 @@ def test_rows_come_back_whole(tmp_path: Path) -> None:
     """A row and its run are read from a new connection exactly as they were written."""
     with open_store(tmp_path) as store:
         assert store.add(make_row())
-    with Store(tmp_path / "s.sqlite", must_exist=True) as store:
+    with Store(tmp_path / "s.sqlite", read_only=True) as store:
         assert store.rows() == [make_row()]
         assert store.runs() == [RUN]
         assert store.verify() == []
@@ -177,7 +177,7 @@ def test_bad_stores_are_refused_untouched(how: str, words: str, tmp_path: Path) 
 def test_missing_store_is_not_made(tmp_path: Path) -> None:
     """Who wants to read a store that is not there is told so, and none appears."""
     with pytest.raises(StoreError, match="no store at"):
-        Store(tmp_path / "s.sqlite", must_exist=True)
+        Store(tmp_path / "s.sqlite", read_only=True)
 
     assert list(tmp_path.iterdir()) == []
 

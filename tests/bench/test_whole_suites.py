@@ -225,7 +225,7 @@ def test_two_ranks_on_loopback(tmp_path: Path) -> None:
         with pytest.raises(SystemExit) as stop:
             main(arguments)
         assert stop.value.code == 0
-        with Store(path, must_exist=True) as store:
+        with Store(path, read_only=True) as store:
             rows = store.rows()
         names = {row.name for row in rows}
         if names == every:
@@ -290,7 +290,7 @@ def test_campaign_is_resumed_from_where_it_stopped(tmp_path: Path) -> None:
         return ended.returncode, ended.stdout + ended.stderr
 
     def keys(out: Path) -> set[str]:
-        with Store(out / "layer.sqlite", must_exist=True) as store:
+        with Store(out / "layer.sqlite", read_only=True) as store:
             assert store.verify() == []
             return {row.measured_utc + row.key for row in store.rows()}
 

@@ -18,11 +18,13 @@ from shapewright.memory import (
     list_saved_tensors,
 )
 from shapewright.memory.estimate import count_microbatches_in_flight
-from shapewright.memory.states import MIXED_ADAMW_NARROW_GRADIENTS, DeviceParameters, estimate_states
+from shapewright.memory.states import DeviceParameters, estimate_states
 from shapewright.saved_tensors import keep_tensors
 from shapewright.units import GIB, MIB
 from shapewright.workload import Workload
 
+# 16-bit weights and gradients, fp32 weights and moments: 2 + 2 + K bytes, K = 12 (arXiv 1910.02054, section 3.1).
+NARROW_GRADIENTS = Workload(optimizer="adamw-narrow-gradients")
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 
 
@@ -133,7 +135,7 @@ def test_zero_stages_shard_what_figure_1_says(zero_stage: int, expected_gb: floa
     """7.5 B parameters on 64 replicas: 120, 31.4, 16.6 and 1.9 GB (arXiv 1910.02054, Figure 1)."""
     layout = ParallelLayout(data_parallel=64, zero_stage=zero_stage)
     parameters = DeviceParameters(dense=7.5e9, experts=0.0, largest_layer=2e8)
-    states = estimate_states(parameters, Workload(), layout, MIXED_ADAMW_NARROW_GRADIENTS)
+    states = estimate_states(parameters, NARROW_GRADIENTS, layout)
     total_bytes = states.weights_bytes + states.gradients_bytes + states.optimizer_bytes
     assert total_bytes / 1e9 == pytest.approx(expected_gb, rel=1e-12)
 
@@ -142,7 +144,7 @@ def test_zero_3_gathers_two_layers_and_one_gradient() -> None:
     """Per parameter of the largest layer: 2 layers * 2 bytes of weights + 2 bytes of gradients = 6 bytes."""
     layout = ParallelLayout(data_parallel=64, zero_stage=3)
     parameters = DeviceParameters(dense=7.5e9, experts=0.0, largest_layer=2e8)
-    states = estimate_states(parameters, Workload(), layout, MIXED_ADAMW_NARROW_GRADIENTS)
+    states = estimate_states(parameters, NARROW_GRADIENTS, layout)
     assert states.gathered_bytes == 6 * 2e8
 
 

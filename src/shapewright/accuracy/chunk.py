@@ -96,7 +96,6 @@ def split_chunks(
     parts: Labels,
     measured: Array,
     prices: Prices,
-    seconds: Array | None = None,
     alternatives: Alternatives | None = None,
 ) -> Iterator[Chunk]:
     """Cut priced rows by part.
@@ -105,12 +104,10 @@ def split_chunks(
         table: Table or quantity.
         words: Canonical device, dtype and library.
         parts: Part of each row. [rows]
-        measured: Measurements. [rows]
+        measured: Measured times. [s], [rows]
         prices: Predictions. [rows]
-        seconds: Measured times, where they are not the measurements themselves. [s]
         alternatives: Which rows one could choose between. [rows]
     """
-    times = measured if seconds is None else seconds
     for (part,), index in group_rows([parts], len(measured)):
         chosen = alternatives and Alternatives(alternatives.group[index], alternatives.work[index])
-        yield Chunk(table, *words, part, measured[index], prices.take(index), times[index], chosen)
+        yield Chunk(table, *words, part, measured[index], prices.take(index), measured[index], chosen)

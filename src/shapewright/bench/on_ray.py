@@ -143,9 +143,7 @@ class _Actor:
 
 
 @contextmanager
-def open_cluster_measurer(
-    options: WorkerOptions, address: str | None, num_actors: int | None = None
-) -> Iterator[ClusterMeasurer]:
+def open_cluster_measurer(options: WorkerOptions, address: str | None) -> Iterator[ClusterMeasurer]:
     """Connect to a cluster, or start one here, and open its devices.
 
     Raises:
@@ -156,7 +154,7 @@ def open_cluster_measurer(
     if options.num_ranks > 1:
         raise BenchError("collectives need processes on one node; run that suite without --engine ray")
     with connect(address) as ray:
-        measurer = ClusterMeasurer(ray, options, num_actors)
+        measurer = ClusterMeasurer(ray, options)
         try:
             yield measurer
         finally:

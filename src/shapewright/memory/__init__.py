@@ -14,7 +14,6 @@ from shapewright.memory.kv_cache import count_cached_elements as count_cached_el
 from shapewright.memory.stage import Stage as Stage
 from shapewright.memory.stage import count_stage_parameters as count_stage_parameters
 from shapewright.memory.stage import stages_to_compare as stages_to_compare
-from shapewright.memory.states import MIXED_ADAMW as MIXED_ADAMW
 from shapewright.memory.states import StateBytes as StateBytes
 from shapewright.memory.states import estimate_states as estimate_states
 from shapewright.optimizers import OPTIMIZERS as OPTIMIZERS

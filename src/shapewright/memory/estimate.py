@@ -115,8 +115,6 @@ def estimate_stages(
     config: TransformerConfig,
     workload: Workload,
     layout: ParallelLayout,
-    *,
-    recipe: TrainingRecipe | None = None,
 ) -> tuple[MemoryEstimate, ...]:
     """Estimate the memory of one device of every pipeline stage, in order.
 
@@ -124,11 +122,10 @@ def estimate_stages(
         config: The model.
         workload: What is run.
         layout: How it is spread.
-        recipe: Bytes of states a parameter in training; by default 18 (mixed AdamW) or 16 (fp32 AdamW).
 
     Assumes: As estimate_memory does.
     """
-    return tuple(_estimate(config, workload, layout, recipe, range(layout.pipeline_parallel)))
+    return tuple(_estimate(config, workload, layout, None, range(layout.pipeline_parallel)))
 
 
 def _estimate(

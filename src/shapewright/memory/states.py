@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
 
-# Megatron-LM: 16-bit weights, gradients accumulated in fp32, fp32 master weights and both Adam moments: 18 bytes
-# (NVIDIA/Megatron-LM, docs of its distributed optimizer, table of theoretical memory).
-MIXED_ADAMW = TrainingRecipe(weight_bytes=2.0, gradient_bytes=4.0, optimizer_bytes=12.0)
-# The same with 16-bit gradients: 16 bytes (ZeRO, arXiv 1910.02054 section 3.1: 2 + 2 + K, K = 12).
-MIXED_ADAMW_NARROW_GRADIENTS = TrainingRecipe(weight_bytes=2.0, gradient_bytes=2.0, optimizer_bytes=12.0)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceParameters:
     """Parameters that one device holds before any sharding over replicas.

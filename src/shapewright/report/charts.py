@@ -22,7 +22,6 @@ class Line:
     x: Sequence[float]
     y: Sequence[float | None]
     dashed: bool = False
-    steps: bool = False
     color: str | None = None
 
 

@@ -107,7 +107,6 @@ def _xy_series(part: Line | Points | Band, color: str) -> Option:
         "name": part.name,
         "data": [list(pair) for pair in zip(part.x, part.y, strict=True)],
         "showSymbol": False,
-        "step": "end" if part.steps else False,
         "lineStyle": {"color": color, "width": 2, "type": "dashed" if part.dashed else "solid"},
         "itemStyle": {"color": color},
         "z": 2,

@@ -102,7 +102,6 @@ def _draw_xy(chart: XYChart, axes: Any) -> None:
                 heights,
                 color=color,
                 linestyle="--" if part.dashed else "-",
-                drawstyle="steps-post" if part.steps else "default",
                 label=part.name,
             )
     if chart.x_log:

@@ -57,17 +57,16 @@ class Store:
     """An open store.
 
     Args:
-        path: The file; it is made where it is not there.
-        must_exist: Refuse to make it.
+        path: The file; it is made where it is not there, unless it is only read.
         read_only: Leave the file exactly as it is: an older schema is brought up to date in a copy in memory.
 
     Raises:
         StoreError: the file is missing, no store, broken, or of a newer version of this package.
     """
 
-    def __init__(self, path: str | Path, *, must_exist: bool = False, read_only: bool = False) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
-        if (must_exist or read_only) and not self.path.is_file():
+        if read_only and not self.path.is_file():
             raise StoreError(f"no store at {self.path}; give the file that 'shapewright bench --store' wrote")
         try:
             self._connection = _connect(_read_only_uri(self.path) if read_only else str(self.path))
