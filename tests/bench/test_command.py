@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import local_measurer
 import pytest
+from local_measurer import LocalMeasurer
 
 from calibration_files import write_late_calibration
 from command_line import run
 from shapewright.bench import request, worker
-from shapewright.bench import run as run_module
 from shapewright.bench.backend import Backend
 from shapewright.bench.open_device import open_backend
-from shapewright.bench.run import LocalMeasurer
 from shapewright.bench.worker import WorkerOptions
 from shapewright.store.file import Store
 from shapewright.store.record import OK
@@ -152,7 +152,7 @@ def test_interrupt_keeps_finished_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C in the fourth row: three rows are stored, the message says so, exit code 130."""
-    original, calls = run_module.measure_case, builtins.list[None]()
+    original, calls = local_measurer.measure_case, builtins.list[None]()
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         calls.append(None)
@@ -160,10 +160,10 @@ def test_interrupt_keeps_finished_rows(
             raise KeyboardInterrupt
         return original(*arguments, **options)
 
-    monkeypatch.setattr(run_module, "measure_case", interrupted)
+    monkeypatch.setattr(local_measurer, "measure_case", interrupted)
     path = tmp_path / "s.sqlite"
     code, out, err = run(["bench", "pointwise", "--cpu", "--budget", "2s", "--store", str(path)], capsys)
-    with Store(path, must_exist=True) as store:
+    with Store(path, read_only=True) as store:
         assert len(store.rows()) == 3
 
     assert (code, out) == (130, "")

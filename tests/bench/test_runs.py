@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from bench_cases import CASES, attention
+from local_measurer import LocalMeasurer
 
 from command_line import run
 from shapewright.bench import measuring, request
 from shapewright.bench.backend import Backend
 from shapewright.bench.open_device import open_backend
-from shapewright.bench.run import LocalMeasurer, Outcome, make_run, run_cases
+from shapewright.bench.run import Outcome, make_run, run_cases
 from shapewright.bench.suites import make_suite
 from shapewright.errors import BenchError
 from shapewright.operations import Gemm, GroupedGemm

@@ -29,10 +29,12 @@ from shapewright.workload import Workload
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
+from local_measurer import LocalMeasurer
+
 from shapewright.bench.backend import Backend
 from shapewright.bench.collectives import open_ranks
 from shapewright.bench.measuring import measure_case, prepare
-from shapewright.bench.run import LocalMeasurer, make_run, run_cases
+from shapewright.bench.run import make_run, run_cases
 
 DATA = Path(os.environ.get("SHAPEWRIGHT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gemm.parquet"
 

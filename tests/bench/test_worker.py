@@ -202,7 +202,7 @@ def test_twenty_kills_lose_nothing(fake: Path) -> None:
 
         assert not set(begun(fake)[begun_before:]) & committed
         committed |= now_committed
-    with Store(fake / "s.sqlite", must_exist=True) as store:
+    with Store(fake / "s.sqlite", read_only=True) as store:
         stored = {row.m: row.status for row in store.rows()}
 
         assert store.verify() == []

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shapewright import __version__
-from shapewright.bench.measuring import failed_row, measure_case, now_utc
-from shapewright.bench.worker import WorkerDiedError, judge_device
+from shapewright.bench.measuring import failed_row, now_utc
+from shapewright.bench.worker import WorkerDiedError
 from shapewright.errors import BenchError
 from shapewright.store.record import FAILED, OK, STATUSES, Case, Row, Run, row_facts
 
 if TYPE_CHECKING:
-    from shapewright.bench.backend import Backend, DeviceFacts
+    from shapewright.bench.backend import DeviceFacts
     from shapewright.store.file import Store
 
 # A row gets its share of what is left of the budget, within these. [s]
@@ -29,7 +29,7 @@ _MOST_DEATHS = 5
 
 
 class Measurer(Protocol):
-    """What measures a case: a process of its own, or this one."""
+    """What measures a case, in a process of its own so that this one outlives it."""
 
     @property
     def facts(self) -> DeviceFacts:
@@ -39,26 +39,6 @@ class Measurer(Protocol):
     def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
         """Measure a case; WorkerDiedError if whoever measured is gone."""
         ...
-
-
-@dataclass(frozen=True)
-class LocalMeasurer:
-    """Measures in this very process, which a case may take with it."""
-
-    backend: Backend
-
-    @property
-    def facts(self) -> DeviceFacts:
-        """What is known of the device."""
-        return self.backend
-
-    def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
-        """Measure a case."""
-        row = measure_case(case, self.backend, run, budget_s=budget_s, ci_fraction=ci_fraction)
-        row, is_usable = judge_device(row, self.backend)
-        if row.status == FAILED and not is_usable:
-            raise WorkerDiedError(row.error)
-        return row
 
 
 @dataclass(frozen=True, kw_only=True)
