@@ -1,179 +1,26 @@
-"""Serving plans: formulas by hand, passes against predict, limits, what is refused, and what the command prints."""
+"""Serving plans: limits and fronts, formats, prefixes, speculation, and what is refused."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from math import log
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shapewright
-from command_line import run as run_command
-from shapewright.adding_up import StepTimes, add_up_passes
+from served import make_instance, plan
+from shapewright.adding_up import add_up_passes
 from shapewright.config import count_parameters, read_model
 from shapewright.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
-from shapewright.operations import Attention, Gemm
-from shapewright.predict import predict
 from shapewright.question import ask
-from shapewright.serving import ServingFormat, ServingPlan, ServingRequest, Speculation
-from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, prefill_shares
-from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates, transfer_span
-from shapewright.serving.instance import Instance, batch_sizes
-from shapewright.serving.passes import Passes
+from shapewright.serving import ServingRequest
+from shapewright.serving.aggregated import AggregatedCandidate, prefill_shares
+from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates
+from shapewright.serving.instance import batch_sizes
 from shapewright.serving.point import Span, pareto_front
-
-BF16 = ServingFormat("bf16", "bf16", "bf16")
-
-
-def make_instance(model: str = "llama-3-8b", request: ServingRequest | None = None, **degrees: int) -> Instance:
-    """One copy of a model on H100s."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill"})
-    return Instance(
-        question.config,
-        question.device,
-        question.workload,
-        ParallelLayout(**degrees),
-        BF16,
-        request or ServingRequest(prompt_len=1000, output_len=101),
-    )
-
-
-def times_of(step_s: float) -> StepTimes:
-    """A pass of a round length."""
-    return StepTimes(
-        step_s=step_s, step_low_s=0.9 * step_s, step_high_s=1.2 * step_s, bubble_s=0.0, layer_forward_s=0.0
-    )
-
-
-def plan(model: str = "llama-3-8b", device: str = "h100-sxm-80gb", **given: Any) -> ServingPlan:
-    """A plan with short lengths, in one format."""
-    return shapewright.serve_plan(
-        model, device=device, **{"prompt_len": 1000, "output_len": 200, "formats": []} | given
-    )
-
-
-def test_plain_passes_are_what_predict_says() -> None:
-    """A decode pass and a prefill pass take exactly the predicted step."""
-    question = ask("mixtral-8x7b", "h100-sxm-80gb", workload={"phase": "decode"})
-    layout = ParallelLayout(tensor_parallel=2)
-    passes = Passes(question.config, question.device, question.workload, layout)
-    decode, prefill = passes.decode(24, 3000), passes.prefill(2, 700, 100)
-    times = add_up_passes([decode, prefill], question.config, question.device)
-
-    for found, one in zip(times, (decode, prefill), strict=True):
-        step = predict(question.config, device=question.device, workload=one.workload, layout=layout)
-        assert (found.step_s, found.step_low_s, found.step_high_s) == (
-            step.step_time_s,
-            step.step_time_low_s,
-            step.step_time_high_s,
-        )
-
-
-@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b"])
-def test_mixed_pass_is_between_its_parts_and_their_sum(model: str) -> None:
-    """Prefill beside decode costs at least what either takes alone, and less than one after the other."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": "decode"})
-    passes = Passes(question.config, question.device, question.workload, ParallelLayout())
-    decode, prefill = passes.decode(32, 2000), passes.prefill(1, 512, 1024)
-    both = passes.mixed(decode, prefill)
-    alone_s, chunk_s, both_s = (
-        found.step_s for found in add_up_passes([decode, prefill, both], question.config, question.device)
-    )
-
-    assert max(alone_s, chunk_s) * 0.98 < both_s < alone_s + chunk_s
-
-
-def test_mixed_pass_runs_each_attention_and_joins_the_products() -> None:
-    """Products have 32 + 512 rows; the two attention calls are those of the parts; logits are those of decode."""
-    passes = make_instance().passes
-    decode, prefill = passes.decode(32, 2000), passes.prefill(1, 512, 1024)
-    operations = passes.mixed(decode, prefill).operations
-    calls = [operation for operation in operations if isinstance(operation, Attention)]
-    products = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
-
-    assert [(call.batch_size, call.query_len, call.kv_len) for call in calls] == [(32, 1, 2001), (1, 512, 1536)]
-    assert products["mlp.down"].m == 32 + 512
-    assert products["logits"].m == 32
-
-
-def test_verifying_pass_reads_each_cache_once() -> None:
-    """Five new tokens of 8 sequences: 40 rows in the products, 8 caches in attention, keys up to the last proposal."""
-    operations = make_instance().passes.decode(8, 2000, query_len=5).operations
-    (call,) = [operation for operation in operations if isinstance(operation, Attention)]
-    products = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
-
-    assert (call.batch_size, call.query_len, call.kv_len) == (8, 5, 2005)
-    assert products["mlp.down"].m == products["logits"].m == 40
-
-
-def test_continuous_batch_by_hand() -> None:
-    """B = 10, O = 101, two chunks: f = 10 * 2 / 100, T = 16 + 10 = 26 ms, S = 100 ms, wait f S / (2 - 2 f)."""
-    share = PrefillShare(prompts=1, tokens=500, num_passes=2, context_len=250)
-    candidate = AggregatedCandidate(make_instance(), 10, share, 0.2)
-    point = candidate.point((times_of(0.02), times_of(0.02), times_of(0.05)))
-
-    assert point.tpot.middle_s == pytest.approx(0.026)
-    assert point.ttft.middle_s == pytest.approx(0.1 + 0.2 * 0.1 / (2 * 0.8))
-    assert point.requests_per_s == pytest.approx(10 / (100 * 0.026))
-    assert point.tokens_per_s == pytest.approx(101 * 10 / (100 * 0.026))
-    assert point.tpot.low_s < point.tpot.middle_s < point.tpot.high_s
-
-
-def test_speculation_by_hand() -> None:
-    """Two proposals at 0.5, draft 0.1: E = 1.75 tokens in 20 ms + 2 * 0.1 * 15 ms = 23 ms without prefill."""
-    request = ServingRequest(
-        prompt_len=1000,
-        output_len=101,
-        speculation=Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1),
-    )
-    share = PrefillShare(prompts=1, tokens=1000, num_passes=1, context_len=0)
-    candidate = AggregatedCandidate(make_instance(request=request), 1, share, 0.0)
-    point = candidate.point((times_of(0.015), times_of(0.02), times_of(0.05)))
-
-    assert point.tpot.middle_s == pytest.approx(0.023 / 1.75)
-
-
-def test_ratio_by_hand() -> None:
-    """One prompt in 100 ms at a load of 0.8, 40 sequences of 100 tokens at 20 ms: 8 against 20 requests/s, so 5 : 2."""
-    request = ServingRequest(prompt_len=1000, output_len=101, num_devices=7)
-    instance = make_instance(request=request)
-    prefiller = Prefiller(instance, 1, Span(0.1, 0.09, 0.12))
-    decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
-    (point,) = pair_up([prefiller], [decoder])
-    transfer = transfer_span(instance, 7)
-
-    assert (point.num_prefill_instances, point.num_instances) == (5, 2)
-    assert point.requests_per_s == pytest.approx(40.0)
-    assert transfer is not None
-    assert point.ttft.middle_s == pytest.approx(0.1 + 0.8 * 0.1 / 0.4 + transfer.middle_s)
-    assert point.tpot.middle_s == pytest.approx(0.02)
-
-
-def test_load_of_prefill_follows_the_limit() -> None:
-    """S (1 + rho / (2 (1 - rho))) + transfer stays within the time to first token that was asked for."""
-    for limit_s in (0.12, 0.15, 0.3):
-        request = ServingRequest(prompt_len=1000, output_len=101, ttft_limit_s=limit_s)
-        instance = make_instance(request=request)
-        decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
-        (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
-        assert 0.1 < point.ttft.middle_s <= limit_s * (1 + 1e-9)
-
-
-def test_cache_capacity_by_hand() -> None:
-    """Llama-3-8B, bf16: 90 % of 79.1 GiB less weights, context and a pass, over 131,072 bytes a token in blocks."""
-    request = ServingRequest(prompt_len=4000, output_len=500)
-    instance = make_instance(request=request)
-    (stage,) = instance.stage_estimates(2048)
-    free = 0.9 * 79.10 * 2**30 - 2 * 8_030_261_248 - stage.activations_bytes - stage.logits_bytes - stage.runtime_bytes
-    blocks = -(-4500 // 16)
-
-    assert stage.weights_bytes == 2 * 8_030_261_248
-    assert instance.most_sequences(2048) == int(free // (blocks * 16 * 131_072)) == 100
 
 
 def test_best_keeps_limits_and_front_falls() -> None:
@@ -354,103 +201,6 @@ def test_pythia_410m_is_slow_and_1b_is_fast_for_its_size(device: str) -> None:
 
     assert above("410m") > 0.1
     assert above("1b") < -0.1
-
-
-def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command."""
-    return run_command(["serve-plan", *arguments], capsys)
-
-
-# One tensor degree: what the command prints does not hang on how many layouts there are.
-JOB = ["llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--tp", "1"]
-
-
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Text and JSON agree on the best; the page is whole and says what the numbers rest on."""
-    page = tmp_path / "plan.html"
-    limits = ["--ttft", "300ms", "--tpot", "12ms"]
-    code, text, _ = run([*JOB, *limits, "--html", str(page)], capsys)
-    _, out, err = run([*JOB, *limits, "--json"], capsys)
-    facts = json.loads(out)
-    best = facts["best"]
-
-    assert (code, err) == (0, "")
-    assert facts["schema_version"] == 1
-    assert f"{best['tokens_per_s_per_device']:,.0f}" in text
-    assert best["ttft_low_s"] < best["ttft_s"] <= 0.3
-    assert best["tokens_per_s_per_user"] == pytest.approx(1 / best["tpot_s"])
-    assert [one["name"] for one in facts["formats"]] == ["bf16", "fp8", "bf16:int4"]
-    for words in ("aggregated", "tokens in cache", "first token at most 300 ms"):
-        assert words in text
-    written = page.read_text(encoding="utf-8")
-    for words in ("What this rests on", "echarts", "tokens/s of a user"):
-        assert words in written
-
-
-def test_limits_that_nothing_keeps_are_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, and the shortest times that there are."""
-    code, text, _ = run([*JOB, "--tpot", "1us"], capsys)
-    assert code == 1
-    assert "the shortest time to a first token is" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--gpus", "0"], "gpus=0"),
-        (["--ttft", "soon"], "is not a time such as 300ms"),
-        (["--draft-tokens", "4"], "belong together"),
-        (["--tp", "3"], "tensor_parallel=3"),
-    ],
-)
-def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line on stderr, nothing on stdout, exit code 2."""
-    code, out, err = run([*JOB, *arguments], capsys)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert words in err
-
-
-def test_experts_of_a_server_with_kernels_of_its_own() -> None:
-    """DeepSeek-V3 in FP8 on eight H200 decodes in 2.2 times its bytes, and the note that named the remedy is gone."""
-    question = {"phase": "decode", "dtype": "fp8", "micro_batch_size": 64, "context_len": 4096}
-    spread = {"expert_parallel": 8, "data_parallel": 8}
-    measured, own = (
-        shapewright.predict(
-            "deepseek-v3", device="h200-sxm-141gb", workload=question | {"expert_kernel": kernel}, layout=spread
-        )
-        for kernel in ("measured", "as-16-bit")
-    )
-    least_s = (own.memory.weights_bytes + own.memory.kv_cache_bytes) / own.device.memory_bandwidth_bytes_per_s
-
-    assert 1.3 * least_s < own.step_time_s < 2.4 * least_s < 0.4 * measured.step_time_s
-    assert any("give --expert-kernel as-16-bit" in line for line in measured.warnings)
-    assert not any("give --expert-kernel" in line for line in own.warnings)
-
-
-def test_a_plan_takes_the_kernel_of_experts() -> None:
-    """The knob reaches every pass of a plan, and its JSON says so."""
-    wanted = {"formats": [], "workload": {"dtype": "fp8"}, "layout": {"tensor_parallel": 1}}
-    measured = plan("mixtral-8x7b", **wanted)
-    own = plan("mixtral-8x7b", **wanted | {"workload": {"dtype": "fp8", "expert_kernel": "as-16-bit"}})
-
-    fast, slow = own.best(), measured.best()
-    assert fast is not None
-    assert slow is not None
-    assert fast.tokens_per_s_per_device > 1.5 * slow.tokens_per_s_per_device
-
-
-@pytest.mark.parametrize(
-    ("model", "phase", "words"),
-    [
-        ("mixtral-8x7b", "train", "expert_kernel=as-16-bit has no effect in train"),
-        ("llama-3-8b", "decode", "expert_kernel=as-16-bit has no effect in a model without experts"),
-    ],
-)
-def test_a_kernel_of_experts_that_changes_nothing_is_told(model: str, phase: str, words: str) -> None:
-    """Training has kernels of its own, and a dense model has no experts."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": phase, "expert_kernel": "as-16-bit"})
-
-    assert any(words in line for line in question.notes)
 
 
 def test_the_largest_batch_within_a_limit_is_found() -> None:

@@ -1,0 +1,33 @@
+"""Instances and plans of servers, for the tests of serving."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import shapewright
+from shapewright.layout import ParallelLayout
+from shapewright.question import ask
+from shapewright.serving import ServingFormat, ServingPlan, ServingRequest
+from shapewright.serving.instance import Instance
+
+BF16 = ServingFormat("bf16", "bf16", "bf16")
+
+
+def make_instance(model: str = "llama-3-8b", request: ServingRequest | None = None, **degrees: int) -> Instance:
+    """One copy of a model on H100s."""
+    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill"})
+    return Instance(
+        question.config,
+        question.device,
+        question.workload,
+        ParallelLayout(**degrees),
+        BF16,
+        request or ServingRequest(prompt_len=1000, output_len=101),
+    )
+
+
+def plan(model: str = "llama-3-8b", device: str = "h100-sxm-80gb", **given: Any) -> ServingPlan:
+    """A plan with short lengths, in one format."""
+    return shapewright.serve_plan(
+        model, device=device, **{"prompt_len": 1000, "output_len": 200, "formats": []} | given
+    )

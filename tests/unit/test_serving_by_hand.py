@@ -1,0 +1,143 @@
+"""Serving by hand: passes against predict, batches, speculation, transfers and caches by their formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+from served import make_instance
+from shapewright.adding_up import StepTimes, add_up_passes
+from shapewright.layout import ParallelLayout
+from shapewright.operations import Attention, Gemm
+from shapewright.predict import predict
+from shapewright.question import ask
+from shapewright.serving import ServingRequest, Speculation
+from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare
+from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, transfer_span
+from shapewright.serving.passes import Passes
+from shapewright.serving.point import Span
+
+
+def times_of(step_s: float) -> StepTimes:
+    """A pass of a round length."""
+    return StepTimes(
+        step_s=step_s, step_low_s=0.9 * step_s, step_high_s=1.2 * step_s, bubble_s=0.0, layer_forward_s=0.0
+    )
+
+
+def test_plain_passes_are_what_predict_says() -> None:
+    """A decode pass and a prefill pass take exactly the predicted step."""
+    question = ask("mixtral-8x7b", "h100-sxm-80gb", workload={"phase": "decode"})
+    layout = ParallelLayout(tensor_parallel=2)
+    passes = Passes(question.config, question.device, question.workload, layout)
+    decode, prefill = passes.decode(24, 3000), passes.prefill(2, 700, 100)
+    times = add_up_passes([decode, prefill], question.config, question.device)
+
+    for found, one in zip(times, (decode, prefill), strict=True):
+        step = predict(question.config, device=question.device, workload=one.workload, layout=layout)
+        assert (found.step_s, found.step_low_s, found.step_high_s) == (
+            step.step_time_s,
+            step.step_time_low_s,
+            step.step_time_high_s,
+        )
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b"])
+def test_mixed_pass_is_between_its_parts_and_their_sum(model: str) -> None:
+    """Prefill beside decode costs at least what either takes alone, and less than one after the other."""
+    question = ask(model, "h100-sxm-80gb", workload={"phase": "decode"})
+    passes = Passes(question.config, question.device, question.workload, ParallelLayout())
+    decode, prefill = passes.decode(32, 2000), passes.prefill(1, 512, 1024)
+    both = passes.mixed(decode, prefill)
+    alone_s, chunk_s, both_s = (
+        found.step_s for found in add_up_passes([decode, prefill, both], question.config, question.device)
+    )
+
+    assert max(alone_s, chunk_s) * 0.98 < both_s < alone_s + chunk_s
+
+
+def test_mixed_pass_runs_each_attention_and_joins_the_products() -> None:
+    """Products have 32 + 512 rows; the two attention calls are those of the parts; logits are those of decode."""
+    passes = make_instance().passes
+    decode, prefill = passes.decode(32, 2000), passes.prefill(1, 512, 1024)
+    operations = passes.mixed(decode, prefill).operations
+    calls = [operation for operation in operations if isinstance(operation, Attention)]
+    products = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
+
+    assert [(call.batch_size, call.query_len, call.kv_len) for call in calls] == [(32, 1, 2001), (1, 512, 1536)]
+    assert products["mlp.down"].m == 32 + 512
+    assert products["logits"].m == 32
+
+
+def test_verifying_pass_reads_each_cache_once() -> None:
+    """Five new tokens of 8 sequences: 40 rows in the products, 8 caches in attention, keys up to the last proposal."""
+    operations = make_instance().passes.decode(8, 2000, query_len=5).operations
+    (call,) = [operation for operation in operations if isinstance(operation, Attention)]
+    products = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
+
+    assert (call.batch_size, call.query_len, call.kv_len) == (8, 5, 2005)
+    assert products["mlp.down"].m == products["logits"].m == 40
+
+
+def test_continuous_batch_by_hand() -> None:
+    """B = 10, O = 101, two chunks: f = 10 * 2 / 100, T = 16 + 10 = 26 ms, S = 100 ms, wait f S / (2 - 2 f)."""
+    share = PrefillShare(prompts=1, tokens=500, num_passes=2, context_len=250)
+    candidate = AggregatedCandidate(make_instance(), 10, share, 0.2)
+    point = candidate.point((times_of(0.02), times_of(0.02), times_of(0.05)))
+
+    assert point.tpot.middle_s == pytest.approx(0.026)
+    assert point.ttft.middle_s == pytest.approx(0.1 + 0.2 * 0.1 / (2 * 0.8))
+    assert point.requests_per_s == pytest.approx(10 / (100 * 0.026))
+    assert point.tokens_per_s == pytest.approx(101 * 10 / (100 * 0.026))
+    assert point.tpot.low_s < point.tpot.middle_s < point.tpot.high_s
+
+
+def test_speculation_by_hand() -> None:
+    """Two proposals at 0.5, draft 0.1: E = 1.75 tokens in 20 ms + 2 * 0.1 * 15 ms = 23 ms without prefill."""
+    request = ServingRequest(
+        prompt_len=1000,
+        output_len=101,
+        speculation=Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1),
+    )
+    share = PrefillShare(prompts=1, tokens=1000, num_passes=1, context_len=0)
+    candidate = AggregatedCandidate(make_instance(request=request), 1, share, 0.0)
+    point = candidate.point((times_of(0.015), times_of(0.02), times_of(0.05)))
+
+    assert point.tpot.middle_s == pytest.approx(0.023 / 1.75)
+
+
+def test_ratio_by_hand() -> None:
+    """One prompt in 100 ms at a load of 0.8, 40 sequences of 100 tokens at 20 ms: 8 against 20 requests/s, so 5 : 2."""
+    request = ServingRequest(prompt_len=1000, output_len=101, num_devices=7)
+    instance = make_instance(request=request)
+    prefiller = Prefiller(instance, 1, Span(0.1, 0.09, 0.12))
+    decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
+    (point,) = pair_up([prefiller], [decoder])
+    transfer = transfer_span(instance, 7)
+
+    assert (point.num_prefill_instances, point.num_instances) == (5, 2)
+    assert point.requests_per_s == pytest.approx(40.0)
+    assert transfer is not None
+    assert point.ttft.middle_s == pytest.approx(0.1 + 0.8 * 0.1 / 0.4 + transfer.middle_s)
+    assert point.tpot.middle_s == pytest.approx(0.02)
+
+
+def test_load_of_prefill_follows_the_limit() -> None:
+    """S (1 + rho / (2 (1 - rho))) + transfer stays within the time to first token that was asked for."""
+    for limit_s in (0.12, 0.15, 0.3):
+        request = ServingRequest(prompt_len=1000, output_len=101, ttft_limit_s=limit_s)
+        instance = make_instance(request=request)
+        decoder = Decoder(instance, 40, Span(0.02, 0.018, 0.024))
+        (point,) = pair_up([Prefiller(instance, 1, Span(0.1, 0.09, 0.12))], [decoder])
+        assert 0.1 < point.ttft.middle_s <= limit_s * (1 + 1e-9)
+
+
+def test_cache_capacity_by_hand() -> None:
+    """Llama-3-8B, bf16: 90 % of 79.1 GiB less weights, context and a pass, over 131,072 bytes a token in blocks."""
+    request = ServingRequest(prompt_len=4000, output_len=500)
+    instance = make_instance(request=request)
+    (stage,) = instance.stage_estimates(2048)
+    free = 0.9 * 79.10 * 2**30 - 2 * 8_030_261_248 - stage.activations_bytes - stage.logits_bytes - stage.runtime_bytes
+    blocks = -(-4500 // 16)
+
+    assert stage.weights_bytes == 2 * 8_030_261_248
+    assert instance.most_sequences(2048) == int(free // (blocks * 16 * 131_072)) == 100

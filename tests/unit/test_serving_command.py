@@ -1,0 +1,64 @@
+"""What serve-plan prints, and what it says of options that are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from command_line import run as run_command
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of the command."""
+    return run_command(["serve-plan", *arguments], capsys)
+
+
+# One tensor degree: what the command prints does not hang on how many layouts there are.
+JOB = ["llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--tp", "1"]
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text and JSON agree on the best; the page is whole and says what the numbers rest on."""
+    page = tmp_path / "plan.html"
+    limits = ["--ttft", "300ms", "--tpot", "12ms"]
+    code, text, _ = run([*JOB, *limits, "--html", str(page)], capsys)
+    _, out, err = run([*JOB, *limits, "--json"], capsys)
+    facts = json.loads(out)
+    best = facts["best"]
+
+    assert (code, err) == (0, "")
+    assert facts["schema_version"] == 1
+    assert f"{best['tokens_per_s_per_device']:,.0f}" in text
+    assert best["ttft_low_s"] < best["ttft_s"] <= 0.3
+    assert best["tokens_per_s_per_user"] == pytest.approx(1 / best["tpot_s"])
+    assert [one["name"] for one in facts["formats"]] == ["bf16", "fp8", "bf16:int4"]
+    for words in ("aggregated", "tokens in cache", "first token at most 300 ms"):
+        assert words in text
+    written = page.read_text(encoding="utf-8")
+    for words in ("What this rests on", "echarts", "tokens/s of a user"):
+        assert words in written
+
+
+def test_limits_that_nothing_keeps_are_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and the shortest times that there are."""
+    code, text, _ = run([*JOB, "--tpot", "1us"], capsys)
+    assert code == 1
+    assert "the shortest time to a first token is" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "0"], "gpus=0"),
+        (["--ttft", "soon"], "is not a time such as 300ms"),
+        (["--draft-tokens", "4"], "belong together"),
+        (["--tp", "3"], "tensor_parallel=3"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    code, out, err = run([*JOB, *arguments], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
