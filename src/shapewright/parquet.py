@@ -1,4 +1,4 @@
-"""Parquet files of measurements: pyarrow, which is imported here alone to read them, and what it may complain of."""
+"""Parquet files of measurements: whether pyarrow is there to read them, and what it may complain of."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Shard:
         layout: How it is spread.
         node_size: Devices of one node.
         prefix: Put before every name, ``encoder.`` for the encoder of an encoder-decoder.
-        causal: Whether a token attends only to tokens before it.
+        causal: Whether a token attends only to itself and to tokens before it.
         num_passes: Micro-batches of one step.
         batch_size: Sequences of one pass.
         query_len: New tokens of each sequence on this device.

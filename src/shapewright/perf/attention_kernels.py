@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     _Parameters = TypeVar("_Parameters", bound=DataclassInstance)
 
-# How sharp the edge of the last-level cache is; 8 falls from 1 to 0 between 0.75 and 1.35 of its reach.
+# How sharp the edge of the last-level cache is; 8 falls from 0.9 to 0.1 between 0.76 and 1.32 of its reach.
 _CACHE_EDGE_POWER = 8.0
 # Rounding in floating division must not open another tile.
 CEIL_SLACK = 1e-9

@@ -25,7 +25,8 @@ RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
 
 # Whose record an architecture borrows when neither it nor a chip with its multiprocessors (Device.sm_kind) has one,
 # nearest first. The order is judgement: same vendor and the nearest generation of matrix unit. Everything ends at
-# ampere, the best measured family. Within a family the record of the nearest bandwidth and rate counts.
+# ampere, the best measured family. Of a device's siblings the record of the nearest bandwidth and rate counts, of
+# another family the first by its file's name.
 ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
     "volta": ("turing", "ampere"),
     "turing": ("volta", "ampere"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shapewright.predict import Prediction
 
 _SHARDING_SOFTWARE, _SHARDING_WORDS = "fsdp-2024", "PyTorch FSDP of 2024"
-"""The generation whose published steps, alone, sharded weights over replicas, and what a note calls it."""
+"""The newest generation whose published steps sharded weights over replicas, and what a note calls it."""
 
 _SHARDS_GRADIENTS = 2
 """The ZeRO stage from which gradients are kept in shards."""

@@ -2,13 +2,13 @@
 
 ## What it does
 
-Fires when layers have an attention window that is no shorter than the sequence.
+Fires when no attention window of the model is shorter than the sequence.
 
 ## Why it is slow
 
 It is not slower than it would be without a window, but no faster either: who chose this model for its window gets
 full attention. Mistral 7B with its window of 4096 costs the same at 4096 tokens as a model without one; at 32768 the
-window leaves 4096 of on average 16384 keys. (Arithmetic.)
+window leaves 3840 of on average 16384 keys. (Arithmetic.)
 
 ## Example
 
