@@ -70,9 +70,9 @@ def predict_curve() -> tuple[list[int], list[float]]:
     return [int(x) for x in curve.x], [float(y or 0.0) for y in curve.y]
 
 
-def of_plot(name: str, device: str, dtype: str, config: str = "gpt3-2.7b") -> Chart:
-    """The first chart that 'shapewright plot' draws of a figure without a store."""
-    question = ask(config, device, workload={"dtype": dtype})
+def of_plot(name: str, device: str, dtype: str) -> Chart:
+    """The first chart that 'shapewright plot' draws of a figure of GPT-3 2.7B without a store."""
+    question = ask("gpt3-2.7b", device, workload={"dtype": dtype})
     request = FigureRequest(
         device=question.device,
         dtype=dtype,

@@ -25,6 +25,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MOST_CLOSE_NAMES = 3
+
 
 class ShapewrightError(ValueError):
     """Base of all errors that are the input's fault and not the program's."""
@@ -92,7 +94,7 @@ def first_line(error: BaseException) -> str:
     return words[0][:200].rstrip(".")
 
 
-def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
+def close_names(name: str, known: Iterable[str]) -> str:
     """Return a hint such as ``did you mean 'a', 'b'?``, or an empty string.
 
     >>> close_names("h100", ["h100-sxm-80gb", "mi300x"])
@@ -100,8 +102,8 @@ def close_names(name: str, known: Iterable[str], limit: int = 3) -> str:
     """
     candidates = list(known)
     folded = name.casefold()
-    close = difflib.get_close_matches(folded, candidates, n=limit, cutoff=0.6)
+    close = difflib.get_close_matches(folded, candidates, n=_MOST_CLOSE_NAMES, cutoff=0.6)
     close += [candidate for candidate in candidates if folded in candidate.casefold() and candidate not in close]
     if not close:
         return ""
-    return "did you mean " + ", ".join(repr(candidate) for candidate in close[:limit]) + "?"
+    return "did you mean " + ", ".join(repr(candidate) for candidate in close[:_MOST_CLOSE_NAMES]) + "?"

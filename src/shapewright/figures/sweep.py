@@ -56,6 +56,7 @@ _WINDOWS_PER_DOUBLING = 8
 _COARSE = 64
 _NUM_COARSE = 44
 _NUM_ODD = 22  # values off that grid, for the alignment classes below it
+_MOST_CRESTS = 8  # best values that are named
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def _alignments(predictions: Sequence[Prediction]) -> list[int | None]:
     return [min((alignment for key, alignment in one.items() if key in moved), default=None) for one in known]
 
 
-def _find_crests(points: Sequence[SweepPoint], most: int = 8) -> tuple[int, ...]:
+def _find_crests(points: Sequence[SweepPoint]) -> tuple[int, ...]:
     """Values that no other nearby beats in model rate."""
     reach = max(2, len(points) // 16)
     rates = [point.prediction.model_flops_per_s for point in points]
@@ -279,5 +280,5 @@ def _find_crests(points: Sequence[SweepPoint], most: int = 8) -> tuple[int, ...]
         for index in range(len(points))
         if rates[index] > 0.0 and rates[index] == max(rates[max(0, index - reach) : index + reach + 1])
     ]
-    ranked = sorted(crests, key=lambda index: -rates[index])[:most]
+    ranked = sorted(crests, key=lambda index: -rates[index])[:_MOST_CRESTS]
     return tuple(points[index].value for index in ranked)

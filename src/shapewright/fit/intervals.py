@@ -75,9 +75,9 @@ def stretch_scores(interval: Mapping[str, Any], predicted: Array, measured: Arra
     return scores
 
 
-def stretches(scores: Array, predicted: Array, *, fewest: int = POOL_FEWEST_ROWS) -> Stretch:
+def stretches(scores: Array, predicted: Array) -> Stretch:
     """Their 90 % quantiles by regime, MOST_STRETCH at most."""
-    edges, regimes = regimes_of(predicted, EDGES_S, fewest)
+    edges, regimes = regimes_of(predicted, EDGES_S, POOL_FEWEST_ROWS)
     factors = [upper_quantile(scores[inside], COVERAGE) for inside in regimes]
     return {"edges_s": edges, "factor": [min(factor, MOST_STRETCH) for factor in factors]}
 

@@ -12,6 +12,7 @@ from shapewright.workload import Workload
 
 # How code spells the same model: the name, and which of its products are carried out as one.
 _NOT_THE_MODEL = ("name", "model_type", "fused_qkv", "fused_gate_up")
+_LARGEST_PADDING = 512  # of a vocabulary, for each device of the tensor axis; Megatron-LM's own default is 128
 PLAIN_DECODER: dict[str, tuple[object, ...]] = {
     "stack": ("decoder",),
     "num_encoder_layers": (0,),
@@ -216,11 +217,11 @@ def refuse_other_embedding_width(form: Form, config: TransformerConfig) -> None:
         raise cannot(form.name, f"embedding_size={config.embedding_size}", "embeddings are hidden_size wide there")
 
 
-def vocab_padding(form: Form, config: TransformerConfig, num_shards: int, largest: int = 512) -> int:
+def vocab_padding(form: Form, config: TransformerConfig, num_shards: int) -> int:
     """Unit to which a framework should pad the tokenizer's vocabulary, so that vocab_size comes out.
 
     Frameworks pad to a multiple of this unit times the devices of the tensor axis. The largest power of two that
-    divides vocab_size is taken, so that the range of tokenizers that end up at vocab_size is the widest.
+    divides vocab_size is taken, up to 512, so that the range of tokenizers that end up at vocab_size is the widest.
 
     Raises:
         ConfigError: the vocabulary is not a multiple of the devices of the tensor axis.
@@ -232,7 +233,7 @@ def vocab_padding(form: Form, config: TransformerConfig, num_shards: int, larges
             f"{form.project} pads it to a multiple of the devices of the tensor axis",
         )
     share = config.vocab_size // num_shards
-    return min(share & -share, largest)
+    return min(share & -share, _LARGEST_PADDING)
 
 
 def replicas_of(layout: ParallelLayout | None) -> int:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # Plans that are kept, best first: far more than anybody lists.
 _KEPT = 1000
-# Differences below these are none on the Pareto front.
-_STEP_RESOLUTION, _MEMORY_RESOLUTION = 0.005, 0.01
+# What a slower plan must save of the memory to be on the Pareto front, as a fraction.
+_MEMORY_RESOLUTION = 0.01
 
 
 class Choice(NamedTuple):

@@ -13,6 +13,7 @@ from shapewright.search.request import FEWEST_PARAMETERS, MOST_PARAMETERS
 if TYPE_CHECKING:
     from shapewright.config import TransformerConfig
 
+_NEAR_ENOUGH_FRACTION = 0.01  # of the parameters wanted: a model this near is taken as it is
 _UNIT = 128  # elements; what public models of some size keep to
 # How far a scaled model may be from its size: embeddings keep their rows, so that small models of large vocabularies
 # would end up several times as large as asked for, and be held against shapes of that size.
@@ -48,19 +49,18 @@ def usual_model(num_parameters: int, family: str) -> Model:
     return scale_model(nearest, num_parameters)
 
 
-def scale_model(model: Model, num_parameters: int, tolerance_fraction: float = 0.01) -> Model:
+def scale_model(model: Model, num_parameters: int) -> Model:
     """Scale width and depth alike until a model has a number of parameters; heads keep their width.
 
     Args:
-        model: What to start from; returned as it is where its size is already within the tolerance.
+        model: What to start from; returned as it is where its size is already within 1 %.
         num_parameters: Parameters wanted.
-        tolerance_fraction: How near is near enough.
 
     Raises:
         ConfigError: no whole model of that size.
     """
     config, own = model.config, count_parameters(model.config).total
-    if abs(own / num_parameters - 1.0) <= tolerance_fraction:
+    if abs(own / num_parameters - 1.0) <= _NEAR_ENOUGH_FRACTION:
         return model
     if config.is_moe or config.is_mla or config.stack != "decoder":
         raise ConfigError(

@@ -12,7 +12,6 @@ from shapewright.errors import MissingExtraError, StoreError
 from shapewright.store.file import Store
 from shapewright.store.record import OK, Row
 
-FORMATS = ("parquet", "csv")
 # Operation of the package -> name in pointwise.parquet, and whether it has a gate.
 _POINTWISE_NAMES = {
     "layer_norm": ("input_layernorm", 0),
@@ -35,7 +34,7 @@ def export_store(store: Store, folder: str | Path, *, format_name: str = "parque
     Args:
         store: Where the rows are.
         folder: Made where it is not there.
-        format_name: One of FORMATS; ``shapewright accuracy`` wants parquet.
+        format_name: ``parquet`` or ``csv``; ``shapewright accuracy`` reads both.
 
     Returns:
         Rows written, by file name.

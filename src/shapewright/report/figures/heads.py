@@ -13,33 +13,34 @@ from shapewright.units import TERA
 if TYPE_CHECKING:
     from shapewright.hardware import Device
 
-# Heads of figures 8 to 11 of arXiv 2401.14489, whose layers have 4 sequences of 2048 tokens.
-HEADS = (8, 12, 16, 20, 24, 32, 40, 64, 80)
+# Layers of figures 8 to 11 of arXiv 2401.14489.
 MICRO_BATCH_SIZE, SEQ_LEN = 4, 2048
 _LARGEST_HIDDEN = 8192
 # No model has wider heads. [element]
 _WIDEST_HEAD = 256
 _DEFAULT_HEADS = (8, 20, 32, 64)
+# Numbers of heads that are drawn, those with most sizes.
+_MOST_CURVES = 5
 
 
-def default_samples(dtype: str, heads: Sequence[int] = _DEFAULT_HEADS) -> list[Sample]:
+def default_samples(dtype: str) -> list[Sample]:
     """Scores of layers of some head counts over hidden sizes up to 8192, head widths in steps of 8."""
     found = []
-    for a in heads:
+    for a in _DEFAULT_HEADS:
         for d in range(16, min(_WIDEST_HEAD, _LARGEST_HIDDEN // a) + 1, 8):
             operation = Gemm(name="score", dtype=dtype, m=SEQ_LEN, n=SEQ_LEN, k=d, batch=MICRO_BATCH_SIZE * a)
             found.append(Sample(operation, name="score"))
     return found
 
 
-def find_scores(samples: Iterable[Sample], micro_batch_size: int = MICRO_BATCH_SIZE) -> list[Sample]:
+def find_scores(samples: Iterable[Sample]) -> list[Sample]:
     """Batched products of queries and keys among samples: square, over a width that is a head's."""
     found = []
     for sample in samples:
         operation = sample.operation
         if isinstance(operation, Gemm):
             batch, m, n, k = (int(size) for size in (operation.batch, operation.m, operation.n, operation.k))
-            if batch > 1 and m == n and k < m and k <= _WIDEST_HEAD and batch % micro_batch_size == 0:
+            if batch > 1 and m == n and k < m and k <= _WIDEST_HEAD and batch % MICRO_BATCH_SIZE == 0:
                 found.append(sample)
     return found
 
@@ -49,8 +50,6 @@ def heads_chart(
     device: Device,
     *,
     uncalibrated: bool = False,
-    micro_batch_size: int = MICRO_BATCH_SIZE,
-    most_heads: int = 5,
 ) -> XYChart:
     """Chart of the scores' throughput against h, a curve for each number of heads.
 
@@ -58,19 +57,17 @@ def heads_chart(
         samples: Scores; see find_scores and default_samples.
         device: What to predict for.
         uncalibrated: Predict as if nobody had measured the device.
-        micro_batch_size: Sequences, which the batch of products has beside the heads.
-        most_heads: Curves to draw, those with most sizes.
     """
     priced = price_samples(samples, device, uncalibrated=uncalibrated)
     by_heads: dict[int, list[tuple[float, float, float | None]]] = {}
     for entry in priced:
         operation = entry.operation
         assert isinstance(operation, Gemm)
-        a = int(operation.batch) // micro_batch_size
+        a = int(operation.batch) // MICRO_BATCH_SIZE
         flops, measured_s = float(operation.flops) / TERA, entry.sample.measured_s
         rate = flops / measured_s if measured_s else None
         by_heads.setdefault(a, []).append((float(a * int(operation.k)), flops / float(entry.price.time_s), rate))
-    chosen = sorted(sorted(by_heads, key=lambda a: (-len(by_heads[a]), a))[:most_heads])
+    chosen = sorted(sorted(by_heads, key=lambda a: (-len(by_heads[a]), a))[:_MOST_CURVES])
     series: list[Line | Points] = []
     for place, a in enumerate(chosen):
         rows, color = sorted(by_heads[a]), PALETTE[place % len(PALETTE)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,6 @@ def predicted_map(
     workload: Workload,
     device: Device,
     *,
-    hidden_sizes: Sequence[int] = HIDDEN_SIZES,
-    heads: Sequence[int] = HEADS,
     uncalibrated: bool = False,
 ) -> HeatMap:
     """Predicted rate of one layer, forward and backward, for each (a, h); empty where h is no multiple of a.
@@ -39,21 +37,19 @@ def predicted_map(
         config: Model whose layer is varied; key-value heads and MLP keep their proportions.
         workload: What is run.
         device: What to predict for.
-        hidden_sizes: Columns.
-        heads: Rows.
         uncalibrated: Predict as if nobody had measured the device.
     """
-    values = [[_rate(config, workload, device, h, a, uncalibrated=uncalibrated) for h in hidden_sizes] for a in heads]
+    values = [[_rate(config, workload, device, h, a, uncalibrated=uncalibrated) for h in HIDDEN_SIZES] for a in HEADS]
     outlined = None
-    if config.hidden_size in hidden_sizes and config.num_heads in heads:
-        outlined = (list(heads).index(config.num_heads), list(hidden_sizes).index(config.hidden_size))
+    if config.hidden_size in HIDDEN_SIZES and config.num_heads in HEADS:
+        outlined = (HEADS.index(config.num_heads), HIDDEN_SIZES.index(config.hidden_size))
     return HeatMap(
         title=f"Predicted rate of a layer, forward and backward, {workload.dtype}, {device.title}",
         x_label="hidden size h",
         y_label="heads a",
         value_label="TFLOP/s",
-        x_values=[str(h) for h in hidden_sizes],
-        y_values=[str(a) for a in heads],
+        x_values=[str(h) for h in HIDDEN_SIZES],
+        y_values=[str(a) for a in HEADS],
         values=values,
         alt=f"Predicted TFLOP/s of a training layer over heads and hidden size on {device.title}",
         outlined=outlined,
