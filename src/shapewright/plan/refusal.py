@@ -41,7 +41,8 @@ def refuse_if_none_fits(job: PlanJob, findings: Findings) -> None:
 def _suggest_offload(job: PlanJob) -> str:
     """A plan that fits these devices with the host's memory, where there is one and it was not looked at."""
     tried = offload_choices(job.request.kept, job.workload)
-    if tried == dict(job.request.kept) or not job.device.pcie_bandwidth_bytes_per_s:
+    has_link = job.device.host_bandwidth_bytes_per_s or job.device.pcie_bandwidth_bytes_per_s
+    if tried == dict(job.request.kept) or not has_link:
         return ""
     fitting = _describe_smallest(job, kept=tried)
     return f"with --try-offload it fits ({fitting}); " if fitting else ""
