@@ -104,7 +104,7 @@ def test_tiles_and_waves_by_hand() -> None:
 
     assert tiles == 126
     assert count_waves(tiles, 108) == 2
-    assert wave_efficiency(tiles, 108) == pytest.approx(126 / 216)
+    assert wave_efficiency(tiles, 2, 108) == pytest.approx(126 / 216)
     assert tile_efficiency(2304, 1600, 128, 256) == pytest.approx(1600 / 1792)
 
 

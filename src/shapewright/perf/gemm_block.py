@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.perf.batch_kernels import BatchTimes, time_batches
+from shapewright.perf.batch_kernels import time_batches
 from shapewright.perf.fastest import fastest_s, find_fastest
 from shapewright.perf.kernels import Kernels, alignment_factor, estimate_kernels
 from shapewright.perf.slow_cases import idle_floor_s, narrow_floor_s, rate_share, small_floor_s
-from shapewright.perf.tiling import tile_efficiency
+from shapewright.perf.tiling import tile_efficiency, wave_efficiency
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ def estimate_block_s(
     products: Products, parameters: GemmParameters, rates: DeviceRates, *, compiled: bool = False
 ) -> Array:
     """Time of each product of a block. [s]; ``compiled`` as in fastest_s."""
-    own = _batches(products, parameters, rates) if parameters.batch_kernels is not None else None
+    own = time_batches(products, parameters, rates) if parameters.batch_kernels is not None else None
     if own is not None and own.is_run.all():
         return own.time_s
     factor, _ = _alignment(products, parameters, rates)
@@ -71,7 +71,7 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
         "num_tiles": times.num_tiles,
         "num_waves": times.num_waves,
         "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, chosen.tile_m, chosen.tile_n)),
-        "wave_efficiency": times.num_tiles / (times.num_waves * rates.num_sms),
+        "wave_efficiency": np.asarray(wave_efficiency(times.num_tiles, times.num_waves, rates.num_sms)),
         "alignment_bytes": align,
         "alignment_factor": factor,
         "rate_share": rate_share,
@@ -80,20 +80,14 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
     return columns if p.batch_kernels is None else columns | _batch_columns(columns, products, p, rates)
 
 
-def _batches(
-    products: Products, parameters: GemmParameters, rates: DeviceRates, *, aligned: bool = False
-) -> BatchTimes:
-    return time_batches(products, parameters, rates, aligned=aligned)
-
-
 def _batch_columns(
     columns: dict[str, Array], products: Products, parameters: GemmParameters, rates: DeviceRates
 ) -> dict[str, Array]:
     """Columns of a block in which products that kernels for batches run have what those say."""
-    own = _batches(products, parameters, rates)
+    own = time_batches(products, parameters, rates)
     if not own.is_run.any():
         return {}
-    aligned = _batches(products, parameters, rates, aligned=True)
+    aligned = time_batches(products, parameters, rates, aligned=True)
     one = np.ones_like(own.time_s)
     found = {
         "time_s": own.time_s,
@@ -105,7 +99,7 @@ def _batch_columns(
         "num_tiles": own.num_tiles,
         "num_waves": own.num_waves,
         "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, own.tile_m, own.tile_n)),
-        "wave_efficiency": own.num_tiles / (own.num_waves * rates.num_sms),
+        "wave_efficiency": np.asarray(wave_efficiency(own.num_tiles, own.num_waves, rates.num_sms)),
         # What is left of the speed that the same sizes would have on the kernel for aligned ones.
         "alignment_factor": np.minimum(aligned.time_s / own.time_s, 1.0),
         "rate_share": one,

@@ -40,10 +40,10 @@ def tile_efficiency(m: Count, n: Count, tile_m: Count, tile_n: Count) -> Numeric
     return 1.0 * m * n / covered
 
 
-def wave_efficiency(num_tiles: Count, slots: Count) -> Numeric:
+def wave_efficiency(num_tiles: Numeric, num_waves: Numeric, slots: Numeric) -> Numeric:
     """Share of the slots of all waves that hold a tile, in (0, 1]; 1 exactly at full waves.
 
-    >>> wave_efficiency(108, 108), wave_efficiency(109, 108) == 109 / 216
+    >>> wave_efficiency(108, 1, 108), wave_efficiency(109, 2, 108) == 109 / 216
     (1.0, True)
     """
-    return num_tiles / (1.0 * count_waves(num_tiles, slots) * slots)
+    return num_tiles / (num_waves * slots)
