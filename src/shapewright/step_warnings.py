@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.lowering import count_masked_fraction
 from shapewright.operations import Collective
-from shapewright.perf.calibration import UNCALIBRATED, load_record
+from shapewright.perf.calibration import ROOFLINE_BOUND, UNCALIBRATED, load_record
 from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.units import format_bytes
 
@@ -42,7 +42,7 @@ def say_too_large(device: Device, workload: Workload, memory: MemoryEstimate) ->
 
 
 def say_uncalibrated(device: Device, labels: Mapping[str, str]) -> Iterator[str]:
-    """Which kinds of operations no record of the device's own prices.
+    """Which kinds of operations no record of the device's own prices, and which a roof of the sheet alone.
 
     Args:
         device: What the step runs on.
@@ -50,6 +50,11 @@ def say_uncalibrated(device: Device, labels: Mapping[str, str]) -> Iterator[str]
     """
     if unmeasured := [f"{kind} {reason}" for kind, label in labels.items() if (reason := _why_uncalibrated(label))]:
         yield f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider for it"
+    if bounds := [kind for kind, label in labels.items() if label == ROOFLINE_BOUND]:
+        yield (
+            f"{', '.join(bounds)} on {device.name}: bounds from the data sheet and no predictions, so that real steps "
+            "take longer"
+        )
 
 
 def say_idle(workload: Workload, layout: ParallelLayout, bubble_fraction: float) -> Iterator[str]:

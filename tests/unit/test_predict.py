@@ -398,3 +398,13 @@ def test_errors_of_operations_cancel_in_part(calibration: str, correlation: floa
     assert found.step_s - found.step_low_s == pytest.approx(0.1 * spread)
     assert found.step_high_s - found.step_s == pytest.approx(0.2 * spread)
     assert found.layer_forward_s == pytest.approx(2.0 / (4 / stages))
+
+
+def test_bounds_of_a_sheet_are_said_to_be_bounds() -> None:
+    """A chip without a measured relative has roofs alone, and H100 none: a warning names the kinds of operation."""
+    job = {"phase": "prefill", "seq_len": 256, "dtype": "fp16"}
+    groq, h100 = (shapewright.predict("gpt2", device=name, workload=job) for name in ("groq-lpu-v1", "h100-sxm-80gb"))
+
+    (said,) = [line for line in groq.warnings if "real steps take longer" in line]
+    assert said.startswith("pointwise, gemm, attention on groq-lpu-v1: bounds from the data sheet")
+    assert not any("real steps take longer" in line for line in h100.warnings)

@@ -26,6 +26,7 @@ from shapewright.perf.attention_sections import (
     read_kernel,
 )
 from shapewright.perf.attention_transfer import ASSUMED_CLOCK_HZ, carry_kernel, decode_section
+from shapewright.perf.calibration import ROOFLINE_BOUND
 from shapewright.perf.lending import clock_beside_hz, clock_hz_of
 from shapewright.perf.price import AttentionPrice
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 # Makers whose chips run tiles on multiprocessors with an exponential unit each; others get their roofline.
 _TILE_VENDORS = ("NVIDIA", "AMD")
-_ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
 def price_attention(
@@ -253,7 +253,7 @@ def _bound(operation: Attention, floor_s: Array, device: Device, dtype: str) -> 
         memory_s=_plain(memory_s),
         start_s=_plain(np.zeros_like(floor_s)),
         roofline_s=_plain(floor_s),
-        calibration=_ROOFLINE_LABEL,
+        calibration=ROOFLINE_BOUND,
     )
 
 

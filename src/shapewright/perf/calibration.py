@@ -66,6 +66,8 @@ _LEFT_OUT_KINDS = ("gemm", "moe", "attention", "collectives")
 
 UNCALIBRATED = "uncalibrated"
 """How the label of a price begins that no measurement of its device stands behind."""
+ROOFLINE_BOUND = f"{UNCALIBRATED} (roofline bound)"
+"""Label of a price that no measurement at all stands behind."""
 
 # How much wider the logarithmic interval becomes with distance where no residuals of devices left out say it
 # (perf.intervals).

@@ -10,6 +10,7 @@ from shapewright.dtypes import get_dtype, stored_weight_bytes
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.perf.best_rates import borrowed_rate_scale
+from shapewright.perf.calibration import ROOFLINE_BOUND
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.expert_tiles import TileRule, read_rule
 from shapewright.perf.gemm_menu import GemmParameters, read_batched_parameters, read_parameters
@@ -56,8 +57,6 @@ _BITS_OF_8 = 8
 # Widening of the logarithmic interval for weights that are stored narrower than they are multiplied: no table has such
 # kernels. Judgement.
 _STORED_WIDENING = 1.6
-
-ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
 class Section(NamedTuple):
@@ -209,7 +208,7 @@ class GemmJob(NamedTuple):
     residual: ResidualTable | None = None
     widening: float = 1.0
     carries_alignment: bool = False
-    label: str = ROOFLINE_LABEL
+    label: str = ROOFLINE_BOUND
 
 
 def make_gemm_job(

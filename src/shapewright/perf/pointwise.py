@@ -17,6 +17,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.perf.calibration import ROOFLINE_BOUND
 from shapewright.perf.intervals import interval_factors, read_groups
 from shapewright.perf.lending import fixed_cost_scale, sm_rate_scale
 from shapewright.perf.price import Price, split_rows
@@ -40,8 +41,6 @@ CACHE_EDGE_POWER = 4.0
 
 # Widening of the logarithmic interval for kinds whose fraction comes from a few medians or from a likeness.
 _ASSUMED_WIDENING = 1.6
-
-_ROOFLINE_LABEL = "uncalibrated (roofline bound)"
 
 
 def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRecord) -> Price:
@@ -121,7 +120,7 @@ def _price_arrays(
     num_bytes = read_bytes + written_bytes
     floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
     if device.roofline_only:
-        start_s, memory_s, time_s, label = np.zeros_like(floor_s), floor_s, floor_s, _ROOFLINE_LABEL
+        start_s, memory_s, time_s, label = np.zeros_like(floor_s), floor_s, floor_s, ROOFLINE_BOUND
         low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
     else:
         plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, widening, least, most = kernels
