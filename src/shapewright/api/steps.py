@@ -160,7 +160,9 @@ def mfu(
     config: ModelLike,
     *,
     device: DeviceLike,
-    seconds: float,
+    seconds: float | None = None,
+    tokens_per_s: float | None = None,
+    tokens_per_s_per_device: float | None = None,
     num_devices: int,
     global_batch_size: int,
     workload: Mapping[str, Any] | None = None,
@@ -176,7 +178,9 @@ def mfu(
     Args:
         config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
-        seconds: Measured time of one optimiser step. [s]
+        seconds: Measured time of one optimiser step; or one of the next two instead. [s]
+        tokens_per_s: Measured tokens of a second over the whole job. [token/s]
+        tokens_per_s_per_device: The same, divided by the devices. [token/s]
         num_devices: Devices of the whole job.
         global_batch_size: Sequences of the step over all replicas.
         workload: Some fields of Workload, such as seq_len and recompute.
@@ -195,7 +199,7 @@ def mfu(
         ShapewrightError: what is wrong with any of them, in one line.
     """
     from shapewright.assumed_layout import assume_layout
-    from shapewright.utilization import check_measurement, explain_utilization
+    from shapewright.utilization import explain_utilization, read_measurement
 
     fields = {**(workload or {}), "global_batch_size": global_batch_size}
     question = ask(
@@ -207,7 +211,12 @@ def mfu(
         software=software,
         physics_only=physics_only,
     )
-    check_measurement(question.workload, seconds, num_devices)
+    measured = {
+        "seconds": plain_value(seconds),
+        "tokens_per_s": plain_value(tokens_per_s),
+        "tokens_per_s_per_device": plain_value(tokens_per_s_per_device),
+    }
+    read_measurement(question.workload, num_devices, **measured)  # before a layout is looked for, which takes longer
     job = assume_layout(
         question.config,
         question.device,
@@ -220,7 +229,7 @@ def mfu(
         question.config,
         device=question.device,
         workload=job.workload,
-        seconds=seconds,
+        **measured,
         num_devices=num_devices,
         layout=job.layout,
         convention=convention,

@@ -14,6 +14,7 @@ from shapewright.lowering.conventions import CONVENTIONS
 _EPILOG = """\b
 Examples:
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --tokens-per-s-per-gpu 9100 --gpus 8 --global-batch 128
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 13.75 --gpus 64 --global-batch 64 --tp 8 --pp 8
   shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
   shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
@@ -24,7 +25,12 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
-@click.option("--seconds", type=float, required=True, metavar="S", help="measured time of one optimiser step")
+@click.option("--seconds", type=float, metavar="S", help="measured time of one optimiser step")
+@click.option("--tokens-per-s", type=float, metavar="X", help="instead: measured tokens/s of the whole job")
+@click.option(
+    "--tokens-per-s-per-gpu", "--tokens-per-s-per-device", "tokens_per_s_per_device", type=float, metavar="X",
+    help="instead: measured tokens/s of the job, divided by its devices",
+)  # fmt: skip
 @click.option("--gpus", type=int, required=True, metavar="N", help="devices of the whole job")
 @click.option(
     "--convention",
@@ -41,7 +47,9 @@ def command(
     device: str,
     uncalibrated: bool,
     software: str,
-    seconds: float,
+    seconds: float | None,
+    tokens_per_s: float | None,
+    tokens_per_s_per_device: float | None,
     gpus: int,
     convention: str,
     as_json: bool,
@@ -51,12 +59,15 @@ def command(
 ) -> int:
     """Explain a measured training step of CONFIG: MFU, HFU, and where the rest of the peak went.
 
-    --global-batch is needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits.
+    The measurement is --seconds a step, --tokens-per-s or --tokens-per-s-per-gpu, one of them; --global-batch is
+    needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits.
     """
     from shapewright.api import mfu
 
     if as_json and oneline:
         raise click.UsageError("--json and --oneline contradict each other: give one of them")
+    if sum(value is not None for value in (seconds, tokens_per_s, tokens_per_s_per_device)) != 1:
+        raise click.UsageError("give what was measured as one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu")
     groups = group_options(given)
     batch = groups["workload"].pop("global_batch_size", None)
     if batch is None:
@@ -65,6 +76,8 @@ def command(
         config,
         device=named_device(device),
         seconds=seconds,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s_per_device,
         num_devices=gpus,
         global_batch_size=batch,
         workload=groups["workload"],

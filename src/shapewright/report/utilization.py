@@ -10,7 +10,7 @@ from shapewright.report.columns import Column, columns_of, print_facts, print_no
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.question_json import device_to_json
 from shapewright.units import TERA, format_count, format_percent, format_rate, format_seconds
-from shapewright.utilization import MODEL_PART, describe_peak
+from shapewright.utilization import MODEL_PART, SECONDS, describe_peak
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # Losses below this share of the step are left out of the table for a person; the JSON has them all.
 _SHOWN_FROM_FRACTION = 0.0005
 _BAR_CHARACTERS = 40
+# What a step's time was made of, where that is what was given.
+GIVEN_WORDS = {"tokens_per_s": "tokens/s", "tokens_per_s_per_device": "tokens/s/device"}
 
 
 def utilization_to_json(found: Utilization) -> dict[str, Any]:
@@ -34,6 +36,7 @@ def utilization_to_json(found: Utilization) -> dict[str, Any]:
         "hardware_flops_per_s_per_device": chosen.hardware_flops_per_s_per_device,
         "model_flops": chosen.flops.model_flops,
         "hardware_flops": chosen.flops.hardware_flops,
+        "given": found.given,
         "seconds": found.seconds,
         "num_devices": found.num_devices,
         "global_batch_size": found.workload.global_batch_size,
@@ -101,8 +104,9 @@ def utilization_line(found: Utilization) -> str:
 def print_utilization(found: Utilization, console: Console) -> None:
     """Print headline, conventions, waterfall and what is reachable."""
     name = found.config.title
+    source = "" if found.given == SECONDS else f" (from {GIVEN_WORDS[found.given]})"
     console.print(
-        f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} a step of "
+        f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} a step{source} of "
         f"{found.workload.global_batch_size} x {found.workload.seq_len} tokens, {found.workload.dtype}, "
         f"{found.workload.recompute_words}",
         style="bold",

@@ -2,8 +2,9 @@
 
 from shapewright.utilization.explain import ReachableStep as ReachableStep
 from shapewright.utilization.explain import Utilization as Utilization
-from shapewright.utilization.explain import check_measurement as check_measurement
 from shapewright.utilization.explain import explain_utilization as explain_utilization
+from shapewright.utilization.measured import SECONDS as SECONDS
+from shapewright.utilization.measured import read_measurement as read_measurement
 from shapewright.utilization.rates import ConventionResult as ConventionResult
 from shapewright.utilization.rates import describe_peak as describe_peak
 from shapewright.utilization.waterfall import LOSSES as LOSSES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.errors import LayoutError, ShapewrightError
 from shapewright.hardware.nodes import check_units
 from shapewright.lowering import describe_overlong, num_microbatches, validate_layout
 from shapewright.lowering.conventions import CONVENTIONS, get_convention
@@ -13,6 +13,7 @@ from shapewright.perf.software import TUNED
 from shapewright.predict import predict
 from shapewright.shown import ShownInNotebook
 from shapewright.units import format_percent, format_seconds
+from shapewright.utilization.measured import OF_WHAT, read_measurement
 from shapewright.utilization.rates import ConventionResult, find_other_peaks, rate_by
 from shapewright.utilization.waterfall import WAYS_OUT, WaterfallPart, pour_waterfall
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from shapewright.layout import ParallelLayout
     from shapewright.predict import Prediction
     from shapewright.workload import Workload
-
-SHORTEST_STEP_S, LONGEST_STEP_S, MOST_DEVICES = 1e-9, 1e9, 2**24
-"""Measurements outside these are mistakes: a nanosecond, thirty years, more devices than a layout can have."""
 
 _ROUNDING = 1e-9
 """Share of a step below which a loss is what sums of seconds leave over."""
@@ -56,6 +54,7 @@ class Utilization(ShownInNotebook):
         device: The device.
         workload: What was run.
         seconds: Measured time of one step. [s]
+        given: What was measured: ``seconds``, ``tokens_per_s`` or ``tokens_per_s_per_device``.
         num_devices: Devices of the job.
         convention: Name of the convention that mfu and hfu follow.
         conventions: Results by every convention.
@@ -71,6 +70,7 @@ class Utilization(ShownInNotebook):
     device: Device
     workload: Workload
     seconds: float
+    given: str
     num_devices: int
     convention: str
     conventions: tuple[ConventionResult, ...]
@@ -127,7 +127,9 @@ def explain_utilization(
     *,
     device: Device,
     workload: Workload,
-    seconds: float,
+    seconds: float | None = None,
+    tokens_per_s: float | None = None,
+    tokens_per_s_per_device: float | None = None,
     num_devices: int,
     layout: ParallelLayout | None,
     convention: str = "megatron",
@@ -135,13 +137,15 @@ def explain_utilization(
     uncalibrated: bool = False,
     software: str = TUNED,
 ) -> Utilization:
-    """Turn a measured step time into utilization, and explain it.
+    """Turn a measured step into utilization, and explain it.
 
     Args:
         config: The model.
         device: What it ran on.
         workload: Training, with its global batch.
-        seconds: Measured time of one optimiser step. [s]
+        seconds: Measured time of one optimiser step; or one of the next two instead. [s]
+        tokens_per_s: Measured tokens of a second over the whole job. [token/s]
+        tokens_per_s_per_device: The same, divided by the devices. [token/s]
         num_devices: Devices that took part.
         layout: How it was spread; None leaves the waterfall out.
         convention: The FLOP convention of the headline.
@@ -150,11 +154,17 @@ def explain_utilization(
         software: Training software that the step is held against, as predict takes it.
 
     Raises:
-        WorkloadError: seconds or devices make no sense, or this is no training step.
+        WorkloadError: the measurement or devices make no sense, or this is no training step.
         LayoutError: the layout has another number of devices, does not divide the model, or leaves a part of a node.
         UnknownRateError: the device has no rate for the dtype.
     """
-    check_measurement(workload, seconds, num_devices)
+    given, seconds = read_measurement(
+        workload,
+        num_devices,
+        seconds=seconds,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s_per_device,
+    )
     if layout is not None and layout.num_devices != num_devices:
         raise LayoutError(
             f"the layout has {layout.num_devices} devices (tensor * pipeline * data * context = "
@@ -188,12 +198,13 @@ def explain_utilization(
             waterfall = pour_waterfall(prediction, seconds, chosen.mfu * seconds, peak)
         except ShapewrightError as error:
             said.append(f"no waterfall: {error}")
-    said += _doubts(chosen, prediction, seconds)
+    said += _doubts(chosen, prediction, given, seconds)
     return Utilization(
         config=config,
         device=device,
         workload=workload,
         seconds=seconds,
+        given=given,
         num_devices=num_devices,
         convention=convention,
         conventions=results,
@@ -206,37 +217,13 @@ def explain_utilization(
     )
 
 
-def check_measurement(workload: Workload, seconds: float, num_devices: int) -> None:
-    """Refuse what cannot be a measurement.
-
-    Args:
-        workload: What was run.
-        seconds: Measured time of one optimiser step. [s]
-        num_devices: Devices that took part.
-
-    Raises:
-        WorkloadError: it is no training step, or a number is out of range.
-    """
-    if not workload.is_training:
-        raise WorkloadError(f"utilization is explained for training, not phase={workload.phase!r}; leave --phase out")
-    if not SHORTEST_STEP_S <= seconds <= LONGEST_STEP_S:
-        raise WorkloadError(
-            f"seconds={seconds!r} must be from {SHORTEST_STEP_S:g} to {LONGEST_STEP_S:g}; give the time of one "
-            f"optimiser step"
-        )
-    if not 1 <= num_devices <= MOST_DEVICES:
-        raise WorkloadError(f"gpus={num_devices} must be from 1 to {MOST_DEVICES}; give the devices of the whole job")
-    if workload.global_batch_size is None:
-        raise WorkloadError("global_batch_size is missing; give the sequences of one optimiser step over all replicas")
-
-
-def _doubts(chosen: ConventionResult, prediction: Prediction | None, seconds: float) -> list[str]:
+def _doubts(chosen: ConventionResult, prediction: Prediction | None, given: str, seconds: float) -> list[str]:
     """What looks wrong, or at least needs to be said, about a measurement."""
     said = []
     if chosen.mfu > 1.0:
         said.append(
             f"MFU of {format_percent(chosen.mfu)} by convention {chosen.name} is more than the device can do; check "
-            f"seconds (of a whole optimiser step?), gpus, global batch and dtype"
+            f"{given} ({OF_WHAT[given]}?), gpus, global batch and dtype"
         )
     if prediction is None:
         return said
