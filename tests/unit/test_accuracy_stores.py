@@ -118,14 +118,40 @@ def fill(folder: Path) -> None:
 
 
 def test_folders_with_stores_are_judged(tmp_path: Path) -> None:
-    """A store is known by its content, whatever its name; repetitions and failures do not count."""
+    """A store is known by its content, whatever its name; repetitions and failures do not count, and are told."""
     fill(tmp_path)
     (tmp_path / "notes.txt").write_text("SQLite", encoding="utf-8")
     assert find_stores(tmp_path) == [tmp_path / "mine.db"]
     judgement = judge_folder(tmp_path, tables=["store"])
 
     assert [(row.table, row.device, row.rows) for row in judgement.rows] == [("store/gemm", "h100-sxm-80gb", 1)]
-    assert judgement.skipped == {"mine.db": {"no device file for 'cpu'": 1}}
+    assert judgement.skipped == {
+        "mine.db": {
+            "repeats a measurement, and each counts once": 1,
+            "status 'failed', not 'ok'": 1,
+            "no device file for 'cpu'": 1,
+        }
+    }
+
+
+def test_rows_of_other_devices_are_not_told_of(tmp_path: Path) -> None:
+    """Who asks for one device hears of its rows alone."""
+    fill(tmp_path)
+    with pytest.raises(MeasuredFileError):
+        judge_folder(tmp_path, tables=["store"], devices=["a100-sxm-80gb"])
+    judgement = judge_folder(tmp_path, tables=["store"], devices=["h100-sxm-80gb"])
+    assert sum(judgement.skipped["mine.db"].values()) == 2
+
+
+def test_a_row_without_a_time_is_told() -> None:
+    """Every row is either judged or counted with a reason."""
+    context = Context()
+    case = Case(operation=OPERATIONS[0])
+    rows = [make_row(case, 2.5e-4), make_row(case, 0.0)]
+    (chunk,) = price(rows, context)
+
+    assert len(chunk.measured) == 1
+    assert context.skipped == {"no measured time": 1}
 
 
 def test_bad_stores_are_named(tmp_path: Path) -> None:

@@ -50,20 +50,23 @@ def find_stores(folder: Path) -> list[Path]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Good rows of a store, repetitions left out.
+    """All rows of a store; ``price`` judges the good ones.
 
     Raises:
         MeasuredFileError: the file is no store, damaged, or newer than this program.
     """
     try:
         with Store(path, read_only=True) as store:
-            return [row for row in store.rows() if row.status == OK and row.repetition == 0 and row.median_s]
+            return list(store.rows())
     except StoreError as error:
         raise MeasuredFileError(str(error)) from error
 
 
 def price(rows: Sequence[Row], context: Context) -> Iterator[Chunk]:
-    """Price every row; parts are what the suite calls the operation, with the kernel that was asked for."""
+    """Price every good row once; parts are what the suite calls the operation, with the kernel that was asked for.
+
+    Rows that failed and repeated measurements are counted as skipped, unless their device is not asked for.
+    """
     groups: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         groups[(row.device, row.kind, row.dtype, row.library, *_flags(row))].append(row)
@@ -72,14 +75,33 @@ def price(rows: Sequence[Row], context: Context) -> Iterator[Chunk]:
         if device is None:
             context.advance(len(group))
             continue
-        for start in range(0, len(group), ROWS_AT_ONCE):
-            part = group[start : start + ROWS_AT_ONCE]
+        good = _good(group, context)
+        context.advance(len(group) - len(good))
+        for start in range(0, len(good), ROWS_AT_ONCE):
+            part = good[start : start + ROWS_AT_ONCE]
             kept, prices = _price_kind(kind, part, device, context)
             context.advance(len(part))
             if kept:
                 labels = Labels.of([f"{row.name} {row.variant}".strip() for row in kept])
                 measured = np.array([float(row.median_s or 0.0) for row in kept])
                 yield from split_chunks(f"{TABLE}/{kind}", (device.name, dtype, library), labels, measured, prices)
+
+
+def _good(rows: Sequence[Row], context: Context) -> list[Row]:
+    """Rows that can be judged; the others are counted."""
+    reasons = [_why_not_judged(row) for row in rows]
+    context.skipped.update(reason for reason in reasons if reason)
+    return [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+
+
+def _why_not_judged(row: Row) -> str:
+    """Why a row has no error of its own; empty if it has."""
+    if row.status != OK:
+        return f"status {row.status!r}, not {OK!r}"
+    if not row.median_s:
+        return "no measured time"
+    # Both measurements of one thing have the same prediction: they would count its error twice.
+    return "repeats a measurement, and each counts once" if row.repetition else ""
 
 
 def _is_database(path: Path) -> bool:
