@@ -98,6 +98,24 @@ def test_long_work_does_not_begin_for_a_file_that_cannot_be_written(
     assert capsys.readouterr().err.startswith(f"shapewright: cannot write {target}: ")
 
 
+@pytest.mark.parametrize("target", ["missing/s.sqlite", ".", "notes.txt", "notes.txt/s.sqlite", "/proc/s.sqlite"])
+def test_bench_does_not_begin_for_a_store_that_cannot_be_written(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line before a process is started and PyTorch is loaded; what was there stays as it was."""
+    (tmp_path / "notes.txt").write_text("no store " * 20, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shapewright.bench.request.open_measurer", lambda _options: pytest.fail("the work began"))
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "smoke", "--cpu", "--store", target])
+    err = capsys.readouterr().err
+
+    assert stop.value.code == 2
+    assert err.startswith(f"shapewright: store {target}: ")
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 @pytest.mark.parametrize("target", ["missing/fixed.json", ".", "nul\0byte"])
 def test_unwritable_target_leaves_nothing(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     """If the config cannot be written there is one line, no report and no half-written file."""

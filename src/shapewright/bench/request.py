@@ -17,7 +17,7 @@ from shapewright.bench.worker import Worker, WorkerOptions
 from shapewright.config import read_model
 from shapewright.errors import BenchError
 from shapewright.layout import ParallelLayout
-from shapewright.store.file import Store
+from shapewright.store.file import Store, require_usable
 from shapewright.workload import Workload
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def run_request(request: Request, store_path: str | Path) -> list[SuiteResult]:
     Raises:
         ShapewrightError: the device, a dtype or the store cannot be used; what was measured before is stored.
     """
+    require_usable(store_path)
     names = request.suites or (f"shapes of {request.shapes_from}",)
     # Collectives need several processes; all other suites share one.
     groups = [tuple(name for name in names if (name == COLLECTIVES) == together) for together in (False, True)]

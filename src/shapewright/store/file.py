@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -44,6 +45,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("ALTER TABLE measurements ADD COLUMN figures TEXT NOT NULL DEFAULT '{}'",),
 )
+
+_WRITABLE_FOLDER = "give a file in a folder that exists and that you can write to"
 
 _AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
 _ROW_NAMES = tuple(spec.name for spec in fields(Row))
@@ -244,8 +247,28 @@ class Store:
         elif "disk I/O" in words:
             advice = "its disk fails, or may hold no larger file; what was stored before is kept"
         else:
-            advice = "give a file in a folder that exists and that you can write to"
+            advice = _WRITABLE_FOLDER
         return StoreError(f"store {self.path}: {words}; {advice}")
+
+
+def require_usable(path: str | Path) -> None:
+    """Check that rows can be stored, before the work that makes them; no store is made.
+
+    Raises:
+        StoreError: the folder is missing or takes no files, or what is there is no store or must not be written.
+    """
+    target = Path(path)
+    if target.exists():
+        with Store(target):
+            pass
+    try:
+        # SQLite writes its log beside the store, so a store that is there needs such a folder too.
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+        if target.exists():
+            target.open("r+b").close()
+    except OSError as error:
+        raise StoreError(f"store {target}: {error.strerror or error}; {_WRITABLE_FOLDER}") from error
 
 
 def _connect(target: str) -> sqlite3.Connection:
