@@ -16,7 +16,7 @@ from shapewright.fields import noted_fields
 from shapewright.hardware import Device, load_device
 from shapewright.hardware.nodes import check_units
 from shapewright.layout import ParallelLayout
-from shapewright.lowering import validate_lengths
+from shapewright.lowering import possible_degrees, validate_lengths
 from shapewright.perf.calibration import load_record
 from shapewright.perf.expert_kernels import has_poor_kernel, leave_poor_matches
 from shapewright.perf.software import TUNED, software_of
@@ -146,7 +146,8 @@ def ask(
     # Refused here, before anything is priced.
     software_of(software, workload.phase)
     validate_lengths(model.config, workload)
-    check_units(layout.num_devices, found, words=_count_devices(layout))
+    degrees = possible_degrees(model.config, layout)
+    check_units(layout.num_devices, found, words=_count_devices(layout), allowed=degrees)
     return Question(model, found, workload, layout, remarks, uncalibrated, software)
 
 

@@ -398,7 +398,7 @@ EXPERTS = TransformerConfig(
         (
             CONFIG,
             {"pipeline_parallel": 5},
-            "pipeline_parallel * virtual_pipeline = 5 * 1 must not exceed num_layers=4; lower --pipeline-parallel",
+            "pipeline_parallel * virtual_pipeline = 5 * 1 must not exceed num_layers=4; lower --pipeline-parallel to 4",
         ),
         (
             CONFIG,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 
 import shapewright
 from command_line import run
-from shapewright.errors import DeviceError
+from shapewright.errors import DeviceError, LayoutError
 from shapewright.hardware import load_device, with_nodes
 
 H100 = load_device("h100-sxm-80gb")
@@ -97,3 +99,32 @@ def test_a_card_without_a_network_plans_tied_models_inside_its_node() -> None:
 
     assert {plan.layout.num_devices for plan in found.plans} == {8}
     assert any(plan.layout.pipeline_parallel >= 4 for plan in found.plans)
+
+
+@pytest.mark.parametrize(
+    ("axis", "degree", "num_layers", "tries"),
+    [
+        ("pipeline_parallel", 33, 32, [32]),
+        ("pipeline_parallel", 18, 32, [16, 32]),
+        ("pipeline_parallel", 26, 28, [7]),
+        ("pipeline_parallel", 61, 61, [56]),  # a prime: no whole node shares the layers out evenly
+        ("pipeline_parallel", 70, 61, [56]),
+        ("tensor_parallel", 33, 32, [32]),
+        ("tensor_parallel", 12, 32, [8, 16]),
+    ],
+)
+def test_degrees_in_place_of_a_part_of_a_node_are_possible(
+    axis: str, degree: int, num_layers: int, tries: list[int]
+) -> None:
+    """Whole nodes are not enough: each degree that the line names is one that the model is predicted with."""
+    model: dict[str, Any] = {"overrides": {"num_layers": num_layers}}
+    with pytest.raises(LayoutError, match=f"{axis}={degree} must be a multiple of the 8") as refused:
+        shapewright.predict("llama-3-8b", device="h100-sxm-80gb", layout={axis: degree}, **model)
+    words = re.search(r"try ([0-9]+)(?: or ([0-9]+))?, or --node-size", str(refused.value))
+    assert words is not None
+    named = [int(word) for word in words.groups() if word]
+
+    assert named == tries
+    for one in named:
+        found = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", layout={axis: one}, **model)
+        assert getattr(found.layout, axis) == one

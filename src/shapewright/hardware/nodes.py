@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from shapewright.errors import DeviceError, LayoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shapewright.hardware.spec import Device
 
 # The largest that one link joins today is a pod of TPUs, and the fastest network port 800 Gb/s; beyond these a unit is
@@ -30,13 +32,14 @@ def fills_units(num_devices: int, device: Device) -> bool:
     return num_devices <= unit or num_devices % unit == 0
 
 
-def check_units(num_devices: int, device: Device, *, words: str = "") -> None:
+def check_units(num_devices: int, device: Device, *, words: str = "", allowed: Sequence[int] = ()) -> None:
     """Refuse a number of devices that leaves a part of a node over.
 
     Args:
         num_devices: Devices of the job.
         device: The device.
         words: How the number came about, where it is no option of its own.
+        allowed: Numbers that the model can be cut into, in order, of which one is suggested; empty for any.
 
     Raises:
         LayoutError: it is more than a node and not whole nodes.
@@ -45,10 +48,16 @@ def check_units(num_devices: int, device: Device, *, words: str = "") -> None:
         return
     unit = devices_per_unit(device)
     whole = "node" if unit == device.node_size else "tray of its rack"
-    below = num_devices // unit * unit
+    # One device is not what somebody wants who asked for more than a node.
+    possible = [number for number in allowed if number > 1 and fills_units(number, device)]
+    near = [*[n for n in possible if n < num_devices][-1:], *[n for n in possible if n > num_devices][:1]]
+    if not near:
+        below, most = num_devices // unit * unit, max(allowed, default=num_devices + unit)
+        near = [number for number in (below, below + unit) if number <= most] or [most // unit * unit or most]
+    tries = " or ".join(map(str, near))
     raise LayoutError(
         f"{words or f'gpus={num_devices}'} must be a multiple of the {unit} {device.name} of a {whole}, or fewer than "
-        f"those; try {below} or {below + unit}, or --node-size if yours has others"
+        f"those; try {tries}, or --node-size if yours has others"
     )
 
 

@@ -7,6 +7,7 @@ repeats is per optimiser step (or per pass in prefill and decode) on one device 
 from shapewright.lowering.backward import is_weight_gradient as is_weight_gradient
 from shapewright.lowering.checks import describe_overlong as describe_overlong
 from shapewright.lowering.checks import longest_sequence as longest_sequence
+from shapewright.lowering.checks import possible_degrees as possible_degrees
 from shapewright.lowering.checks import validate_layout as validate_layout
 from shapewright.lowering.checks import validate_lengths as validate_lengths
 from shapewright.lowering.counts import LayerCounts as LayerCounts

@@ -98,10 +98,30 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
         raise LayoutError(f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}; lower it")
 
 
+def possible_degrees(config: TransformerConfig, layout: ParallelLayout) -> tuple[int, ...]:
+    """Degrees that the model allows for the one axis that a layout has; empty for several, or one without a limit.
+
+    Stages may hold unequal numbers of layers, but those that share them out evenly are what is suggested.
+    """
+    if layout.num_devices == layout.pipeline_parallel:
+        return _even_stages(config, layout)
+    return _tensor_degrees(config) if layout.num_devices == layout.tensor_parallel else ()
+
+
+def _even_stages(config: TransformerConfig, layout: ParallelLayout) -> tuple[int, ...]:
+    """Numbers of stages whose chunks hold equally many layers, with the ends that count as one."""
+    per_chunk, rest = divmod(config.num_layers + sum(layout.counted_ends), layout.virtual_pipeline)
+    return divisors(per_chunk) if per_chunk and not rest else ()
+
+
+def _tensor_degrees(config: TransformerConfig) -> tuple[int, ...]:
+    degrees = divisors(gcd(*_widths_over_tensor_axis(config).values()))
+    return tuple(degree for degree in degrees if _shares_kv_heads(config, degree))
+
+
 def _degrees_near(wanted: int, config: TransformerConfig) -> str:
     """Tensor parallel degrees next to the wanted one that the model allows."""
-    degrees = divisors(gcd(*_widths_over_tensor_axis(config).values()))
-    return _nearest(wanted, [degree for degree in degrees if _shares_kv_heads(config, degree)])
+    return _nearest(wanted, _tensor_degrees(config))
 
 
 def _widths_over_tensor_axis(config: TransformerConfig, *, cuts_experts_apart: bool = False) -> dict[str, int]:
@@ -135,9 +155,9 @@ def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -
                 ", or count both ends as layers: --account-for-embedding-in-pipeline-split "
                 "--account-for-loss-in-pipeline-split"
             )
-        raise LayoutError(
-            f"{degrees} must not exceed num_layers={config.num_layers}; lower --pipeline-parallel{counted}"
-        )
+        stages = max(_even_stages(config, layout), default=1)
+        lower = f"lower --pipeline-parallel{f' to {stages}' if stages > 1 else ''}"
+        raise LayoutError(f"{degrees} must not exceed num_layers={config.num_layers}; {lower}{counted}")
 
 
 def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, degrees: str) -> None:
