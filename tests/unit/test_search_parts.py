@@ -134,6 +134,18 @@ def test_front_keeps_what_nothing_beats() -> None:
     assert sorted(pareto(table)["token_s"].tolist()) == [1.0, 1.1, 1.2]
 
 
+def test_front_keeps_the_cheapest_whatever_rounding_says() -> None:
+    """A row 0.4 % slower with 0.02 % more parameters falls into the next step of size and the same of time: both stay.
+
+    Steps are half a per cent of a natural logarithm: ln 1e9 = 20.723 lies in step 4144, which ends at e^20.725,
+    1.00174e9.
+    """
+    cheapest, larger = (1.000, 1.0017e9, 100.0, 1e10), (1.004, 1.0019e9, 100.0, 1e10)
+
+    for rows in ([cheapest, larger], [larger, cheapest]):
+        assert pareto(table_of(rows))["token_s"].tolist() == [1.000, 1.004]
+
+
 def test_best_of_each_kind_of_change() -> None:
     """Of each kind the cheapest few stay."""
     table = table_of([(time, 1.0, 1.0, 1.0) for time in (3.0, 1.0, 2.0, 5.0, 4.0)], changes=[1, 1, 1, 4, 4])

@@ -300,6 +300,14 @@ def test_front_names_the_ranks_of_the_list() -> None:
     assert all(listed[shape.rank] == shape.config for shape in result.front if shape.rank)
 
 
+@pytest.mark.parametrize("model", ["gpt3-2.7b", "mixtral-8x7b"])
+def test_front_begins_with_the_first_of_the_list(model: str) -> None:
+    """The shape of rank 1 leads the front, though rounding puts it behind others here."""
+    result = search(model, device="h100-sxm-80gb", top=1)
+    assert result.front[0].rank == 1
+    assert result.front[0].config == result.candidates[0].config
+
+
 def test_notes_say_what_is_not_judged() -> None:
     """Experts are outside the guard, and narrower heads read less cache only where nothing pads them."""
     experts = search("mixtral-8x7b", device="h100-sxm-80gb", vary=["experts"], layout={"tensor_parallel": 8})

@@ -43,6 +43,7 @@ def pareto(table: Table) -> Table:
     """Rows that no other row beats: in time per token, parameters (more is better), KV bytes per token and memory.
 
     Differences below half a per cent (memory: one per cent) count as none; of rows alike the cheapest is kept.
+    So is the cheapest of all, which leads the list of shapes: rounding may put it behind one of a few more parameters.
     """
     columns = np.stack(
         [
@@ -53,6 +54,7 @@ def pareto(table: Table) -> Table:
         ],
         axis=1,
     )
+    cheapest = int(np.lexsort((table["changes"], table["cost"]))[0])  # of several the one that the list takes too
     order = np.lexsort((table["cost"], *columns.T[::-1]))
     columns = columns[order]
     fresh = np.r_[True, (columns[1:] != columns[:-1]).any(axis=1)]
@@ -67,4 +69,5 @@ def pareto(table: Table) -> Table:
         left = (columns[:, 0] < columns[0, 0]) | (columns[:, 1] < columns[0, 1])
         left |= (columns[:, 2] < columns[0, 2]) | (columns[:, 3] < columns[0, 3])
         order, columns = order[left], columns[left]
+    kept = [cheapest, *(row for row in kept if row != cheapest)]
     return take(table, np.array(sorted(kept, key=lambda row: table["cost"][row]), dtype=np.int64))
