@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 import shapewright
 from command_line import run as run_command
 from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
 from shapewright.plan import PlanResult, break_down
 from shapewright.plan.breakdown import Breakdown, explain_loss
 from shapewright.report.plan_page import chrome_trace, render_plan
+from shapewright.units import format_bytes
 
 H100 = "h100-sxm-80gb"
 OFFLOADED = {"offload_optimizer": True}
@@ -130,6 +133,44 @@ def test_a_job_that_needs_the_host_is_told_so() -> None:
     """Where nothing fits the devices, a plan that fits with the host's memory is named beside more devices."""
     with pytest.raises(LayoutError, match=r"with --try-offload it fits \(.*optimizer on host.*fewest that fit are"):
         shapewright.plan("llama-3-70b", device=H100, num_devices=8, global_batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("links", "is_suggested"),
+    [
+        ({"host_bandwidth_bytes_per_s": 64e9, "pcie_bandwidth_bytes_per_s": None}, True),
+        ({"host_bandwidth_bytes_per_s": None, "pcie_bandwidth_bytes_per_s": 64e9}, True),
+        ({"host_bandwidth_bytes_per_s": None, "pcie_bandwidth_bytes_per_s": None}, False),
+    ],
+)
+def test_the_host_is_named_where_a_link_leads_to_it(links: dict[str, float | None], is_suggested: bool) -> None:
+    """A link of the host's own does as well as PCIe; without either offloading has no price and is no way out."""
+    device = replace(load_device(H100), **links)
+    with pytest.raises(LayoutError, match="no plan fits 8 h100-sxm-80gb") as refusal:
+        shapewright.plan("llama-3-70b", device=device, num_devices=8, global_batch_size=64)
+    assert ("with --try-offload it fits" in str(refusal.value)) == is_suggested
+
+
+@pytest.mark.parametrize(
+    ("way_out", "words"), [({"num_devices": 8}, "fewest"), ({"try_offload": True}, "--try-offload")]
+)
+def test_ways_out_are_of_the_chosen_software(way_out: dict[str, Any], words: str) -> None:
+    """Experts in three kernels keep more for backward than fused ones do: the memory that is named counts it."""
+    job = {**SMALL, "num_devices": 4, "workload": {"seq_len": 8192}, "keep": {"recompute": ("none",)}}
+    with pytest.raises(LayoutError, match="no plan fits 4") as refusal:
+        shapewright.plan("gpt-oss-20b", **job, software="nemo-moe-2025")
+    (named,) = (part for part in str(refusal.value).split("; ") if words in part)
+    tuned, chosen = (
+        format_bytes(
+            shapewright.plan("gpt-oss-20b", **{**job, **way_out}, software=software, objective="memory", top=1)
+            .plans[0]
+            .total_bytes
+        )
+        for software in ("tuned", "nemo-moe-2025")
+    )
+
+    assert tuned != chosen
+    assert named.endswith(f", {chosen})")
 
 
 def test_muon_counts_in_the_order_of_plans() -> None:
