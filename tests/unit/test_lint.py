@@ -1,19 +1,13 @@
-"""The lint: rules and their pages, costs, reports, fixes and the paper's own case."""
+"""The lint: what a check finds and costs, reports, fixes and the paper's own case."""
 
 from __future__ import annotations
 
-import doctest
-import importlib
 import json
-import pkgutil
-import re
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
-import shapewright.lint
-from shapewright.config import TransformerConfig, read_model
+from shapewright.config import read_model
 from shapewright.errors import LayoutError, UnknownRuleError
 from shapewright.hardware import load_device
 from shapewright.layout import ParallelLayout
@@ -27,26 +21,14 @@ from shapewright.lint import (
     fix_config,
     get_rule,
     list_rules,
-    rule_page,
     to_json,
     to_sarif,
 )
 from shapewright.lint.check import find_violations
 from shapewright.lint.example import example_case
 from shapewright.lint.judge import judge
-from shapewright.lint.rule import FAMILIES
-from shapewright.lint.rules import MODULES
 from shapewright.workload import Workload
 
-HEADINGS = (
-    "What it does",
-    "Why it is slow",
-    "Example",
-    "Use instead",
-    "Fix safety",
-    "When it does not matter",
-    "References",
-)
 A100 = load_device("a100-sxm-40gb")
 GPT3_2_7B = read_model("gpt3-2.7b").config
 
@@ -86,100 +68,6 @@ def test_gpt3_2_7b_is_told_to_pad_its_vocabulary(report: CheckReport) -> None:
     assert [(suggestion.kind, dict(suggestion.changes)) for suggestion in finding.suggestions] == [
         ("exact", {"vocab_size": 50304})
     ]
-
-
-def test_codes_and_names_are_unique_and_well_formed() -> None:
-    """A code is a known family and three digits, a name is words with hyphens, and neither repeats."""
-    rules = list_rules()
-
-    assert len({rule.code for rule in rules}) == len({rule.name for rule in rules}) == len(MODULES)
-    for rule in rules:
-        assert re.fullmatch(r"[A-Z]{2}\d{3}", rule.code), rule.code
-        assert rule.code[:2] in FAMILIES
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.name), rule.name
-
-
-def test_a_rule_lives_in_the_module_of_its_name() -> None:
-    """Module and rule share their name, and every module in the folder is listed."""
-    names = {module.__name__.rpartition(".")[2] for module in MODULES}
-    in_folder = {
-        found.name
-        for found in pkgutil.iter_modules(
-            shapewright.lint.__path__ + importlib.import_module("shapewright.lint.rules").__path__
-        )
-    }
-
-    assert {rule.name.replace("-", "_") for rule in list_rules()} == names
-    assert names <= in_folder
-    assert {
-        found.name for found in pkgutil.iter_modules(importlib.import_module("shapewright.lint.rules").__path__)
-    } == names
-
-
-@pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: rule.code)
-def test_every_page_has_all_headings(rule: Any) -> None:
-    """A page has a one-line summary, all headings in order, and a number under the reason."""
-    page = rule_page(rule.code)
-    reason = page.partition("## Why it is slow")[2].partition("\n## ")[0]
-
-    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(HEADINGS)
-    assert page.startswith(f"# {rule.code} {rule.name}\n\n{rule.summary}\n")
-    assert rule.summary.endswith(".")
-    assert re.search(r"\d", reason)
-
-
-@pytest.mark.parametrize("module", [module.__name__ for module in MODULES])
-def test_examples_on_pages_hold(module: str) -> None:
-    """The example fires, and what to use instead does not."""
-    outcome = doctest.testmod(importlib.import_module(module))
-
-    assert outcome.failed == 0
-    assert outcome.attempted >= 3
-
-
-@pytest.mark.parametrize("name", ["needs", "reshape"])
-def test_examples_in_helpers_hold(name: str) -> None:
-    """Doctests of the modules that rules share."""
-    assert doctest.testmod(importlib.import_module(f"shapewright.lint.{name}")).failed == 0
-
-
-@pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: rule.code)
-def test_rules_read_fields_that_exist(rule: Any) -> None:
-    """Paths under ``reads`` name fields of config, workload, layout or device."""
-    known = {
-        "config": {spec.name for spec in fields(TransformerConfig)},
-        "workload": {spec.name for spec in fields(Workload)},
-        "layout": {spec.name for spec in fields(ParallelLayout)},
-        "device": {spec.name for spec in fields(type(A100))},
-    }
-    for path in rule.reads:
-        owner, _, name = path.partition(".")
-        assert name in known[owner], path
-
-
-def test_field_names_of_config_workload_and_layout_do_not_overlap() -> None:
-    """A change is given by its bare field name, so no two owners may share one."""
-    names = [spec.name for owner in (TransformerConfig, Workload, ParallelLayout) for spec in fields(owner)]
-
-    assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("given", ["TC101", "tc101", " vocab-not-aligned "])
-def test_rules_are_found_by_code_and_name(given: str) -> None:
-    """Case and blanks around do not matter."""
-    assert get_rule(given).code == "TC101"
-
-
-@pytest.mark.parametrize(
-    ("given", "hint"), [("TC11", "'TC101'"), ("vocab-unaligned", "'vocab-not-aligned'"), ("?", "PL101, ")]
-)
-def test_an_unknown_rule_is_an_error_with_close_names(given: str, hint: str) -> None:
-    """The error names what was asked for, and what there is."""
-    with pytest.raises(UnknownRuleError, match="unknown rule") as caught:
-        rule_page(given)
-
-    assert repr(given) in str(caught.value)
-    assert hint in str(caught.value)
 
 
 def test_findings_are_sorted_by_cost(report: CheckReport) -> None:
