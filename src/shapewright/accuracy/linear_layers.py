@@ -3,9 +3,9 @@
 That software is slower than today's. Where a device's record has a section of it, that prices the rows as they are; its
 fit saw the rows of vidur's own table, so what it makes of models that it did not see is in the record's provenance. All
 products of a model at one tensor degree and m were timed in one run, for which power sets one clock: the work of a run
-is what the table shows of it. Elsewhere the libraries of today are predicted. Everywhere the rows are judged by those a
-second time, after one factor per device (the median of measured / predicted) with intervals wider by the noise between
-two collectors: nothing of that was fitted to them.
+is the sum of its products, and a run of which some are missing counts as one without end. Elsewhere the libraries of
+today are predicted. Everywhere the rows are judged by those a second time, after one factor per device (the median of
+measured / predicted) with intervals wider by the noise between two collectors: nothing of that was fitted to them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ FORMAT = Format(
 )
 # Two collections of the same shapes on the same device differ by 2 to 10 %; intervals are those of one of them.
 _COLLECTOR_NOISE = 1.05
+# Products that vidur times in one run of a layer: into and out of attention, into and out of the MLP.
+PRODUCTS_OF_A_RUN = 4
 
 
 def price(columns: Columns, context: Context) -> Iterator[Chunk]:
@@ -71,6 +73,11 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
                 f"linear_layers on {device.name}: priced by the section of {words[2]!r}, whose fit saw its table; "
                 "models left out of it: see the record"
             )
+            if num_cut := int(np.isinf(rows.numbers["run_flops"]).sum()):
+                context.note(
+                    f"linear_layers on {device.name}: rows of runs that lack some of their {PRODUCTS_OF_A_RUN} "
+                    f"products, priced at the clock of a run without end: {num_cut:,}"
+                )
             today = price_by("", rows, device, words[1])
         else:
             today = prices
@@ -94,18 +101,22 @@ def own_library(library: str, device: Device, context: Context) -> str:
 def flops_of_runs(run: Index, kernel: Index, flops: Array) -> Array:
     """Work of the run that each row was timed in: of each of its kernels once, however often that was measured. [flop]
 
+    A run of which products are missing worked longer than its rows show: infinity, so that no price is too fast for it.
+
     Args:
         run: Number of the run of each row. [rows]
         kernel: Number of its kernel. [rows]
         flops: Its own work. [flop]
 
-    >>> flops_of_runs(np.array([0, 0, 0, 1]), np.array([0, 0, 1, 0]), np.array([1.0, 1.0, 4.0, 2.0]))
-    array([5., 5., 5., 2.])
+    >>> flops = np.array([1.0, 1.0, 4.0, 2.0, 3.0, 2.0])
+    >>> flops_of_runs(np.array([0, 0, 0, 0, 0, 1]), np.array([0, 0, 1, 2, 3, 0]), flops)
+    array([10., 10., 10., 10., 10., inf])
     """
     pairs, pair_of_row = np.unique(np.stack([run, kernel]), axis=1, return_inverse=True)
     pair_of_row = pair_of_row.reshape(-1)
     mean_flops = np.bincount(pair_of_row, flops) / np.bincount(pair_of_row)
-    found: Array = np.asarray(np.bincount(pairs[0], mean_flops), dtype=float)[run]
+    is_whole = np.bincount(pairs[0]) >= PRODUCTS_OF_A_RUN
+    found: Array = np.where(is_whole, np.bincount(pairs[0], mean_flops), np.inf)[run]
     return found
 
 
