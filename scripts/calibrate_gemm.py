@@ -48,7 +48,7 @@ from shapewright.fit.gemm import (
 from shapewright.fit.split import split_by_shape
 from shapewright.hardware import Device, find_measured_device, load_device
 from shapewright.perf.alignment import carried_factors
-from shapewright.perf.gemm_menu import ROLES
+from shapewright.perf.gemm_menu import ALIGNMENT_FROM, ROLES
 from shapewright.perf.kernels import DeviceRates
 from shapewright.perf.lending import multiplier_ratio
 
@@ -56,7 +56,7 @@ from shapewright.perf.lending import multiplier_ratio
 ALIGNMENT_SOURCES = {"a100-sxm-80gb": "a100"}
 # Names of devices in the paper's tables, where blocks are fitted.
 GPUS = {"mi250x-gcd": "mi250x"}
-ALIGNMENT_FROM = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada": "a100-sxm-80gb"}
+ALIGNMENT_LENDERS = {"hopper": "a100-sxm-80gb", "blackwell": "a100-sxm-80gb", "ada": "a100-sxm-80gb"}
 # Contractions that the paper's software multiplies slower than today's: qkv, mlp_up and proj of A100's layers lose 4 to
 # 12 % from h = 1280 to 3968 and nothing from 4224 on; its sweeps, of a later version, have 4096 and more. [element]
 OLDER_SPANS = {"a100": {"first_k": 1024.0, "last_k": 4095.0}}
@@ -194,7 +194,7 @@ def older_library(section: dict[str, Any], taught: PaperTeaches) -> dict[str, di
 
 def borrowed_table(name: str, record: dict[str, Any]) -> dict[str, dict[str, float]] | None:
     """Another family's alignment table as the device's SM would have it, by 16 bits; None where it has its own."""
-    lender = ALIGNMENT_FROM.get(record["architecture"])
+    lender = ALIGNMENT_LENDERS.get(record["architecture"])
     if not lender:
         return None
     table, lent = _stored_table(lender), read_record("gemm", lender)
@@ -210,10 +210,13 @@ def borrowed_table(name: str, record: dict[str, Any]) -> dict[str, dict[str, flo
 def _with_table(
     record: dict[str, Any], table: dict[str, dict[str, float]], own_batches: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Put one alignment table, and what batches have of their own, into every section of a record."""
+    """Put one alignment table, whose it is, and what batches have of their own, into every section of a record."""
+    lender = ALIGNMENT_LENDERS.get(record["architecture"])
     for sections in (record["parameters"]["dtypes"], *record["parameters"]["libraries"].values()):
         for section in sections.values():
             section["alignment_factor"] = table
+            if lender:
+                section[ALIGNMENT_FROM] = lender
             if own_batches:
                 section["batched"] = own_batches
     return record
@@ -311,7 +314,7 @@ def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
 def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
     """Fit on the rows of all libraries together, and from there on those of each."""
     own_alignment = ALIGNMENT_SOURCES.get(device.name) if source.dtype == "bf16" else None
-    borrowed = ALIGNMENT_FROM.get(device.architecture)
+    borrowed = ALIGNMENT_LENDERS.get(device.architecture)
     # No row of these tables is aligned to less than 64 bytes, where all devices have one table.
     factors = _stored_table(borrowed) if borrowed else factor_table({})
     form = Form(TILES[device.architecture], hot=source.hot_cache, alignment=(), cast=source.dtype in NARROW)

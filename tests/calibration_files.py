@@ -24,7 +24,7 @@ def write_late_calibration(path: Path, factor: float, device: Device = H100) -> 
         "parameters": {"dtypes": sections, "libraries": {}}, "interval": record.interval, "provenance": {},
     }  # fmt: skip
     content = {
-        "schema_version": 1,
+        "schema_version": 2,
         "kind": "shapewright calibration",
         "device": device_table(device),
         "records": {"gemm": own},

@@ -154,6 +154,7 @@ def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
     [
         (lambda raw: {**raw, "kind": "x"}, "is no calibration"),
         (lambda raw: {**raw, "schema_version": 9}, "schema version 9"),
+        (lambda raw: {**raw, "schema_version": 1}, "schema version 1"),
         (lambda raw: {**raw, "records": {}}, "lacks its device or its records"),
         (lambda raw: {**raw, "records": {"sums": {}}}, "a record of kind 'sums'"),
         (lambda raw: {**raw, "records": {"gemm": {"id": "x"}}}, "is malformed"),
@@ -308,6 +309,20 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
     assert report["kernel"] == ("the library's choice" if own else quick)
     assert (report["rows"], report["rows_of_other_kernels"]) == (5, 10 if own else 5)
     assert any(f"is that of {report['kernel']}" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "lender"),
+    [("h100-sxm-80gb", "a100-sxm-80gb"), ("v100-pcie-16gb", "v100-sxm2-16gb"), ("a100-sxm-80gb", None)],
+)
+def test_a_section_names_who_taught_its_alignment(name: str, lender: str | None) -> None:
+    """Aligned products teach nothing of odd sizes: the factors stay those of whoever lent them, and it is named."""
+    products = [Gemm(name="x", dtype="fp16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    rows = [make_row(Case(operation=entry), name, 1e-5 + entry.flops / 5e13) for entry in products]
+
+    (section,) = fitted(rows).content["records"]["gemm"]["parameters"]["dtypes"].values()
+
+    assert section.get("alignment_from") == lender
 
 
 @pytest.mark.parametrize(("power", "kept"), [(1e-4, 1.0), (3.0, 3.0), (1e6, 32.0)])

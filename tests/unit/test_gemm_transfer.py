@@ -9,7 +9,7 @@ import pytest
 
 from shapewright.hardware import Device, load_device
 from shapewright.operations import Gemm
-from shapewright.perf.calibration import CalibrationRecord, load_record
+from shapewright.perf.calibration import CalibrationRecord, list_records, load_record
 from shapewright.perf.gemm import price_gemm
 from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.gemm_menu import GemmParameters, read_parameters
@@ -269,6 +269,39 @@ def test_alignment_of_another_sm_widens_the_interval(name: str, wider: bool) -> 
     ends = np.log(price.high_s / price.time_s)
 
     assert ends[1] == pytest.approx(np.hypot(ends[0], np.log(1.5)) if wider else ends[0], rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "origin", "wider"), [("a100-sxm-80gb", "h100-sxm-80gb", True), ("l40s", "", False)])
+def test_the_section_says_whose_alignment_it_carries(name: str, origin: str, wider: bool) -> None:
+    """A field of the section decides, whatever the provenance says: with it A100 is less sure, without it L40S surer."""
+    device = load_device(name)
+    record = load_record("gemm", device, physics_only=True)
+    fields = {"alignment_from": origin} if origin else {}
+    sections = {
+        dtype: {key: entry for key, entry in section.items() if key != "alignment_from"} | fields
+        for dtype, section in record.parameters["dtypes"].items()
+    }
+    record = replace(record, id=f"{record.id}/{origin}", parameters={**record.parameters, "dtypes": sections})
+    dims = {"m": 8192, "n": 4096, "k": np.array([4096, 4097]), "dtype": "bf16"}
+
+    price = price_gemm(Gemm(name="x", **dims), device, record)
+    ends = np.log(price.high_s / price.time_s)
+
+    assert (ends[1] > 1.05 * ends[0]) == wider
+
+
+def test_records_name_who_taught_their_alignment() -> None:
+    """Odd sizes were measured on A100, V100 and MI250X; every section of the others' records names A100."""
+    for record in list_records("gemm"):
+        groups = (record.parameters["dtypes"], *record.parameters["libraries"].values())
+        origins = {section.get("alignment_from", "") for group in groups for section in group.values()}
+
+        expected = {
+            "a100-sxm-80gb": "", "v100-sxm2-16gb": "", "mi250x-gcd": "",
+            "h100-sxm-80gb": "a100-sxm-80gb", "h200-sxm-141gb": "a100-sxm-80gb",
+            "b200-sxm-180gb": "a100-sxm-80gb", "l40s": "a100-sxm-80gb",
+        }  # fmt: skip
+        assert origins == {expected[record.device]}
 
 
 def test_products_that_wait_for_memory_are_as_sure_as_aligned_ones() -> None:

@@ -31,7 +31,7 @@ from shapewright.operations.gemm import contiguous_dims
 from shapewright.perf.alignment import alignment_bytes
 from shapewright.perf.calibration import load_record
 from shapewright.perf.gemm_job import DTYPE_KIN
-from shapewright.perf.gemm_menu import ROLES
+from shapewright.perf.gemm_menu import ALIGNMENT_FROM, ROLES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +87,7 @@ def fit_gemm_sections(
 
 def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     rates = device_rates(device, dtype, hot=True)
-    form, factors, origin = _form(rows, device, dtype, has_cache=bool(rates.l2_bytes))
+    form, factors, origin, lender = _form(rows, device, dtype, has_cache=bool(rates.l2_bytes))
     judged, rows = rows[rows.is_judged.to_numpy(bool)], rows[~rows.is_judged.to_numpy(bool)]
     if len(judged) >= ENOUGH_JUDGED:
         train, measured = rows, judged.latency_s.to_numpy()
@@ -104,7 +104,7 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
         x = fit(rows, form, rates, "NT", factors)
         unseen = _unseen(rows, form, rates, factors, x)
         split = f"{NUM_FOLDS} folds of whole (n, k) shapes, each predicted by a fit on the others; fitted on all"
-    section = form.section(x, factors)
+    section = form.section(x, factors) | ({ALIGNMENT_FROM: lender} if lender else {})
     return (
         section,
         interval_of(unseen, measured),
@@ -138,8 +138,8 @@ def _unseen(rows: pd.DataFrame, form: Form, rates: Any, factors: Any, start: Arr
 
 def _form(
     rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: bool
-) -> tuple[Form, dict[str, dict[str, float]] | None, str]:
-    """Free parameters, the alignment table where it is not free, and where that comes from."""
+) -> tuple[Form, dict[str, dict[str, float]] | None, str, str]:
+    """Free parameters, the alignment table where it is not free, where that comes from, and from what device."""
     tiles = TILES.get(device.architecture, (*COMMON_TILES, *_SMALL_TILES))
     hot = has_cache and not rows.is_cold.to_numpy(bool).all()
     if _num_misaligned(rows, dtype) >= _ENOUGH_MISALIGNED or device.architecture not in TILES:
@@ -148,9 +148,9 @@ def _form(
         # Batches have factors of their own where there are enough of them; otherwise they are taken as single products.
         roles = ROLES if (rows.batch > 1).sum() >= _ENOUGH_MISALIGNED else ROLES[:2]
         form = Form(tiles, hot=hot, alignment=alignment_entries(starts, roles))
-        return form, None, "fitted to these rows"
-    table, origin = _borrowed_table(device, dtype)
-    return Form(tiles, hot=hot, alignment=()), table, origin
+        return form, None, "fitted to these rows", ""
+    table, origin, lender = _borrowed_table(device, dtype)
+    return Form(tiles, hot=hot, alignment=()), table, origin, lender
 
 
 def _num_misaligned(rows: pd.DataFrame, dtype: str) -> int:
@@ -166,11 +166,12 @@ def _num_misaligned(rows: pd.DataFrame, dtype: str) -> int:
     return int(poor.sum())
 
 
-def _borrowed_table(device: Device, dtype: str) -> tuple[dict[str, dict[str, float]], str]:
-    """Alignment factors of the record that the device had before, or none."""
+def _borrowed_table(device: Device, dtype: str) -> tuple[dict[str, dict[str, float]], str, str]:
+    """Alignment factors of the record that the device had before, or none; in words, and of what other device."""
     record = load_record("gemm", device)
     sections = record.parameters["dtypes"]
     for name in (dtype, *DTYPE_KIN[dtype]):
         if name in sections and "alignment_factor" in sections[name]:
-            return dict(sections[name]["alignment_factor"]), f"taken from {record.label}"
-    return factor_table({}), "none known: no alignment costs anything"
+            lender = sections[name].get(ALIGNMENT_FROM, "" if record.transfer == "exact" else record.device)
+            return dict(sections[name]["alignment_factor"]), f"taken from {record.label}", lender
+    return factor_table({}), "none known: no alignment costs anything", ""

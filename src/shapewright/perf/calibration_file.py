@@ -16,7 +16,7 @@ from shapewright.errors import CalibrationError, UnknownDeviceError
 from shapewright.hardware import PRICING_FIELDS, Device, device_of, load_device
 from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, parse_record
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_KIND = "shapewright calibration"
 # Records of every kind together have a few hundred kB; far above that it is something else.
 _LARGEST_FILE_BYTES = 64 * 1024 * 1024

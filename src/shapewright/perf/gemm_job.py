@@ -13,7 +13,7 @@ from shapewright.perf.best_rates import borrowed_rate_scale
 from shapewright.perf.calibration import ROOFLINE_BOUND
 from shapewright.perf.expert_kernels import choose_expert_kernel, leave_poor_matches
 from shapewright.perf.expert_tiles import TileRule, read_rule
-from shapewright.perf.gemm_menu import GemmParameters, read_batched_parameters, read_parameters
+from shapewright.perf.gemm_menu import ALIGNMENT_FROM, GemmParameters, read_batched_parameters, read_parameters
 from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
 from shapewright.perf.intervals import (
     FORMAT_ERROR,
@@ -71,6 +71,7 @@ class Section(NamedTuple):
         residual: What was learned beyond physics.
         residual_interval: Of prices with it.
         rule: How a serving library chooses tiles of expert layers, where it was measured.
+        alignment_from: Device whose odd sizes taught its alignment factors, where the record's own were not measured.
     """
 
     parameters: GemmParameters
@@ -81,6 +82,7 @@ class Section(NamedTuple):
     residual: ResidualTable | None
     residual_interval: Interval
     rule: TileRule | None = None
+    alignment_from: str = ""
 
     def carried(self, carry: Callable[[GemmParameters], GemmParameters]) -> Section:
         """The section with all its kernels changed alike."""
@@ -159,6 +161,7 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         residual=load_residuals(residual["file"], record.kind).get(table) if residual else None,
         residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
         rule=read_rule(part(record.parameters)),
+        alignment_from=part(record.parameters).get(ALIGNMENT_FROM, ""),
     )
 
 
@@ -272,7 +275,7 @@ def make_gemm_job(
         rates=rates,
         residual=section.residual if same and not weight_dtype else None,
         widening=widening,
-        carries_alignment=carries_alignment(device, record),
+        carries_alignment=carries_alignment(device, record, section.alignment_from),
         label=label,
     )
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Roles of a contiguous dimension, in the order of GemmParameters.alignment_factor: of one product, and of a batch, for
 # which libraries take other kernels (on A100 an odd contracted one costs a batch much less).
 ROLES = ("contracted", "free", "contracted_batched", "free_batched")
+ALIGNMENT_FROM = "alignment_from"
+"""Key of a section whose alignment factors were not measured on the record's device: the device that they are of."""
 # Numbers of a section that stand in it by themselves.
 _SCALARS = (
     "start_s",

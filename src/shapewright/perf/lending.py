@@ -170,11 +170,15 @@ def borrowed_alignment(
     return carried_factors(factors, ratio * float(own.max() / lent.max()))
 
 
-def carries_alignment(device: Device, record: CalibrationRecord) -> bool:
+def carries_alignment(device: Device, record: CalibrationRecord, alignment_from: str) -> bool:
     """Whether alignment factors were measured on another SM than the device's, and the interval does not know it.
 
-    Records of devices whose odd sizes nobody measured say whose factors they hold. Intervals of records from two
-    generations away or from another maker are made of sweeps with odd sizes.
+    Intervals of records from two generations away or from another maker are made of sweeps with odd sizes.
+
+    Args:
+        device: The device to price.
+        record: Whose factors they are.
+        alignment_from: The device that they were measured on, where the section of the record says it is another.
     """
     if record.kind != "gemm" or record.distance in ("distant", "foreign"):
         return False
@@ -182,8 +186,7 @@ def carries_alignment(device: Device, record: CalibrationRecord) -> bool:
         ratio = multiplier_ratio(device, load_device(record.device))
         if not _ALIKE_MULTIPLIERS < ratio < 1.0 / _ALIKE_MULTIPLIERS:
             return True
-    origins = [section.get("alignment") for section in record.provenance.get("sections", {}).values()]
-    return any("borrowed_from" in origin or str(origin).startswith("taken from") for origin in origins if origin)
+    return bool(alignment_from)
 
 
 def scale_fixed_costs(parameters: _Parameters, scale: float) -> _Parameters:
