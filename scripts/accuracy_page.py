@@ -56,8 +56,8 @@ def _bars() -> list[str]:
         "[attention, pointwise operations, collectives](decisions/0004-attention-pointwise-collectives.md), "
         "[experts](decisions/0007-moe.md). Of the ranking regret most is in the measured rows themselves: "
         "[who knows every row but the one asked](decisions/0003-gemm-calibration.md#ranking-regret) chooses no better "
-        "than 6.6 to 16.2 % on five of ten sections. Tests hold left-out errors to `tests/accuracy/limits.toml`, whose limits "
-        "only tighten; `make drift` shows how far predictions moved.",
+        "than 6.6 to 16.2 % on five of ten sections. Tests hold left-out errors to `tests/accuracy/limits.toml`, whose "
+        "limits only tighten; `make drift` shows how far predictions moved.",
     ]
 
 

@@ -20,11 +20,12 @@ DEVICES = ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-16gb", "l40s", "mi300x",
 
 @st.composite
 def shapes(draw: st.DrawFn) -> TransformerConfig:
-    """Small and large models, aligned and odd, dense and sparse."""
+    """Small and large models, aligned and odd, dense and sparse, of one stack and of two."""
     num_kv_heads = draw(st.sampled_from([1, 2, 5, 8]))
     num_heads = num_kv_heads * draw(st.sampled_from([1, 2, 4]))
     head_dim = draw(st.sampled_from([32, 64, 80, 96, 128, 133]))
     experts = {"num_experts": 8, "num_experts_per_token": 2} if draw(st.booleans()) else {}
+    stack = draw(st.sampled_from(["decoder", "decoder", "encoder-decoder"]))
     return TransformerConfig(
         hidden_size=num_heads * head_dim,
         num_layers=draw(st.integers(1, 8)),
@@ -34,6 +35,8 @@ def shapes(draw: st.DrawFn) -> TransformerConfig:
         vocab_size=draw(st.sampled_from([1, 1000, 50257, 50304])),
         intermediate_size=draw(st.integers(1, 20_000)),
         gated_mlp=draw(st.booleans()),
+        stack=stack,
+        num_encoder_layers=2 if stack == "encoder-decoder" else 0,
         **experts,
     )
 
@@ -54,6 +57,7 @@ def predictions(draw: st.DrawFn) -> Prediction:
         "tensor_parallel": draw(st.sampled_from([1, 1, 2])),
         "pipeline_parallel": draw(st.sampled_from([1, 1, 2])),
         "data_parallel": draw(st.sampled_from([1, 2])),
+        "context_parallel": draw(st.sampled_from([1, 1, 2])),
     }
     try:
         return ask(draw(shapes()), device, workload=workload, layout=layout).predict()

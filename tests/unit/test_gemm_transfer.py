@@ -273,7 +273,7 @@ def test_alignment_of_another_sm_widens_the_interval(name: str, wider: bool) -> 
 
 @pytest.mark.parametrize(("name", "origin", "wider"), [("a100-sxm-80gb", "h100-sxm-80gb", True), ("l40s", "", False)])
 def test_the_section_says_whose_alignment_it_carries(name: str, origin: str, wider: bool) -> None:
-    """A field of the section decides, whatever the provenance says: with it A100 is less sure, without it L40S surer."""
+    """A field of the section decides, whatever the provenance says: A100 is less sure with it, L40S surer without."""
     device = load_device(name)
     record = load_record("gemm", device, physics_only=True)
     fields = {"alignment_from": origin} if origin else {}

@@ -32,6 +32,23 @@ def test_selective_recomputation_takes_every_attention() -> None:
     assert again == {"encoder.attention.fused": 4, "attention.fused": 6, "cross_attention.fused": 6}
 
 
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_start_token_is_not_cut_over_the_context_axis(degree: int, attention: str) -> None:
+    """A prompt's encoder is cut; the decoder's one token reads its own key, a share of the source, and joins shares."""
+    prompt = Workload(phase="prefill", seq_len=64, micro_batch_size=2, attention=attention)
+    operations = lower(T5, prompt, ParallelLayout(context_parallel=degree))
+    is_fused = attention == "flash"
+    (own,) = named(operations, "attention.fused" if is_fused else "attention.score")
+    (cross,) = named(operations, "cross_attention.fused" if is_fused else "cross_attention.score")
+
+    assert (own.kv_len if is_fused else own.n) == 1
+    assert (cross.kv_len if is_fused else cross.n) == 64 // degree
+    assert not named(operations, "attention.fused.ring")
+    assert len(named(operations, "cross_attention.all_reduce")) == 1
+    assert bool(named(operations, "encoder.attention.fused.ring")) == is_fused
+
+
 def test_stages_hold_both_stacks_and_masks_only_the_decoder() -> None:
     """Of 4 encoder and 6 decoder layers the fullest of three stages has two each; the decoder masks its own scores."""
     operations = lower(T5, replace(TRAINING, global_batch_size=12), ParallelLayout(pipeline_parallel=3))

@@ -39,7 +39,7 @@ def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
     else:
         heads = _Heads(shard.num_kv_heads, config.head_dim, config.v_head_dim)
     kv_len = shard.kv_len
-    if shard.workload.phase == "decode":
+    if shard.splits_keys:
         # The one query's window is all that it reads: what is left of its chunk, or a rolling cache. The context axis
         # splits the rest.
         is_chunked = config.attention_window_kind == "chunked"
@@ -51,20 +51,20 @@ def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
 
 
 def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
-    """What the context axis sends: the ring of keys and values, or in decode the partial outputs."""
+    """What the context axis sends: the ring of keys and values, or the partial outputs of one token."""
     config = shard.config
     heads_width = config.head_dim + config.v_head_dim
-    if shard.workload.phase == "decode":
+    if shard.splits_keys:
         return _join_partial_outputs(shard, "attention", repeats)
     return ring_keys_values(shard, repeats, elements_per_token=shard.num_kv_heads * heads_width)
 
 
 def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
-    """Cross attention itself: every query sees the whole source, of which the context axis holds parts in decode."""
+    """Cross attention itself: every query sees the whole source, of which a context axis holds parts of one token."""
     heads = _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
     joined: list[Operation] = []
     source_len = shard.source_len * shard.layout.context_parallel
-    if shard.workload.phase == "decode":
+    if shard.splits_keys:
         source_len = shard.source_len
         joined = _join_partial_outputs(shard, "cross_attention", repeats)
     if shard.workload.attention == "unfused":
@@ -136,7 +136,7 @@ def _lower_fused(
     if window and shard.config.attention_window_kind == "chunked":
         return _lower_chunks(shard, block, repeats, heads, chunk_len=window)
     whole = _call(shard, f"{block}.fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
-    ring_steps = 1 if shard.workload.phase == "decode" else shard.layout.context_parallel
+    ring_steps = 1 if shard.splits_keys else shard.layout.context_parallel
     if window:
         return [whole.changed(window_size=window)]
     if ring_steps == 1:

@@ -63,6 +63,15 @@ class Shard:
         return None if stored == self.gemm_dtype else stored
 
     @property
+    def splits_keys(self) -> bool:
+        """Whether the context axis splits the keys that one new token reads: there is no second token to split by.
+
+        So it is in decode, and for the start token that an encoder-decoder's prefill gives its decoder.
+        """
+        starts_decoder = self.workload.phase == "prefill" and self.source_len > 0
+        return self.workload.phase == "decode" or starts_decoder
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of one pass that this device multiplies with its slice of the weights."""
         return self.batch_size * self.query_len
@@ -99,8 +108,8 @@ def activation_dtype(dtype: str) -> str:
 def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLayout, node_size: int) -> Shard:
     """Slice the decoder (or the only) stack.
 
-    In decode the context axis splits the KV cache and not the one new token. An encoder-decoder's prefill runs the
-    encoder over the prompt and the decoder over its start token.
+    An encoder-decoder's prefill runs the encoder over the prompt and the decoder over its start token. The context axis
+    splits neither that token nor the new one of decode, but the keys that they read.
     """
     has_source = config.stack == "encoder-decoder"
     is_decode = workload.phase == "decode"
