@@ -5,7 +5,7 @@ How an interval is made of devices' biases and scatter: ``shapewright.fit.left_o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -61,7 +61,8 @@ def transfer_groups(kind: str, rows: pd.DataFrame, others: OtherDevices | None =
             usual = {name: TWO_STEPS * bias_of(rows) for name, rows in parts["generic"].items()}
         # Where none of a class was measured, it scatters more than the nearer one: judgement, as TRANSFER_WIDENING is.
         farther = TRANSFER_WIDENING[place] / TRANSFER_WIDENING["generic"]
-        known = ClassOfDevices(parts[place], others.same.get(place, {}), usual, parts["generic"], farther)
+        kin = kin_of(place, {*parts[place], *others.same.get(place, {}), *usual})
+        known = ClassOfDevices(parts[place], others.same.get(place, {}), usual, parts["generic"], farther, kin)
         for left_out in ("", *known.parts):
             groups[_name(place, "", left_out)] = known.without(left_out).interval()
         formats = sorted(set(there.format) - {""})
@@ -81,6 +82,7 @@ class ClassOfDevices(NamedTuple):
         usual: Biases of devices in another kind of operation.
         nearer: Rows of the next nearer class, whose scatter stands in where ``parts`` is empty.
         farther: What that is multiplied by.
+        kin: What devices share that the class is strange by.
     """
 
     parts: Parts
@@ -88,6 +90,7 @@ class ClassOfDevices(NamedTuple):
     usual: Mapping[str, float]
     nearer: Parts
     farther: float
+    kin: Mapping[str, str]
 
     def without(self, name: str) -> ClassOfDevices:
         """The same but one device."""
@@ -97,6 +100,7 @@ class ClassOfDevices(NamedTuple):
             without(self.usual, name),
             without(self.nearer, name),
             self.farther,
+            self.kin,
         )
 
     def interval(self) -> Interval | None:
@@ -104,8 +108,9 @@ class ClassOfDevices(NamedTuple):
         if not (self.parts or self.biases or self.usual) or not (self.parts or self.nearer):
             return None
         known: dict[str, Any] = {
-            "biases": list(self.biases.values()),
-            "usual": usual_bias(list(self.usual.values())),
+            "biases": self.biases,
+            "kin": self.kin,
+            "usual": usual_bias(self.usual, self.kin),
             "scatter": self.nearer,
             "scatter_factor": self.farther,
         }
@@ -115,8 +120,24 @@ class ClassOfDevices(NamedTuple):
         """Of one format, whose rows are given; None where no other device of the class has any."""
         if not own:
             return None
-        usual = usual_bias([*map(bias_of, self.parts.values()), *self.biases.values(), *self.usual.values()])
-        return widened(left_out_interval(own, usual=usual), spread_of(own, usual=usual))
+        of_parts = {name: bias_of(rows) for name, rows in self.parts.items()}
+        known: dict[str, Any] = {
+            "kin": self.kin,
+            "usual": usual_bias({**self.usual, **self.biases, **of_parts}, self.kin),
+        }
+        return widened(left_out_interval(own, **known), spread_of(own, **known))
+
+
+def kin_of(place: str, devices: Iterable[str]) -> dict[str, str]:
+    """What devices of a class share that it is strange by.
+
+    Chips of another maker have its matrix units and its libraries, whichever of them is priced: five chips of two
+    makers tell as much of a third maker as two. Another family has an architecture, and a sibling but its own board.
+    """
+    if place == "architecture":
+        return {}
+    chips = {name: load_device(name) for name in devices}
+    return {name: chip.vendor if place == "foreign" else chip.architecture for name, chip in chips.items()}
 
 
 def without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:

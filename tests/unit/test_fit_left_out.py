@@ -59,13 +59,48 @@ def test_biases_of_single_rows_count_as_devices() -> None:
     """Two devices with a bias of 0.5 beside two of none: ends lie beyond a half."""
     parts = {str(seed): rows(0.0, seed=seed) for seed in range(2)}
 
-    assert upper_end(parts, biases=[0.5, -0.5]) > 0.5 > upper_end(parts)
+    assert upper_end(parts, biases={"a": 0.5, "b": -0.5}) > 0.5 > upper_end(parts)
+
+
+def test_chips_of_one_maker_count_as_one_device() -> None:
+    """Three chips, of which two are of one maker: 0.3^2 and 0.5^2 count half, and Student's tails are those of two."""
+    parts = {name: rows(bias, 1e-6) for name, bias in (("x1", 0.3), ("x2", 0.5), ("y", 0.2))}
+    makers = {"x1": "x", "x2": "x", "y": "y"}
+    of_two = np.sqrt((0.5 * (0.3**2 + 0.5**2) + 0.2**2) / 2.0) * 2.92
+
+    assert upper_end(parts, kin=makers) == pytest.approx(of_two, rel=0.05)
+    assert upper_end(parts, kin=makers) > upper_end(parts)
+    assert upper_end({"x1": parts["x1"], "y": parts["y"]}, biases={"x2": 0.5}, kin=makers) == pytest.approx(
+        of_two, rel=0.05
+    )
+
+
+def test_chips_of_a_maker_say_once_what_is_usual() -> None:
+    """Of two makers, one without errors and one with three chips at 0.4: the root of half of 0.16."""
+    biases = {"x1": 0.4, "x2": -0.4, "x3": 0.4, "y": 0.0}
+
+    assert usual_bias(biases, {"x1": "x", "x2": "x", "x3": "x"}) == UsualBias(pytest.approx(np.sqrt(0.08)))
+    assert usual_bias(biases) == UsualBias(pytest.approx(np.sqrt(0.12)))
+
+
+def test_share_of_an_end_that_is_the_bias() -> None:
+    """All of it without scatter, none without bias; with ends of 0.2 x 2.92 and 0.3 x 1.645, their squares' share."""
+    parts = {str(seed): rows(0.2, 0.3, seed=seed) for seed in range(2)}
+    by_hand = (0.2 * 2.92) ** 2 / ((0.2 * 2.92) ** 2 + (0.3 * 1.645) ** 2)
+
+    assert left_out_interval(parts)["shared"] == pytest.approx([by_hand] * 4, abs=0.06)
+    assert left_out_interval({"a": rows(0.2, 0.0)})["shared"] == pytest.approx([1.0] * 4)
+    unbiased = {"a": (np.ones(400), np.exp(np.tile([-0.1, 0.1], 200)))}
+    assert left_out_interval(unbiased)["shared"] == pytest.approx([0.0], abs=1e-9)
 
 
 def test_a_class_that_nobody_measured_takes_the_scatter_of_a_nearer_one() -> None:
     """Its biases are those that are known, its scatter is wider by a stated factor."""
     near = {"a": rows(0.0), "b": rows(0.0, seed=1)}
-    once, twice = (upper_end({}, biases=[0.01] * 6, scatter=near, scatter_factor=factor) for factor in (1.0, 2.0))
+    once, twice = (
+        upper_end({}, biases=dict.fromkeys("bcdefg", 0.01), scatter=near, scatter_factor=factor)
+        for factor in (1.0, 2.0)
+    )
 
     assert twice == pytest.approx(2.0 * once, rel=0.05)
 
@@ -73,7 +108,7 @@ def test_a_class_that_nobody_measured_takes_the_scatter_of_a_nearer_one() -> Non
 def test_nothing_known_is_an_error() -> None:
     """Without any device there is no interval; nor where nobody knows a bias."""
     with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
-        left_out_interval({}, biases=[0.1])
+        left_out_interval({}, biases={"b": 0.1})
     with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
         left_out_interval({}, scatter={"a": rows(0.0)})
 
@@ -114,5 +149,5 @@ def test_biases_by_hand() -> None:
     predicted = np.ones(3)
 
     assert bias_of((predicted, np.exp([0.1, 0.2, 0.9]))) == pytest.approx(0.2)
-    assert usual_bias([0.3, -0.4]) == UsualBias(pytest.approx(np.sqrt(0.125)))
-    assert usual_bias([]) is None
+    assert usual_bias({"a": 0.3, "b": -0.4}) == UsualBias(pytest.approx(np.sqrt(0.125)))
+    assert usual_bias({}) is None

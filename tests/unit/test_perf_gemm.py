@@ -175,7 +175,7 @@ def test_array_dims_give_array_prices() -> None:
 
 def test_rows_of_columns_are_what_the_constructor_makes() -> None:
     """Prices split from columns equal prices made one by one; a missing column is a programmer's error."""
-    names = ("time_s", "low_s", "high_s", "compute_s", "memory_s", "start_s", "roofline_s")
+    names = ("time_s", "low_s", "high_s", "compute_s", "memory_s", "start_s", "roofline_s", "shared_error")
     columns = {name: np.array([place, 10.0 + place]) for place, name in enumerate(names)}
 
     found = split_rows(Price, columns, "record")
@@ -189,6 +189,7 @@ def test_rows_of_columns_are_what_the_constructor_makes() -> None:
             memory_s=more + 4.0,
             start_s=more + 5.0,
             roofline_s=more + 6.0,
+            shared_error=more + 7.0,
             calibration="record",
         )
         for more in (0.0, 10.0)

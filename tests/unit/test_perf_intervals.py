@@ -16,6 +16,7 @@ from shapewright.perf.gemm import price_gemm
 from shapewright.perf.intervals import (
     OTHER_LIBRARY_WIDENING,
     Interval,
+    added,
     choose_interval,
     find_group,
     read_groups,
@@ -151,6 +152,29 @@ def test_a_format_widens_no_more_than_independent_errors_add() -> None:
     by_hand = np.exp(np.hypot(np.log(4.0), np.log(1.5)))
     assert np.array(widened_for_format(far).factors(times_s)).ravel() == pytest.approx([1 / by_hand, by_hand])
     assert widened_for_format(far, 2.5).factors(times_s)[1] > widened_for_format(far).factors(times_s)[1]
+
+
+def test_errors_that_operations_share_add_as_variances_do() -> None:
+    """Of ends of 0.4, a quarter of the variance a device's bias, and of 0.3: 0.25 x 0.16 of 0.25; alone a quarter."""
+    device = Interval({"edges_s": [1e-4], "low": [0.5, 0.5], "high": [np.exp(0.4)] * 2, "shared": [0.25, 1.0]}, 1.0)
+    software = Interval({"edges_s": [], "low": [0.5], "high": [np.exp(0.3)]}, 1.0)
+    times_s = np.array([1e-5, 1e-3])
+
+    assert list(device.shared_error(times_s)) == [0.25, 1.0]
+    assert list(software.shared_error(times_s)) == [0.0, 0.0]
+    assert list(added(device, software).shared_error(times_s)) == pytest.approx([0.16, 0.64])
+    assert list(widened_for_format(device).shared_error(times_s)) == pytest.approx([0.25, 1.0])
+
+
+def test_another_makers_chip_errs_alike_in_all_products() -> None:
+    """An own record knows its device; a sibling's scatters; another maker's is wrong about the whole chip first."""
+    shares = [
+        price_gemm(Gemm(name="x", m=4096, n=4096, k=4096), device, load_record("gemm", device)).shared_error
+        for device in map(load_device, ("h100-sxm-80gb", "gh200-141gb", "gaudi2"))
+    ]
+
+    assert shares[0] == 0.0
+    assert 0.0 < shares[1] < 0.6 < shares[2] < 1.0
 
 
 def test_without_groups_judgement_widens(monkeypatch: pytest.MonkeyPatch) -> None:

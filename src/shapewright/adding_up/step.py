@@ -31,7 +31,8 @@ for another one; whole layers of the paper ask for 0.15 to 0.3 (docs/decisions/0
 
 BORROWED_ERROR_CORRELATION = 0.5
 """The same with another device's record: 0.3 for attention, 0.5 for products, 0.7 for experts where each measured
-device is left out in turn."""
+device is left out in turn. Where most of an interval is the device's own bias, errors correlate more than that: a chip
+of another maker is slower than its lender says in all its products, or faster."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,11 @@ def add_up(
 
 def error_correlation(price: Price) -> float:
     """Correlation of an operation's error with those of the others of its step."""
-    return BORROWED_ERROR_CORRELATION if price.calibration.startswith(UNCALIBRATED) else ERROR_CORRELATION
+    if not price.calibration.startswith(UNCALIBRATED):
+        return ERROR_CORRELATION
+    # What a device's bias leaves correlates as the errors of an own record do.
+    shared = float(price.shared_error)
+    return max(BORROWED_ERROR_CORRELATION, shared + (1.0 - shared) * ERROR_CORRELATION)
 
 
 def add_up_passes(

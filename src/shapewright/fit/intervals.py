@@ -129,7 +129,7 @@ def pool(
 def widened(interval: Interval, widening: float) -> Interval:
     """The same with ends as many times farther out."""
     ends = {end: [float(value**widening) for value in interval[end]] for end in ("low", "high")}
-    return {"edges_s": interval["edges_s"], **ends}
+    return {**interval, **ends}
 
 
 def spread_over(parts: Mapping[str, tuple[Array, Array]]) -> float:

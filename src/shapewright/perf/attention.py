@@ -112,6 +112,7 @@ def price_attention(
         start_s=_plain(columns["start_s"]),
         correction=_plain(columns["correction"]),
         roofline_s=_plain(floor_s),
+        shared_error=_plain(columns["shared_error"]),
         calibration=label,
     )
 
@@ -171,15 +172,16 @@ def _estimate(
                 hot_cache=hot_cache,
                 head_dims=prefill.kernel_head_dims,
             )
-        low, high = section.interval(name, phase).factors(times.total_s)
+        interval = section.interval(name, phase)
+        low, high = interval.factors(times.total_s)
         total_s, correction = times.total_s, np.ones_like(times.total_s)
         learned = None if operation.is_backward else section.residual(name, phase)
         if learned is not None:
-            table, interval = learned
+            table, near = learned
             logs, weight = log_correction(table, shape, kernel_width(name), is_decode=phase == "decode")
             correction = np.exp(logs)
             total_s = total_s * correction
-            near_low, near_high = interval.factors(total_s)
+            near_low, near_high = near.factors(total_s)
             low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
         fresh = {
             "total_s": total_s,
@@ -189,6 +191,7 @@ def _estimate(
             "start_s": times.start_s,
             "low": low,
             "high": high,
+            "shared_error": interval.shared_error(times.total_s),
         }
         columns = _merge(needed, fresh, columns)
     return columns

@@ -178,6 +178,7 @@ def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> d
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
         "high_s": time_s * high,
+        "shared_error": interval.shared_error(time_s),
         "compute_s": zero,
         "memory_s": transfer_s,
         "start_s": start_s,

@@ -203,10 +203,12 @@ def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
     columns = blocks[0] if len(blocks) == 1 else _join_blocks(blocks)
     time_s = np.maximum(columns.pop("time_s"), floor_s)
     low, high = section.interval.factors(time_s, job.widening)
+    shared = section.interval.shared_error(time_s)
     is_batch = products.batch > 1.0
     if section.batched_interval is not None and is_batch.any():
         ends = section.batched_interval.factors(time_s, job.widening)
         low, high = (np.where(is_batch, *pair) for pair in zip(ends, (low, high), strict=True))
+        shared = np.where(is_batch, section.batched_interval.shared_error(time_s), shared)
     correction = np.ones_like(time_s)
     if job.residual is not None:
         logs, weight = _learned(products, job.residual)
@@ -223,6 +225,7 @@ def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
         "high_s": time_s * high,
+        "shared_error": shared,
         "correction": correction,
         "roofline_s": floor_s,
         **columns,
@@ -292,7 +295,7 @@ def _roofline_price(products: Products, floor_s: Array, job: GemmJob) -> dict[st
     m, n, k, batch = products[:4]
     one, zero = np.ones_like(floor_s), np.zeros_like(floor_s)
     num_bytes = (m * k + job.stored_share * k * n + m * n) * batch * (job.bits / 8)
-    unknown = ("start_s", "tile_m", "tile_n", "num_tiles", "num_waves", "alignment_bytes")
+    unknown = ("start_s", "shared_error", "tile_m", "tile_n", "num_tiles", "num_waves", "alignment_bytes")
     neutral = (
         "split_k",
         "correction",

@@ -59,6 +59,8 @@ square of 0.2 as logarithms, and Student's 90 % with five degrees of freedom is 
 (docs/decisions/0012-intervals.md)."""
 
 _FOLDER = "data/intervals"
+# Keeps the share of an interval without width from being 0 / 0.
+_LEAST_SQUARE = 1e-12
 
 
 class Interval(NamedTuple):
@@ -66,7 +68,7 @@ class Interval(NamedTuple):
 
     Attributes:
         quantiles: ``edges_s`` between regimes of predicted time [s], and per regime ``low`` and ``high``, quantiles of
-            measured / predicted.
+            measured / predicted, and of devices left out ``shared``, the share of that which is the device's bias.
         widening: Factor on their logarithms.
         format: Element format whose residuals they are; empty for those of a record, or of all formats.
     """
@@ -78,6 +80,13 @@ class Interval(NamedTuple):
     def factors(self, time_s: Array, widening: float = 1.0) -> tuple[Array, Array]:
         """Its ends as factors on predicted times, widened further."""
         return interval_factors(self.quantiles, time_s, self.widening * widening)
+
+    def shared_error(self, time_s: Array) -> Array:
+        """Share of its variance that is one error of all operations on a device; 0 where nobody was left out."""
+        regime = np.searchsorted(self.quantiles["edges_s"], time_s)
+        known = self.quantiles.get("shared", np.zeros(len(self.quantiles["low"])))
+        found: Array = np.asarray(known)[regime]
+        return found
 
 
 def interval_factors(interval: Mapping[str, Any], time_s: Array, widening: float | Array) -> tuple[Array, Array]:
@@ -189,8 +198,18 @@ def _joined(one: Interval, other: Interval, join: Callable[[Array, Array], Array
     edges_s = sorted({*one.quantiles["edges_s"], *other.quantiles["edges_s"]})
     times_s = np.array([*edges_s, np.inf])  # an edge belongs to the regime before it
     ends = zip(one.factors(times_s), other.factors(times_s), strict=True)
-    low, high = (np.exp(join(np.log(mine), np.log(theirs))) for mine, theirs in ends)
-    return Interval({"edges_s": edges_s, "low": low, "high": high}, 1.0, one.format)
+    logs = [(np.log(mine), np.log(theirs)) for mine, theirs in ends]
+    low, high = (np.exp(join(*pair)) for pair in logs)
+    # Variances that two errors share add as the errors do.
+    mine, theirs = (upper**2 for upper in logs[1])
+    shared = mine * one.shared_error(times_s) + theirs * other.shared_error(times_s)
+    quantiles = {
+        "edges_s": edges_s,
+        "low": low,
+        "high": high,
+        "shared": shared / np.maximum(mine + theirs, _LEAST_SQUARE),
+    }
+    return Interval(quantiles, 1.0, one.format)
 
 
 def find_group(

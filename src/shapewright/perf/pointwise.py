@@ -136,6 +136,7 @@ def _price_arrays(
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
         "high_s": time_s * high,
+        "shared_error": np.zeros_like(floor_s),
         "compute_s": np.zeros_like(floor_s),
         "memory_s": memory_s,
         "start_s": start_s,

@@ -27,6 +27,8 @@ class Price:
         start_s: Fixed cost of starting the kernel. [s]
         roofline_s: max(flops / peak, bytes / bandwidth): no price is below it. [s]
         calibration: Id of the record used, or ``uncalibrated``.
+        shared_error: Share of its interval's variance that is one error of all operations on the device, as devices
+            left out have it; 0 for an own record.
     """
 
     time_s: Numeric
@@ -37,6 +39,7 @@ class Price:
     start_s: Numeric
     roofline_s: Numeric
     calibration: str
+    shared_error: Numeric = 0.0
 
     @property
     def bound_by(self) -> str:
