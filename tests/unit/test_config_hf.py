@@ -122,36 +122,6 @@ def test_unknown_encoder() -> None:
     assert read_hf(decoder).config.stack == "decoder"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("mamba_d_state", 128),
-        ("linear_attn_config", {"kda_layers": [1]}),
-        ("layers_block_type", ["attention", "mamba"]),
-        ("attn_type_list", [0, 1]),
-    ],
-)
-def test_unknown_layers_that_are_no_attention(key: str, value: object) -> None:
-    """Keys of state-space and linear layers make the note say that the result is rough."""
-    (note,) = read_hf({**TINY, "model_type": "brandnew", key: value, "rms_norm_eps": 1e-5}).notes
-    assert f"although there are other layers ('{key}')" in note
-    assert "rough" in note
-
-
-@pytest.mark.parametrize(("key", "value"), [("layer_types", ["full_attention"]), ("attn_type_list", [1, 1])])
-def test_unknown_layers_that_are_all_attention(key: str, value: object) -> None:
-    """Lists of layers that name softmax attention alone make nothing rough."""
-    (note,) = read_hf({**TINY, "model_type": "brandnew", key: value, "num_hidden_layers": 1}).notes
-    assert "rough" not in note
-
-
-def test_a_model_without_attention() -> None:
-    """A pure state-space model is refused for what it is, not for the heads that it lacks."""
-    mamba = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "state_size": 16}
-    with pytest.raises(ConfigError, match=r"without attention heads, of other layers \('state_size'\)"):
-        read_hf(mamba)
-
-
 def test_no_type_at_all() -> None:
     """Without model_type the field names are read as well."""
     reading = read_hf({**TINY, "activation_function": "gelu_new"})

@@ -89,7 +89,7 @@ def read_hf(values: Mapping[str, object], name: str = "") -> HfReading:
     elif model_type in FAMILIES:
         family = FAMILIES[model_type]
     else:
-        family, assumptions = unknown_family(part)
+        family, assumptions = unknown_family(model_type, part)
         what = f"model_type {shown(model_type)} is not known" if model_type else "no model_type is given"
         notes.append(f"{what}: read by field names, assuming {assumptions}")
     hf_values = HfValues(part, family.defaults, model_type or "an unknown model")

@@ -12,9 +12,8 @@ from shapewright.config.families.family import (
     window_on_every_layer,
     windows_from_layer_types,
 )
+from shapewright.config.families.refused import refuse_other_layers
 from shapewright.config.hf_values import HfValues
-from shapewright.config.validate import shown
-from shapewright.errors import ConfigError
 
 _SPELLINGS: Spellings = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim", "dim", "hidden_dim", "n_embed"),
@@ -65,40 +64,18 @@ _RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "norm_eps")
 _ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "partial_rotary_factor")
 _ENCODER_LAYERS = ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers")
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
-# Starts of keys that only layers without softmax attention have (Mamba, RWKV, linear attention, convolutions).
-_OTHER_LAYERS = (
-    "mamba_",
-    "ssm_",
-    "state_size",
-    "linear_attn_",
-    "linear_num_",
-    "linear_key_",
-    "conv_",
-    "attn_layer_",
-    "rwkv",
-    "lru_",
-)
-# Keys that list the kind of each layer, and how those spell softmax attention beside the names that are known (MiniMax
-# has 1, and 0 for lightning attention).
-_LAYER_KINDS = ("layer_types", "layers_block_type", "block_types", "attn_type_list")
-_SOFTMAX_ATTENTION = (*KNOWN_LAYER_TYPES, "attention", 1)
 
 
-def unknown_family(part: Mapping[str, object]) -> tuple[Family, str]:
+def unknown_family(model_type: str, part: Mapping[str, object]) -> tuple[Family, str]:
     """Make a family for a model type without a table.
 
     Returns:
         The family, and in words what it assumes beyond the field names.
 
     Raises:
-        ConfigError: the model has layers of other kinds and no attention heads at all.
+        ConfigError: the model has layers that are not modelled.
     """
-    others = _keys_of_other_layers(part)
-    named = ", ".join(shown(key) for key in others[:3])
-    if others and not any(key in part for key in _SPELLINGS["num_heads"]):
-        raise ConfigError(
-            f"a model without attention heads, of other layers ({named}), is not modelled: give a transformer"
-        )
+    refuse_other_layers(model_type, part)
     activation = part.get("hidden_act", part.get("hidden_activation"))
     has_rmsnorm = any(key in part for key in _RMSNORM_KEYS)
     is_gated = activation in _GATED_ACTIVATIONS or (has_rmsnorm and activation not in _UNGATED_ACTIVATIONS)
@@ -129,21 +106,7 @@ def unknown_family(part: Mapping[str, object]) -> tuple[Family, str]:
         f"{position} positions",
         "no biases unless named" if has_rmsnorm else "biases",
     ]
-    if others:
-        words.append(
-            f"softmax attention in every layer although there are other layers ({named}), so the result is rough"
-        )
     return Family(model_types=(), spellings=_SPELLINGS, facts=facts, derive=_rest), ", ".join(words)
-
-
-def _keys_of_other_layers(part: Mapping[str, object]) -> list[str]:
-    """Keys that tell of layers without softmax attention, in the order of the alphabet."""
-    found = {key for key in part if isinstance(key, str) and key.startswith(_OTHER_LAYERS) and part[key]}
-    for key in _LAYER_KINDS:
-        kinds = part.get(key)
-        if isinstance(kinds, list) and any(kind not in _SOFTMAX_ATTENTION for kind in kinds):
-            found.add(key)
-    return sorted(found)
 
 
 def _rest(values: HfValues) -> Fields:
@@ -182,7 +145,7 @@ def _experts(values: HfValues) -> Fields:
 
 
 def _windows(values: HfValues) -> Fields:
-    """Windows, where all layers are attention that we know; other kinds of layers count as full attention."""
+    """Windows of the layers that slide; kinds that say no more than that they attend count as full attention."""
     names = values.list_of("layer_types")
     if not names:
         slides = values.spelled(("sliding_window",)) and values.raw("use_sliding_window") is not False
