@@ -54,6 +54,12 @@ _GLM4_MOE: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "first_k_dense_replace": 1,
 }
+_EXPERTS: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 2}
+_GRANITE_HYBRID: dict[str, Any] = {
+    **_LLAMA_LIKE,
+    "shared_intermediate_size": 112,
+    "layer_types": ["full_attention"] * 3,
+}
 _LLAMA4_TEXT: dict[str, Any] = {
     **_WIDE_HEADS,
     "num_hidden_layers": 4,
@@ -145,6 +151,8 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_MLA, "topk_method": "group_limited_greedy"},
     "deepseek_v2/lite": {**_MLA, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": _MLA,
+    "glm4_moe_lite": _MLA,
+    "dots1": _GLM4_MOE,
     "glm4_moe": _GLM4_MOE,
     "glm4_moe/qk_norm": {**_GLM4_MOE, "use_qk_norm": True, "attention_bias": True},
     "dbrx": {
@@ -169,6 +177,30 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "llama4_text": _LLAMA4_TEXT,
     "llama4": {"text_config": {"model_type": "llama4_text", **_LLAMA4_TEXT}},
     "smollm3": {**_LLAMA_LIKE, "num_hidden_layers": 4},
+    "seed_oss": _WIDE_HEADS,
+    "seed_oss/biased": {**_WIDE_HEADS, "attention_out_bias": True, "mlp_bias": True},
+    "hunyuan_v1_dense": _WIDE_HEADS,
+    "ernie4_5": {**_WIDE_HEADS, "use_bias": True, "tie_word_embeddings": False},
+    "glm": _WIDE_HEADS,
+    "glm4": {**_WIDE_HEADS, "attention_bias": False},
+    "exaone4": {**_LLAMA_LIKE, "num_hidden_layers": 5, "sliding_window": 32},
+    "exaone4/full": {**_LLAMA_LIKE, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    "arcee": {**_WIDE_HEADS, "mlp_bias": True},
+    "minimax_m2": {**_WIDE_HEADS, **_EXPERTS},
+    "ernie4_5_moe": {
+        **_WIDE_HEADS,
+        "num_hidden_layers": 6,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 48,
+        "moe_layer_end_index": 3,
+        "moe_layer_interval": 2,
+    },
+    "hunyuan_v1_moe": {**_WIDE_HEADS, "num_experts": 6, "moe_topk": 2},
+    "granitemoe": {**_LLAMA_LIKE, **_EXPERTS},
+    "granitemoeshared": {**_LLAMA_LIKE, **_EXPERTS, "shared_intermediate_size": 112},
+    "granitemoehybrid": {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+    "granitemoehybrid/experts": {**_GRANITE_HYBRID, **_EXPERTS},
     "bert": {**_COMMON, "intermediate_size": 176, "pad_token_id": 0},
     "roberta": {**_COMMON, "intermediate_size": 176, "pad_token_id": 1, "type_vocab_size": 1},
     "t5": {

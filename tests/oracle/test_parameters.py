@@ -18,7 +18,8 @@ from shapewright.config.hf import read_hf
 
 # Families whose config says of each layer whether it slides, as transformers reads it.
 WITH_KINDS_OF_LAYERS = (
-    "cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3",
+    "cohere2", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "olmo3", "qwen2", "qwen2_moe", "qwen3",
+    "smollm3",
 )  # fmt: skip
 
 pytestmark = pytest.mark.oracle
@@ -68,8 +69,11 @@ def test_defaults(model_type: str) -> None:
     """A config that says nothing but its type is read as transformers' config class reads it."""
     from transformers import AutoConfig
 
-    # DeepSeek-V2 has no default for the experts per token, and no model runs without.
-    given: dict[str, Any] = {"num_experts_per_tok": 6} if model_type == "deepseek_v2" else {}
+    # DeepSeek-V2 has no default for the experts per token, and no model runs without; Granite 4.0's layers are Mamba.
+    given: dict[str, Any] = {
+        "deepseek_v2": {"num_experts_per_tok": 6},
+        "granitemoehybrid": {"layer_types": ["full_attention"] * 32},
+    }.get(model_type, {})
     filled = AutoConfig.for_model(model_type, **given).to_dict()
     implicit = read_hf({"model_type": model_type, **given}).config
     explicit = read_hf(filled).config
@@ -101,6 +105,10 @@ def test_windows_of_each_layer(key: str, changes: dict[str, Any]) -> None:
 # What transformers needs to build a model and has no default for.
 _WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2},
+    "granitemoehybrid": {"layer_types": ["full_attention"] * 32},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
 }
 
@@ -112,8 +120,20 @@ def test_default_sized_models(model_type: str) -> None:
     assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+def test_sparse_attention_without_its_indexer(model_type: str) -> None:
+    """DeepSeek's sparse attention is read but for the indexers, which a note says, and which are 0.1 % of the model."""
+    reading = read_hf({"model_type": model_type})
+    counts = {name: each.numel() for name, each in build_on_meta({"model_type": model_type}).named_parameters()}
+    indexers = sum(count for name, count in counts.items() if ".indexer." in name)
+
+    assert count_parameters(reading.config).total == sum(counts.values()) - indexers
+    assert 0.0005 < indexers / sum(counts.values()) < 0.0015
+    assert "without its indexer (0.1 % of the parameters)" in " ".join(reading.notes)
+
+
 @pytest.mark.parametrize(
-    "model_type", ["arcee", "ernie4_5", "gpt_bigcode", "granitemoe", "helium", "internlm3", "minicpm3", "ministral3"]
+    "model_type", ["gpt_bigcode", "helium", "internlm3", "jais2", "minicpm3", "ministral3", "solar_open"]
 )
 def test_types_without_a_table(model_type: str) -> None:
     """Reading by field names is exact for families whose fields say all there is to say."""

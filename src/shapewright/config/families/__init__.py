@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from shapewright.config.families import deepseek, encoders, experts, gpt, llama, rotary_layernorm
+from shapewright.config.families import (
+    deepseek,
+    encoders,
+    experts,
+    gpt,
+    llama,
+    near_llama,
+    rotary_layernorm,
+    shared_experts,
+)
 from shapewright.config.families.family import Family
 
 FAMILIES: dict[str, Family] = {
     model_type: family
-    for module in (gpt, llama, rotary_layernorm, experts, deepseek, encoders)
+    for module in (gpt, llama, near_llama, rotary_layernorm, experts, shared_experts, deepseek, encoders)
     for family in module.FAMILIES
     for model_type in family.model_types
 }

@@ -15,9 +15,11 @@ def _experts_after_dense(values: HfValues) -> Fields:
     num_layers = values.num_layers("num_hidden_layers")
     num_dense = values.optional_count("first_k_dense_replace")
     num_shared = values.optional_count("n_shared_experts")
+    kinds = values.list_of("mlp_layer_types")  # as transformers writes it of late; otherwise the first are dense
+    is_moe = [index >= num_dense for index in range(num_layers)] if kinds is None else [k == "sparse" for k in kinds]
     return {
         "shared_expert_intermediate_size": num_shared * values.count("moe_intermediate_size"),
-        **moe_layers(values, [index >= num_dense for index in range(num_layers)]),
+        **moe_layers(values, is_moe),
     }
 
 
@@ -78,6 +80,16 @@ def _left_out_predictors(values: HfValues) -> list[str]:
     return [f"{num_left_out} multi-token-prediction layer(s) left out, as in transformers"] if num_left_out else []
 
 
+def _left_out_indexer(values: HfValues) -> list[str]:
+    """DeepSeek sparse attention: an indexer picks the positions that a token attends to."""
+    num_positions = values.count("index_topk")
+    return [
+        *_left_out_predictors(values),
+        f"sparse attention is priced as attention to all positions, which is too slow where there are more than "
+        f"index_topk={num_positions}, and without its indexer (0.1 % of the parameters)",
+    ]
+
+
 DEEPSEEK_V3 = Family(
     model_types=("deepseek_v3", "kimi_k2"),
     defaults={
@@ -93,6 +105,60 @@ DEEPSEEK_V3 = Family(
         "n_shared_experts": 1,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,
+    },
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+    remark=_left_out_predictors,
+)
+
+DEEPSEEK_SPARSE = Family(
+    model_types=("deepseek_v32",),
+    defaults={**DEEPSEEK_V3.defaults, "max_position_embeddings": 163840, "index_topk": 2048},
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+    remark=_left_out_indexer,
+)
+
+GLM_SPARSE = Family(
+    model_types=("glm_moe_dsa",),
+    defaults={
+        **DEEPSEEK_SPARSE.defaults,
+        "vocab_size": 154880,
+        "hidden_size": 6144,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 202752,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    },
+    spellings=_DEEPSEEK_SPELLINGS,
+    facts=RMSNORM_GATED,
+    derive=_deepseek_rest,
+    remark=_left_out_indexer,
+)
+
+GLM4_MOE_LITE = Family(
+    model_types=("glm4_moe_lite",),
+    defaults={
+        **_DEEPSEEK_DEFAULTS,
+        "vocab_size": 154880,
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "max_position_embeddings": 202752,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1536,
     },
     spellings=_DEEPSEEK_SPELLINGS,
     facts=RMSNORM_GATED,
@@ -136,4 +202,23 @@ GLM4_MOE = Family(
     remark=_left_out_predictors,
 )
 
-FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE)
+DOTS1 = Family(
+    model_types=("dots1",),
+    defaults={
+        "vocab_size": 152064,
+        "hidden_size": 4608,
+        "intermediate_size": 10944,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "first_k_dense_replace": 0,
+        "moe_intermediate_size": 1408,
+    },
+    spellings={**HEAD_DIM, **ATTENTION_BIAS, **_EXPERTS},
+    facts={**RMSNORM_GATED, "qk_norm": "per-head"},
+    derive=_experts_after_dense,
+)
+
+FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3, DEEPSEEK_SPARSE, GLM_SPARSE, GLM4_MOE_LITE, GLM4_MOE, DOTS1)

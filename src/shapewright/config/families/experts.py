@@ -99,7 +99,7 @@ def _every_nth_has_experts(values: HfValues) -> Fields:
 
 def moe_layers(values: HfValues, is_moe: list[bool]) -> Fields:
     """Which layers have experts, or that none has."""
-    if any(is_moe) and values.optional_count("num_local_experts", "num_experts", "n_routed_experts"):
+    if any(is_moe) and values.optional_count("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         return {"moe_layers": tuple(is_moe)}
     # No layer has experts: a dense model in the spelling of its family.
     return {

@@ -1,0 +1,148 @@
+"""Dense families that differ from Llama by a norm, a bias, an ungated MLP or positions on some layers alone.
+
+Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
+"""
+
+from __future__ import annotations
+
+from shapewright.config.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    RMSNORM_GATED,
+    Family,
+    Fields,
+    Spellings,
+    every_nth_is_full,
+    windows_from_layer_types,
+)
+from shapewright.config.families.llama import LLAMA
+from shapewright.config.hf_values import HfValues
+
+_USE_BIAS: Spellings = {
+    "qkv_bias": ("use_bias",),
+    "attention_out_bias": ("use_bias",),
+    "mlp_bias": ("use_bias",),
+}
+
+SEED_OSS = Family(
+    model_types=("seed_oss",),
+    defaults={
+        **LLAMA.defaults,
+        "vocab_size": 155136,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 80,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 524288,
+        "attention_bias": True,
+        "attention_out_bias": False,
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+    },
+    spellings={
+        **HEAD_DIM,
+        "qkv_bias": ("attention_bias",),
+        "attention_out_bias": ("attention_out_bias",),
+        "mlp_bias": ("mlp_bias",),
+        "hidden_dropout": ("residual_dropout",),
+    },
+    facts=RMSNORM_GATED,
+)
+
+HUNYUAN_DENSE = Family(
+    model_types=("hunyuan_v1_dense",),
+    defaults={**LLAMA.defaults, "vocab_size": 290943},
+    spellings={**HEAD_DIM, **ATTENTION_BIAS},
+    facts={**RMSNORM_GATED, "qk_norm": "per-head"},
+)
+
+ERNIE4_5 = Family(
+    model_types=("ernie4_5",),
+    defaults={
+        **LLAMA.defaults,
+        "vocab_size": 103424,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+    spellings={**HEAD_DIM, **_USE_BIAS},
+    facts=RMSNORM_GATED,
+)
+
+_GLM_DEFAULTS = {
+    **LLAMA.defaults,
+    "vocab_size": 151552,
+    "intermediate_size": 13696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+}
+# attention_bias is that of queries, keys and values; the projection after attention never has one.
+_GLM_SPELLINGS: Spellings = {**HEAD_DIM, "qkv_bias": ("attention_bias",)}
+
+GLM = Family(
+    model_types=("glm",),
+    defaults=_GLM_DEFAULTS,
+    spellings=_GLM_SPELLINGS,
+    facts={**RMSNORM_GATED, "fused_gate_up": True},
+)
+
+GLM4 = Family(
+    model_types=("glm4",),
+    defaults=_GLM_DEFAULTS,
+    spellings=_GLM_SPELLINGS,
+    # Attention and MLP have a normalisation before and one after.
+    facts={**GLM.facts, "num_norms_per_layer": 4},
+)
+
+
+def _exaone4_layers(values: HfValues) -> Fields:
+    """Where layers slide, those that do not have no rotary positions."""
+    if not values.optional_count("sliding_window"):
+        return {}
+    pattern = values.raw("sliding_window_pattern")
+    # The hub's files spell one period out, as LLLG; transformers has its length.
+    period = len(pattern) if isinstance(pattern, str) and pattern else values.count("sliding_window_pattern")
+    default = every_nth_is_full(values, period)
+    listed = values.list_of("layer_types") or default
+    windows = windows_from_layer_types(values, default)
+    return {**windows, "rotary_layers": tuple(name == "sliding_attention" for name in listed)}
+
+
+EXAONE4 = Family(
+    model_types=("exaone4",),
+    defaults={
+        **LLAMA.defaults,
+        "vocab_size": 102400,
+        "intermediate_size": 16384,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    },
+    spellings=HEAD_DIM,
+    facts={**RMSNORM_GATED, "qk_norm": "per-head"},
+    derive=_exaone4_layers,
+)
+
+ARCEE = Family(
+    model_types=("arcee",),
+    defaults={
+        **LLAMA.defaults,
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+    },
+    spellings={**HEAD_DIM, **ATTENTION_BIAS, "mlp_bias": ("mlp_bias",)},
+    facts={**RMSNORM_GATED, "gated_mlp": False},
+)
+
+FAMILIES = (SEED_OSS, HUNYUAN_DENSE, ERNIE4_5, GLM, GLM4, EXAONE4, ARCEE)

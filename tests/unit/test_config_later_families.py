@@ -1,0 +1,172 @@
+"""Families of 2025: config.json as their makers publish it, and the parameters that they publish of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shapewright.config import count_parameters
+from shapewright.config.hf import read_hf
+from shapewright.errors import ConfigError
+
+_SEED_OSS_36B = {
+    "model_type": "seed_oss",
+    "vocab_size": 155136,
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "attention_out_bias": False,
+    "tie_word_embeddings": False,
+}
+_MINIMAX_M2 = {
+    "model_type": "minimax_m2",
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "use_mtp": True,
+    "num_mtp_modules": 3,
+}
+_ERNIE_300B = {
+    "model_type": "ernie4_5_moe",
+    "vocab_size": 103424,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 54,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "moe_num_experts": 64,
+    "moe_k": 8,
+    "moe_intermediate_size": 3584,
+    "moe_num_shared_experts": 0,
+    "moe_layer_start_index": 3,
+    "tie_word_embeddings": False,
+}
+_HUNYUAN_A13B = {
+    "model_type": "hunyuan_v1_moe",
+    "vocab_size": 128167,
+    "hidden_size": 4096,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts": 64,
+    "moe_topk": [8] * 32,
+    "tie_word_embeddings": True,
+}
+_GRANITE_4_MICRO = {
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100352,
+    "hidden_size": 2560,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "shared_intermediate_size": 8192,
+    "intermediate_size": 8192,
+    "num_local_experts": 0,
+    "layer_types": ["attention"] * 40,
+    "position_embedding_type": "rope",
+    "tie_word_embeddings": True,
+    "mamba_d_state": 128,
+}
+_EXAONE_32B = {
+    "model_type": "exaone4",
+    "vocab_size": 102400,
+    "hidden_size": 5120,
+    "intermediate_size": 27392,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "tie_word_embeddings": False,
+}
+_GLM_4_32B = {
+    "model_type": "glm4",
+    "vocab_size": 151552,
+    "hidden_size": 6144,
+    "intermediate_size": 23040,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "attention_bias": False,
+}
+_DEEPSEEK_V32 = {"model_type": "deepseek_v32", "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active"),
+    [
+        # Billions, as the model cards say them.
+        (_SEED_OSS_36B, 36, None),
+        (_MINIMAX_M2, 230, None),  # the card's 10 used by a token are without the embedding and the logit matrix
+        (_ERNIE_300B, 300, 47),
+        (_HUNYUAN_A13B, 80, 13),
+        (_GRANITE_4_MICRO, 3.4, None),
+        (_EXAONE_32B, 32, None),
+        (_GLM_4_32B, 32.6, None),
+        (_DEEPSEEK_V32, 671, 37),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
+)
+def test_published_counts(config: dict[str, Any], total: float, active: float | None) -> None:
+    """The total is the published one but for its rounding; so are the parameters that a token uses."""
+    count = count_parameters(read_hf(config).config)
+
+    assert count.total / 1e9 == pytest.approx(total, rel=0.01)
+    if active is not None:
+        assert count.active / 1e9 == pytest.approx(active, rel=0.05)
+
+
+def test_what_a_token_uses_of_minimax() -> None:
+    """MiniMax publishes 10 billion, without the embedding and the logit matrix."""
+    count = count_parameters(read_hf(_MINIMAX_M2).config)
+    embedding_and_head = 2 * 200064 * 3072
+    assert (count.active - embedding_and_head) / 1e9 == pytest.approx(10, rel=0.05)
+
+
+def test_the_pattern_of_exaone() -> None:
+    """Three layers slide and have rotary positions, the fourth sees everything and has none."""
+    config = read_hf(_EXAONE_32B).config
+    assert [config.window_of_layer(layer) for layer in range(8)] == [4096, 4096, 4096, 0] * 2
+    assert config.rotary_layers[:4] == (True, True, True, False)
+
+
+def test_layers_that_hold_experts_in_ernie() -> None:
+    """The first three layers are dense, the last has experts though its index is given as -1."""
+    config = read_hf({**_ERNIE_300B, "moe_layer_end_index": -1}).config
+    assert [config.is_moe_layer(layer) for layer in (0, 2, 3, 53)] == [False, False, True, True]
+
+
+def test_granite_with_state_spaces_is_refused() -> None:
+    """The type of a model all of attention is read; the same type with one Mamba layer is not."""
+    mixed = {**_GRANITE_4_MICRO, "layer_types": ["attention"] * 39 + ["mamba"]}
+    with pytest.raises(ConfigError, match="'granitemoehybrid' has layers without softmax attention"):
+        read_hf(mixed)
+    assert read_hf(_GRANITE_4_MICRO).config.position_embedding == "rotary"
+
+
+def test_experts_that_differ_between_layers() -> None:
+    """Hunyuan's lists may say one number for all layers; two numbers are refused."""
+    with pytest.raises(ConfigError, match=r"moe_topk=.* differs between layers"):
+        read_hf({**_HUNYUAN_A13B, "moe_topk": [8] * 31 + [4]})
+
+
+def test_what_is_left_out_is_said() -> None:
+    """Multi-token prediction and the indexer of sparse attention are named in notes."""
+    assert "3 multi-token-prediction layer(s) left out, as in transformers" in read_hf(_MINIMAX_M2).notes
+    notes = " ".join(read_hf(_DEEPSEEK_V32).notes)
+    assert "sparse attention is priced as attention to all positions" in notes
+    assert "index_topk=2048" in notes
