@@ -90,16 +90,22 @@ def summary(judged: pd.DataFrame) -> dict[str, Any]:
 
 
 def library_groups(rows: pd.DataFrame) -> Groups:
-    """Pools of libraries priced with another's section, by device and format, by format, and of all."""
+    """Pools of libraries priced with another's section, by device and format, by format, and of all.
+
+    Those of all devices have a twin without each of them, for who prices it as if nobody had measured it.
+    """
     groups: Groups = {}
     formats = sorted({*rows.format, *(name.split("/")[0] for name in rows.format)})
-    for place, there in (
-        ("other library", rows),
-        *((f"other library/{device}", part) for device, part in rows.groupby("device")),
+    devices = sorted(rows.device.unique())
+    for place, ending, there in (
+        ("other library", "", rows),
+        *((f"other library/{device}", "", rows[rows.device == device]) for device in devices),
+        *(("other library", f"/without {device}", rows[rows.device != device]) for device in devices),
     ):
         for name in ("", *formats):
             here = there[(there.format == name) | there.format.str.startswith(f"{name}/")] if name else there
             if len(here):
                 parts = parts_of(here, ["device", "library"])
-                groups[f"{place}/{name}" if name else str(place)] = widened(pool(list(parts.values())), THIRD_LIBRARY)
+                found = widened(pool(list(parts.values())), THIRD_LIBRARY)
+                groups[f"{place}/{name}{ending}" if name else f"{place}{ending}"] = found
     return groups

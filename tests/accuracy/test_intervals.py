@@ -104,6 +104,19 @@ def test_devices_left_out_are_covered_in_the_mean(table: str, most: float, scrip
     assert 1.0 - devices.covered.mean().min() <= most, devices.covered.mean().to_string()
 
 
+@pytest.mark.parametrize(("table", "most"), LIMITS["uncovered_library"].items())
+def test_unknown_libraries_on_devices_left_out_are_covered(table: str, most: float, script: ModuleType) -> None:
+    """Neither the device nor the library was measured, for all that is said: both errors count."""
+    rows = load_script("interval_rows")
+    columns = rows.sampled(rows.unseen_rows(measured_file(f"{table}.parquet").parent, table), ROWS // 2)
+    words = {"library": "another"} | ({"kernel": "another"} if table != "gemm" else {})
+    found = script.price_rows(table, script.renamed(columns, **words), uncalibrated=True)
+    covered = ((found.measured >= found.low) & (found.measured <= found.high)).groupby(found.device).mean()
+
+    assert 1.0 - covered.mean() <= most, covered.to_string()
+    assert covered.mean() <= 0.97, covered.to_string()
+
+
 @pytest.mark.parametrize(("part", "most"), LIMITS["uncovered_products"].items())
 def test_layers_of_other_generations_and_makers_lie_inside(part: str, most: float, script: ModuleType) -> None:
     """Products of the paper's layers on A100, V100 and MI250X, each as if nobody had measured it."""

@@ -33,11 +33,17 @@ def group(high: float) -> dict[str, list[float]]:
     return {"edges_s": [], "low": [0.5], "high": [high]}
 
 
+def both(*ends: float) -> float:
+    """End of a price that is wrong about two independent things."""
+    return float(np.exp(np.hypot(*np.log(ends))))
+
+
 GROUPS: dict[str, Any] = {
     "own/made-up/bf16": group(1.01),
     "own/made-up/bf16 of old 1.0": group(1.11),
     "other library/here/bf16": group(1.02),
     "other library/bf16": group(1.03),
+    "other library/bf16/without there": group(1.12),
     "older software": group(1.04),
     "architecture/bf16": group(1.05),
     "architecture/bf16/without there": group(1.06),
@@ -88,12 +94,15 @@ def chosen(
         ({**NEAR, "borrower": "anyone"}, 1.05),
         ({**NEAR, "borrower": "there"}, 1.06),
         ({**NEAR, "borrower": "anyone", "farther": "generic"}, 1.07),
-        ({**NEAR, "borrower": "anyone", "library": "other"}, 1.07),
+        ({**NEAR, "borrower": "anyone", "library": "other"}, both(1.05, 1.03)),
+        ({**NEAR, "borrower": "there", "library": "other"}, both(1.06, 1.12)),
+        ({**NEAR, "borrower": "anyone", "library": "version"}, 1.05),
+        ({**FAR, "borrower": "anyone", "library": "other"}, both(1.07, 1.03)),
         ({**FAR, "borrower": "anyone"}, 1.07),
         ({**FAR, "borrower": "anyone", "formats": ("fp4", "fp8")}, 1.08),
         ({**FAR, "borrower": "there", "formats": ("fp4", "fp8")}, 1.09),
         ({**FAR, "borrower": "anyone", "farther": "foreign"}, 1.10),
-        ({**FAR, "borrower": "anyone", "older_software": True}, float(np.exp(np.hypot(np.log(1.07), np.log(1.04))))),
+        ({**FAR, "borrower": "anyone", "older_software": True}, both(1.07, 1.04)),
     ],
 )
 def test_case_finds_its_group(fields: dict[str, Any], high: float) -> None:

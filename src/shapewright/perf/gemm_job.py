@@ -105,9 +105,9 @@ def _section(record: CalibrationRecord, dtype: str, library: str) -> Section:
     libraries, formats = record.parameters["libraries"], (dtype, *DTYPE_KIN[dtype])
     is_expert = record.kind == "moe"
     nearest = choose_expert_kernel(record, formats, library) if is_expert else nearest_library(library, libraries)
+    match = match_library(library, nearest)
     if record.transfer == "generic" and not is_expert and nearest != library:
         nearest = ""  # of another family and in another version a library is no nearer than the middle of all
-    match = match_library(library, nearest)
     key = (record.id, nearest, match, dtype, *use)
     if key not in _SECTIONS:
         # A library's own kernels in another format first: they are nearer than other kernels in the same format.
@@ -173,7 +173,7 @@ def _batched_interval(record: CalibrationRecord, dtype: str) -> Interval | None:
     if record.kind != "gemm":
         return None
     if record.transfer != "exact":
-        found = borrowed_interval(record, ("batches",), (record.distance,))
+        found = borrowed_interval(record, ("batches",))
     else:
         own = find_group(record.kind, (f"own/{record.id}/{dtype}, batches",))
         found = own._replace(format="batches") if own else find_group(record.kind, ("generic",), ("batches",))

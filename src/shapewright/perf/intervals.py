@@ -14,11 +14,11 @@ section is used for something else, so ``data/intervals/<kind>.json`` has residu
     CLASS/batches                       the same of batches of products; of another family also where a device's record
                                         has none
 
-``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of the last three have a twin ``.../without DEVICE``, made
-of the other devices alone: who prices a measured device as if nobody had measured it gets that one, and where it is
-null (there are no others) the next name counts, wider by TRANSFER_WIDENING where that is of a nearer class. Older
-software on a borrowed record adds its own interval, as independent errors add. ``scripts/calibrate_intervals.py``
-writes the files (docs/decisions/0012-intervals.md).
+``DEVICE`` and ``FORMAT`` may be left out of a name. Groups of devices left out, and of other libraries on all devices,
+have a twin ``.../without DEVICE``, made of the other devices alone: who prices a measured device as if nobody had
+measured it gets that one, and where it is null (there are no others) the next name counts, wider by TRANSFER_WIDENING
+where that is of a nearer class. Another library and older software on a borrowed record add their own intervals, as
+independent errors add. ``scripts/calibrate_intervals.py`` writes the files (docs/decisions/0012-intervals.md).
 """
 
 from __future__ import annotations
@@ -119,11 +119,13 @@ def choose_interval(
         library: How near the section's library is to the one that runs.
     """
     if record.transfer != "exact":
-        # A sibling's record with another library is as far as another family's: both are wrong about something.
-        near = () if library == "other" and record.distance == "architecture" else (record.distance,)
-        found = borrowed_interval(record, formats, near) or Interval(own, record.interval_widening)
+        # Another library on a borrowed record, and older software on one, are wrong about both.
+        found = borrowed_interval(record, formats) or Interval(own, record.interval_widening)
+        another = find_group(record.kind, ("other library",), formats, _endings(record)) if library == "other" else None
         older = find_group(record.kind, ("older software",), formats) if record.older_software else None
-        return added(found, older) if older else found
+        for further in (another, older):
+            found = added(found, further) if further else found
+        return found
     its_group = find_group(record.kind, (f"own/{record.id}",), (section,))
     if record.older_software:  # a section of that very software knows more than all older ones together
         older = its_group if library == "own" and _is_of_library(section) else None
@@ -143,21 +145,24 @@ def _is_of_library(section: str) -> bool:
     return " of " in section
 
 
-def borrowed_interval(record: CalibrationRecord, formats: Sequence[str], near: Sequence[str]) -> Interval | None:
+def borrowed_interval(record: CalibrationRecord, formats: Sequence[str]) -> Interval | None:
     """Interval of a record that another device borrows, from devices left out; None where there are no groups.
 
     Args:
         record: The record, as the device borrows it.
         formats: What is computed, nearest first, as groups are named.
-        near: Classes to try before other families.
     """
-    endings = (f"/without {record.borrower}", "")
-    for place in (*near, "generic"):
-        found = find_group(record.kind, (place,), formats, endings)
+    for place in (record.distance, "generic"):
+        found = find_group(record.kind, (place,), formats, _endings(record))
         if found is not None:
             farther = TRANSFER_WIDENING[record.distance] / TRANSFER_WIDENING[place]
             return found._replace(widening=max(farther, 1.0))
     return None
+
+
+def _endings(record: CalibrationRecord) -> tuple[str, str]:
+    """Of groups: made without who borrows, else of all."""
+    return f"/without {record.borrower}", ""
 
 
 def between(one: Interval, other: Interval) -> Interval:
