@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.config import count_parameters, list_presets, read_model
+from shapewright.config import list_presets, read_model
 from shapewright.errors import ConfigError
-from shapewright.hardware import load_device
 from shapewright.question import ask
-from shapewright.search import SearchRequest, scale_model, usual_model
+from shapewright.search import SearchRequest
 from shapewright.search.bands import MEASURES, allowed_range, percentile_of, preset_measures
 from shapewright.search.compare import compare_times
 from shapewright.search.front import best_of_each, pareto
@@ -260,80 +259,3 @@ def test_requests_that_make_no_sense_are_refused(fields: dict[str, Any], words: 
 
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt", "qwen2.5", "pythia"])
-@pytest.mark.parametrize("num_parameters", [200_000_000, 3_000_000_000, 40_000_000_000])
-def test_usual_model_has_the_size_asked_for(family: str, num_parameters: int) -> None:
-    """Scaled public models come within 2 % of any size, with whole heads and usual proportions."""
-    config = usual_model(num_parameters, family).config
-
-    assert count_parameters(config).total == pytest.approx(num_parameters, rel=0.02)
-    assert config.num_heads % config.num_kv_heads == 0
-    assert 10 < config.hidden_size / config.num_layers < 300
-
-
-@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-2.7b", "qwen3-0.6b", "gemma-7b"])
-@pytest.mark.parametrize("factor", [0.3, 0.9, 3.0])
-def test_scaled_models_keep_their_proportions(name: str, factor: float) -> None:
-    """Heads keep their width, their groups, and their share of the stream where they are wider than it.
-
-    Width and MLP come in units of public models, the MLP within a tenth and a unit of its ratio, and the depth stays
-    in proportion to the width.
-    """
-    config = read_model(name).config
-    scaled = scale_model(read_model(name), round(factor * count_parameters(config).total)).config
-    unit = 128 if scaled.hidden_size > 1024 else 8
-
-    assert scaled.head_dim == config.head_dim
-    assert scaled.num_heads * config.num_kv_heads == config.num_heads * scaled.num_kv_heads
-    assert scaled.num_heads * config.head_dim / scaled.hidden_size == pytest.approx(
-        config.num_heads * config.head_dim / config.hidden_size, rel=0.1
-    )
-    assert scaled.intermediate_size % unit == 0
-    wanted = config.intermediate_size / config.hidden_size * scaled.hidden_size
-    assert abs(scaled.intermediate_size - wanted) <= 0.1 * wanted + 2 * unit
-    proportion = scaled.hidden_size / scaled.num_layers / config.hidden_size * config.num_layers
-    assert 0.6 < proportion < 1.7
-
-
-def test_a_model_that_is_near_enough_is_not_scaled() -> None:
-    """Within 1 % of 8.03 billion it is the model itself, beyond it has another shape and says so."""
-    model = read_model("llama-3-8b")
-
-    assert scale_model(model, 8_100_000_000) is model
-    assert scale_model(model, 7_960_000_000) is model
-    for num_parameters in (8_150_000_000, 7_900_000_000):
-        scaled = scale_model(model, num_parameters)
-        assert scaled.config != model.config
-        assert scaled.source.endswith(", scaled")
-        assert "scaled to" in scaled.notes[-1]
-
-
-def test_a_size_that_embeddings_exceed_is_refused() -> None:
-    """128,256 words of the least width are more than 20 million parameters: nothing is searched at another size."""
-    with pytest.raises(ConfigError, match=r"--params 25,000,000: the nearest .* has [\d,]+ parameters, with 128,256"):
-        usual_model(25_000_000, "llama")
-    with pytest.raises(ConfigError, match=r"--params 60,000,000: .*give --params \d+, or a model with fewer words"):
-        scale_model(read_model("llama-3.2-1b"), 60_000_000)
-    assert count_parameters(usual_model(25_000_000, "gpt").config).total == pytest.approx(25e6, rel=0.05)
-    # What is advised works.
-    with pytest.raises(ConfigError) as caught:
-        usual_model(60_000_000, "llama")
-    advised = int(str(caught.value).partition("give --params ")[2].partition(",")[0])
-    assert count_parameters(usual_model(advised, "llama").config).total == pytest.approx(advised, rel=0.05)
-
-
-def test_a_family_may_be_named_by_its_first_letters() -> None:
-    """No preset is called qwen, and those that begin with it are meant; one that is called so comes first."""
-    assert usual_model(8_000_000_000, "qwen").config.title.casefold().startswith("qwen")
-    assert usual_model(8_000_000_000, "QWEN2.5").config.title.casefold().startswith("qwen2.5")
-
-
-def test_models_that_cannot_be_scaled_say_so() -> None:
-    """Experts and unknown families are refused in one line."""
-    model = ask("mixtral-8x7b", load_device("h100-sxm-80gb")).model
-    with pytest.raises(ConfigError, match="only dense decoders are scaled"):
-        scale_model(model, 10**9)
-    with pytest.raises(ConfigError, match="no dense decoder preset begins with it"):
-        usual_model(10**9, "lama")

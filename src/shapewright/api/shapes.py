@@ -146,7 +146,7 @@ def search(
     phase = phase_of(objective, (workload or {}).get("phase"))
     found = _find_devices(device, devices)
     horizon = _horizon(phase, objective, train_tokens, usd_per_hour, num_devices=len(found))
-    model = _baseline(config, overrides, num_parameters, family)
+    model = _baseline(config, overrides, num_parameters, family, _tensor_degree(layout))
     questions = [
         ask(
             model,
@@ -215,7 +215,11 @@ def _horizon(
 
 
 def _baseline(
-    config: ModelLike, overrides: Mapping[str, object] | None, num_parameters: int | None, family: str | None
+    config: ModelLike,
+    overrides: Mapping[str, object] | None,
+    num_parameters: int | None,
+    family: str | None,
+    tensor_parallel: int,
 ) -> Model:
     """The model that shapes are held against: the one given, scaled where a size is, or a usual one of that size."""
     from shapewright.search import scale_model, usual_model
@@ -223,11 +227,21 @@ def _baseline(
     if config is None and not overrides:
         if num_parameters is None:
             raise ConfigError("nothing to search: give a model, or a number of parameters such as --params 3b")
-        return usual_model(num_parameters, family or "llama")
+        return usual_model(num_parameters, family or "llama", tensor_parallel)
     if family is not None:
         raise ConfigError("--family has no effect beside a model; leave it out, or leave the model out")
     model = find_model(config, overrides)
-    return model if num_parameters is None else scale_model(model, num_parameters)
+    return model if num_parameters is None else scale_model(model, num_parameters, tensor_parallel)
+
+
+def _tensor_degree(layout: ParallelLayout | Mapping[str, Any] | None) -> int:
+    """The tensor degree of a layout before it is checked; 1 where it says none that makes sense."""
+    given = (
+        (layout or {}).get("tensor_parallel")
+        if isinstance(layout, Mapping) or layout is None
+        else layout.tensor_parallel
+    )
+    return given if isinstance(given, int) and given > 0 else 1
 
 
 def _vary_as_usual(request: SearchRequest, question: Question) -> tuple[SearchRequest, tuple[str, ...]]:

@@ -22,12 +22,13 @@ _HEADS_AROUND = 8  # key-value heads tried on either side of the scaled number
 _FAMILY_OF_WORD = {"gpt": "gpt3"}  # the table that later GPT-like models were copied from
 
 
-def usual_model(num_parameters: int, family: str) -> Model:
+def usual_model(num_parameters: int, family: str, tensor_parallel: int = 1) -> Model:
     """A model of a family, scaled to a number of parameters.
 
     Args:
         num_parameters: Parameters wanted.
         family: Beginning of preset names, such as ``llama``; ``gpt`` means the GPT-3 table.
+        tensor_parallel: Devices that are to share its heads.
 
     Raises:
         ConfigError: there is no such family, or no whole model of that size.
@@ -46,15 +47,16 @@ def usual_model(num_parameters: int, family: str) -> Model:
         hint = close_names(word, families) or "see 'shapewright models'"
         raise ConfigError(f"--family {family!r}: no dense decoder preset begins with it; {hint}")
     nearest = min(models, key=lambda model: abs(log(count_parameters(model.config).total / num_parameters)))
-    return scale_model(nearest, num_parameters)
+    return scale_model(nearest, num_parameters, tensor_parallel)
 
 
-def scale_model(model: Model, num_parameters: int) -> Model:
+def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> Model:
     """Scale width and depth alike until a model has a number of parameters; heads keep their width.
 
     Args:
         model: What to start from; returned as it is where its size is already within 1 %.
         num_parameters: Parameters wanted.
+        tensor_parallel: Devices that are to share the heads of a scaled model, where numbers near allow it.
 
     Raises:
         ConfigError: no whole model of that size.
@@ -67,7 +69,10 @@ def scale_model(model: Model, num_parameters: int) -> Model:
             f"--params {num_parameters:,}: {config.title} has {own:,} parameters, and only dense "
             f"decoders are scaled; leave --params out, or give a config of that size"
         )
-    scaled = _scaled(config, (num_parameters / own) ** (1.0 / 3.0), num_parameters)
+    factor = (num_parameters / own) ** (1.0 / 3.0)
+    near = _numbers_of_kv_heads(config, factor)
+    shared = [number for number in near if _shares(config, number, tensor_parallel)]
+    scaled = _scaled(config, shared or near, num_parameters)
     size = count_parameters(scaled).total
     if abs(size / num_parameters - 1.0) > _FARTHEST_FRACTION:
         raise ConfigError(
@@ -78,13 +83,24 @@ def scale_model(model: Model, num_parameters: int) -> Model:
     return replace(model, config=scaled, source=f"{model.source}, scaled", notes=(*model.notes, words))
 
 
-def _scaled(config: TransformerConfig, factor: float, num_parameters: int) -> TransformerConfig:
+def _numbers_of_kv_heads(config: TransformerConfig, factor: float) -> list[int]:
+    """Key-value heads around the scaled number."""
+    middle = round(config.num_kv_heads * factor)
+    return list(range(max(1, middle - _HEADS_AROUND), middle + _HEADS_AROUND + 1))
+
+
+def _shares(config: TransformerConfig, num_kv_heads: int, degree: int) -> bool:
+    """Whether devices can share that many key-value heads, each copied where there are fewer, and their query heads."""
+    num_heads = num_kv_heads * (config.num_heads // config.num_kv_heads)
+    return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
+
+
+def _scaled(config: TransformerConfig, numbers_of_kv_heads: list[int], num_parameters: int) -> TransformerConfig:
     """The shape nearest to the scaled one among widths and depths around it."""
     group = config.num_heads // config.num_kv_heads
     inner = config.num_heads * config.head_dim / config.hidden_size
     best: tuple[float, TransformerConfig] | None = None
-    middle = round(config.num_kv_heads * factor)
-    for num_kv_heads in range(max(1, middle - _HEADS_AROUND), middle + _HEADS_AROUND + 1):
+    for num_kv_heads in numbers_of_kv_heads:
         num_heads = num_kv_heads * group
         width = num_heads * config.head_dim
         if inner != 1.0:

@@ -116,9 +116,10 @@ class Finder:
         )
         if needed <= there:
             return limits, ()
-        if can_shrink:
-            return limits, (f"{words}: what is listed fits",)
-        return limits, (f"{words}: shapes are not asked to fit either",)
+        words += f": {'what is listed fits' if can_shrink else 'shapes are not asked to fit either'}"
+        if self.own.workload.is_training and "layout" not in request.free_fields():
+            words += "; 'shapewright plan' finds layouts that do, to search with (--tp, --pp, --dp, --zero-stage)"
+        return limits, (words,)
 
     def jobs(self, limits: Limits, finders: Sequence[Finder]) -> list[Job]:
         """All branches in jobs, on the devices of some finders."""
