@@ -252,7 +252,7 @@ def test_interrupt_keeps_the_best_so_far() -> None:
         ({"num_devices": 12}, LayoutError, "gpus=12 must be a multiple of the 8 h100-sxm-80gb of a node"),
         ({"global_batch_size": None}, WorkloadError, "give --global-batch, such as 2048"),
         ({"global_batch_size": 7, "keep": {"pipeline_parallel": (1,), "tensor_parallel": (1,),
-          "context_parallel": (1,)}}, LayoutError, "must share global_batch_size=7 evenly"),
+          "context_parallel": (1,)}}, LayoutError, "no number of replicas that divides global_batch_size=7 leaves"),
         ({"layout": {"tensor_parallel": 3}}, LayoutError, "tensor_parallel must divide gpus=16"),
         ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be a whole number from 1"),
         ({"layout": {"tensor_parallel": 2}, "keep": {"tensor_parallel": (4, 8)}}, LayoutError, "only 4, 8 may be kept"),
@@ -273,6 +273,18 @@ def test_bad_questions(keywords: dict[str, Any], error: type[ShapewrightError], 
     with pytest.raises(error, match=re.escape(message)) as caught:
         small_plan(**keywords)
     assert "\n" not in str(caught.value)
+
+
+def test_a_batch_that_the_devices_cannot_share_gets_the_nearest_that_they_can() -> None:
+    """No divisor of 1024 leaves degrees of 72 devices that 32 heads allow; 1008 and 1080 sequences do."""
+    question: dict[str, Any] = {"device": "gb200", "num_devices": 72, "layout": {"pipeline_parallel": 1}}
+    question["layout"]["context_parallel"] = 1
+    with pytest.raises(
+        LayoutError, match=r"tensor_parallel=18 must divide num_heads=32\).*give --global-batch 1008 or 1080"
+    ):
+        shapewright.plan("llama-3-8b", global_batch_size=1024, **question)
+    for advised in (1008, 1080):
+        assert shapewright.plan("llama-3-8b", global_batch_size=advised, top=1, **question).plans
 
 
 def test_model_that_cannot_fit_gets_the_nearest_plan() -> None:

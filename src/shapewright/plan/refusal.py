@@ -80,13 +80,36 @@ def _say_why_nothing(job: PlanJob, findings: Findings) -> str:
         values = request.kept.get(name, ())
         if values and all(request.num_devices % value for value in values):
             return f"{what}: {name} must divide gpus={request.num_devices}; {name} may be {_near(values[0], request)}"
+    batch = job.workload.global_batch_size
+    others = _batches_that_divide(job)
+    if others:
+        refused = findings.tally.refused.most_common(1)
+        reason = f" ({refused[0][0].partition(';')[0]})" if refused else ""
+        return (
+            f"{what}: no number of replicas that divides global_batch_size={batch} leaves degrees that may be "
+            f"chosen{reason}; give --global-batch {' or '.join(map(str, others))}"
+        )
     if findings.tally.refused:
         return f"{what}: {findings.tally.refused.most_common(1)[0][0]}"
     return (
-        f"{what}: the replicas must share global_batch_size={job.workload.global_batch_size} evenly, in micro-batches "
+        f"{what}: the replicas must share global_batch_size={batch} evenly, in micro-batches "
         f"that are kept, and stages of {job.config.num_layers} layers must not be empty; change --gpus, --global-batch "
         f"or what is kept"
     )
+
+
+def _batches_that_divide(job: PlanJob) -> list[int]:
+    """The nearest global batches that all devices share evenly, where that is what is missing."""
+    batch, num_devices = job.workload.global_batch_size, job.request.num_devices
+    assert batch is not None
+    if batch % num_devices == 0:
+        return []
+    return [
+        each
+        for each in (batch // num_devices * num_devices, -(-batch // num_devices) * num_devices)
+        if each
+        and explore(replace(job, workload=replace(job.workload, global_batch_size=each)), memory_only=True).smallest
+    ]
 
 
 def _near(value: int, request: PlanRequest) -> str:
