@@ -38,6 +38,7 @@ _PROMISED = _words(
     deepseek-v2-lite deepseek-v3 olmo-7b olmo-2-13b smollm-135m smollm2-1.7b smollm3-3b stablelm-2-1.6b starcoder2-3b
     starcoder2-15b command-r granite-3.1-8b gpt-oss-20b gpt-oss-120b bert-base bert-large t5-small t5-11b t5-v1.1-xxl
     flan-t5-xl llm-foundry-mpt-7b megatron-gpt-1.7b megatron-gpt-1t dbrx grok-1 olmoe-1b-7b glm-4.5 glm-4.5-air
+    glm-4.7-flash minimax-m2 olmo-3-7b olmo-3-32b seed-oss-36b
     """
 )
 
@@ -45,23 +46,25 @@ _PROMISED = _words(
 _HUB_KEYS = _words(
     """
     activation_function alibi apply_residual_connection_post_layernorm attention_bias attention_chunk_size
-    attention_dropout attention_probs_dropout_prob attention_types attn_config attn_logit_softcapping attn_pdrop bias
-    d_ff d_kv d_model decoder_sparse_step do_layer_norm_before dropout dropout_rate emb_pdrop embd_pdrop embed_dropout
-    embedding_dropout enable_bias expansion_ratio feed_forward_proj ffn_config ffn_dim final_logit_softcapping
-    first_k_dense_replace head_dim hidden_act hidden_activation hidden_dropout hidden_dropout_prob hidden_size
-    initial_context_length interleave_moe_layer_step intermediate_size intermediate_size_mlp is_encoder_decoder
-    kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb lm_head_bias logit_scale
-    max_position_embeddings max_seq_len mlp_bias mlp_only_layers model_type moe_intermediate_size moe_layer_freq
-    multi_query n_embd n_group n_head n_heads n_layer n_layers n_positions n_routed_experts n_shared_experts
-    new_decoder_architecture no_bias no_rope_layer_interval norm_eps norm_epsilon norm_topk_prob norm_type
-    num_attention_heads num_decoder_layers num_experts num_experts_per_tok num_heads num_hidden_layers
-    num_key_value_heads num_kv_heads num_layers num_local_experts num_nextn_predict_layers
-    original_max_position_embeddings parallel_attn partial_rotary_factor q_lora_rank qk_layernorm qk_nope_head_dim
-    qk_rope_head_dim quantization_config query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop
-    residual_dropout rms_norm_eps rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct
-    routed_scaling_factor scoring_func shared_expert_intermediate_size sliding_window sliding_window_pattern
-    swiglu_limit tie_word_embeddings topk_group topk_method type_vocab_size use_bias use_parallel_residual use_qk_norm
-    use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
+    attention_dropout attention_out_bias attention_probs_dropout_prob attention_types attn_config
+    attn_logit_softcapping attn_pdrop bias d_ff d_kv d_model decoder_sparse_step do_layer_norm_before dropout
+    dropout_rate emb_pdrop embd_pdrop embed_dropout embedding_dropout enable_bias expansion_ratio feed_forward_proj
+    ffn_config ffn_dim final_logit_softcapping first_k_dense_replace head_dim hidden_act hidden_activation
+    hidden_dropout hidden_dropout_prob hidden_size initial_context_length interleave_moe_layer_step intermediate_size
+    intermediate_size_mlp is_encoder_decoder kv_lora_rank layer_norm_eps layer_norm_epsilon layer_types learned_pos_emb
+    lm_head_bias logit_scale max_position_embeddings max_seq_len mlp_bias mlp_only_layers model_type
+    moe_intermediate_size moe_k moe_layer_end_index moe_layer_freq moe_layer_interval moe_layer_start_index
+    moe_num_experts moe_num_shared_experts multi_query n_embd n_group n_head n_heads n_layer n_layers n_positions
+    n_routed_experts n_shared_experts new_decoder_architecture no_bias no_rope_layer_interval norm_eps norm_epsilon
+    norm_topk_prob norm_type num_attention_heads num_decoder_layers num_experts num_experts_per_tok num_heads
+    num_hidden_layers num_key_value_heads num_kv_heads num_layers num_local_experts num_mtp_modules
+    num_nextn_predict_layers original_max_position_embeddings parallel_attn partial_rotary_factor
+    position_embedding_type q_lora_rank qk_layernorm qk_nope_head_dim qk_rope_head_dim quantization_config
+    query_pre_attn_scalar relative_attention_num_buckets resid_dropout resid_pdrop residual_dropout rms_norm_eps
+    rope_local_base_freq rope_scaling rope_theta rotary_dim rotary_emb_base rotary_pct routed_scaling_factor
+    scoring_func shared_expert_intermediate_size shared_intermediate_size sliding_window sliding_window_pattern
+    swiglu_limit tie_word_embeddings topk_group topk_method type_vocab_size use_bias use_mtp use_parallel_residual
+    use_qk_norm use_qkv_bias use_sliding_window v_head_dim vocab_size window_size word_embed_proj_dim
     """
 )
 
@@ -83,7 +86,7 @@ _ROUNDING = 0.07
 # Parameters that one token uses, as the papers and model cards say it, in billions. Some count the embedding, some do
 # not: arXiv 2401.04088 section 2, Qwen blog of 2024-03-28, arXiv 2407.10671 Table 1, 2505.09388 Table 2, 2405.04434
 # abstract and appendix B, 2412.19437 abstract, Llama 4 model card, 2508.10925 Table 1, 2409.02060, model cards of DBRX,
-# GLM-4.5, Qwen3-Coder and Phi-3.5-MoE.
+# GLM-4.5, Qwen3-Coder, Phi-3.5-MoE and MiniMax-M2, arXiv 2506.05767 (dots.llm1).
 _PUBLISHED_ACTIVE = {
     "mixtral-8x7b": 12.9,
     "mixtral-8x22b": 39,
@@ -102,12 +105,14 @@ _PUBLISHED_ACTIVE = {
     "glm-4.5-air": 12,
     "qwen3-coder-480b-a35b": 35,
     "phi-3.5-moe": 6.6,
+    "minimax-m2": 10,
+    "dots.llm1": 14,
     "gpt-oss-20b": 3.61,
     "gpt-oss-120b": 5.13,
 }
 
-# arXiv 2508.06471, Table 1, counts neither the embedding nor the logit matrix.
-_WITHOUT_EMBEDDING_AND_HEAD = {"glm-4.5", "glm-4.5-air"}
+# arXiv 2508.06471, Table 1, counts neither the embedding nor the logit matrix, and MiniMax's 10 billion fit without.
+_WITHOUT_EMBEDDING_AND_HEAD = {"glm-4.5", "glm-4.5-air", "minimax-m2"}
 
 
 def test_there_are_enough_presets() -> None:
