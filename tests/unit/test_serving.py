@@ -114,6 +114,15 @@ def test_model_that_a_node_cannot_hold_gets_more_devices() -> None:
         plan("llama-3.1-405b", num_devices=8)
 
 
+def test_what_is_advised_for_a_model_that_does_not_fit_works() -> None:
+    """405 billion in 16 bits are 811 GB, more than eight H100 have; the formats that are named in its place do fit."""
+    with pytest.raises(WorkloadError) as caught:
+        plan("llama-3.1-405b", num_devices=8, formats=None)
+    assert str(caught.value).endswith("or --dtype fp8 or --weight-dtype int4, which fits")
+    for workload in ({"dtype": "fp8"}, {"weight_dtype": "int4"}):
+        assert plan("llama-3.1-405b", num_devices=8, workload=workload).capacities
+
+
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [

@@ -105,8 +105,11 @@ def test_a_format_that_does_not_fit_is_told_with_what_it_needs() -> None:
     (words,) = said
     assert "in bf16 does not fit on 1 x h100-sxm-80gb" in words
     assert "it needs 2 (tensor_parallel=2, pipeline_parallel=1, expert_parallel=1): give --gpus 2" in words
-    with pytest.raises(WorkloadError, match="it needs 2"):
+    with pytest.raises(WorkloadError, match=r"it needs 2 .*give --gpus 2, or --weight-dtype int4, which fits$"):
         find("llama-3-70b", "bf16", "bf16:int4", num_devices=1)
+    # Four bits do not help 405 billion on one device, and nothing else is promised.
+    with pytest.raises(WorkloadError, match=r"give --gpus 16$"):
+        find("llama-3.1-405b", "bf16", "bf16:int4", num_devices=1)
     # 810 GB: twice as many devices are looked at until they hold it, and without a number of them just used.
     with pytest.raises(WorkloadError, match=r"not fit on 2 x .* it needs 16 \(tensor_parallel=8, pipeline_parallel=2"):
         find("llama-3.1-405b", num_devices=2)

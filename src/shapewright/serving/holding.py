@@ -94,7 +94,7 @@ class InstanceFinder:
             if not held:
                 words = self._misfit_words(one, most)
                 if one is formats[0]:
-                    raise WorkloadError(words)
+                    raise WorkloadError(words + self._words_on_narrower(formats[1:], most))
                 said.append(words)
             if len(held) > _MOST_LAYOUTS_PRICED:
                 said.append(
@@ -139,14 +139,30 @@ class InstanceFinder:
                 degrees = ", ".join(f"{name}={value}" for name, value in told.items())
                 return (
                     f"{job} does not fit on {most} x {self.device.name} ({format_bytes(self.device.memory_bytes)} "
-                    f"each); it needs {nearest.num_devices} ({degrees}): give --gpus {nearest.num_devices}, or "
-                    f"narrower --formats"
+                    f"each); it needs {nearest.num_devices} ({degrees}): give --gpus {nearest.num_devices}"
                 )
         return (
             f"{job} fits on none of up to {_LARGEST_INSTANCE} x {self.device.name}, in tensor groups inside a node of "
             f"{self.device.node_size} and at most {MOST_STAGES} stages; give --tp or --pp for more, a shorter --isl or "
             f"--osl, or a device with more memory"
         )
+
+    def _words_on_narrower(self, others: Sequence[ServingFormat], most: int) -> str:
+        """The options that take those of other formats that do fit; nothing where none does."""
+        fitting = [_options_of(one, self.workload) for one in others if self._hold(one, most)]
+        return f", or {' or '.join(fitting)}, which fits" if fitting else ""
+
+
+def _options_of(one: ServingFormat, wanted: Workload) -> str:
+    """Options of the command that make a format the wanted one."""
+    options = []
+    if one.dtype != wanted.dtype:
+        options.append(f"--dtype {one.dtype}")
+    if one.weight_dtype != one.dtype:
+        options.append(f"--weight-dtype {one.weight_dtype}")
+    if one.kv_cache_dtype != one.dtype:
+        options.append(f"--kv-cache-dtype {one.kv_cache_dtype}")
+    return " ".join(options)
 
 
 def _spread_over_sizes(
