@@ -97,7 +97,7 @@ def attention_path(device: str, dtype: str, library: str, kernel: str, width: fl
         batch_size=one, query_len=one, kv_len=one, num_heads=group * one, num_kv_heads=one, head_dim=width * one,
         v_head_dim=width * one, window_size=0.0 * one, causal=True, element_bytes=2.0, kv_element_bytes=2.0,
     )  # fmt: skip
-    name = str(choose_kernels(shape, section, kernel)[0])
+    (name,) = choose_kernels(shape, section, kernel)
     path = f"{section.library}/{section.name}" if section.library else section.name
     learned = ", learned" if section.residual(name, phase) is not None else ""
     return f"own/{record.id}/{path}/{name}/{phase}{learned}"

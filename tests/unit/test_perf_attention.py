@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from shapewright.errors import CalibrationError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
 from shapewright.operations import Attention
-from shapewright.perf.attention import price_attention
+from shapewright.perf.attention import price_attention, price_attentions
 from shapewright.perf.attention_kernels import read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
 from shapewright.perf.calibration import load_record
@@ -203,3 +203,37 @@ def test_a_head_between_compiled_widths_takes_the_work_of_the_next(device_name: 
     )
     assert narrow.compute_s == pytest.approx(wide.compute_s, rel=0.01)
     assert narrow.time_s <= wide.time_s
+
+
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "l40s", "mi300x", "rtx-4090"])
+def test_calls_priced_together_cost_what_each_costs_alone(name: str) -> None:
+    """Passes, directions, windows, widths and labels: the prices of a step come in its order, each as if it were alone."""
+    calls = [
+        call(),
+        call(is_backward=True),
+        call(query_len=1),
+        call(window_size=128),
+        call(head_dim=192, v_head_dim=128, num_kv_heads=32),
+        call(causal=False, query_len=1, kv_len=512),
+        call(kv_cache_dtype="fp8", query_len=1),
+        call(batch_size=1, query_len=512, kv_len=512, is_backward=True, window_size=100),
+    ]
+    device = load_device(name)
+    record = load_record("attention", device)
+
+    together = price_attentions(calls, device, record)
+
+    for one, found in zip(calls, together, strict=True):
+        alone = price_attention(one, device, record)
+        numbers, expected = asdict(found), asdict(alone)
+        assert numbers.pop("calibration") == expected.pop("calibration")
+        assert numbers == pytest.approx(expected, rel=1e-12)
+
+
+def test_direction_may_differ_from_call_to_call() -> None:
+    """A forward call and its gradient in one operation of arrays: FLOPs and bytes double, five products for two."""
+    both = call(is_backward=np.array([False, True]))
+
+    assert both.flops[1] == 2.0 * both.flops[0]
+    assert both.num_bytes[1] == 2.0 * both.num_bytes[0]
+    assert both.executed_flops[1] == 2.5 * both.executed_flops[0]

@@ -12,6 +12,9 @@ from shapewright.dtypes import get_dtype
 from shapewright.operations.base import OperationBase
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shapewright.operations.base import Count, Numeric
 
 
@@ -29,7 +32,8 @@ class Attention(OperationBase):
         v_head_dim: Width of a value head. [element]
         causal: Whether a query sees only positions up to its own (aligned at the end of the keys).
         window_size: Most recent positions that a query sees; 0 means all.
-        is_backward: Whether this is the gradient (dQ, dK, dV; scores recomputed).
+        is_backward: Whether this is the gradient (dQ, dK, dV; scores recomputed); of calls in arrays one for all, or
+            one for each.
         kv_cache_dtype: Element format of keys and values in memory; None means ``dtype``.
         values_in_keys: Whether values are the first v_head_dim elements of the keys and need no reading of their own
             (attention on MLA's latents).
@@ -46,7 +50,7 @@ class Attention(OperationBase):
     v_head_dim: Count
     causal: bool = True
     window_size: Count = 0
-    is_backward: bool = False
+    is_backward: bool | NDArray[np.bool_] = False
     kv_cache_dtype: str | None = None
     values_in_keys: bool = False
     writes_cache: bool = False
@@ -60,9 +64,8 @@ class Attention(OperationBase):
         Forward is two products; backward counts four (dV, dP, dQ, dK), not the recomputed scores, so that
         backward is twice forward as for every other layer (arXiv 2205.05198 eq. 7).
         """
-        products = 2.0 if self.is_backward else 1.0
         square = 1.0 * self.batch_size * self.num_heads * self.query_len * self.kv_len
-        return products * 2.0 * square * (self.head_dim + self.v_head_dim)
+        return (1.0 + self.is_backward) * 2.0 * square * (self.head_dim + self.v_head_dim)
 
     @property
     def attended_pairs(self) -> Numeric:
@@ -79,7 +82,7 @@ class Attention(OperationBase):
         if self.causal:
             # Query i (from 0) sees keys 0 .. keys - query + i; the window keeps the latest `window` of them.
             first = keys - query + 1.0
-            clipped = np.clip(window - first + 1.0, 0.0, query)
+            clipped = np.minimum(np.maximum(window - first + 1.0, 0.0), query)
             growing = clipped * first + clipped * (clipped - 1.0) / 2.0
             seen = growing + (query - clipped) * window
         else:
@@ -90,9 +93,8 @@ class Attention(OperationBase):
     @property
     def executed_flops(self) -> Numeric:
         """FLOPs left by the mask; backward also recomputes the scores (five products against two). [flop]"""
-        if self.is_backward:
-            return 2.0 * self.attended_pairs * (3.0 * self.head_dim + 2.0 * self.v_head_dim)
-        return 2.0 * self.attended_pairs * (self.head_dim + self.v_head_dim)
+        over_head_dim, over_v_head_dim = 1.0 + 2.0 * self.is_backward, 1.0 + self.is_backward
+        return 2.0 * self.attended_pairs * (over_head_dim * self.head_dim + over_v_head_dim * self.v_head_dim)
 
     @property
     def num_bytes(self) -> Numeric:
@@ -109,5 +111,5 @@ class Attention(OperationBase):
         )
         kv_head_width = self.head_dim + (0 if self.values_in_keys else self.v_head_dim)
         keys_and_values = 1.0 * self.batch_size * reach * self.num_kv_heads * kv_head_width * kv_width
-        total = (2.0 if self.is_backward else 1.0) * (q_and_o + keys_and_values)
+        total = (1.0 + self.is_backward) * (q_and_o + keys_and_values)
         return float(total) if np.ndim(total) == 0 else total

@@ -28,10 +28,12 @@ from shapewright.perf.attention_sections import (
 from shapewright.perf.attention_transfer import ASSUMED_CLOCK_HZ, carry_kernel, decode_section
 from shapewright.perf.calibration import ROOFLINE_BOUND
 from shapewright.perf.lending import clock_beside_hz, clock_hz_of
-from shapewright.perf.price import AttentionPrice
+from shapewright.perf.price import AttentionPrice, split_rows
 from shapewright.perf.roofline import ROOFLINE_HIGH_FACTOR, roofline_s
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
@@ -39,12 +41,16 @@ if TYPE_CHECKING:
     from shapewright.perf.calibration import CalibrationRecord
 
     Array = NDArray[np.float64]
+    # What to show beside the prices of calls, and which of them it stands beside.
+    _Labels = list[tuple[str, NDArray[np.bool_]]]
 
 # FlashAttention needs Ampere's asynchronous copies and bf16; no library fuses attention well before it.
 # Source: arXiv 2307.08691 and the flash-attn package's list of GPUs.
 _UNFUSED_ARCHITECTURES = ("pascal", "volta", "turing")
 # Makers whose chips run tiles on multiprocessors with an exponential unit each; others get their roofline.
 _TILE_VENDORS = ("NVIDIA", "AMD")
+# Sizes of a call, as operations and AttentionShape name them.
+_SIZES = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
 
 
 def price_attention(
@@ -76,6 +82,47 @@ def price_attention(
         WorkloadError: no fused attention exists for the device.
         UnknownRateError: the device has no rate for the dtype.
     """
+    columns, labels = _price_columns(operation, device, record, hot_cache=hot_cache, running=(library, kernel))
+    values: dict[str, Any] = {name: _plain(column) for name, column in columns.items()}
+    return AttentionPrice(calibration=labels[-1][0], **values)
+
+
+def price_attentions(
+    operations: Sequence[Attention], device: Device, record: CalibrationRecord
+) -> list[AttentionPrice]:
+    """Price many scalar calls, in their order: those alike in all but their sizes share one evaluation."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, call in enumerate(operations):
+        alike = (call.dtype, call.kv_cache_dtype, call.causal, call.values_in_keys, call.writes_cache)
+        groups.setdefault(alike, []).append(index)
+    prices: dict[int, AttentionPrice] = {}
+    for indices in groups.values():
+        columns, labels = _price_columns(_stack([operations[index] for index in indices]), device, record)
+        found = split_rows(AttentionPrice, columns, [_label_of(row, labels) for row in range(len(indices))])
+        prices.update(zip(indices, found, strict=True))
+    return [prices[index] for index in range(len(operations))]
+
+
+def _stack(calls: Sequence[Attention]) -> Attention:
+    """Scalar calls that differ in sizes and direction alone, as one of arrays."""
+    sizes = np.array([[getattr(call, name) for name in _SIZES] for call in calls], dtype=float).T.copy()
+    is_backward = np.array([call.is_backward for call in calls])
+    return calls[0].changed(is_backward=is_backward, **dict(zip(_SIZES, sizes, strict=True)))
+
+
+def _label_of(row: int, labels: _Labels) -> str:
+    return next(label for label, calls in labels if calls[row])
+
+
+def _price_columns(
+    operation: Attention,
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    hot_cache: bool = False,
+    running: tuple[str, str] = ("", ""),
+) -> tuple[dict[str, Array], _Labels]:
+    """Fields of AttentionPrice but the label; labels, and which calls have them; ``running`` is library and kernel."""
     if device.architecture in _UNFUSED_ARCHITECTURES:
         raise WorkloadError(
             f"attention='flash' has no kernel for {device.name} ({device.architecture}), it needs ampere or newer; "
@@ -86,35 +133,30 @@ def price_attention(
     floor_s = np.asarray(roofline_s(operation.executed_flops, moved_bytes, device, dtype), dtype=float)
     has_tiles = device.vendor in _TILE_VENDORS or "attention" in device.own_records
     if device.roofline_only or device.num_sms is None or not has_tiles:
-        return _bound(operation, floor_s, device, dtype)
+        return _bound(operation, floor_s, device, dtype), [(ROOFLINE_BOUND, np.ones(floor_s.shape, dtype=bool))]
 
     kv_dtype = operation.kv_cache_dtype or operation.dtype
-    section = choose_section(dtype, get_dtype(kv_dtype).bits, record, library, kernel)
+    section = choose_section(dtype, get_dtype(kv_dtype).bits, record, *running)
     shape, rates = _shape_of(operation, kv_dtype), _rates_of(device, dtype, record)
     columns: dict[str, Array] = {}
+    labels: _Labels = []
     label = record.label if section.is_own else f"{record.label}, fractions of {section.name}"
-    for own, calls in _share_calls(operation, shape, device, section, (library, kernel)):
-        if own is not section:
-            label += f", decode of {own.record.id}"
-        kernel_names = choose_kernels(shape, own, kernel)
-        for name in np.unique(kernel_names[calls]):
-            here = calls & (kernel_names == name)
-            fresh = _estimate(operation, shape, device, rates, (own, str(name)), hot_cache=hot_cache)
-            columns = _merge(here, fresh, columns)
-    time_s = np.maximum(columns["total_s"], floor_s)
-    widening = ASSUMED_WIDENING if operation.is_backward else 1.0
-    return AttentionPrice(
-        time_s=_plain(time_s),
-        low_s=_plain(np.maximum(time_s * columns["low"] ** widening, floor_s)),
-        high_s=_plain(time_s * columns["high"] ** widening),
-        compute_s=_plain(columns["compute_s"]),
-        memory_s=_plain(columns["memory_s"]),
-        start_s=_plain(columns["start_s"]),
-        correction=_plain(columns["correction"]),
-        roofline_s=_plain(floor_s),
-        shared_error=_plain(columns["shared_error"]),
-        calibration=label,
-    )
+    for own, calls in _share_calls(operation, shape, device, section, running):
+        labels.append((label if own is section else f"{label}, decode of {own.record.id}", calls))
+        for name, takers in choose_kernels(shape, own, running[1]).items():
+            if (here := calls & takers).any():
+                fresh = _estimate(operation, shape, device, rates, (own, name), hot_cache=hot_cache)
+                columns = _merge(here, fresh, columns)
+    time_s = np.maximum(columns.pop("total_s"), floor_s)
+    widening = np.where(operation.is_backward, ASSUMED_WIDENING, 1.0)
+    low, high = columns.pop("low") ** widening, columns.pop("high") ** widening
+    return {
+        "time_s": time_s,
+        "low_s": np.maximum(time_s * low, floor_s),
+        "high_s": time_s * high,
+        "roofline_s": floor_s,
+        **columns,
+    }, labels
 
 
 def _rates_of(device: Device, dtype: str, record: CalibrationRecord) -> AttentionRates:
@@ -175,10 +217,11 @@ def _estimate(
         interval = section.interval(name, phase)
         low, high = interval.factors(times.total_s)
         total_s, correction = times.total_s, np.ones_like(times.total_s)
-        learned = None if operation.is_backward else section.residual(name, phase)
+        forward = np.logical_not(operation.is_backward)
+        learned = section.residual(name, phase) if forward.any() else None
         if learned is not None:
             table, near = learned
-            logs, weight = log_correction(table, shape, kernel_width(name), is_decode=phase == "decode")
+            logs, weight = log_correction(table, shape, kernel_width(name), is_decode=phase == "decode", where=forward)
             correction = np.exp(logs)
             total_s = total_s * correction
             near_low, near_high = near.factors(total_s)
@@ -206,11 +249,9 @@ def _merge(where: NDArray[np.bool_], fresh: dict[str, Array], columns: dict[str,
 
 def _runs_decode_kernel(operation: Attention, shape: AttentionShape, decode: DecodeParameters) -> NDArray[np.bool_]:
     """Where the library takes its decode kernel."""
-    if operation.is_backward:
-        return np.zeros(shape.query_len.shape, dtype=bool)
     rows = shape.query_len * shape.num_heads / shape.num_kv_heads
     few = (rows <= decode.query_tile) & (shape.kv_len > shape.query_len)
-    return np.asarray((shape.query_len == 1.0) | few)
+    return np.asarray(((shape.query_len == 1.0) | few) & np.logical_not(operation.is_backward))
 
 
 def _arithmetic_dtype(dtype: str, device: Device) -> str:
@@ -222,19 +263,8 @@ def _arithmetic_dtype(dtype: str, device: Device) -> str:
 
 def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
     """Sizes as float arrays of one shape."""
-    sizes = (
-        operation.batch_size,
-        operation.query_len,
-        operation.kv_len,
-        operation.num_heads,
-        operation.num_kv_heads,
-        operation.head_dim,
-        operation.v_head_dim,
-        operation.window_size,
-    )
-    arrays = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in sizes))
-    names = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "window_size")
-    columns: dict[str, Any] = dict(zip(names, arrays, strict=True))
+    arrays = np.broadcast_arrays(*(np.asarray(getattr(operation, name), dtype=float) for name in _SIZES))
+    columns: dict[str, Any] = dict(zip(_SIZES, arrays, strict=True))
     return AttentionShape(
         causal=operation.causal,
         element_bytes=get_dtype(operation.dtype).num_bytes,
@@ -244,20 +274,19 @@ def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
     )
 
 
-def _bound(operation: Attention, floor_s: Array, device: Device, dtype: str) -> AttentionPrice:
-    """Roofline of a device whose kernels are not modelled; the label says that it is one."""
-    compute_s = np.asarray(operation.executed_flops / device.peak_flops_per_s(dtype))
-    memory_s = np.asarray(operation.num_bytes / device.memory_bandwidth_bytes_per_s)
-    return AttentionPrice(
-        time_s=_plain(floor_s),
-        low_s=_plain(floor_s),
-        high_s=_plain(floor_s * ROOFLINE_HIGH_FACTOR),
-        compute_s=_plain(compute_s),
-        memory_s=_plain(memory_s),
-        start_s=_plain(np.zeros_like(floor_s)),
-        roofline_s=_plain(floor_s),
-        calibration=ROOFLINE_BOUND,
-    )
+def _bound(operation: Attention, floor_s: Array, device: Device, dtype: str) -> dict[str, Array]:
+    """Columns of the roofline of a device whose kernels are not modelled."""
+    return {
+        "time_s": floor_s,
+        "low_s": floor_s,
+        "high_s": floor_s * ROOFLINE_HIGH_FACTOR,
+        "compute_s": np.asarray(operation.executed_flops / device.peak_flops_per_s(dtype)),
+        "memory_s": np.asarray(operation.num_bytes / device.memory_bandwidth_bytes_per_s),
+        "start_s": np.zeros_like(floor_s),
+        "correction": np.ones_like(floor_s),
+        "roofline_s": floor_s,
+        "shared_error": np.zeros_like(floor_s),
+    }
 
 
 def _plain(value: Array) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -95,8 +95,7 @@ class AttentionRates:
     l2_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelTime:
+class KernelTime(NamedTuple):
     """Parts of a kernel's time. [s]"""
 
     total_s: Array

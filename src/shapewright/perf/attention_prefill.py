@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,8 @@ from shapewright.perf.attention_kernels import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shapewright.perf.attention_kernels import Array
 
 # Compute time at which half of the power-limited slow-down is reached: clocks fall within about a millisecond. [s]
@@ -102,9 +105,20 @@ class PrefillParameters:
     backward_rate_fraction: float
     unaligned_passes: float = 0.0
 
+    @cached_property
+    def rate_knots(self) -> tuple[Array, Array]:
+        """Logarithms of the head widths that were measured, and the share of the tensor peak at each. [widths]"""
+        widths = np.array([float(width) for width in self.tensor_fraction])
+        return np.log(widths), np.array(list(self.tensor_fraction.values()))
+
 
 def estimate_prefill(
-    shape: AttentionShape, rates: AttentionRates, p: PrefillParameters, *, writes_cache: bool, is_backward: bool = False
+    shape: AttentionShape,
+    rates: AttentionRates,
+    p: PrefillParameters,
+    *,
+    writes_cache: bool,
+    is_backward: bool | NDArray[np.bool_] = False,
 ) -> KernelTime:
     """Time of attention of many queries against the keys of their sequence.
 
@@ -113,64 +127,69 @@ def estimate_prefill(
         rates: The device.
         p: The kernel.
         writes_cache: Whether the copy of new keys and values into the cache belongs to the call.
-        is_backward: Whether this is the gradient: five products instead of two, at backward_rate_fraction, and
-            twice the traffic.
+        is_backward: Whether this is the gradient, one for all or one for each: five products instead of two, at
+            backward_rate_fraction, and twice the traffic.
     """
-    head_dim = (pad_head(shape.head_dim, p.kernel_head_dims) + pad_head(shape.v_head_dim, p.kernel_head_dims)) / 2.0
     group = shape.num_heads / shape.num_kv_heads
-    compute_s = _tiles_s(shape, head_dim, np.ones_like(group), rates, p)
-    if p.packs_query_heads:
-        compute_s = np.minimum(compute_s, _tiles_s(shape, head_dim, group, rates, p))
-    sustained = 1.0 - p.power_drop_fraction * compute_s / (compute_s + POWER_HALF_S)
-    compute_s = compute_s / sustained
-    directions = 2.0 if is_backward else 1.0
-    if is_backward:
-        widths = shape.head_dim + shape.v_head_dim
-        compute_s = compute_s * (3.0 * shape.head_dim + 2.0 * shape.v_head_dim) / widths / p.backward_rate_fraction
+    packings = np.ones((1 + p.packs_query_heads, *group.shape))
+    packings[-1] = group if p.packs_query_heads else 1.0
+    compute_s = _tiles_s(shape, packings, rates, p).min(axis=0)
+    compute_s = compute_s / (1.0 - p.power_drop_fraction * compute_s / (compute_s + POWER_HALF_S))
+    if np.any(is_backward):
+        more_work = (3.0 * shape.head_dim + 2.0 * shape.v_head_dim) / (shape.head_dim + shape.v_head_dim)
+        compute_s = compute_s * np.where(is_backward, more_work / p.backward_rate_fraction, 1.0)
 
+    q_and_out_bytes, kv_bytes = shape.q_and_out_bytes, shape.kv_bytes
     # A window's keys beyond every query's reach are never read.
     reach = np.where(shape.window_size > 0, np.minimum(shape.kv_len, shape.window_size + shape.query_len), shape.kv_len)
-    read_kv_bytes = shape.kv_bytes * reach / shape.kv_len
-    moved_bytes = directions * (shape.q_and_out_bytes * p.query_passes + read_kv_bytes)
-    new_bytes = shape.kv_bytes * np.minimum(shape.query_len / shape.kv_len, 1.0)
+    read_kv_bytes = kv_bytes * reach / shape.kv_len
+    moved_bytes = (1.0 + is_backward) * (q_and_out_bytes * p.query_passes + read_kv_bytes)
+    new_bytes = kv_bytes * np.minimum(shape.query_len / shape.kv_len, 1.0)
     copied_bytes = new_bytes * (1.0 + shape.element_bytes / shape.kv_element_bytes)
-    resident = resident_fraction(shape.q_and_out_bytes + read_kv_bytes + copied_bytes, rates, p)
+    resident = resident_fraction(q_and_out_bytes + read_kv_bytes + copied_bytes, rates, p)
     seconds_per_byte = traffic_factor(resident, rates, p) / (rates.bandwidth_bytes_per_s * p.bandwidth_fraction)
     memory_s = moved_bytes * seconds_per_byte
-    new_tokens = shape.batch_size * np.minimum(shape.query_len, shape.kv_len)
-    copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte
-    copy_s = copy_s + new_tokens * p.cache_write_token_cycles / (rates.clock_hz * rates.num_sms)
-    copy_s = copy_s if writes_cache else np.zeros_like(copy_s)
+    copy_s = np.zeros_like(memory_s)
+    if writes_cache:
+        new_tokens = shape.batch_size * np.minimum(shape.query_len, shape.kv_len)
+        copy_s = copied_bytes * p.cache_write_passes * seconds_per_byte
+        copy_s = copy_s + new_tokens * p.cache_write_token_cycles / (rates.clock_hz * rates.num_sms)
     if p.unaligned_passes > 0.0:
-        padded_bytes = 2.0 * (shape.q_and_out_bytes + shape.kv_bytes) * p.unaligned_passes
+        padded_bytes = 2.0 * (q_and_out_bytes + kv_bytes) * p.unaligned_passes
         is_padded = (shape.head_dim % _HEAD_MULTIPLE != 0.0) | (shape.v_head_dim % _HEAD_MULTIPLE != 0.0)
         copy_s = copy_s + np.where(is_padded, padded_bytes / rates.bandwidth_bytes_per_s, 0.0)
-    start_s = np.full_like(memory_s, p.start_s if writes_cache else p.start_s - p.cache_write_start_s)
-    start_s = start_s + np.where(shape.window_size > 0, p.window_start_s, 0.0)
+    plain_start_s = p.start_s if writes_cache else p.start_s - p.cache_write_start_s
+    start_s = plain_start_s + np.where(shape.window_size > 0, p.window_start_s, 0.0)
     total_s = start_s + join(compute_s, memory_s, p.overlap_power) + copy_s
     return KernelTime(total_s=total_s, compute_s=compute_s, memory_s=memory_s + copy_s, start_s=start_s)
 
 
-def _tiles_s(
-    shape: AttentionShape, head_dim: Array, packed: Array, rates: AttentionRates, p: PrefillParameters
-) -> Array:
-    """Time that the tiles take, when ``packed`` query heads share one."""
+def _per_score_s(shape: AttentionShape, rates: AttentionRates, p: PrefillParameters) -> Array:
+    """Time of one score of a query and a key: both products at the kernel's head width, and the exponential. [s]"""
+    head_dim = (pad_head(shape.head_dim, p.kernel_head_dims) + pad_head(shape.v_head_dim, p.kernel_head_dims)) / 2.0
+    fraction = np.interp(np.log(head_dim), *p.rate_knots)
+    products_s = 4.0 * head_dim / (fraction * rates.flops_per_s / rates.num_sms)
+    per_score_s: Array = products_s + 1.0 / (p.exponentials_per_sm_per_clock * rates.clock_hz)
+    return per_score_s
+
+
+def _tiles_s(shape: AttentionShape, packed: Array, rates: AttentionRates, p: PrefillParameters) -> Array:
+    """Time that the tiles take, when ``packed`` query heads share one. [s], [packings, *calls] as ``packed``"""
     step = p.query_tile / packed  # query positions of one tile
     num_steps = np.ceil(shape.query_len / step - CEIL_SLACK)
     all_keys = np.ceil(shape.kv_len / p.key_tile) * p.key_tile
-    reach = (np.ceil((shape.window_size + step) / p.key_tile) + p.window_extra_key_tiles) * p.key_tile
-    most_keys = np.where(shape.window_size > 0, np.minimum(all_keys, reach), all_keys)
-    visited, longest = _visit_keys(shape, step, most_keys, p)
-    if p.masked_key_work > 0.0 and np.any(most_keys < all_keys):
-        walked, longest_walk = _visit_keys(shape, step, all_keys, p)
+    most_keys = all_keys
+    if (shape.window_size > 0).any():
+        reach = (np.ceil((shape.window_size + step) / p.key_tile) + p.window_extra_key_tiles) * p.key_tile
+        most_keys = np.where(shape.window_size > 0, np.minimum(all_keys, reach), all_keys)
+    visited, longest = _visit_keys(shape, step, num_steps, most_keys, p)
+    if p.masked_key_work > 0.0 and (most_keys < all_keys).any():
+        walked, longest_walk = _visit_keys(shape, step, num_steps, all_keys, p)
         visited = visited + p.masked_key_work * (walked - visited)
         longest = longest + p.masked_key_work * (longest_walk - longest)
 
-    widths = np.array([float(width) for width in p.tensor_fraction])
-    fraction = np.interp(np.log(head_dim), np.log(widths), np.array(list(p.tensor_fraction.values())))
-    per_score_s = 4.0 * head_dim / (fraction * rates.flops_per_s / rates.num_sms)
-    per_score_s = per_score_s + 1.0 / (p.exponentials_per_sm_per_clock * rates.clock_hz)
-    overhead_s = np.full_like(visited, p.tile_overhead_cycles / rates.clock_hz)
+    per_score_s = _per_score_s(shape, rates, p)
+    overhead_s: Array | float = p.tile_overhead_cycles / rates.clock_hz
     waves = shape.batch_size * shape.num_heads / packed * num_steps / rates.num_sms
     if p.splits_keys:
         # Idle SMs take part of each tile's keys; joining the parts costs another epilogue.
@@ -184,21 +203,23 @@ def _tiles_s(
     return tiles_s
 
 
-def _visit_keys(shape: AttentionShape, step: Array, most_keys: Array, p: PrefillParameters) -> tuple[Array, Array]:
+def _visit_keys(
+    shape: AttentionShape, step: Array, num_steps: Array, most_keys: Array, p: PrefillParameters
+) -> tuple[Array, Array]:
     """Keys that the tiles of one head visit together, and those of the longest tile.
 
     Args:
         shape: The calls.
         step: Query positions of one tile.
+        num_steps: Tiles of one head.
         most_keys: Keys that one tile can visit at most.
         p: The kernel.
     """
-    num_steps = np.ceil(shape.query_len / step - CEIL_SLACK)
     if shape.causal:
         # Tile i (from 0) ends at query (i + 1) step, which sees that many keys and those before the first query;
         # the sum over tiles grows until most_keys is reached.
         before = np.maximum(shape.kv_len - shape.query_len, 0.0)
-        num_growing = np.clip(np.floor((most_keys - before) / step), 0.0, num_steps)
+        num_growing = np.minimum(np.maximum(np.floor((most_keys - before) / step), 0.0), num_steps)
         visited = step * num_growing * (num_growing + 1.0) / 2.0 + num_growing * before
         visited = visited + (num_steps - num_growing) * most_keys
         longest = np.minimum(most_keys, np.maximum(num_steps * step + before, p.key_tile))

@@ -11,8 +11,9 @@ heads, masks that are not causal and backward passes get nothing, nor do devices
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from math import log2
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 # What one unit of a stored number stands for; a byte then spans factors of 0.02 to 45.
 LOG_STEP = 0.03
 AXES = ("num_kv_heads", "group", "batch_size", "kv_len")
+# Up to this many calls are looked up one by one, as a step asks for them: NumPy would spend its time on starting.
+_MOST_ONE_BY_ONE = 8
 # Calls corrected together: sixteen corners of this many float64 stay in the second cache.
 _ROWS_PER_BLOCK = 4096
 
@@ -47,9 +50,19 @@ class AttentionResidual(ResidualTable):
     windows: tuple[int, ...]
     log_step: float = LOG_STEP
 
+    @cached_property
+    def knots(self) -> list[list[float]]:
+        """knots_log2 as numbers, for those who look up a few calls."""
+        return [knots.tolist() for knots in self.knots_log2]
+
 
 def log_correction(
-    table: AttentionResidual, shape: AttentionShape, head_dim: float, *, is_decode: bool
+    table: AttentionResidual,
+    shape: AttentionShape,
+    head_dim: float,
+    *,
+    is_decode: bool,
+    where: bool | NDArray[np.bool_] = True,
 ) -> tuple[Array, Array]:
     """Correction of each call, and how much of it counts.
 
@@ -58,17 +71,18 @@ def log_correction(
         shape: The calls.
         head_dim: Head width that the kernel was measured at. [element]
         is_decode: Whether calls of one new token were measured, not whole sequences.
+        where: Calls that may be corrected; the others get nothing.
 
     Returns:
         w r, to be added to the logarithm of a time, and w, 1 inside the table and 0 far from it.
     """
     sizes = (shape.num_kv_heads, shape.num_heads / shape.num_kv_heads, shape.batch_size, shape.kv_len)
-    if shape.batch_size.size == 1:
-        return _correct_one(table, shape, head_dim, sizes, is_decode=is_decode)
+    measured = where & (shape.head_dim == shape.v_head_dim) & shape.causal
+    if shape.batch_size.size <= _MOST_ONE_BY_ONE:
+        return _correct_few(table, shape, head_dim, sizes, measured, is_decode=is_decode)
     window, away = _nearest_window(table, shape)
     away = away + np.abs(np.log2(shape.head_dim / head_dim))
     away = away + np.log2(shape.query_len if is_decode else np.maximum(shape.kv_len / shape.query_len, 1.0))
-    measured = (shape.head_dim == shape.v_head_dim) & shape.causal
     places = [np.log2(size).reshape(-1) for size in sizes]
     flat_window, flat_away = window.reshape(-1), np.where(measured, away, np.inf).reshape(-1)
     blocks = [slice(start, start + _ROWS_PER_BLOCK) for start in range(0, len(flat_away), _ROWS_PER_BLOCK)]
@@ -77,23 +91,40 @@ def log_correction(
     return logs, weight
 
 
-def _correct_one(
-    table: AttentionResidual, shape: AttentionShape, head_dim: float, sizes: tuple[Array, ...], *, is_decode: bool
+def _correct_few(
+    table: AttentionResidual,
+    shape: AttentionShape,
+    head_dim: float,
+    sizes: tuple[Array, ...],
+    measured: NDArray[np.bool_],
+    *,
+    is_decode: bool,
 ) -> tuple[Array, Array]:
-    """The same for one call, which a step asks for: NumPy would spend its time on starting."""
-    query_len, kv_len = shape.query_len.item(), shape.kv_len.item()
-    zero = np.zeros(shape.batch_size.shape)
-    if not shape.causal or shape.head_dim.item() != shape.v_head_dim.item():
-        return zero, zero
-    window, away = _place_of_window(table, shape.window_size.item(), kv_len)
-    away += abs(log2(shape.head_dim.item() / head_dim)) + log2(query_len if is_decode else max(kv_len / query_len, 1.0))
+    """The same, one call after the other."""
+    found = []
+    columns = (measured, shape.query_len, shape.window_size, shape.head_dim, *sizes)
+    for is_measured, query_len, window_size, width, *own in zip(
+        *(each.ravel().tolist() for each in columns), strict=True
+    ):
+        if not is_measured:
+            found.append((0.0, 0.0))
+            continue
+        kv_len = own[-1]
+        window, away = _place_of_window(table, window_size, kv_len)
+        away += abs(log2(width / head_dim)) + log2(query_len if is_decode else max(kv_len / query_len, 1.0))
+        found.append(_look_up_one(table, [log2(size) for size in own], window, away))
+    logs, weight = np.array(found).T
+    return logs.reshape(shape.batch_size.shape), weight.reshape(shape.batch_size.shape)
+
+
+def _look_up_one(table: AttentionResidual, places: list[float], window: int, away: float) -> tuple[float, float]:
+    """What _look_up finds, of one call in floats."""
     corners = [(window, 1.0)]
-    for size, knots, length in zip(sizes, table.knots_log2, table.log_steps.shape[1:], strict=True):
-        place = log2(size.item())
-        away += max(knots.item(0) - place, 0.0) + max(place - knots.item(length - 1), 0.0)
-        lower = min(max(int(knots.searchsorted(place, side="right")) - 1, 0), length - 2)
-        below = knots.item(lower)
-        share = min(max((place - below) / (knots.item(lower + 1) - below), 0.0), 1.0)
+    for place, knots in zip(places, table.knots, strict=True):
+        length = len(knots)
+        away += max(knots[0] - place, 0.0) + max(place - knots[-1], 0.0)
+        lower = min(max(bisect_right(knots, place) - 1, 0), length - 2)
+        share = min(max((place - knots[lower]) / (knots[lower + 1] - knots[lower]), 0.0), 1.0)
         corners = [
             (index * length + lower + step, weight * part)
             for index, weight in corners
@@ -102,7 +133,7 @@ def _correct_one(
         ]
     total = sum(weight * table.log_steps.item(index) for index, weight in corners)
     fade = max(1.0 - away / FADE_DOUBLINGS, 0.0)
-    return zero + fade * total * LOG_STEP, zero + fade
+    return fade * total * LOG_STEP, fade
 
 
 def _nearest_window(table: AttentionResidual, shape: AttentionShape) -> tuple[NDArray[np.intp], Array]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.perf.attention_decode import DecodeParameters
-from shapewright.perf.attention_kernels import pad_head, read_parameters
+from shapewright.perf.attention_kernels import read_parameters
 from shapewright.perf.attention_prefill import PrefillParameters
 from shapewright.perf.attention_residual import AttentionResidual, load_residual
 from shapewright.perf.intervals import choose_interval, widened_for_format
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from shapewright.perf.attention_kernels import AttentionShape
@@ -135,8 +135,7 @@ def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library:
     if wanted in libraries.get(nearest, {}):
         choices.append(Section(record, nearest, wanted, wanted, is_measured, match_library(library, nearest)))
     if wanted in record.parameters["sections"]:
-        match = match_library(library, *(_libraries_of(record, wanted) or (library,)))
-        choices.append(Section(record, "", wanted, wanted, is_measured, match))
+        choices.append(Section(record, "", wanted, wanted, is_measured, _match_default(record, wanted, library)))
     usual = choices[:1]
     if library and kernel:
         others = (name for name in libraries if name != nearest and wanted in libraries[name])
@@ -145,22 +144,25 @@ def choose_section(dtype: str, kv_bits: int, record: CalibrationRecord, library:
         return section
     for name in (wanted, "16bit_kv8", "16bit"):
         if name in record.parameters["sections"]:
-            match = match_library(library, *(_libraries_of(record, name) or (library,)))
+            match = _match_default(record, name, library)
             return Section(record, "", name, wanted, is_measured and name == wanted, match)
     raise CalibrationError(
         f"attention record {record.id} has no section {wanted!r} nor '16bit'; run scripts/calibrate_attention.py"
     )
 
 
-def _libraries_of(record: CalibrationRecord, section: str) -> set[str]:
-    """Libraries that a default section was fitted to; none where the record does not say."""
+def _match_default(record: CalibrationRecord, section: str, library: str) -> LibraryMatch:
+    """How near the library that runs is to those that a default section was fitted to, if the record says which."""
+    if not library:
+        return "own"
     reports: Mapping[str, Any] = record.provenance.get("reports", {})
-    return {
-        library
+    fitted = {
+        name
         for path, report in reports.items()
         if path.startswith(f"{section}/")
-        for library in report.get("libraries", ())
+        for name in report.get("libraries", ())
     }
+    return match_library(library, *(fitted or (library,)))
 
 
 def has_family(section: Section, kernel: str) -> bool:
@@ -169,8 +171,8 @@ def has_family(section: Section, kernel: str) -> bool:
     return any(name.startswith(f"{family}_") for name in section.content["kernels"])
 
 
-def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> NDArray[np.str_]:
-    """Name of the kernel that each call takes.
+def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> dict[str, NDArray[np.bool_]]:
+    """Which calls each kernel takes, by its name in the record; every call takes one.
 
     Args:
         shape: The calls; latent heads (key and value widths differ) take the section's usual kernel.
@@ -185,20 +187,23 @@ def choose_kernels(shape: AttentionShape, section: Section, kernel: str) -> NDAr
         usual = own or usual
     flat = [width for width in usual if width <= WIDEST_FLASH_HEAD] or list(usual)
     wide = [width for width in usual if width > WIDEST_FLASH_HEAD] or list(usual)
-    names = np.full(shape.head_dim.shape, content["usual_kernel"], dtype=object)
-    # A width runs the kernel of the next compiled one, and that kernel resembles the nearest measured one.
-    compiled = pad_head(shape.head_dim, read_kernel(section, content["usual_kernel"])[0].kernel_head_dims)
-    for head_dim in np.unique(shape.head_dim):
+    is_latent = shape.head_dim != shape.v_head_dim
+    taken: dict[str, NDArray[np.bool_]] = {content["usual_kernel"]: is_latent}
+    compiled = read_kernel(section, content["usual_kernel"])[0].kernel_head_dims
+    for head_dim in sorted(set(shape.head_dim.ravel().tolist())):
+        # A width runs the kernel of the next compiled one, and that kernel resembles the nearest measured one.
+        padded = next((width for width in compiled if width >= head_dim), head_dim)
         widths = wide if head_dim > WIDEST_FLASH_HEAD else flat
-        padded = float(compiled[shape.head_dim == head_dim].flat[0])
-        nearest = min(widths, key=lambda width: (abs(np.log(width / padded)), -width))
-        here = (shape.head_dim == head_dim) & (shape.head_dim == shape.v_head_dim)
-        names[here] = usual[nearest]
-        for widest, family in reversed(SMALL_GROUPS):
+        nearest = min(widths, key=lambda width: (abs(log(width / padded)), -width))
+        here = (shape.head_dim == head_dim) & ~is_latent
+        for widest, family in SMALL_GROUPS if usual[nearest].startswith("flashinfer_") else ():
             small = f"{family}_{nearest}"
-            if usual[nearest].startswith("flashinfer_") and small in content["kernels"]:
-                names[here & (shape.num_heads <= widest * shape.num_kv_heads)] = small
-    return names.astype(np.str_)
+            if small in content["kernels"]:
+                is_small = here & (shape.num_heads <= widest * shape.num_kv_heads)
+                taken[small] = taken.get(small, False) | is_small
+                here = here & ~is_small
+        taken[usual[nearest]] = taken.get(usual[nearest], False) | here
+    return {name: calls for name, calls in taken.items() if calls.any()}
 
 
 def read_kernel(section: Section, kernel: str) -> tuple[PrefillParameters, DecodeParameters]:

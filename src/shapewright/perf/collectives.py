@@ -16,7 +16,7 @@ Source: NCCL's bus bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -86,10 +86,9 @@ def price_collectives(operations: Sequence[Collective], device: Device, record: 
         own = [operations[index] for index in places]
         sizes = np.array([_sizes_of(call) for call in own], dtype=float)
         calls = _Calls(tuple(call.op_name for call in own), *sizes.T)
-        found = split_rows(Price, _price_links(calls, device, record), record.label)
         labels = _labels(calls.local, device, record)
-        for index, price, label in zip(places, found, labels, strict=True):
-            prices[index] = price if label == record.label else replace(price, calibration=label)
+        for index, price in zip(places, split_rows(Price, _price_links(calls, device, record), labels), strict=True):
+            prices[index] = price
     return [price for price in prices if price is not None]
 
 

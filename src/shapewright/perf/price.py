@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -97,21 +97,23 @@ class GemmPrice(Price):
 P = TypeVar("P", bound=Price)
 
 
-def split_rows(kind: type[P], columns: Mapping[str, NDArray[Any]], calibration: str) -> list[P]:
+def split_rows(kind: type[P], columns: Mapping[str, NDArray[Any]], calibration: str | Sequence[str]) -> list[P]:
     """Prices of single operations from columns over many, in their order.
 
     What calling ``kind`` for each does, several times faster: a price checks and derives nothing when it is made, and
     a step has a hundred.
 
     Args:
-        kind: Price or GemmPrice.
+        kind: Price, or a kind of it.
         columns: All its fields but ``calibration``, 1-d arrays of one length.
-        calibration: What the prices have in common.
+        calibration: Their label, one for all or one for each.
     """
     assert columns.keys() | {"calibration"} == kind.__dataclass_fields__.keys(), sorted(columns)
+    rows = list(zip(*(column.tolist() for column in columns.values()), strict=True))
+    labels = [calibration] * len(rows) if isinstance(calibration, str) else calibration
     prices = []
-    for row in zip(*(column.tolist() for column in columns.values()), strict=True):
+    for row, label in zip(rows, labels, strict=True):
         price = object.__new__(kind)
-        price.__dict__.update(zip(columns, row, strict=True), calibration=calibration)
+        price.__dict__.update(zip(columns, row, strict=True), calibration=label)
         prices.append(price)
     return prices

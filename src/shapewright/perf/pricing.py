@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
-from shapewright.perf.attention import price_attention
+from shapewright.perf.attention import price_attentions
 from shapewright.perf.calibration import load_record
 from shapewright.perf.collectives import price_collectives
 from shapewright.perf.experts import price_grouped_gemms
@@ -24,7 +24,6 @@ from shapewright.perf.pointwise import price_pointwises
 if TYPE_CHECKING:
     from shapewright.hardware import Device
     from shapewright.operations import Operation
-    from shapewright.perf.calibration import CalibrationRecord
     from shapewright.perf.price import Price
 
 # Fields that say where and how often an operation runs, and nothing about how long it takes.
@@ -48,7 +47,7 @@ def price_key(operation: Operation) -> tuple[Any, ...]:
 
 
 def price_operations(operations: Sequence[Operation], device: Device, *, uncalibrated: bool = False) -> list[Price]:
-    """Price scalar operations, in their order; those of a kind are evaluated together, attention one by one.
+    """Price scalar operations, in their order; those of a kind are evaluated together.
 
     Args:
         operations: What to price.
@@ -89,15 +88,11 @@ def _price_fresh(operations: Iterable[Operation], device: Device, *, uncalibrate
     return [prices[index] for index in range(len(listed))]
 
 
-def _price_attentions(operations: Sequence[Attention], device: Device, record: CalibrationRecord) -> list[Price]:
-    return [price_attention(operation, device, record) for operation in operations]
-
-
 # Record kind, and what prices many operations at once, by kind of operation.
 _PRICES: dict[type, tuple[str, Callable[..., Sequence[Price]]]] = {
     Gemm: ("gemm", price_gemms),
     GroupedGemm: ("moe", price_grouped_gemms),
-    Attention: ("attention", _price_attentions),
+    Attention: ("attention", price_attentions),
     Pointwise: ("pointwise", price_pointwises),
     Collective: ("collectives", price_collectives),
 }
