@@ -140,3 +140,16 @@ def test_decode_flops_grow_with_the_context() -> None:
     config, h = gpt(num_layers=2, hidden_size=768, num_heads=12), 768
     workload = Workload(phase="decode", micro_batch_size=3, context_len=99)
     assert count_model_flops(config, workload) == 3 * (2 * (24 * h**2 + 4 * 100 * h) + 2 * h * VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "flan-t5-xl", "gemma-2-9b"])
+@pytest.mark.parametrize("attention", ["unfused", "flash"])
+def test_gradients_have_twice_the_flops_of_the_forward_pass(preset: str, attention: str) -> None:
+    """What model FLOPs count on for the backward pass holds for every product that is lowered, the chunked loss too."""
+    config = read_model(preset).config
+    workload = Workload(seq_len=512, attention=attention, loss_chunks=3)
+
+    operations = lower(config, workload, ParallelLayout())
+
+    assert sum_flops(operations, ("backward",)) == 2.0 * sum_flops(operations, ("forward",))
+    assert count_model_flops(config, workload) == pytest.approx(sum_flops(operations, ("forward", "backward")))

@@ -44,13 +44,10 @@ def ranks_per_node(num_ranks: Count, stride: Count, node_size: int) -> Any:
 
 def num_ranks_of(layout: ParallelLayout, axis: str) -> int:
     """Devices of one group along an axis; gradients are reduced over data and context together."""
-    return {
-        "tensor": layout.tensor_parallel,
-        "context": layout.context_parallel,
-        "expert": layout.expert_parallel,
-        "data": layout.data_parallel * layout.context_parallel,
-        "pipeline": layout.pipeline_parallel,
-    }[axis]
+    if axis == "data":
+        return layout.data_parallel * layout.context_parallel
+    degree: int = getattr(layout, f"{axis}_parallel")
+    return degree
 
 
 def stride_of(layout: ParallelLayout, axis: str) -> int:
@@ -92,9 +89,9 @@ def collective(
         overlaps: Whether computation can hide it.
     """
     ranks = num_ranks_of(shard.layout, axis) if num_ranks is None else num_ranks
-    step = stride_of(shard.layout, axis) if stride is None else stride
     if _is(ranks, 1) or _is(repeats, 0):
         return []
+    step = stride_of(shard.layout, axis) if stride is None else stride
     return [
         Collective(
             name=shard.prefix + name,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.layout import ParallelLayout
 from shapewright.lowering.counts import num_microbatches
-from shapewright.lowering.model import lower_parts, lower_passes
+from shapewright.lowering.model import lower_before_backward, lower_parts
 from shapewright.operations import Attention
 from shapewright.operations.base import PASSES
 
@@ -28,6 +28,8 @@ _SINGLE = ParallelLayout()
 # arXiv 2205.05198 eq. 9 has s/(3h) where eq. 7 has s/(6h): it adds the attention core three times over, although a
 # selective recomputation runs its forward part once. Published HFU follow eq. 9.
 _SELECTIVE_PASSES_BY_CONVENTION = 3.0
+# dA = dC B^T and dB = A^T dC (lowering.backward) are each of 2 m n k FLOPs, as the product itself; attention likewise.
+_GRADIENTS_OF_A_PRODUCT = 2.0
 
 
 def count_model_flops(config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE) -> float:
@@ -79,10 +81,10 @@ def count_masked_fraction(config: TransformerConfig, workload: Workload) -> floa
 
     Counted on one device: ranks of the context axis that hold other parts of a sequence see blocks without a mask.
     """
-    one_pass = replace(workload, recompute="none", recompute_layers=None, global_batch_size=workload.micro_batch_size)
     total = skipped = 0.0
-    for one in lower_passes(lower_parts(config, one_pass, _SINGLE), config, one_pass, _SINGLE):
-        if one.pass_name not in ("forward", "backward"):
+    # The backward pass has the same share, twice.
+    for one in _lower_on_one_device(config, workload):
+        if one.pass_name != "forward":
             continue
         flops = float(one.flops * one.repeats)
         total += flops
@@ -98,19 +100,21 @@ def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float
 
 
 def _count_by_pass(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> dict[str, float]:
-    """FLOPs of one micro-batch on one device, times the micro-batches of all replicas."""
-    recomputed = workload.recompute_layers
-    if recomputed is not None:  # of each stage
-        recomputed = min(recomputed * layout.pipeline_parallel, config.num_layers)
-    one_pass = replace(workload, global_batch_size=workload.micro_batch_size, recompute_layers=recomputed)
-    num_passes = num_microbatches(workload, layout) * layout.data_parallel
-    return {pass_name: num_passes * flops for pass_name, flops in _flops_of_one_pass(config, one_pass)}
+    """FLOPs of a step on one device, times the micro-batches of all replicas over those of that one."""
+    own = workload
+    if workload.recompute_layers is not None:  # of each stage
+        recomputed = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
+        own = replace(workload, recompute_layers=recomputed)
+    flops = dict.fromkeys(PASSES, 0.0)
+    for operation in _lower_on_one_device(config, own):
+        flops[operation.pass_name] += float(operation.flops * operation.repeats)
+    if workload.is_training:
+        flops["backward"] = _GRADIENTS_OF_A_PRODUCT * flops["forward"]
+    scale = num_microbatches(workload, layout) * layout.data_parallel / num_microbatches(workload, _SINGLE)
+    return {pass_name: scale * amount for pass_name, amount in flops.items()}
 
 
 @lru_cache(maxsize=64)
-def _flops_of_one_pass(config: TransformerConfig, workload: Workload) -> tuple[tuple[str, float], ...]:
-    passes = lower_passes(lower_parts(config, workload, _SINGLE), config, workload, _SINGLE)
-    flops = dict.fromkeys(PASSES, 0.0)
-    for operation in passes:
-        flops[operation.pass_name] += float(operation.flops * operation.repeats)
-    return tuple(flops.items())
+def _lower_on_one_device(config: TransformerConfig, workload: Workload) -> tuple[Operation, ...]:
+    """Forward and recompute operations on one device; gradients of a product have its FLOPs and need no lowering."""
+    return tuple(lower_before_backward(lower_parts(config, workload, _SINGLE), config, workload, _SINGLE))

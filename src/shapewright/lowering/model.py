@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.lowering.attention import lower_bias_gradients, lower_cross_inputs, lower_inputs, lower_output
@@ -73,11 +74,18 @@ def lower_passes(
     parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> list[Operation]:
     """Forward, recompute and backward passes of a step that is lowered into its parts."""
+    before_backward = lower_before_backward(parts, config, workload, layout)
+    return before_backward + parts.backward(layout.virtual_pipeline) if workload.is_training else before_backward
+
+
+def lower_before_backward(
+    parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> list[Operation]:
+    """Forward pass of a step that is lowered into its parts, and in training what the recompute pass repeats of it."""
     forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.head
     if not workload.is_training:
         return forward
-    again = _first_layers(parts.recompute(workload.recompute), config, workload, layout)
-    return forward + again + parts.backward(layout.virtual_pipeline)
+    return forward + _first_layers(parts.recompute(workload.recompute), config, workload, layout)
 
 
 def _first_layers(
@@ -119,17 +127,12 @@ def lower_parts(
     if shard.encodes_source:
         stacks.insert(0, _lower_stack(make_encoder_shard(shard), encoder))
     layers = [operation for stack in stacks for operation in stack.layers]
-    cores = [operation for stack in stacks for operation in stack.cores]
-    groups = []
-    if workload.is_training:
-        groups = weight_groups(shard, layers, cores, sum(stack.counts.num_layers for stack in stacks))
     return StepParts(
         shard=shard,
         stacks=tuple(stacks),
         inputs=[operation for stack in stacks for operation in lower_embedding(stack.shard)],
         body=layers + [operation for stack in stacks[:-1] for operation in lower_final_norm(stack.shard)],
         head=lower_head(shard),
-        groups=tuple(groups),
     )
 
 
@@ -143,7 +146,6 @@ class StepParts:
         inputs: Forward operations before the layers.
         body: Forward operations of the layers, without what pipeline stages send.
         head: Forward operations after the layers.
-        groups: Weights of this device, in training.
     """
 
     shard: Shard
@@ -151,7 +153,13 @@ class StepParts:
     inputs: list[Operation]
     body: list[Operation]
     head: list[Operation]
-    groups: tuple[WeightGroup, ...]
+
+    @cached_property
+    def groups(self) -> tuple[WeightGroup, ...]:
+        """Weights of this device."""
+        layers = [operation for stack in self.stacks for operation in stack.layers]
+        cores = [operation for stack in self.stacks for operation in stack.cores]
+        return tuple(weight_groups(self.shard, layers, cores, sum(stack.counts.num_layers for stack in self.stacks)))
 
     def sends(self, virtual_pipeline: int) -> list[Operation]:
         """What a stage hands to the next one in the forward pass."""
@@ -159,11 +167,13 @@ class StepParts:
 
     def repeated(self, mode: str) -> list[Operation]:
         """Forward operations of the body that run again before the backward pass."""
-        return {
-            "none": [],
-            "selective": [operation for stack in self.stacks for operation in _taken_again(stack)],
-            "full": [operation for stack in self.stacks for operation in stack.layers],
-        }[mode]
+        if mode == "none":
+            return []
+        return [
+            operation
+            for stack in self.stacks
+            for operation in (stack.layers if mode == "full" else _taken_again(stack))
+        ]
 
     def recompute(self, mode: str) -> list[Operation]:
         """The same as operations of the pass that repeats them."""
