@@ -95,7 +95,7 @@ def test_formula_of_one_kernel_as_written(shape: tuple[int, int, int, int], menu
     p, rates = menu_of(*menu)
     m, n, k, batch = (float(size) for size in shape)
 
-    tile, split, _ = (column[0] for column in find_fastest(products_of(columns([shape])), np.ones(1), p, rates))
+    tile, split, *_ = (column[0] for column in find_fastest(products_of(columns([shape])), np.ones(1), p, rates))
 
     bm, bn, s = p.tile_m[tile], p.tile_n[tile], p.split_k[split]
     waves = batch * math.ceil(m / bm) * math.ceil(n / bn) * s / rates.num_sms

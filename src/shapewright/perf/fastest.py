@@ -42,11 +42,21 @@ _BELOW = 1.0 - 1e-12
 
 
 class Fastest(NamedTuple):
-    """Fastest kernels, by their place in the menu; shape [shapes]."""
+    """Fastest kernels, by their place in the menu; shape [shapes].
+
+    Attributes:
+        tile: Place of its tile.
+        split: Place of its split.
+        time_s: Whole time. [s]
+        compute_s: Arithmetic and operand feed over all waves. [s]
+        memory_s: Traffic over bandwidth. [s]
+    """
 
     tile: NDArray[np.intp]
     split: NDArray[np.intp]
     time_s: Array
+    compute_s: Array
+    memory_s: Array
 
 
 class _Terms(NamedTuple):
@@ -77,11 +87,14 @@ def find_fastest(products: Products, align_factor: Array, parameters: GemmParame
         rates: The device's rates for this dtype.
     """
     terms = _terms(products, align_factor, parameters, rates)
-    total_s = _join(_least_of(terms, parameters), products, parameters, rates)
-    split, places = np.argmin(total_s, axis=0), np.arange(len(products.m))
-    chosen = terms._replace(k_part=terms.k_part[split, places][None])
-    tile = np.argmin(_compute_s(chosen, parameters.split_k[split], parameters), axis=0)
-    return Fastest(tile, split, total_s[split, places])
+    compute_s = _least_of(terms, parameters)
+    memory_s, added_s = other_times_s(products, parameters.split_k[:, None], parameters, rates)
+    total_s = join_s(compute_s, memory_s, parameters.overlap_power) + added_s
+    split = total_s.argmin(axis=0)
+    own = split, np.arange(len(products.m))
+    chosen = terms._replace(k_part=terms.k_part[own][None])
+    tile = _compute_s(chosen, parameters.split_k[split], parameters).argmin(axis=0)
+    return Fastest(tile, split, total_s[own], compute_s[own], memory_s[own])
 
 
 def fastest_s(
@@ -103,7 +116,8 @@ def fastest_s(
     """
     least = _compiled_least_compute_s if compiled else _least_compute_s
     compute_s = least(products, align_factor, parameters, rates)
-    total_s: Array = _join(compute_s, products, parameters, rates).min(axis=0)
+    memory_s, added_s = other_times_s(products, parameters.split_k[:, None], parameters, rates)
+    total_s: Array = (join_s(compute_s, memory_s, parameters.overlap_power) + added_s).min(axis=0)
     return total_s
 
 
@@ -188,10 +202,3 @@ def _compute_s(terms: _Terms, split_k: Array | float, parameters: GemmParameters
     waves += full_waves
     busy_s *= waves
     return busy_s
-
-
-def _join(compute_s: Array, products: Products, parameters: GemmParameters, rates: DeviceRates) -> Array:
-    """Whole time of every split with its best tile. [s], [splits, shapes]"""
-    memory_s, added_s = other_times_s(products, parameters.split_k[:, None], parameters, rates)
-    total_s: Array = join_s(compute_s, memory_s, parameters.overlap_power) + added_s
-    return total_s

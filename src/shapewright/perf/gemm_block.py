@@ -8,7 +8,7 @@ import numpy as np
 
 from shapewright.perf.batch_kernels import time_batches
 from shapewright.perf.fastest import fastest_s, find_fastest
-from shapewright.perf.kernels import Kernels, alignment_factor, estimate_kernels
+from shapewright.perf.kernels import alignment_factor
 from shapewright.perf.slow_cases import idle_floor_s, narrow_floor_s, rate_share, small_floor_s
 from shapewright.perf.tiling import tile_efficiency, wave_efficiency
 
@@ -46,10 +46,12 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
     p = parameters
     factor, align = _alignment(products, p, rates)
     rate = _with_slow_rate(factor, products, p, rates)
-    tile, split, time_s = find_fastest(products, rate, p, rates)
-    chosen = Kernels(p.tile_m[tile], p.tile_n[tile], p.tile_rate_fraction[tile], p.fill_k[tile], p.split_k[split])
-    times = estimate_kernels(products, rate, chosen, p, rates)
-    compute_s, rate_share, slow_factor = times.compute_s, np.ones_like(time_s), np.ones_like(time_s)
+    fastest = find_fastest(products, rate, p, rates)
+    tile_m, tile_n, split_k = p.tile_m[fastest.tile], p.tile_n[fastest.tile], p.split_k[fastest.split]
+    num_tiles = products.batch * np.ceil(products.m / tile_m) * np.ceil(products.n / tile_n) * split_k
+    num_waves = np.ceil(num_tiles / rates.num_sms)
+    time_s, compute_s = fastest.time_s, fastest.compute_s
+    rate_share, slow_factor = np.ones_like(time_s), np.ones_like(time_s)
     if p.slow_cases is not None:
         narrow_s, slow_s = _slow_kernels_s(products, p, rates)
         rate_share, slow_factor = rate / factor, np.maximum(slow_s / time_s, 1.0)
@@ -64,14 +66,14 @@ def price_block(products: Products, parameters: GemmParameters, rates: DeviceRat
         "time_s": time_s,
         "start_s": start_s,
         "compute_s": compute_s,
-        "memory_s": times.memory_s,
-        "tile_m": chosen.tile_m,
-        "tile_n": chosen.tile_n,
-        "split_k": chosen.split_k,
-        "num_tiles": times.num_tiles,
-        "num_waves": times.num_waves,
-        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, chosen.tile_m, chosen.tile_n)),
-        "wave_efficiency": np.asarray(wave_efficiency(times.num_tiles, times.num_waves, rates.num_sms)),
+        "memory_s": fastest.memory_s,
+        "tile_m": tile_m,
+        "tile_n": tile_n,
+        "split_k": split_k,
+        "num_tiles": num_tiles,
+        "num_waves": num_waves,
+        "tile_efficiency": np.asarray(tile_efficiency(products.m, products.n, tile_m, tile_n)),
+        "wave_efficiency": np.asarray(wave_efficiency(num_tiles, num_waves, rates.num_sms)),
         "alignment_bytes": align,
         "alignment_factor": factor,
         "rate_share": rate_share,
