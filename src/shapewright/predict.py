@@ -181,11 +181,10 @@ def predict(
     workload = stack.settle(workload)
     operations = lower(config, workload, layout, node_size=device.node_size)
     prices = price_operations(operations, device, uncalibrated=uncalibrated)
+    if stack.changes_prices:
+        prices = [stack.adjust(one, price, device) for one, price in zip(operations, prices, strict=True)]
     priced = hide_communication(
-        [
-            PricedOperation(operation, stack.adjust(operation, price, device))
-            for operation, price in zip(operations, prices, strict=True)
-        ],
+        list(map(PricedOperation, operations, prices)),
         stack,
         float(hidden_exchange_fraction(stack, layout, num_microbatches(workload, layout))),
     )

@@ -15,8 +15,7 @@ as it read it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.dtypes import get_dtype
 from shapewright.recomputation import CORE, MODULES, read_modules
@@ -44,8 +43,7 @@ _ALSO_IN_FULL = "attention.output"
 _OUTPUT_IS_ENOUGH = ("relu", "sigmoid", "tanh")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedTensor:
+class SavedTensor(NamedTuple):
     """One tensor kept for the backward pass, as large as it is on one device.
 
     Attributes:
@@ -128,8 +126,8 @@ def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTenso
         return tensor
     narrow_bytes = get_dtype(dtype).num_bytes + NARROW_PRODUCTS[dtype]
     if tensor.name.endswith(_ALSO_IN_FULL):
-        return replace(tensor, element_bytes=tensor.element_bytes + narrow_bytes)
-    return replace(tensor, element_bytes=narrow_bytes) if tensor.name.endswith(_INPUTS_OF_PRODUCTS) else tensor
+        return tensor._replace(element_bytes=tensor.element_bytes + narrow_bytes)
+    return tensor._replace(element_bytes=narrow_bytes) if tensor.name.endswith(_INPUTS_OF_PRODUCTS) else tensor
 
 
 def keep_tensors(tensors: tuple[SavedTensor, ...], recompute: str, modules: str = CORE) -> tuple[SavedTensor, ...]:

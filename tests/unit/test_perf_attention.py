@@ -207,7 +207,7 @@ def test_a_head_between_compiled_widths_takes_the_work_of_the_next(device_name: 
 
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "l40s", "mi300x", "rtx-4090"])
 def test_calls_priced_together_cost_what_each_costs_alone(name: str) -> None:
-    """Passes, directions, windows, widths and labels: the prices of a step come in its order, each as if it were alone."""
+    """Passes, directions, windows, widths, labels: prices of a step come in its order, each as if it were alone."""
     calls = [
         call(),
         call(is_backward=True),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.adding_up.numeric import larger, smaller
-from shapewright.adding_up.priced import PricedOperation
 from shapewright.operations import Collective, Gemm, GroupedGemm
 from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, TUNED_SOFTWARE, Software
 
 if TYPE_CHECKING:
+    from shapewright.adding_up.priced import PricedOperation
     from shapewright.layout import ParallelLayout
     from shapewright.operations import Operation
     from shapewright.operations.base import Count, Numeric
@@ -101,26 +102,30 @@ def hide_communication(
     Weights gathered for the forward pass hide behind it, gradients behind the backward pass.
 
     Args:
-        priced: Operations of a step.
+        priced: Operations of a step, all of whose time is exposed.
         software: What communication can hide behind.
         hidden_exchanges: See hidden_exchange_fraction.
     """
-    cover_s, wanted_s = dict.fromkeys(POOLS, 0.0), dict.fromkeys(WANTED_POOLS, 0.0)
-    pools_of_each = [pools_of(entry.operation, entry.operation.pass_name) for entry in priced]
-    for entry, pools in zip(priced, pools_of_each, strict=True):
-        for pool in pools:
-            (wanted_s if isinstance(entry.operation, Collective) else cover_s)[pool] += entry.total_time_s
-    exposed = {
-        pool: float(exposed_fraction(cover_of(cover_s, pool), wanted, pool, software, hidden_exchanges))
-        if wanted > 0.0
-        else 1.0
-        for pool, wanted in wanted_s.items()
+    wanted = {
+        index: pools[0]
+        for index, entry in enumerate(priced)
+        if isinstance(entry.operation, Collective) and (pools := pools_of(entry.operation, entry.operation.pass_name))
     }
-    shares = [
-        exposed[pools[0]] if isinstance(entry.operation, Collective) and pools else 1.0
-        for entry, pools in zip(priced, pools_of_each, strict=True)
-    ]
-    return [
-        entry if share == entry.exposed_fraction else PricedOperation(entry.operation, entry.price, share)
-        for entry, share in zip(priced, shares, strict=True)
-    ]
+    if not wanted:
+        return priced
+    cover_s, wanted_s = dict.fromkeys(POOLS, 0.0), dict.fromkeys(WANTED_POOLS, 0.0)
+    for index, pool in wanted.items():
+        wanted_s[pool] += priced[index].total_time_s
+    for entry in priced:
+        if not isinstance(entry.operation, Collective):
+            for pool in pools_of(entry.operation, entry.operation.pass_name):
+                cover_s[pool] += entry.total_time_s
+    exposed = {
+        pool: float(exposed_fraction(cover_of(cover_s, pool), seconds, pool, software, hidden_exchanges))
+        for pool, seconds in wanted_s.items()
+        if seconds > 0.0
+    }
+    hidden = list(priced)
+    for index, pool in wanted.items():
+        hidden[index] = replace(priced[index], exposed_fraction=exposed.get(pool, 1.0))
+    return hidden

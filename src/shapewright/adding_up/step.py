@@ -59,35 +59,54 @@ def add_up(
 
     Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
     """
-    spread_alone, spread_together = [0.0, 0.0], [0.0, 0.0]
     layer_forward_s = 0.0
     sums = dict.fromkeys(("every", "first", "last", "step", WEIGHT_GRADIENTS), 0.0)
+    below, above = _Spread(), _Spread()
     for entry in priced:
         operation, price, total_s = entry.operation, entry.price, entry.total_time_s
         sums["step" if operation.pass_name == "step" else operation.stage] += total_s
-        if operation.stage == "every" and is_weight_gradient(operation):
-            sums[WEIGHT_GRADIENTS] += total_s
+        if operation.stage == "every":
+            if operation.pass_name == "forward":
+                layer_forward_s += total_s
+            elif is_weight_gradient(operation):
+                sums[WEIGHT_GRADIENTS] += total_s
         if total_s > 0.0:
-            shared = error_correlation(price)
-            for side, end in enumerate((price.low_s, price.high_s)):
-                width = total_s * abs(float(end) / float(price.time_s) - 1.0)
-                spread_alone[side] += (1.0 - shared) * width**2
-                spread_together[side] += sqrt(shared) * width
-        if operation.pass_name == "forward" and operation.stage == "every":
-            layer_forward_s += total_s
+            shared, times = error_correlation(price), total_s / float(price.time_s)
+            below.add(times * abs(float(price.low_s - price.time_s)), shared)
+            above.add(times * abs(float(price.high_s - price.time_s)), shared)
     passes = num_microbatches(workload, layout)
     step_s, bubble_s = join_stages(sums, passes, layout)
     scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
-    below, above = (
-        scale * sqrt(alone + together**2) for alone, together in zip(spread_alone, spread_together, strict=True)
-    )
     return StepTimes(
         step_s=step_s,
-        step_low_s=max(step_s - below, 0.0),
-        step_high_s=step_s + above,
+        step_low_s=max(step_s - scale * below.width_s, 0.0),
+        step_high_s=step_s + scale * above.width_s,
         bubble_s=bubble_s,
         layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
     )
+
+
+@dataclass
+class _Spread:
+    """Half-width of an interval of a sum, of whose parts each pair is correlated as its own correlations say.
+
+    Attributes:
+        alone: Squares of what each part adds by itself. [s^2]
+        together_s: What all parts have in common. [s]
+    """
+
+    alone: float = 0.0
+    together_s: float = 0.0
+
+    def add(self, width_s: float, shared: float) -> None:
+        """Add a part with a half-width and a correlation."""
+        self.alone += (1.0 - shared) * width_s * width_s
+        self.together_s += sqrt(shared) * width_s
+
+    @property
+    def width_s(self) -> float:
+        """Half-width of the sum. [s]"""
+        return sqrt(self.alone + self.together_s**2)
 
 
 def error_correlation(price: Price) -> float:

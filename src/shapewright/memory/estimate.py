@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from shapewright.config.parameters import count_parameters
 from shapewright.memory.activations import (
+    LayerBytes,
     count_microbatches_in_flight,
+    estimate_layer,
     estimate_logits,
     estimate_training_terms,
 )
@@ -70,8 +72,7 @@ class MemoryEstimate:
     @property
     def components(self) -> dict[str, float]:
         """Bytes on the device by component. [byte]"""
-        names = [spec.name for spec in fields(self) if spec.name.endswith("_bytes") and spec.name != "host_bytes"]
-        return {name.removesuffix("_bytes"): getattr(self, name) for name in names}
+        return {component: getattr(self, name) for component, name in _COMPONENTS.items()}
 
     @cached_property
     def total_bytes(self) -> float:
@@ -79,6 +80,14 @@ class MemoryEstimate:
         # No conversion: the search asks this of expressions over many shapes.
         total: float = sum(self.components.values())
         return total
+
+
+_COMPONENTS = {
+    spec.name.removesuffix("_bytes"): spec.name
+    for spec in fields(MemoryEstimate)
+    if spec.name.endswith("_bytes") and spec.name != "host_bytes"
+}
+"""Fields of an estimate that lie on the device, by what they are called there."""
 
 
 def estimate_memory(
@@ -136,18 +145,24 @@ def _estimate(
     indices: Iterable[int],
 ) -> list[MemoryEstimate]:
     counts = count_parameters(config)
-    return [_estimate_stage(Stage(config, layout, index), counts, workload, recipe) for index in indices]
+    # Stages have the same kinds of layers.
+    layer_bytes = cache(estimate_layer)
+    return [_estimate_stage(Stage(config, layout, index), counts, workload, recipe, layer_bytes) for index in indices]
 
 
 def _estimate_stage(
-    stage: Stage, counts: ParameterCounts, workload: Workload, recipe: TrainingRecipe | None
+    stage: Stage,
+    counts: ParameterCounts,
+    workload: Workload,
+    recipe: TrainingRecipe | None,
+    layer_bytes: Callable[..., LayerBytes],
 ) -> MemoryEstimate:
     config, layout = stage.config, stage.layout
     states = estimate_states(count_stage_parameters(stage, counts), workload, layout, recipe)
     logits_bytes = estimate_logits(stage, workload)
     host_bytes = states.host_bytes
     if workload.is_training:
-        terms = estimate_training_terms(stage, workload)
+        terms = estimate_training_terms(stage, workload, layer_bytes)
         in_flight = count_microbatches_in_flight(workload, layout, stage.index)
         activations_bytes = terms.on_device_bytes(in_flight) + terms.end_bytes
         host_bytes = host_bytes + terms.host_bytes * in_flight

@@ -53,6 +53,8 @@ def stages_to_compare(config: TransformerConfig, layout: ParallelLayout) -> Iter
     last = min(layout.pipeline_parallel, config.num_layers) - 1
     if not _are_alike(config):
         return (*range(last), layout.pipeline_parallel - 1)
+    if layout.pipeline_parallel == 1:
+        return (0,)
     has_middle = any(layout.counted_ends) and layout.pipeline_parallel > 2
     return (0, 1, layout.pipeline_parallel - 1) if has_middle else (0, layout.pipeline_parallel - 1)
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -175,34 +175,36 @@ def load_record(
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if physics_only and own.residual else own
-    record = _choose_record(kind, _Sheet.of(device), uncalibrated=uncalibrated, physics_only=physics_only)
+    return _find_record(kind, _Sheet.of(device), uncalibrated=uncalibrated, physics_only=physics_only)
+
+
+@lru_cache(maxsize=1024)
+def _find_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
+    """The record that ships with the package, and what it is to a device that borrows it."""
+    record = _choose_record(kind, sheet, uncalibrated=uncalibrated, physics_only=physics_only)
     if record.transfer == "exact":
         return record
-    measured = next((each.device for each in list_records(kind) if device.name in each.devices), device.name)
-    return replace(record, borrower=measured, farther=_farther(kind, device, load_device(record.device)))
+    measured = next((each.device for each in list_records(kind) if sheet.name in each.devices), sheet.name)
+    return replace(record, borrower=measured, farther=_farther(kind, sheet, _Sheet.of(load_device(record.device))))
 
 
-def _farther(kind: str, borrower: Device, lender: Device) -> str:
+def _farther(kind: str, borrower: _Sheet, lender: _Sheet) -> str:
     """See CalibrationRecord."""
-    if borrower.vendor != lender.vendor or (kind == "collectives" and _has_link(borrower) != _has_link(lender)):
+    if borrower.vendor != lender.vendor or (kind == "collectives" and borrower.has_link != lender.has_link):
         return "foreign"
     ages = [GENERATIONS.get(chip.architecture) for chip in (borrower, lender)]
     if kind in _LEFT_OUT_KINDS and ages[0] is not None and ages[1] is not None and abs(ages[0] - ages[1]) > 1:
         return "distant"
     pairs = (
         (borrower.num_sms, lender.num_sms),
-        (borrower.memory_bandwidth_bytes_per_s, lender.memory_bandwidth_bytes_per_s),
+        (borrower.bandwidth_bytes_per_s, lender.bandwidth_bytes_per_s),
     )
     are_alike = all(not a or not b or max(a / b, b / a) <= SIBLING_FACTOR for a, b in pairs)
     return "" if are_alike else "generic"
 
 
-def _has_link(device: Device) -> bool:
-    return device.intra_node_bandwidth_bytes_per_s is not None
-
-
 class _Sheet(NamedTuple):
-    """What decides whose record a device borrows."""
+    """What decides whose record a device borrows, and how far it is from it."""
 
     name: str
     vendor: str
@@ -211,6 +213,7 @@ class _Sheet(NamedTuple):
     sm_kind: tuple[str, str, float] | None
     bandwidth_bytes_per_s: float
     flops_per_s: float
+    num_sms: int | None
     has_link: bool
 
     @classmethod
@@ -223,7 +226,8 @@ class _Sheet(NamedTuple):
             sm_kind=device.sm_kind,
             bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
             flops_per_s=max(device.dense_flops_per_s.values(), default=1.0),
-            has_link=_has_link(device),
+            num_sms=device.num_sms,
+            has_link=device.intra_node_bandwidth_bytes_per_s is not None,
         )
 
     def is_same_sm(self, other: _Sheet) -> bool:
@@ -237,7 +241,6 @@ class _Sheet(NamedTuple):
         return sum(abs(math.log(here / there)) for here, there in pairs)
 
 
-@cache
 def _choose_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
     if physics_only:
         record = _choose_record(kind, sheet, uncalibrated=uncalibrated, physics_only=False)

@@ -101,6 +101,11 @@ class Software:
         """The workload as this software runs it."""
         return replace(workload, **self.workload) if self.workload else workload
 
+    @property
+    def changes_prices(self) -> bool:
+        """Whether any operation takes another time than its price says."""
+        return self.time_factor != 1.0 or bool(self.host_s or self.attention_factor or self.unaligned_heads_fraction)
+
     def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
         """Price of an operation as this software runs it."""
         factor, host_s = self._factor_and_host_s(operation, price.time_s, device)
