@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from shapewright.config import with_changes
 from shapewright.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.fields import noted_fields
 from shapewright.layout import ParallelLayout
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 10_000
 _MOST_VALUES = 1000
+# Sizes of a model that are swept too; those that were derived from one follow it, as they do for flags.
+SWEPT_SIZES = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "num_experts",
+    "num_experts_per_token",
+    "moe_intermediate_size",
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ def predict_sweep(
         device: What it runs on.
         workload: What is run, but for the swept fields.
         layout: How it is spread, but for the swept fields.
-        axes: Values by field name of Workload or ParallelLayout.
+        axes: Values by field name of Workload or ParallelLayout, or of SWEPT_SIZES.
         notes: What the caller has to say, kept beside the result.
         uncalibrated: Price as if nobody had measured the device.
         software: Training software that runs it, as predict takes it.
@@ -92,15 +106,16 @@ def predict_sweep(
     if not 1 <= count <= MOST_ROWS:
         raise WorkloadError(f"a sweep of {count} combinations is not from 1 to {MOST_ROWS}; give fewer values")
     of_layout = {spec.name for spec in fields(ParallelLayout)}
+    of_workload = {spec.name for spec in fields(Workload)}
     rows = []
     refusals = []
     for combination in product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         try:
             prediction = predict(
-                config,
+                with_changes(config, {name: value for name, value in values.items() if name in SWEPT_SIZES}),
                 device=device,
-                workload=replace(workload, **{name: value for name, value in values.items() if name not in of_layout}),
+                workload=replace(workload, **{name: value for name, value in values.items() if name in of_workload}),
                 layout=replace(layout, **{name: value for name, value in values.items() if name in of_layout}),
                 uncalibrated=uncalibrated,
                 software=software,
@@ -154,6 +169,7 @@ def _read_range(text: str) -> list[int]:
 
 def _refuse_unknown(name: str) -> None:
     known = [spec.name for cls in (Workload, ParallelLayout) for spec, _ in noted_fields(cls)]
+    known += SWEPT_SIZES
     if name not in known:
         hint = close_names(name, known)
         raise WorkloadError(f"cannot sweep {name!r}; {hint + ' ' if hint else ''}sweep one of {', '.join(known)}")

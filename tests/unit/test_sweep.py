@@ -36,6 +36,37 @@ def test_rows_are_predictions() -> None:
     assert all(row.prediction is None and "tensor_parallel=3" in row.problem for row in found.rows[2:])
 
 
+def test_sizes_of_the_model_are_swept() -> None:
+    """Each row is the model with that size, and sizes that follow from it do: one head of 2560 / 20 is 128 wide."""
+    found = shapewright.sweep(
+        "gpt3-2.7b", device="a100-sxm-40gb", axes={"num_heads": [32, 30, 20], "micro_batch_size": [1]}
+    )
+    assert [row.values["num_heads"] for row in found.rows] == [32, 30, 20]
+    published, refused, wider = found.rows
+    assert published.prediction is not None
+    assert wider.prediction is not None
+    assert refused.prediction is None
+    assert "hidden_size=2560 is not divisible by num_heads=30" in refused.problem
+    same = shapewright.predict(
+        "gpt3-2.7b", device="a100-sxm-40gb", overrides={"num_heads": 20}, workload={"micro_batch_size": 1}
+    )
+    assert wider.prediction.step_time_s == same.step_time_s
+    assert wider.prediction.config.head_dim == 128
+    assert wider.prediction.step_time_s < published.prediction.step_time_s
+
+
+def test_a_table_of_sizes_says_how_many_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a row has more of than another stands beside its time; in JSON it always does."""
+    code, text, _ = run(["--sweep", "vocab_size=128256,256512"], capsys)
+    assert code == 0
+    assert "parameters" in text
+    assert "8.03 B" in text
+    assert "9.08 B" in text  # 2 x 128256 x 4096 more
+    assert "parameters" not in run(["--sweep", "micro_batch_size=1,2"], capsys)[1]
+    facts = json.loads(run(["--sweep", "micro_batch_size=1,2", "--json"], capsys)[1])
+    assert [row["parameters"] for row in facts["rows"]] == [8_030_261_248] * 2
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

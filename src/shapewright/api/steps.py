@@ -78,7 +78,8 @@ def sweep(
     Args:
         config: Preset name, config.json, its folder or what it holds, hub id, Model or TransformerConfig.
         device: Device name, alias, file, or Device.
-        axes: Values by field name of Workload or ParallelLayout, such as ``{"micro_batch_size": [1, 2, 4]}``.
+        axes: Values by field name of Workload or ParallelLayout, or of a size of the model, such as
+            ``{"micro_batch_size": [1, 2, 4]}`` or ``{"hidden_size": [4096, 4097]}``.
         workload: Some fields of Workload.
         layout: Some fields of ParallelLayout.
         overrides: TransformerConfig fields to change on top of ``config``.

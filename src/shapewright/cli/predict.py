@@ -21,6 +21,7 @@ Examples:
   shapewright predict llama-2-70b --device a100-sxm-80gb --dp 64 --zero-stage 3 --software fsdp-2024
   shapewright predict gpt2 --device a100-sxm-80gb --explain logits
   shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --sweep micro_batch_size=1..64
+  shapewright predict llama-3-8b --device h100-sxm-80gb --micro-batch-size 1 --sweep vocab_size=128256,128257,128320
 """
 
 
@@ -36,8 +37,8 @@ Examples:
     "sweeps",
     multiple=True,
     metavar="FIELD=VALUES",
-    help="predict every value of a workload or layout field, such as micro_batch_size=1,2,4 or =1..64 (doubles) or "
-    "context_len=0..8192:1024 (adds); may be given for several fields",
+    help="predict every value of a workload or layout field or of a size of the model, such as micro_batch_size=1,2,4 "
+    "or =1..64 (doubles) or hidden_size=4096..4608:64 (adds); may be given for several fields",
 )
 @click.option("--all", "show_all", is_flag=True, help="list every operation")
 def command(

@@ -9,7 +9,8 @@ from shapewright.report.columns import Column, columns_of, print_notes, print_ta
 from shapewright.report.prediction_json import SCHEMA_VERSION
 from shapewright.report.prediction_text import name_utilization
 from shapewright.report.question_json import device_to_json
-from shapewright.units import format_bytes, format_percent, format_seconds
+from shapewright.sweep import SWEPT_SIZES
+from shapewright.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,11 +37,17 @@ def print_sweep(found: Sweep, console: Console) -> None:
         f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
     )
     utilization = "MFU" if "phase" in found.axes else name_utilization(first.workload.phase)
+    # What a larger size costs is told beside what it adds.
+    sizes = [Column("parameters")] if set(SWEPT_SIZES) & set(found.axes) else []
     headings = [
         *(Column(field) for field in found.axes),
+        *sizes,
         *(replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS),
     ]
-    rows = [[*(str(row.values[field]) for field in found.axes), *_cells(row, utilization)] for row in found.rows]
+    rows = [
+        [*(str(row.values[field]) for field in found.axes), *_parameters(row)[: len(sizes)], *_cells(row, utilization)]
+        for row in found.rows
+    ]
     print_table(columns_of(rows, headings), console)
     print_notes(found.notes, console)
 
@@ -73,6 +80,7 @@ def _row_to_json(row: SweptStep) -> dict[str, Any]:
     prediction = row.prediction
     facts: dict[str, Any] = {"values": dict(row.values), "problem": row.problem}
     facts |= {name: None if prediction is None else getattr(prediction, name) for name in _NUMBERS}
+    facts["parameters"] = None if prediction is None else prediction.parameters.total
     facts["total_bytes"] = None if prediction is None else prediction.memory.total_bytes
     facts["fits"] = prediction is not None and _fits(prediction)
     return facts
@@ -80,6 +88,10 @@ def _row_to_json(row: SweptStep) -> dict[str, Any]:
 
 def _fits(prediction: Prediction) -> bool:
     return prediction.memory.total_bytes <= prediction.device.memory_bytes
+
+
+def _parameters(row: SweptStep) -> list[str]:
+    return ["" if row.prediction is None else format_count(row.prediction.parameters.total)]
 
 
 def _cells(row: SweptStep, utilization: str) -> list[str]:
