@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from measured import measured_file
+from numpy.typing import NDArray
 
 from shapewright.accuracy.statistics import kendall_tau
 from shapewright.hardware import load_device
@@ -21,6 +22,7 @@ from shapewright.perf.gemm import price_gemm
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 NAME, LIBRARY = "a100-sxm-80gb", "vidur"
+Array = NDArray[np.float64]
 
 
 class LeftOut(NamedTuple):
@@ -75,13 +77,32 @@ def test_a_run_of_products_shares_a_clock(left_out: LeftOut, script: ModuleType)
     assert orders[0] > orders[1] + 0.002
 
 
+def scaled_today(left_out: LeftOut, run_flops: Array | None) -> Array:
+    """Layers by the formulas of today's libraries, after one factor. [s]"""
+    device = load_device(NAME)
+    product = Gemm(name="x", dtype="fp16", **{letter: left_out.rows[letter].to_numpy() for letter in ("m", "n", "k")})
+    record = load_record("gemm", device, physics_only=True)
+    today = np.asarray(price_gemm(product, device, record, run_flops=run_flops).time_s)
+    return today * float(np.median(left_out.rows.latency_s.to_numpy() / today))
+
+
+def test_todays_libraries_keep_a_runs_clock(left_out: LeftOut) -> None:
+    """Nothing of them was fitted to these rows: knowing the run orders layers better than each product alone."""
+    measured = left_out.rows.latency_s.to_numpy()
+    alone, in_runs = scaled_today(left_out, None), scaled_today(left_out, left_out.rows.run_flops.to_numpy(float))
+    error = float(np.mean(np.abs(in_runs / measured - 1.0)))
+    disorder = 1.0 - (kendall_tau(in_runs, measured) or 0.0)
+
+    assert error <= LIMITS["gemm_vidur_today"]["mean"]
+    assert disorder <= LIMITS["gemm_vidur_today"]["disorder"]
+    assert error < np.mean(np.abs(alone / measured - 1.0)) - 0.004
+    assert disorder < 1.0 - (kendall_tau(alone, measured) or 0.0) - 0.002
+
+
 def test_left_out_models_beat_todays_libraries(left_out: LeftOut) -> None:
     """The section is worth having: on models it never saw it is nearer than today's libraries, even scaled."""
-    device = load_device(NAME)
-    dims = {letter: left_out.rows[letter].to_numpy() for letter in ("m", "n", "k")}
-    price = price_gemm(Gemm(name="x", dtype="fp16", **dims), device, load_record("gemm", device, physics_only=True))
-    measured, today = left_out.rows.latency_s.to_numpy(), np.asarray(price.time_s)
-    scaled = today * np.median(measured / today)
+    measured = left_out.rows.latency_s.to_numpy()
+    scaled = scaled_today(left_out, left_out.rows.run_flops.to_numpy(float))
 
     assert np.mean(np.abs(left_out.predicted / measured - 1.0)) < np.mean(np.abs(scaled / measured - 1.0)) - 0.01
 

@@ -126,6 +126,15 @@ def test_a_run_of_products_has_one_clock() -> None:
     np.testing.assert_allclose(rates[1], 0.8e12)
 
 
+def test_a_run_sets_the_clock_where_none_was_fitted() -> None:
+    """A section of lone products takes a run's work for the product's own; without a run the product counts."""
+    parameters = parameters_of(power_drop_fraction=0.2, power_half_flops=1e12)
+    products = products_of_work(1e12, 1e12, 0.0)
+    run = products._replace(run_flops=np.array([1e12, 3e12, np.inf]))
+    np.testing.assert_allclose(macs_per_s_per_sm(run, np.ones(3), parameters, RATES), [0.9e12, 0.85e12, 0.8e12])
+    np.testing.assert_allclose(macs_per_s_per_sm(products, np.ones(3), parameters, RATES), [0.9e12, 0.9e12, 1e12])
+
+
 def test_rows_of_products_keep_their_run() -> None:
     """What is cut out of arrays of products was timed in the same runs."""
     products = products_of_work(1.0, 2.0, 3.0)._replace(run_flops=np.array([4.0, 5.0, 6.0]))

@@ -1,11 +1,11 @@
 """linear_layers.parquet: fp16 layer products of real models over a dense sweep of m, timed with the software of 2024.
 
-That software is slower than today's. Where a device's record has a section of it, that prices the rows as they are; its
-fit saw the rows of vidur's own table, so what it makes of models that it did not see is in the record's provenance. All
-products of a model at one tensor degree and m were timed in one run, for which power sets one clock: the work of a run
-is the sum of its products, and a run of which some are missing counts as one without end. Elsewhere the libraries of
-today are predicted. Everywhere the rows are judged by those a second time, after one factor per device (the median of
-measured / predicted) with intervals wider by the noise between two collectors: nothing of that was fitted to them.
+All products of a model at one tensor degree and m were timed in one run, for which power sets one clock: the work of a
+run is the sum of its products, and a run of which some are missing counts as one without end. That software is slower
+than today's. Where a device's record has a section of it, that prices the rows as they are; its fit saw the rows of
+vidur's own table, so what it makes of models that it did not see is in the record's provenance. Elsewhere the libraries
+of today are predicted. Everywhere the rows are judged by those a second time, after one factor per device (the median
+of measured / predicted), with intervals wider by the noise between two collectors: nothing of that was fitted to them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         m, n, k = (rows.numbers[letter] for letter in "mnk")
         form = context.read_format(dtype, device)
         operation = Gemm(name="gemm", dtype=form.dtype, weight_dtype=form.weight_dtype, m=m, n=n, k=k)
-        run_flops = rows.numbers["run_flops"] if library else None
+        run_flops = rows.numbers["run_flops"]
         prices = price_gemms(
             operation, device, context, library=library, older_software=not library, run_flops=run_flops
         )
@@ -68,16 +68,16 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
         names = (device.name, words[1], words[2])
         parts = join_labels(rows.labels["model"], rows.labels["kernel"])
         yield from split_chunks("linear_layers", names, parts, rows.numbers["latency_s"], prices)
+        if num_cut := int(np.isinf(rows.numbers["run_flops"]).sum()):
+            context.note(
+                f"linear_layers on {device.name}: rows of runs that lack some of their {PRODUCTS_OF_A_RUN} "
+                f"products, priced at the clock of a run without end: {num_cut:,}"
+            )
         if own_library(words[2], device, context):
             context.note(
                 f"linear_layers on {device.name}: priced by the section of {words[2]!r}, whose fit saw its table; "
                 "models left out of it: see the record"
             )
-            if num_cut := int(np.isinf(rows.numbers["run_flops"]).sum()):
-                context.note(
-                    f"linear_layers on {device.name}: rows of runs that lack some of their {PRODUCTS_OF_A_RUN} "
-                    f"products, priced at the clock of a run without end: {num_cut:,}"
-                )
             today = price_by("", rows, device, words[1])
         else:
             today = prices

@@ -59,8 +59,8 @@ def price_gemm(
         record: A record of kind ``gemm``.
         hot_cache: Operands may lie in the last-level cache from a previous run, as in a benchmark.
         library: Library and version whose kernels are meant, if the record knows it; otherwise the middle of all.
-        run_flops: Work of the run of products that each was timed in, for sections whose clock follows it; without it
-            they take a run without end. [flop], of the dims' shape
+        run_flops: Work of the run of products that each was timed in, which sets their clock. Without it each counts by
+            itself, or as of a run without end where the section was fitted to runs. [flop], of the dims' shape
 
     Returns:
         The price; floats for int dims, arrays for array dims.

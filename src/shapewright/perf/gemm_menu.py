@@ -84,8 +84,8 @@ class GemmParameters:
         wave_give_back: Share of the last wave's emptiness that the kernel wins back, 0 to 1.
         power_drop_fraction: Share of the rate lost to power limits on endless work.
         power_half_flops: Work at which half of that is lost. [flop]
-        power_run_steepness: How sharply a run of products comes to lose it as its work grows; 0 where the work of each
-            product counts by itself.
+        power_run_steepness: How sharply a run of products comes to lose it as its work grows; 0 where none was fitted,
+            and a product of which no run is known counts by its own work.
         k_step: Granularity of the contraction loop. [element]
         hot_cache_speedup: Rate of the last-level cache over that of memory, for operands left there by a previous run.
         hot_cache_share: Share of the cache that such operands can fill.

@@ -154,14 +154,14 @@ def macs_per_s_per_sm(products: Products, align_factor: Array, parameters: GemmP
 
 
 def _share_of_power_drop(products: Products, parameters: GemmParameters) -> Array | float:
-    """How much of the loss under power products suffer, 0 to 1, by their own work or by that of their run."""
-    half = parameters.power_half_flops
-    if not parameters.power_run_steepness:
-        return products.flops / (products.flops + half)
-    if products.run_flops is None:
-        return 1.0  # a run of which nothing is known may be endless
-    share: Array = 1.0 / (1.0 + (half / products.run_flops) ** parameters.power_run_steepness)
-    return share
+    """How much of the loss under power products suffer, 0 to 1, by the work of their run, or by their own."""
+    half, steepness = parameters.power_half_flops, parameters.power_run_steepness
+    if products.run_flops is not None:
+        # Where no run was fitted it loses its clock as gradually as a lone product does.
+        share: Array = 1.0 / (1.0 + (half / products.run_flops) ** (steepness or 1.0))
+        return share
+    # A run of which nothing is known may be endless.
+    return 1.0 if steepness else products.flops / (products.flops + half)
 
 
 def feed_s_per_element(parameters: GemmParameters, rates: DeviceRates) -> float:
