@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from calibrate_collectives import ONE_MACHINE_GROUPS
 from calibration import argument_parser, record_path
@@ -24,9 +25,10 @@ from interval_experts import expert_groups
 from interval_groups import Groups, own_groups, parts_of
 from interval_products import product_groups, usual_biases
 from interval_rows import collective_cells, foreign_pointwise_rows, price_rows, read_table, seen_and_halves
-from interval_transfer import transfer_groups
+from interval_transfer import kin_of, transfer_groups
 
 from shapewright.fit.intervals import pool
+from shapewright.fit.left_out import left_out_interval, usual_bias
 from shapewright.fit.logs import tidy
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import load_record
@@ -50,10 +52,27 @@ def collective_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
 
 
 def pointwise_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
-    """Mask and softmax on another maker's chip: all else was measured on one device alone."""
-    rows = foreign_pointwise_rows(folder)
-    found = pool(list(parts_of(rows, ["device"]).values()), edges_s=())
-    return {f"foreign/{kind}": found for kind in ("mask", "softmax")}, {}
+    """Mask and softmax on another maker's chip: all else was measured on one device alone.
+
+    On a third maker's they may be as far off as that chip's are from those of the record's device, or as products are.
+    """
+    parts = parts_of(foreign_pointwise_rows(folder), ["device"])
+    usual = usual_biases(folder).usual["foreign"]
+    groups: Groups = {}
+    for device, rows in parts.items():
+        record = load_record("pointwise", load_device(device))
+        kin = kin_of("foreign", {device, *usual})
+        for kind in ("mask", "softmax"):
+            kinds = record.parameters["kinds"]
+            bias = float(np.log(kinds[kind]["bandwidth_fraction"] / kinds[f"foreign_{kind}"]["bandwidth_fraction"]))
+            known: dict[str, Any] = {
+                "biases": {device: bias},
+                "usual": usual_bias(usual, kin),
+                "scatter": {device: rows},
+            }
+            groups[f"own/{device}/{kind}"] = pool([rows], edges_s=())
+            groups[f"foreign/{kind}"] = left_out_interval({}, **known)
+    return groups, {}
 
 
 MAKERS: Mapping[str, Callable[[Path], tuple[Groups, dict[str, Any]]]] = {

@@ -215,6 +215,7 @@ def main() -> None:
         "bandwidth_fraction": share,
         "start_s": fitted["start_residual"],
         "in_table": False,
+        "device": FOREIGN_DEVICE,
         "source": f"arXiv 2401.14489 layer logs of {FOREIGN_DEVICE}: blocks and layers less all else",
     }
     kinds |= {f"foreign_{kind}": foreign for kind in FOREIGN_KINDS}

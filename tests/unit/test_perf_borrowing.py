@@ -250,3 +250,28 @@ def test_another_makers_chip_has_a_softmax_of_its_own(kind: str, is_own: bool) -
         shares.append(price.roofline_s / price.time_s)
 
     assert (shares[1] < 0.5 * shares[0]) == is_own
+
+
+@pytest.mark.parametrize("kind", ["softmax", "mask"])
+def test_the_softmax_of_another_makers_chip_is_left_out_with_it(kind: str) -> None:
+    """MI250X as if nobody had measured it takes A100's kernel; others of its maker keep the one that was measured."""
+    operation = Pointwise(name="x", operation=kind, read_bytes=4e9, written_bytes=4e9)
+
+    def share(name: str, *, uncalibrated: bool) -> float:
+        record = load_record("pointwise", load_device(name), uncalibrated=uncalibrated)
+        found = price_pointwise(operation, load_device(name), record)
+        return float(found.roofline_s / found.time_s)
+
+    assert share("mi250x-gcd", uncalibrated=True) > 3.0 * share("mi250x-gcd", uncalibrated=False)
+    assert share("mi300x", uncalibrated=True) == share("mi300x", uncalibrated=False)
+
+
+def test_a_softmax_is_surest_where_it_was_measured() -> None:
+    """On its chip, on a sibling, on another family of its maker, on a third maker's chip: less and less certain."""
+    operation = Pointwise(name="x", operation="softmax", read_bytes=4e9, written_bytes=4e9)
+    chips = map(load_device, ("mi250x-gcd", "mi210", "mi300x", "gaudi2"))
+    prices = [price_pointwise(operation, chip, load_record("pointwise", chip)) for chip in chips]
+    ends = [float(np.log(price.high_s / price.time_s)) for price in prices]
+
+    assert ends[:3] == pytest.approx([ends[0], 1.6 * ends[0], 2.5 * ends[0]])
+    assert ends[3] > ends[2]

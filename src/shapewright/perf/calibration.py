@@ -185,7 +185,17 @@ def _find_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only: 
     if record.transfer == "exact":
         return record
     measured = next((each.device for each in list_records(kind) if sheet.name in each.devices), sheet.name)
-    return replace(record, borrower=measured, farther=_farther(kind, sheet, _Sheet.of(load_device(record.device))))
+    lent = replace(record, borrower=measured, farther=_farther(kind, sheet, _Sheet.of(load_device(record.device))))
+    return _without_borrower(lent) if uncalibrated else lent
+
+
+def _without_borrower(record: CalibrationRecord) -> CalibrationRecord:
+    """A record without kernels that it holds of the very device that borrows it, such as another maker's softmax."""
+    kinds = record.parameters.get("kinds", {})
+    kept = {name: entry for name, entry in kinds.items() if entry.get("device") != record.borrower}
+    if len(kept) == len(kinds):
+        return record
+    return replace(record, parameters={**record.parameters, "kinds": kept})
 
 
 def _farther(kind: str, borrower: _Sheet, lender: _Sheet) -> str:

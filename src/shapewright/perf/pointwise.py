@@ -17,7 +17,7 @@ import numpy as np
 
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.perf.calibration import ROOFLINE_BOUND
+from shapewright.perf.calibration import ROOFLINE_BOUND, TRANSFER_WIDENING
 from shapewright.perf.intervals import interval_factors, read_groups
 from shapewright.perf.lending import fixed_cost_scale, sm_rate_scale
 from shapewright.perf.price import Price, split_rows
@@ -60,7 +60,7 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
     read_bytes, written_bytes, num_kernels = np.broadcast_arrays(
         *(np.asarray(v, dtype=float) for v in (operation.read_bytes, operation.written_bytes, operation.num_kernels))
     )
-    kernels = _kind_numbers([operation.operation], record)[:, 0]
+    kernels = _kind_numbers([operation.operation], device, record)[:, 0]
     columns, label = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     values: dict[str, Any] = {name: float(v) if np.ndim(v) == 0 else v for name, v in columns.items()}
     return Price(calibration=label, **values)
@@ -70,26 +70,26 @@ def price_pointwises(operations: Sequence[Pointwise], device: Device, record: Ca
     """Price many scalar pointwise operations in one evaluation, in their order."""
     sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
     read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
-    kernels = _kind_numbers([operation.operation for operation in operations], record)
+    kernels = _kind_numbers([operation.operation for operation in operations], device, record)
     columns, label = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     return split_rows(Price, columns, label)
 
 
-def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:
+def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecord) -> Array:
     """What prices each kind; shape [8, kinds].
 
     Fraction and start of the plain and of the gated kernel, whether these are of the record's own device, widening of
     the record's interval, and ends beside it. On another maker's chip a kind has the kernel measured there, if any.
     """
     try:
-        table: Mapping[str, Mapping[str, float]] = record.parameters["kinds"]
+        table: Mapping[str, Mapping[str, Any]] = record.parameters["kinds"]
         rows = []
         for kind in kinds:
             foreign = table.get(f"foreign_{kind}") if record.distance == "foreign" else None
             plain = foreign or table.get(kind, table["other"])
             gated = table.get(f"gated_{kind}", plain)
             known = table.get(kind, {}).get("in_table", False)
-            measured = _foreign_ends(kind, record)
+            measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
             widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
             numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
             rows.append([*numbers, float(foreign is None), 0.0 if measured else widening, *(measured or (1.0, 1.0))])
@@ -100,12 +100,26 @@ def _kind_numbers(kinds: Sequence[str], record: CalibrationRecord) -> Array:
         ) from error
 
 
-def _foreign_ends(kind: str, record: CalibrationRecord) -> tuple[float, float] | None:
-    """Ends of a kind's interval on another maker's chip, as factors, where such a chip was measured."""
-    if record.distance != "foreign":
+def _foreign_ends(kind: str, measured: str, device: Device, record: CalibrationRecord) -> tuple[float, float] | None:
+    """Ends of the interval of a kernel of another maker's chip, as factors; None where no group has them.
+
+    Args:
+        kind: Kind of operation.
+        measured: The chip whose kernel it is; it says less of its siblings, less still of others of its maker, and of
+            a third maker what makers tell of each other.
+        device: The chip to price on.
+        record: The record that holds it.
+    """
+    chip = load_device(measured)
+    is_known = chip.vendor == device.vendor
+    found = read_groups(record.kind).get(f"own/{measured}/{kind}" if is_known else f"foreign/{kind}")
+    if not found:
         return None
-    found = read_groups(record.kind).get(f"foreign/{kind}")
-    return (found["low"][0], found["high"][0]) if found else None
+    distance = "exact" if record.borrower == measured else "architecture"
+    if chip.architecture != device.architecture:
+        distance = "generic"
+    widening = TRANSFER_WIDENING[distance] if is_known else 1.0
+    return found["low"][0] ** widening, found["high"][0] ** widening
 
 
 def _price_arrays(
