@@ -292,7 +292,10 @@ def _find_tables(folder: Path, wanted: Sequence[str]) -> tuple[dict[str, Path], 
         raise MeasuredFileError(f"{folder} has no {', '.join(missing)}; leave --table out to judge all that is there")
     if not found and not stores:
         names = ", ".join(table.file_name for table in TABLES.values())
-        raise MeasuredFileError(f"{folder} has no measured file; known are {names}, and stores of 'shapewright bench'")
+        raise MeasuredFileError(
+            f"{folder} has no measured file; known are {names} (each as .parquet or .csv), and stores of "
+            f"'shapewright bench'"
+        )
     return found, stores
 
 

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+# Endings that tables of one's own give a time by, in place of _s, and seconds in one of each. [s]
+_UNITS_OF_TIME = {"_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
+
 
 def read_csv(
     path: Path, number_names: Sequence[str], label_names: Sequence[str]
 ) -> tuple[Columns, dict[str, tuple[str, int]]]:
-    """Read columns of numbers and of words.
+    """Read columns of numbers and of words; a time in seconds may stand in another unit, as latency_us for latency_s.
 
     Args:
         path: The file.
@@ -37,8 +40,9 @@ def read_csv(
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = next(reader, [])
-            require_columns(path, names, header)
-            places = [header.index(name) for name in names]
+            columns_of_times = _times_in_other_units(names, header)
+            require_columns(path, [name for name in names if name not in columns_of_times], header)
+            places = [header.index(columns_of_times.get(name, (name, 1.0))[0]) for name in names]
             cells: list[list[str]] = [[] for _ in names]
             for row in reader:
                 if row:  # an empty line is none
@@ -50,12 +54,28 @@ def read_csv(
     numbers, words = {}, {}
     for name in number_names:
         parsed = [read_number(cell) for cell in columns[name]]
-        numbers[name] = np.array([number for number, _ in parsed], dtype=float)
+        unit = columns_of_times.get(name, (name, 1.0))[1]
+        numbers[name] = np.array([number for number, _ in parsed], dtype=float) * unit
         among = [cell for cell, (_, is_word) in zip(columns[name], parsed, strict=True) if is_word]
         if among:
             words[name] = (among[0].strip(), len(among))
     labels = {name: Labels.of(columns[name]) for name in label_names}
     return Columns(len(cells[0]), numbers, labels), words
+
+
+def _times_in_other_units(names: Sequence[str], header: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """By column of seconds that the header lacks: the column that has it in another unit, and seconds in one of that.
+
+    >>> _times_in_other_units(["m", "latency_s"], ["m", "latency_us"])
+    {'latency_s': ('latency_us', 1e-06)}
+    """
+    found = {}
+    for name in names:
+        if name.endswith("_s") and name not in header:
+            for ending, seconds in _UNITS_OF_TIME.items():
+                if name.removesuffix("_s") + ending in header:
+                    found[name] = name.removesuffix("_s") + ending, seconds
+    return found
 
 
 def read_number(text: str) -> tuple[float, bool]:
@@ -82,5 +102,6 @@ def require_columns(path: Path, names: Sequence[str], present: Any) -> None:
     if missing:
         raise MeasuredFileError(
             f"{path.name} lacks column{'s' * (len(missing) > 1)} {', '.join(missing)} "
-            f"(it has {', '.join(map(str, present)) or 'none'}); rename its columns or leave the file out"
+            f"(it has {', '.join(map(str, present)) or 'none'}); add or rename columns (docs/measuring.md, "
+            f"Tables of your own), or leave the file out"
         )
