@@ -106,6 +106,23 @@ def test_unknown_type_is_read_by_field_names() -> None:
     assert "assuming a decoder, RMSNorm, a gated MLP, rotary positions" in note
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"mlp_layer_types": ["dense", "sparse", "sparse"]}, (False, True, True)),
+        ({"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 1}, (True, False, True)),
+        ({"num_dense_layers": 2}, (False, False, True)),
+        ({"first_k_dense_replace": 1}, (False, True, True)),
+        ({}, (True, True, True)),
+    ],
+)
+def test_unknown_type_says_which_layers_have_experts(told: dict[str, Any], expected: tuple[bool, ...]) -> None:
+    """The kinds of MLP are read from the list that transformers writes, else the first layers are the dense ones."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rms_norm_eps": 1e-5}
+    config = read_hf({"model_type": "brandnew", **TINY, "num_hidden_layers": 3, **experts, **told}).config
+    assert tuple(config.is_moe_layer(layer) for layer in range(3)) == expected
+
+
 def test_unknown_encoder_decoder() -> None:
     """An unknown encoder-decoder is read with both its stacks."""
     values = {"model_type": "brandnew", "is_encoder_decoder": True, "d_model": 64, "vocab_size": 100}

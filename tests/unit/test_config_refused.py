@@ -62,6 +62,16 @@ def test_types_whose_keys_do_not_tell(model_type: str, words: str) -> None:
         read_hf({**TINY, "model_type": model_type})
 
 
+@pytest.mark.parametrize(("key", "value"), [("use_cla", True), ("num_kv_shared_layers", 10)])
+def test_layers_that_share_keys_and_values(key: str, value: object) -> None:
+    """Hunyuan-Large's layers share caches in twos: their keys and values would be counted twice."""
+    with pytest.raises(
+        ConfigError, match=f"'hunyuan' has layers that share the keys and values of others .{key}={value}"
+    ):
+        read_hf({**TINY, "model_type": "hunyuan", key: value})
+    assert read_hf({**TINY, "model_type": "hunyuan", key: type(value)(0)}).config.num_layers == 2
+
+
 def test_a_part_of_a_multimodal_model_is_refused_too() -> None:
     """What stands within text_config counts as what stands at the top."""
     part = {**TINY, "model_type": "gemma3n_text", "intermediate_size": [128, 128]}

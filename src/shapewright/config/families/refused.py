@@ -16,6 +16,7 @@ from shapewright.errors import ConfigError
 # Source: modeling_*.py of transformers 5.23 for each model type; of those that it does not have, the models' own code.
 _NOT_MODELLED = {
     "bailing_moe_linear": "linear attention",
+    "bitnet": "weights of three values, and norms inside attention and MLP",
     "blt": "encoders of byte patches around the model",
     "deepseek_v4": "attention over compressed tokens and several residual streams",
     "doge": "experts that are looked up by product keys",
@@ -53,6 +54,8 @@ _OTHER_LAYERS = (
 # has 1, and 0 for lightning attention).
 _LAYER_KINDS = ("layer_types", "layers_block_type", "block_types", "attn_type_list")
 _SOFTMAX_ATTENTION = (*KNOWN_LAYER_TYPES, "attention", 1)
+# Keys that tell of layers which take keys and values of another one (Hunyuan-Large, Gemma 3n), where they are not 0.
+_SHARED_CACHES = ("use_cla", "num_kv_shared_layers")
 
 
 def refuse_other_layers(model_type: str, part: Mapping[str, object]) -> None:
@@ -65,6 +68,12 @@ def refuse_other_layers(model_type: str, part: Mapping[str, object]) -> None:
         raise ConfigError(
             f"model_type {shown(model_type)} is not modelled: it has {_NOT_MODELLED[model_type]}; give a transformer "
             f"of attention and MLP layers"
+        )
+    sharing = next((key for key in _SHARED_CACHES if part.get(key)), None)
+    if sharing:
+        raise ConfigError(
+            f"model_type {shown(model_type)} has layers that share the keys and values of others ({sharing}="
+            f"{shown(part[sharing])}), which is not modelled: give a transformer whose layers have their own"
         )
     told = _other_layers(part)
     if told:

@@ -58,6 +58,7 @@ _SPELLINGS: Spellings = {
     "embedding_size": ("word_embed_proj_dim", "embedding_size"),
     "num_token_types": ("type_vocab_size",),
 }
+_NUM_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _UNGATED_ACTIVATIONS = ("relu", "relu2", "xielu", "gelu", "gelu_new")
 _GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gelu_pytorch_tanh")
 _RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "norm_eps")
@@ -133,12 +134,16 @@ def _experts(values: HfValues) -> Fields:
     read: Fields = {}
     if not values.optional_count(*_SPELLINGS["num_experts_per_token"]):
         read["num_experts_per_token"] = min(2, num_experts)
-    num_shared = values.optional_count("n_shared_experts", "num_shared_experts")
+    num_shared = values.optional_count(*_NUM_SHARED_EXPERTS)
     width = values.optional_count(*_SPELLINGS["moe_intermediate_size"], *_SPELLINGS["intermediate_size"])
     if num_shared and not values.optional_count("shared_expert_intermediate_size"):
         read["shared_expert_intermediate_size"] = num_shared * width
-    num_dense = values.optional_count("first_k_dense_replace")
     num_layers = values.num_layers(*_SPELLINGS["num_layers"])
+    kinds = values.list_of("mlp_layer_types")  # what transformers writes of late: dense or sparse
+    if kinds is not None and len(kinds) == num_layers and "sparse" in kinds:
+        read["moe_layers"] = tuple(kind == "sparse" for kind in kinds)
+        return read
+    num_dense = values.optional_count("first_k_dense_replace", "num_dense_layers")
     if num_dense < num_layers:
         read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
     return read
