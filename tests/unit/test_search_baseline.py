@@ -6,8 +6,6 @@ import pytest
 
 from shapewright.config import count_parameters, read_model
 from shapewright.errors import ConfigError
-from shapewright.hardware import load_device
-from shapewright.question import ask
 from shapewright.search import scale_model, usual_model
 
 
@@ -95,9 +93,34 @@ def test_a_family_may_be_named_by_its_first_letters() -> None:
 
 
 def test_models_that_cannot_be_scaled_say_so() -> None:
-    """Experts and unknown families are refused in one line."""
-    model = ask("mixtral-8x7b", load_device("h100-sxm-80gb")).model
-    with pytest.raises(ConfigError, match="only dense decoders are scaled"):
-        scale_model(model, 10**9)
+    """Latent attention, encoders and unknown families are refused in one line."""
+    for name in ("deepseek-v3", "t5-large"):
+        with pytest.raises(ConfigError, match="only decoders whose heads share no latents are scaled"):
+            scale_model(read_model(name), 10**9)
     with pytest.raises(ConfigError, match="no dense decoder preset begins with it"):
         usual_model(10**9, "lama")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters", "active"),
+    [
+        # 100 of 235 billion are 9.4 of its 22 in use.
+        ("qwen3-235b-a22b", 100e9, 9.4e9),
+        ("mixtral-8x7b", 20e9, 5.5e9),
+        ("glm-4.5-air", 50e9, 6.5e9),
+        ("llama-4-scout", 50e9, 8.5e9),
+    ],
+)
+def test_mixtures_keep_their_experts(name: str, num_parameters: float, active: float) -> None:
+    """A scaled mixture has as many experts, as many in use, its pattern of dense layers, and its share in use."""
+    config = read_model(name).config
+    scaled = scale_model(read_model(name), round(num_parameters)).config
+    count = count_parameters(scaled)
+
+    assert count.total == pytest.approx(num_parameters, rel=0.01)
+    assert count.active == pytest.approx(active, rel=0.07)
+    assert (scaled.num_experts, scaled.num_experts_per_token) == (config.num_experts, config.num_experts_per_token)
+    assert scaled.moe_intermediate_size % 64 == 0
+    assert [scaled.is_moe_layer(layer) for layer in range(3)] == [config.is_moe_layer(layer) for layer in range(3)]
+    one_width = config.moe_intermediate_size == config.intermediate_size
+    assert (scaled.moe_intermediate_size == scaled.intermediate_size) == one_width

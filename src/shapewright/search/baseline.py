@@ -6,11 +6,13 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING
 
-from shapewright.config import Model, count_parameters, list_presets, load_preset, read_model
+from shapewright.config import Model, count_parameters, list_presets, load_preset, read_model, with_changes
 from shapewright.errors import ConfigError, close_names
 from shapewright.search.request import FEWEST_PARAMETERS, MOST_PARAMETERS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shapewright.config import TransformerConfig
 
 _NEAR_ENOUGH_FRACTION = 0.01  # of the parameters wanted: a model this near is taken as it is
@@ -19,6 +21,7 @@ _UNIT = 128  # elements; what public models of some size keep to
 # would end up several times as large as asked for, and be held against shapes of that size.
 _FARTHEST_FRACTION = 0.05
 _HEADS_AROUND = 8  # key-value heads tried on either side of the scaled number
+_EXPERT_WIDTHS_AROUND = 2  # inner widths of experts tried on either side of the scaled one
 _FAMILY_OF_WORD = {"gpt": "gpt3"}  # the table that later GPT-like models were copied from
 
 
@@ -53,6 +56,8 @@ def usual_model(num_parameters: int, family: str, tensor_parallel: int = 1) -> M
 def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> Model:
     """Scale width and depth alike until a model has a number of parameters; heads keep their width.
 
+    A mixture of experts keeps the number of its experts, and of those that a token uses.
+
     Args:
         model: What to start from; returned as it is where its size is already within 1 %.
         num_parameters: Parameters wanted.
@@ -64,10 +69,10 @@ def scale_model(model: Model, num_parameters: int, tensor_parallel: int = 1) -> 
     config, own = model.config, count_parameters(model.config).total
     if abs(own / num_parameters - 1.0) <= _NEAR_ENOUGH_FRACTION:
         return model
-    if config.is_moe or config.is_mla or config.stack != "decoder":
+    if config.is_mla or config.stack != "decoder":
         raise ConfigError(
-            f"--params {num_parameters:,}: {config.title} has {own:,} parameters, and only dense "
-            f"decoders are scaled; leave --params out, or give a config of that size"
+            f"--params {num_parameters:,}: {config.title} has {own:,} parameters, and only decoders whose heads share "
+            f"no latents are scaled; leave --params out, or give a config of that size"
         )
     factor = (num_parameters / own) ** (1.0 / 3.0)
     near = _numbers_of_kv_heads(config, factor)
@@ -105,18 +110,21 @@ def _scaled(config: TransformerConfig, numbers_of_kv_heads: list[int], num_param
         width = num_heads * config.head_dim
         if inner != 1.0:
             width = max(1, round(width / inner / _UNIT)) * _UNIT
-        unit = _UNIT if width > 8 * _UNIT else 8
-        ffn = max(1, round(config.intermediate_size * width / config.hidden_size / unit)) * unit
-        layers = _fitting_layers(config, width, num_heads, group, ffn, num_parameters)
-        for num_layers in {max(1, layers - 1), layers, layers + 1}:
-            shape = _with_sizes(config, width, num_layers, num_heads, group, ffn)
-            off = abs(log(count_parameters(shape).total / num_parameters))
-            # Ten per cent of proportion weigh as much as one of size.
-            off += 0.1 * abs(log(width / num_layers * config.num_layers / config.hidden_size))
-            if best is None or off < best[0]:
-                best = off, shape
+        heads = {"hidden_size": width, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        if config.embedding_size == config.hidden_size:
+            heads["embedding_size"] = width
+        for inner_widths in _inner_widths(config, width):
+            sizes = {**heads, **inner_widths}
+            layers = _fitting_layers(config, sizes, num_parameters)
+            for num_layers in {max(1, layers - 1), layers, layers + 1}:
+                shape = with_changes(config, {**sizes, "num_layers": num_layers})
+                off = abs(log(count_parameters(shape).total / num_parameters))
+                # Ten per cent of proportion weigh as much as one of size.
+                off += 0.1 * abs(log(width / num_layers * config.num_layers / config.hidden_size))
+                if best is None or off < best[0]:
+                    best = off, shape
     assert best is not None
-    return _refit_ffn(best[1], num_parameters)
+    return best[1] if config.is_moe else _refit_ffn(best[1], num_parameters)
 
 
 def _refit_ffn(config: TransformerConfig, num_parameters: int) -> TransformerConfig:
@@ -128,22 +136,34 @@ def _refit_ffn(config: TransformerConfig, num_parameters: int) -> TransformerCon
     return replace(config, intermediate_size=config.intermediate_size + min(max(steps, -most), most) * unit)
 
 
-def _fitting_layers(
-    config: TransformerConfig, width: int, num_heads: int, group: int, ffn: int, num_parameters: int
-) -> int:
-    one, two = (count_parameters(_with_sizes(config, width, layers, num_heads, group, ffn)).total for layers in (1, 2))
-    return min(max(1, int((num_parameters - one) / (two - one)) + 1), 2**15)
+def _inner_widths(config: TransformerConfig, width: int) -> list[dict[str, int]]:
+    """Inner widths of MLP and experts in proportion to a width; of experts some around, for each is a large step."""
+    unit = _UNIT if width > 8 * _UNIT else 8
+    ratio = width / config.hidden_size
+    ffn = max(1, round(config.intermediate_size * ratio / unit)) * unit
+    if not config.is_moe:
+        return [{"intermediate_size": ffn}]
+    unit = unit // 2 if unit == _UNIT else unit
+    middle = round(config.moe_intermediate_size * ratio / unit)
+    has_one_width = config.moe_intermediate_size == config.intermediate_size
+    found = []
+    for steps in range(max(1, middle - _EXPERT_WIDTHS_AROUND), middle + _EXPERT_WIDTHS_AROUND + 1):
+        expert = steps * unit
+        shared = round(config.shared_expert_intermediate_size / config.moe_intermediate_size * expert / unit) * unit
+        found.append(
+            {
+                "intermediate_size": expert if has_one_width else ffn,
+                "moe_intermediate_size": expert,
+                "shared_expert_intermediate_size": shared,
+            }
+        )
+    return found
 
 
-def _with_sizes(
-    config: TransformerConfig, width: int, num_layers: int, num_heads: int, group: int, ffn: int
-) -> TransformerConfig:
-    return replace(
-        config,
-        hidden_size=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_heads // group,
-        intermediate_size=ffn,
-        embedding_size=width if config.embedding_size == config.hidden_size else config.embedding_size,
+def _fitting_layers(config: TransformerConfig, sizes: Mapping[str, int], num_parameters: int) -> int:
+    # Each layer beyond those that a pattern tells apart adds as much as the one before.
+    first = config.num_layers if config.is_moe else 1
+    one, two = (
+        count_parameters(with_changes(config, {**sizes, "num_layers": layers})).total for layers in (first, first + 1)
     )
+    return min(max(1, (num_parameters - one) // (two - one) + first), 2**15)
