@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.lowering import count_masked_fraction
 from shapewright.operations import Collective
-from shapewright.perf.calibration import ROOFLINE_BOUND, UNCALIBRATED, load_record
+from shapewright.perf.calibration import RECORD_KINDS, ROOFLINE_BOUND, UNCALIBRATED, load_record
 from shapewright.perf.expert_kernels import say_expert_kernel
 from shapewright.units import format_bytes
 
@@ -48,7 +48,9 @@ def say_uncalibrated(device: Device, labels: Mapping[str, str]) -> Iterator[str]
         device: What the step runs on.
         labels: Which record priced each kind of operation.
     """
-    if unmeasured := [f"{kind} {reason}" for kind, label in labels.items() if (reason := _why_uncalibrated(label))]:
+    if unmeasured := [
+        f"{kind} {reason}" for kind, label in labels.items() if (reason := _why_uncalibrated(label, device))
+    ]:
         yield f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider for it"
     if bounds := [kind for kind, label in labels.items() if label == ROOFLINE_BOUND]:
         yield (
@@ -89,9 +91,14 @@ def say_host(device: Device, priced: Iterable[PricedOperation], step_s: float) -
         )
 
 
-def _why_uncalibrated(label: str) -> str:
-    """What stands in for a record of the device's own, in parentheses; nothing where it has one."""
-    return label.removeprefix(f"{UNCALIBRATED} ") if label.startswith(UNCALIBRATED) else ""
+def _why_uncalibrated(label: str, device: Device) -> str:
+    """What stands in for a record of the device's own and why that one, in parentheses; nothing where it has one."""
+    if not label.startswith(UNCALIBRATED):
+        return ""
+    words = label.removeprefix(f"{UNCALIBRATED} ")
+    for record in (load_record(kind, device, uncalibrated=True) for kind in RECORD_KINDS):
+        words = words.replace(record.id, f"{record.id}: {record.lent_as}")
+    return words
 
 
 def say_masked(config: TransformerConfig, workload: Workload, mfu: float) -> Iterator[str]:

@@ -33,6 +33,7 @@ from shapewright.perf.attention_sections import (
     read_kernel,
 )
 from shapewright.perf.calibration import GENERATIONS, list_records
+from shapewright.perf.lenders import Sheet
 from shapewright.perf.lending import (
     clock_hz_of,
     fixed_cost_scale,
@@ -74,15 +75,18 @@ def decode_section(section: Section, library: str, kernel: str, device: Device) 
     if record.transfer != "generic" or is_known:
         return None
     age = GENERATIONS.get(device.architecture, GENERATIONS[record.architecture])
-    found: list[tuple[int, bool, int, Section]] = []
+    sheet = Sheet.of(device)
+    found: list[tuple[int, bool, float, str, Section]] = []
     for other in list_records("attention"):
         if record.borrower in other.devices or device.name in other.devices:
             continue
         lent = replace(other, transfer="generic", borrower=record.borrower, farther=record.farther)
         own = choose_section("fp8" if section.wanted == "fp8" else "bf16", _cache_bits(section), lent, library)
         if _packs(own):
-            found.append((abs(GENERATIONS[other.architecture] - age), own.name != section.wanted, len(found), own))
-    nearest = min(found, key=lambda entry: entry[:3])[3] if found else section
+            gap = abs(GENERATIONS[other.architecture] - age)
+            balance = sheet.balance_distance(Sheet.of(load_device(other.device)))
+            found.append((gap, own.name != section.wanted, balance, other.device, own))
+    nearest = min(found, key=lambda entry: entry[:4])[4] if found else section
     return nearest if nearest.record.architecture != record.architecture else None
 
 

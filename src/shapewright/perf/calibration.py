@@ -8,42 +8,20 @@ sibling; then the record says so, and the interval widens.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shapewright.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.perf.lenders import Sheet, choose_lender
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
 
 RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
-
-# Whose record an architecture borrows when neither it nor a chip with its multiprocessors (Device.sm_kind) has one,
-# nearest first. The order is judgement: same vendor and the nearest generation of matrix unit. Everything ends at
-# ampere, the best measured family. Of a device's siblings the record of the nearest bandwidth and rate counts, of
-# another family the first by its file's name.
-ARCHITECTURE_KIN: Mapping[str, tuple[str, ...]] = {
-    "volta": ("turing", "ampere"),
-    "turing": ("volta", "ampere"),
-    "ampere": ("hopper", "ada"),
-    "ada": ("ampere",),
-    "hopper": ("ampere",),
-    "blackwell": ("hopper", "ampere"),
-    "blackwell-ultra": ("blackwell", "hopper", "ampere"),
-    "blackwell-consumer": ("ada", "ampere"),
-    "cdna2": ("ampere",),
-    "cdna3": ("cdna2", "ampere"),
-    "cdna4": ("cdna3", "cdna2", "ampere"),
-}
-GENERIC_KIN = ("ampere",)
-# Generations whose SMs run the same kernels: Blackwell Ultra is Blackwell with more rate in 4 bits, more memory and
-# less int8; its compute capability 10.3 is of the family 10.0.
-SAME_KERNELS: Mapping[str, tuple[str, ...]] = {"blackwell-ultra": ("blackwell",), "blackwell": ("blackwell-ultra",)}
 
 # Generations of a maker, whose chips and libraries change together; what is two apart is distant.
 GENERATIONS: Mapping[str, int] = {
@@ -113,6 +91,7 @@ class CalibrationRecord:
         farther: A key of TRANSFER_WIDENING where the priced device is farther from the measured one than ``transfer``
             says: ``generic`` for devices of an architecture that are not alike (see SIBLING_FACTOR), ``distant`` for
             those two generations apart, ``foreign`` for chips of another maker and for collectives over other links.
+        lent_as: Why this one is borrowed, in words (perf.lenders); empty where it is exact.
         older_software: It prices what ran older software than was measured, whose intervals are wider.
         left_out: Kernels whose sections were taken out for this use (perf.expert_kernels), in words.
     """
@@ -129,6 +108,7 @@ class CalibrationRecord:
     residual: Mapping[str, Any] | None = None
     borrower: str = ""
     farther: str = ""
+    lent_as: str = ""
     older_software: bool = False
     left_out: str = ""
 
@@ -175,17 +155,17 @@ def load_record(
     if own is not None and not uncalibrated:
         assert isinstance(own, CalibrationRecord)
         return replace(own, residual=None) if physics_only and own.residual else own
-    return _find_record(kind, _Sheet.of(device), uncalibrated=uncalibrated, physics_only=physics_only)
+    return _find_record(kind, Sheet.of(device), uncalibrated=uncalibrated, physics_only=physics_only)
 
 
 @lru_cache(maxsize=1024)
-def _find_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
+def _find_record(kind: str, sheet: Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
     """The record that ships with the package, and what it is to a device that borrows it."""
     record = _choose_record(kind, sheet, uncalibrated=uncalibrated, physics_only=physics_only)
     if record.transfer == "exact":
         return record
     measured = next((each.device for each in list_records(kind) if sheet.name in each.devices), sheet.name)
-    lent = replace(record, borrower=measured, farther=_farther(kind, sheet, _Sheet.of(load_device(record.device))))
+    lent = replace(record, borrower=measured, farther=_farther(kind, sheet, Sheet.of(load_device(record.device))))
     return _without_borrower(lent) if uncalibrated else lent
 
 
@@ -198,7 +178,7 @@ def _without_borrower(record: CalibrationRecord) -> CalibrationRecord:
     return replace(record, parameters={**record.parameters, "kinds": kept})
 
 
-def _farther(kind: str, borrower: _Sheet, lender: _Sheet) -> str:
+def _farther(kind: str, borrower: Sheet, lender: Sheet) -> str:
     """See CalibrationRecord."""
     if borrower.vendor != lender.vendor or (kind == "collectives" and borrower.has_link != lender.has_link):
         return "foreign"
@@ -213,45 +193,7 @@ def _farther(kind: str, borrower: _Sheet, lender: _Sheet) -> str:
     return "" if are_alike else "generic"
 
 
-class _Sheet(NamedTuple):
-    """What decides whose record a device borrows, and how far it is from it."""
-
-    name: str
-    vendor: str
-    architecture: str
-    compute_capability: str
-    sm_kind: tuple[str, str, float] | None
-    bandwidth_bytes_per_s: float
-    flops_per_s: float
-    num_sms: int | None
-    has_link: bool
-
-    @classmethod
-    def of(cls, device: Device) -> _Sheet:
-        return cls(
-            name=device.name,
-            vendor=device.vendor,
-            architecture=device.architecture,
-            compute_capability=device.compute_capability,
-            sm_kind=device.sm_kind,
-            bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
-            flops_per_s=max(device.dense_flops_per_s.values(), default=1.0),
-            num_sms=device.num_sms,
-            has_link=device.intra_node_bandwidth_bytes_per_s is not None,
-        )
-
-    def is_same_sm(self, other: _Sheet) -> bool:
-        """Whether two chips have the same multiprocessors: A10 and A100 are both Ampere and do not."""
-        versions = {self.compute_capability, other.compute_capability} - {""}
-        return self.architecture != other.architecture or len(versions) < 2
-
-    def distance(self, other: _Sheet) -> float:
-        """How far two chips lie apart: the sum of |ln| of the ratios of their bandwidths and rates."""
-        pairs = ((self.bandwidth_bytes_per_s, other.bandwidth_bytes_per_s), (self.flops_per_s, other.flops_per_s))
-        return sum(abs(math.log(here / there)) for here, there in pairs)
-
-
-def _choose_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
+def _choose_record(kind: str, sheet: Sheet, *, uncalibrated: bool, physics_only: bool) -> CalibrationRecord:
     if physics_only:
         record = _choose_record(kind, sheet, uncalibrated=uncalibrated, physics_only=False)
         return replace(record, residual=None) if record.residual else record
@@ -267,27 +209,10 @@ def _choose_record(kind: str, sheet: _Sheet, *, uncalibrated: bool, physics_only
                 f"no {kind} calibration record to price {sheet.name} with; run scripts/calibrate_{kind}.py"
             )
         # With one record in all there is nobody else to ask: it counts as another family's.
-        return replace(records[0], transfer="generic")
-    lenders = {record.id: _Sheet.of(load_device(record.device)) for record in strangers}
-    if kind == "collectives" and any(lender.has_link == sheet.has_link for lender in lenders.values()):
-        # What joins the devices decides, and not what they compute with: PCIe is no NVLink.
-        strangers = [record for record in strangers if lenders[record.id].has_link == sheet.has_link]
-    alike = (sheet.architecture, *SAME_KERNELS.get(sheet.architecture, ()))
-    siblings = [record for record in strangers if record.architecture in alike]
-    close = [record for record in siblings if sheet.is_same_sm(lenders[record.id])]
-    # Which tiles fit, and what an SM does in a clock, says more than the name of an architecture: GA102's is Ada's.
-    kin = [] if close else [record for record in strangers if lenders[record.id].sm_kind == sheet.sm_kind is not None]
-    # Of a generation that nobody here knows, the nearest chip of its maker knows most.
-    same_maker = [record for record in strangers if lenders[record.id].vendor == sheet.vendor]
-    nearest = [] if sheet.architecture in ARCHITECTURE_KIN else same_maker
-    for found, transfer in ((close, "architecture"), (kin, "generic"), (siblings, "generic"), (nearest, "generic")):
-        if found:
-            return replace(min(found, key=lambda record: sheet.distance(lenders[record.id])), transfer=transfer)
-    for family in ARCHITECTURE_KIN.get(sheet.architecture, GENERIC_KIN) + GENERIC_KIN:
-        for record in strangers:
-            if record.architecture == family:
-                return replace(record, transfer="generic")
-    return replace(strangers[0], transfer="generic")
+        return replace(records[0], transfer="generic", lent_as="the only one measured")
+    lender, transfer, words = choose_lender(kind, sheet, [Sheet.of(load_device(each.device)) for each in strangers])
+    record = next(each for each in strangers if each.device == lender)
+    return replace(record, transfer=transfer, lent_as=words)
 
 
 @cache

@@ -20,6 +20,7 @@ import numpy as np
 
 from shapewright.hardware import load_device
 from shapewright.perf.calibration import list_records, load_record
+from shapewright.perf.lenders import has_link
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -33,7 +34,7 @@ def borrowed_start_scale(record: CalibrationRecord, device: Device) -> float:
         record: A record of kind ``collectives``, of the package.
         device: The device to price, which may be joined otherwise than the lender: then nobody tells of it.
     """
-    if record.transfer != "generic" or _has_link(device) != _has_link(load_device(record.device)):
+    if record.transfer != "generic" or has_link(device) != has_link(load_device(record.device)):
         return 1.0
     return _scale(record.device, device.name)
 
@@ -59,7 +60,7 @@ def _scale(lender: str, borrower: str) -> float:
     for record in list_records("collectives"):
         level = _log_start(record.parameters)
         own = level if record.device == lender else own
-        is_alike = _has_link(load_device(record.device)) == _has_link(load_device(lender))
+        is_alike = has_link(load_device(record.device)) == has_link(load_device(lender))
         if is_alike and borrower not in record.devices:
             families.setdefault(record.architecture, []).append(level)
     if not families:
@@ -77,7 +78,3 @@ def _log_start(parameters: Mapping[str, Any]) -> float:
         if size not in skipped
     ]
     return float(np.mean(np.log(starts_s)))
-
-
-def _has_link(device: Device) -> bool:
-    return device.intra_node_bandwidth_bytes_per_s is not None

@@ -36,6 +36,7 @@ from shapewright.hardware import load_device
 from shapewright.perf.best_rates import borrowed_rate_scale, speed_up
 from shapewright.perf.calibration import list_records
 from shapewright.perf.expert_transfer import carry_experts
+from shapewright.perf.lenders import Sheet
 from shapewright.perf.lending import (
     borrowed_alignment,
     clock_beside_hz,
@@ -180,11 +181,19 @@ def _borrow_format(parameters: GemmParameters, device: Device) -> GemmParameters
 
 
 def _find_format(device: Device) -> tuple[Mapping[str, Any], Mapping[str, Any], Device] | None:
-    """The fp8 and the bf16 section of the nearest other record that has both, and whose they are."""
-    records = [record for record in list_records("gemm") if device.name not in record.devices]
-    for architecture in _FORMAT_LENDERS:
-        for record in records:
-            sections = record.parameters["dtypes"]
-            if record.architecture == architecture and "fp8" in sections and "bf16" in sections:
-                return sections["fp8"], sections["bf16"], load_device(record.device)
-    return None
+    """The fp8 and the bf16 section of the nearest other record that has both, and whose they are.
+
+    Of a family the device of the nearest balance, as for whole records (perf.lenders).
+    """
+    sheet = Sheet.of(device)
+    found: list[tuple[int, float, str, Mapping[str, Any]]] = []
+    for record in list_records("gemm"):
+        sections = record.parameters["dtypes"]
+        is_known = record.architecture in _FORMAT_LENDERS and {"fp8", _WIDE_FORMAT} <= set(sections)
+        if is_known and device.name not in record.devices:
+            distance = sheet.balance_distance(Sheet.of(load_device(record.device)))
+            found.append((_FORMAT_LENDERS.index(record.architecture), distance, record.device, sections))
+    if not found:
+        return None
+    _, _, lender, sections = min(found, key=lambda entry: entry[:3])
+    return sections["fp8"], sections[_WIDE_FORMAT], load_device(lender)

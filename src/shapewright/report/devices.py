@@ -58,16 +58,21 @@ def borrowed_records(device: Device) -> dict[str, dict[str, str]]:
         except CalibrationError:
             continue
         if record.transfer != "exact":
-            found[kind] = {"device": record.device, "distance": record.distance, "words": record.distance_words}
+            found[kind] = {
+                "device": record.device,
+                "distance": record.distance,
+                "words": record.distance_words,
+                "lent_as": record.lent_as,
+            }
     return found
 
 
 def _borrowed_words(device: Device) -> str:
     """The same in a line; empty where everything was measured."""
-    kinds: dict[tuple[str, str], list[str]] = {}
+    kinds: dict[tuple[str, str, str], list[str]] = {}
     for kind, lender in borrowed_records(device).items():
-        kinds.setdefault((lender["device"], lender["words"]), []).append(kind)
-    parts = [f"{', '.join(own)} from {name} ({words})" for (name, words), own in kinds.items()]
+        kinds.setdefault((lender["device"], lender["words"], lender["lent_as"]), []).append(kind)
+    parts = [f"{', '.join(own)} from {name} ({words}: {why})" for (name, words, why), own in kinds.items()]
     unbridged = beyond_bridge(device, load_record("collectives", device)) if device.link_group_size else None
     if parts and unbridged:
         parts.append(
