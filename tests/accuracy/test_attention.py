@@ -103,6 +103,14 @@ def test_borrowed_decode_of_other_kernels(script: ModuleType, section: str, name
     assert error(unseen.predicted, unseen.measured) <= ALL_LIMITS["attention_borrowed_decode"][section][name]
 
 
+@pytest.mark.parametrize(("name", "limit"), ALL_LIMITS["attention_borrowed_prefill"]["fp8"].items())
+def test_borrowed_arithmetic_in_8_bits(script: ModuleType, name: str, limit: float) -> None:
+    """Kernels in 8 bits that the lender lacks are its 16-bit ones, with what other families' formats differ by."""
+    unseen = price_unseen(script, name, "fp8", "prefill", uncalibrated=True)
+
+    assert error(unseen.predicted, unseen.measured) <= limit
+
+
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_the_limits_can_fail(script: ModuleType, phase: str) -> None:
     """The plain roofline on the same rows is far outside every limit."""

@@ -14,6 +14,7 @@ from shapewright.dtypes import get_dtype
 from shapewright.errors import WorkloadError
 from shapewright.hardware import load_device
 from shapewright.perf.attention_decode import DecodeParameters, estimate_decode
+from shapewright.perf.attention_formats import narrow_kernel
 from shapewright.perf.attention_kernels import AttentionRates, AttentionShape
 from shapewright.perf.attention_prefill import estimate_prefill
 from shapewright.perf.attention_residual import log_correction
@@ -196,7 +197,8 @@ def _estimate(
 ) -> dict[str, Array]:
     """Times and interval factors of one kernel of a section; each formula runs only where some call needs it."""
     section, name = kernel
-    prefill, decode = carry_kernel(*read_kernel(section, name), device, rates, section.record)
+    prefill, decode = read_kernel(section, name)
+    prefill, decode = carry_kernel(narrow_kernel(prefill, section), decode, device, rates, section.record)
     is_decode = _runs_decode_kernel(operation, shape, decode)
     copies = operation.writes_cache
     columns: dict[str, Array] = {}
