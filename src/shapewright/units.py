@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 KILO, MEGA, GIGA, TERA = 1e3, 1e6, 1e9, 1e12
+
+SECONDS_BY_ENDING = {"_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
+"""Endings that tables of others give a time by, in place of _s, and seconds in one of each. [s]"""
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
@@ -108,3 +113,18 @@ def _three_digits(value: float) -> str:
     digits = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def times_in_other_units(names: Iterable[str], header: Container[str]) -> dict[str, tuple[str, float]]:
+    """By column of seconds that a header lacks: the column that has it in another unit, and seconds in one of that.
+
+    >>> times_in_other_units(["m", "latency_s"], ["m", "latency_us"])
+    {'latency_s': ('latency_us', 1e-06)}
+    """
+    found = {}
+    for name in names:
+        if name.endswith("_s") and name not in header:
+            for ending, seconds in SECONDS_BY_ENDING.items():
+                if name.removesuffix("_s") + ending in header:
+                    found[name] = name.removesuffix("_s") + ending, seconds
+    return found

@@ -10,6 +10,8 @@ import pytest
 from shapewright.accuracy import judge_folder
 from shapewright.accuracy.tables import TABLES
 from shapewright.errors import MeasuredFileError
+from shapewright.store.file import Store
+from shapewright.store.imports import Overrides, import_files
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text("utf-8")
 _SECTION = _PAGE.partition("### Tables of your own")[2]
@@ -33,6 +35,28 @@ def test_times_come_in_any_usual_unit(tmp_path: Path, unit: str, value: str) -> 
     """230 microseconds are as many milliseconds and nanoseconds as they are."""
     other = _EXAMPLE.replace("latency_us", f"latency_{unit}").replace(",230\n", f",{value}\n")
     assert errors(tmp_path, other) == pytest.approx(errors(tmp_path, _EXAMPLE))
+
+
+def test_the_same_table_goes_into_a_store(tmp_path: Path) -> None:
+    """What accuracy judges, store import takes: 230 microseconds, told as such or in seconds, are one measurement."""
+    (tmp_path / "gemm.csv").write_text("\ufeff" + _EXAMPLE, "utf-8")
+    (tmp_path / "seconds.csv").write_text(
+        _EXAMPLE.replace("latency_us", "latency_s").replace(",230", ",230e-6"), "utf-8"
+    )
+    import_files(tmp_path / "s.sqlite", [tmp_path / "gemm.csv", tmp_path / "seconds.csv"], Overrides())
+    with Store(tmp_path / "s.sqlite", read_only=True) as store:
+        rows = store.rows()
+
+    assert [row.median_s for row in rows] == [pytest.approx(230e-6)] * len(rows)
+    assert {(row.device, row.dtype, row.library) for row in rows} == {("h100-sxm-80gb", "bf16", "torch 2.8")}
+
+
+def test_a_time_that_is_no_number_is_no_measurement(tmp_path: Path) -> None:
+    """A word in place of microseconds makes no row."""
+    (tmp_path / "gemm.csv").write_text(_EXAMPLE.replace(",230", ",fast") + _EXAMPLE.splitlines()[1] + "\n", "utf-8")
+    import_files(tmp_path / "s.sqlite", [tmp_path / "gemm.csv"], Overrides())
+    with Store(tmp_path / "s.sqlite", read_only=True) as store:
+        assert [row.median_s for row in store.rows()] == [pytest.approx(230e-6)]
 
 
 def test_a_column_in_seconds_wins(tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ import numpy as np
 
 from shapewright.accuracy.columns import Columns, Labels
 from shapewright.errors import MeasuredFileError, first_line
+from shapewright.units import times_in_other_units
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-# Endings that tables of one's own give a time by, in place of _s, and seconds in one of each. [s]
-_UNITS_OF_TIME = {"_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9}
 
 
 def read_csv(
@@ -40,7 +38,7 @@ def read_csv(
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = next(reader, [])
-            columns_of_times = _times_in_other_units(names, header)
+            columns_of_times = times_in_other_units(names, header)
             require_columns(path, [name for name in names if name not in columns_of_times], header)
             places = [header.index(columns_of_times.get(name, (name, 1.0))[0]) for name in names]
             cells: list[list[str]] = [[] for _ in names]
@@ -61,21 +59,6 @@ def read_csv(
             words[name] = (among[0].strip(), len(among))
     labels = {name: Labels.of(columns[name]) for name in label_names}
     return Columns(len(cells[0]), numbers, labels), words
-
-
-def _times_in_other_units(names: Sequence[str], header: Sequence[str]) -> dict[str, tuple[str, float]]:
-    """By column of seconds that the header lacks: the column that has it in another unit, and seconds in one of that.
-
-    >>> _times_in_other_units(["m", "latency_s"], ["m", "latency_us"])
-    {'latency_s': ('latency_us', 1e-06)}
-    """
-    found = {}
-    for name in names:
-        if name.endswith("_s") and name not in header:
-            for ending, seconds in _UNITS_OF_TIME.items():
-                if name.removesuffix("_s") + ending in header:
-                    found[name] = name.removesuffix("_s") + ending, seconds
-    return found
 
 
 def read_number(text: str) -> tuple[float, bool]:

@@ -19,6 +19,7 @@ from shapewright.store.imports.logs import is_cookbook, is_mamf, keep_told, read
 from shapewright.store.imports.measured import Measured, Overrides, rows_of, timed
 from shapewright.store.imports.tables import NO_OPERATION, READERS
 from shapewright.store.record import Row, Run
+from shapewright.units import times_in_other_units
 
 ENVIRONMENT_FILE = "environment.jsonl"
 # What a row of a file may make go wrong: a column that is missing, or holds something else.
@@ -180,9 +181,23 @@ def _environment_of(path: Path) -> Any:
 
 
 def _read_csv(path: Path) -> tuple[frozenset[str], list[dict[str, Any]]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    # A byte order mark, as spreadsheets write it, is no part of the first name.
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        return frozenset(reader.fieldnames or ()), list(reader)
+        columns, records = frozenset(reader.fieldnames or ()), list(reader)
+    for name, (other, seconds) in times_in_other_units(("latency_s",), columns).items():
+        columns |= {name}
+        for record in records:
+            record[name] = _scaled(record.get(other), seconds)
+    return columns, records
+
+
+def _scaled(cell: str | None, factor: float) -> str | None:
+    """A cell times a factor; what is no number stays, and is refused where it is read."""
+    try:
+        return None if cell is None else repr(float(cell) * factor)
+    except ValueError:
+        return cell
 
 
 def _read_parquet(path: Path) -> tuple[frozenset[str], Iterator[dict[str, Any]]]:
