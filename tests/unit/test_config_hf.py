@@ -123,6 +123,14 @@ def test_unknown_type_says_which_layers_have_experts(told: dict[str, Any], expec
     assert tuple(config.is_moe_layer(layer) for layer in range(3)) == expected
 
 
+@pytest.mark.parametrize("key", ["hidden_act", "activation_function", "hidden_activation"])
+def test_unknown_type_with_a_gate(key: str) -> None:
+    """A SiLU tells of a gated MLP under whatever name it stands."""
+    assert read_hf({"model_type": "brandnew", **TINY, key: "silu"}).config.gated_mlp
+    for plain in ("gelu_new", "gelu_pytorch_tanh"):  # GPT-BigCode has the second
+        assert not read_hf({"model_type": "brandnew", **TINY, key: plain}).config.gated_mlp
+
+
 def test_unknown_encoder_decoder() -> None:
     """An unknown encoder-decoder is read with both its stacks."""
     values = {"model_type": "brandnew", "is_encoder_decoder": True, "d_model": 64, "vocab_size": 100}

@@ -103,6 +103,36 @@ _GLM_4_32B = {
     "head_dim": 128,
     "attention_bias": False,
 }
+_EXAONE_3_5 = {
+    "model_type": "exaone",
+    "activation_function": "silu",
+    "vocab_size": 102400,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": False,
+}
+# A type without a table; one expert for all is an MLP, and its lists say one number for all layers.
+_HUNYUAN_7B = {
+    "model_type": "hunyuan",
+    "vocab_size": 129024,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "attention_head_dim": 128,
+    "num_experts": 1,
+    "moe_topk": [1] * 32,
+    "moe_intermediate_size": [14336] * 32,
+    "num_shared_expert": [1] * 32,
+    "use_cla": False,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
 _DEEPSEEK_V32 = {"model_type": "deepseek_v32", "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
 
 
@@ -117,6 +147,8 @@ _DEEPSEEK_V32 = {"model_type": "deepseek_v32", "index_topk": 2048, "index_n_head
         (_GRANITE_4_MICRO, 3.4, None),
         (_EXAONE_32B, 32, None),
         (_GLM_4_32B, 32.6, None),
+        (_EXAONE_3_5, 7.82, None),
+        (_HUNYUAN_7B, 7.5, None),
         (_DEEPSEEK_V32, 671, 37),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else None,

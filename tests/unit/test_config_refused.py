@@ -53,6 +53,7 @@ def test_a_model_without_heads(beside: dict[str, Any]) -> None:
         ("gemma4_text", "heads of several widths"),
         ("longcat_flash", "two attentions"),
         ("nemotron-nas", "different widths"),
+        ("step3_text", "queries in two factors"),
         ("xlstm", "recurrent layers"),
     ],
 )
@@ -70,6 +71,20 @@ def test_layers_that_share_keys_and_values(key: str, value: object) -> None:
     ):
         read_hf({**TINY, "model_type": "hunyuan", key: value})
     assert read_hf({**TINY, "model_type": "hunyuan", key: type(value)(0)}).config.num_layers == 2
+
+
+def test_a_dense_mlp_beside_experts() -> None:
+    """Grok-2's layers run a dense MLP beside their experts: 269 billion would be read as 150."""
+    with pytest.raises(ConfigError, match="'git' has a dense MLP beside the experts of a layer"):
+        read_hf({**TINY, "model_type": "git", "residual_moe": True})
+
+
+def test_layers_of_different_sizes_are_named() -> None:
+    """A list that gives each layer another size is refused as that, one that gives all the same is a size."""
+    config = {**TINY, "model_type": "brandnew", "intermediate_size": [128, 256]}
+    with pytest.raises(ConfigError, match=r"intermediate_size=\[128, 256\] differs between layers"):
+        read_hf(config)
+    assert read_hf({**config, "intermediate_size": [128, 128]}).config.intermediate_size == 128
 
 
 def test_a_part_of_a_multimodal_model_is_refused_too() -> None:

@@ -61,13 +61,13 @@ class HfValues:
         return checked_count(self._name(keys), value, smallest=1)
 
     def optional_count(self, *keys: str) -> int:
-        """Return a whole number, 0 where it is absent or null.
+        """Return a whole number, 0 where it is absent or null; of a list the number that all its entries are.
 
         Raises:
             ConfigError: no whole number.
         """
         value = self.raw(*keys)
-        return 0 if value is None else checked_count(self._name(keys), value)
+        return 0 if value is None else checked_count(self._name(keys), self._agreed(keys, value))
 
     def num_layers(self, *keys: str) -> int:
         """Return a number of layers, small enough to walk them one by one.
@@ -127,6 +127,20 @@ class HfValues:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{key}={shown(value)} must be an object")
         return HfValues(value, defaults, self.model_type)
+
+    def _agreed(self, keys: Sequence[str], value: object) -> object:
+        """The one value of a list for the layers; anything else as it is.
+
+        Raises:
+            ConfigError: layers differ.
+        """
+        if not isinstance(value, list) or not value:
+            return value
+        if any(type(each) is not type(value[0]) or each != value[0] for each in value):
+            raise ConfigError(
+                f"{self._name(keys)}={shown(value)} differs between layers, which is not modelled; give one number"
+            )
+        return value[0]
 
     def _name(self, keys: Sequence[str]) -> str:
         return self.spelled(keys) or keys[0]

@@ -103,6 +103,18 @@ GLM4 = Family(
     facts={**GLM.facts, "num_norms_per_layer": 4},
 )
 
+# EXAONE 3 to 3.5, whose files say layer_norm_epsilon and mean RMSNorm. Source: modeling_exaone.py beside its weights.
+EXAONE3 = Family(
+    model_types=("exaone",),
+    defaults={**LLAMA.defaults, "vocab_size": 102400, "num_layers": 32, "activation_function": "silu"},
+    spellings={
+        **HEAD_DIM,
+        "num_layers": ("num_layers", "num_hidden_layers"),
+        "activation": ("activation_function", "hidden_act"),
+    },
+    facts=RMSNORM_GATED,
+)
+
 
 def _exaone4_layers(values: HfValues) -> Fields:
     """Where layers slide, those that do not have no rotary positions."""
@@ -145,4 +157,4 @@ ARCEE = Family(
     facts={**RMSNORM_GATED, "gated_mlp": False},
 )
 
-FAMILIES = (SEED_OSS, HUNYUAN_DENSE, ERNIE4_5, GLM, GLM4, EXAONE4, ARCEE)
+FAMILIES = (SEED_OSS, HUNYUAN_DENSE, ERNIE4_5, GLM, GLM4, EXAONE3, EXAONE4, ARCEE)

@@ -15,6 +15,7 @@ from shapewright.errors import ConfigError
 # What is in a layer of these types that no lowering knows, where no key of the config tells of it.
 # Source: modeling_*.py of transformers 5.23 for each model type; of those that it does not have, the models' own code.
 _NOT_MODELLED = {
+    "arctic": "a dense MLP beside the experts of a layer",
     "bailing_moe_linear": "linear attention",
     "bitnet": "weights of three values, and norms inside attention and MLP",
     "blt": "encoders of byte patches around the model",
@@ -33,6 +34,7 @@ _NOT_MODELLED = {
     "modernbert-decoder": "layers of several kinds",
     "moshi": "a second decoder over depth",
     "nemotron-nas": "layers of different widths, some without attention",
+    "step3_text": "queries in two factors, and layers with experts that it lists in words",
     "xlstm": "recurrent layers",
 }
 # Starts of keys that only layers without softmax attention have (Mamba, RWKV, linear attention, convolutions).
@@ -74,6 +76,11 @@ def refuse_other_layers(model_type: str, part: Mapping[str, object]) -> None:
         raise ConfigError(
             f"model_type {shown(model_type)} has layers that share the keys and values of others ({sharing}="
             f"{shown(part[sharing])}), which is not modelled: give a transformer whose layers have their own"
+        )
+    if part.get("residual_moe"):  # Grok-2
+        raise ConfigError(
+            f"model_type {shown(model_type)} has a dense MLP beside the experts of a layer (residual_moe), which is "
+            f"not modelled: give a transformer whose layers have one or the other"
         )
     told = _other_layers(part)
     if told:

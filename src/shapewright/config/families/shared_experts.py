@@ -9,8 +9,6 @@ from shapewright.config.families.experts import MIXTRAL, moe_layers
 from shapewright.config.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields
 from shapewright.config.families.refused import refuse_other_layers
 from shapewright.config.hf_values import HfValues
-from shapewright.config.validate import shown
-from shapewright.errors import ConfigError
 
 
 def _left_out_predictors(values: HfValues) -> list[str]:
@@ -44,7 +42,7 @@ def _ernie_rest(values: HfValues) -> Fields:
     first, step = values.optional_count("moe_layer_start_index"), values.count("moe_layer_interval")
     end = values.raw("moe_layer_end_index")
     last = num_layers - 1 if end in (-1, None) else values.optional_count("moe_layer_end_index")
-    width = _width(values, "moe_intermediate_size")
+    width = values.optional_count("moe_intermediate_size")
     return {
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": values.optional_count("moe_num_shared_experts") * width,
@@ -86,26 +84,12 @@ ERNIE4_5_MOE = Family(
 )
 
 
-def _width(values: HfValues, *keys: str) -> int:
-    """A number that a config may give once, or for each layer.
-
-    Raises:
-        ConfigError: layers differ, which no lowering knows.
-    """
-    value = values.raw(*keys)
-    if not isinstance(value, list):
-        return values.optional_count(*keys)
-    if len({shown(each) for each in value}) != 1:
-        raise ConfigError(f"{keys[0]}={shown(value)} differs between layers, which is not modelled; give one number")
-    return HfValues({keys[0]: value[0]}, {}, values.model_type).optional_count(keys[0])
-
-
 def _hunyuan_rest(values: HfValues) -> Fields:
     # transformers gives all experts the dense width and one shared expert, whatever num_shared_expert says.
     width = values.count("intermediate_size")
     return {
-        "num_experts": _width(values, "num_experts"),
-        "num_experts_per_token": _width(values, "moe_topk"),
+        "num_experts": values.optional_count("num_experts"),
+        "num_experts_per_token": values.optional_count("moe_topk"),
         "moe_intermediate_size": width,
         "shared_expert_intermediate_size": width,
     }

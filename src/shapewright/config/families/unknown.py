@@ -60,7 +60,7 @@ _SPELLINGS: Spellings = {
 }
 _NUM_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _UNGATED_ACTIVATIONS = ("relu", "relu2", "xielu", "gelu", "gelu_new")
-_GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu", "gelu_pytorch_tanh")
+_GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu")
 _RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "norm_eps")
 _ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "partial_rotary_factor")
 _ENCODER_LAYERS = ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers")
@@ -77,7 +77,7 @@ def unknown_family(model_type: str, part: Mapping[str, object]) -> tuple[Family,
         ConfigError: the model has layers that are not modelled.
     """
     refuse_other_layers(model_type, part)
-    activation = part.get("hidden_act", part.get("hidden_activation"))
+    activation = next((part[key] for key in _SPELLINGS["activation"] if part.get(key) is not None), None)
     has_rmsnorm = any(key in part for key in _RMSNORM_KEYS)
     is_gated = activation in _GATED_ACTIVATIONS or (has_rmsnorm and activation not in _UNGATED_ACTIVATIONS)
     if part.get("is_encoder_decoder") is True:
@@ -129,8 +129,10 @@ def _latent_attention(values: HfValues) -> Fields:
 
 def _experts(values: HfValues) -> Fields:
     num_experts = values.optional_count(*_SPELLINGS["num_experts"])
-    if not num_experts:
-        return {"num_experts_per_token": 0, "moe_intermediate_size": 0, "shared_expert_intermediate_size": 0}
+    if num_experts <= 1:  # one expert for all is an MLP (Hunyuan-7B)
+        return dict.fromkeys(
+            ("num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"), 0
+        )
     read: Fields = {}
     if not values.optional_count(*_SPELLINGS["num_experts_per_token"]):
         read["num_experts_per_token"] = min(2, num_experts)
