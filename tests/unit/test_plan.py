@@ -348,6 +348,16 @@ def test_formats_get_a_plan_that_they_can_be_told(
     assert (printed_code, printed) == (0, text)
 
 
+def test_a_trace_that_cannot_be_drawn_is_refused_before_a_page_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A plan without a pipeline has no trace: nothing is written, the page neither."""
+    page, trace = tmp_path / "plan.html", tmp_path / "plan.json"
+    code, _, err = run(["--keep", "pp=1", "--html", str(page), "--trace", str(trace)], capsys)
+    assert (code, page.exists(), trace.exists()) == (2, False, False)
+    assert "--trace draws a pipeline" in err
+
+
 def test_pages_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The page is one file with the timeline; the trace has every pass of every stage, none of them overlapping."""
     page, trace = tmp_path / "plan.html", tmp_path / "plan.json"

@@ -188,6 +188,10 @@ def _write_files(
 ) -> str:
     """Write what was asked for; what is left to print instead of the report comes back."""
     chosen = _ranked(result, pick)
+    if trace is not None and chosen.layout.pipeline_parallel == 1:  # said before anything is written
+        raise ConfigError(
+            f"--trace draws a pipeline, and rank {pick} has none; --keep pp=2,4,8 or another --pick has one"
+        )
     if html is not None:
         from shapewright.report.plan_page import render_plan
 
@@ -195,10 +199,6 @@ def _write_files(
     if trace is not None:
         from shapewright.report.plan_page import chrome_trace
 
-        if chosen.layout.pipeline_parallel == 1:
-            raise ConfigError(
-                f"--trace draws a pipeline, and rank {pick} has none; --keep pp=2,4,8 or another --pick has one"
-            )
         write_text_file(trace, json.dumps(chrome_trace(chosen)) + "\n")
     if format_name is None:
         return ""
