@@ -91,8 +91,8 @@ def product_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     parts = parts_of(older, ["origin"])
     groups["older software"] = widened(pool(list(parts.values())), spread_over(parts))
 
-    far = price_rows("gemm", sampled(unseen, ROWS_OF_A_TABLE), uncalibrated=True)
-    far["format"] = far.dtype.map(lambda word: get_dtype(word).name)
+    far = far_rows(folder)
+    far = far.assign(format=far.dtype.map(lambda word: get_dtype(word).name))
     products = far_paper_rows(folder)
     # Devices that no other table has; fp16 and bf16 share their kernels and their numbers.
     alone = products[~products.is_batch & (products.device != A100_OF_PAPER)].assign(format="bf16")
@@ -120,12 +120,20 @@ def far_paper_rows(folder: Path) -> pd.DataFrame:
 
 
 def usual_biases(folder: Path) -> OtherDevices:
-    """What products say of the biases that siblings and other makers' chips have in operations of other kinds."""
-    found = best_rate_biases(folder)
-    for device, rows in far_paper_rows(folder).query("not is_batch").groupby("device"):
-        if load_record("gemm", load_device(str(device)), uncalibrated=True).distance == "foreign":
-            found["foreign"][str(device)] = bias_of((rows.predicted.to_numpy(), rows.measured.to_numpy()))
+    """What 16-bit products say of the biases that devices of a class have in operations of other kinds."""
+    found: dict[str, dict[str, float]] = {"generic": {}} | best_rate_biases(folder)
+    far, paper = far_rows(folder).query("dtype == 'bf16'"), far_paper_rows(folder).query("not is_batch")
+    for place, table in (("generic", far), ("foreign", paper)):
+        for device, rows in table.groupby("device"):
+            if load_record("gemm", load_device(str(device)), uncalibrated=True).distance == place:
+                found[place][str(device)] = bias_of((rows.predicted.to_numpy(), rows.measured.to_numpy()))
     return OtherDevices(usual=found)
+
+
+@cache
+def far_rows(folder: Path) -> pd.DataFrame:
+    """Products of other tables that no fit saw, priced uncalibrated."""
+    return price_rows("gemm", sampled(unseen_rows(folder, "gemm"), ROWS_OF_A_TABLE), uncalibrated=True)
 
 
 def swapped_libraries(name: str, columns: Columns) -> Iterator[pd.DataFrame]:

@@ -102,6 +102,8 @@ def test_devices_left_out_are_covered_in_the_mean(table: str, most: float, scrip
 
     assert 0.85 <= devices.covered.mean().mean() <= 0.97, devices.covered.mean().to_string()
     assert 1.0 - devices.covered.mean().min() <= most, devices.covered.mean().to_string()
+    widths = np.log(rows.high / rows.low).groupby(rows.device).mean()
+    assert widths.mean() <= LIMITS["left_out_width"][table], widths.to_string()
 
 
 @pytest.mark.parametrize(("table", "most"), LIMITS["uncovered_library"].items())
