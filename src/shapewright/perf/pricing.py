@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
-from shapewright.perf.attention import price_attentions
 from shapewright.perf.calibration import load_record
-from shapewright.perf.collectives import price_collectives
-from shapewright.perf.experts import price_grouped_gemms
-from shapewright.perf.gemm import price_gemms
-from shapewright.perf.pointwise import price_pointwises
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -82,17 +77,32 @@ def _price_fresh(operations: Iterable[Operation], device: Device, *, uncalibrate
     for index, operation in enumerate(listed):
         by_kind.setdefault(type(operation), {})[index] = operation
     for kind, own in by_kind.items():
-        name, price_all = _PRICES[kind]
-        record = load_record(name, device, uncalibrated=uncalibrated)
+        record_kind, price_all = _pricing_of(kind)
+        record = load_record(record_kind, device, uncalibrated=uncalibrated)
         prices.update(zip(own, price_all(list(own.values()), device, record), strict=True))
     return [prices[index] for index in range(len(listed))]
 
 
-# Record kind, and what prices many operations at once, by kind of operation.
-_PRICES: dict[type, tuple[str, Callable[..., Sequence[Price]]]] = {
-    Gemm: ("gemm", price_gemms),
-    GroupedGemm: ("moe", price_grouped_gemms),
-    Attention: ("attention", price_attentions),
-    Pointwise: ("pointwise", price_pointwises),
-    Collective: ("collectives", price_collectives),
-}
+def _pricing_of(kind: type) -> tuple[str, Callable[..., Sequence[Price]]]:
+    """Record kind, and what prices many operations of a kind at once; a command loads what its model needs."""
+    if kind is Gemm:
+        from shapewright.perf.gemm import price_gemms
+
+        return "gemm", price_gemms
+    if kind is GroupedGemm:
+        from shapewright.perf.experts import price_grouped_gemms
+
+        return "moe", price_grouped_gemms
+    if kind is Attention:
+        from shapewright.perf.attention import price_attentions
+
+        return "attention", price_attentions
+    if kind is Pointwise:
+        from shapewright.perf.pointwise import price_pointwises
+
+        return "pointwise", price_pointwises
+    if kind is Collective:
+        from shapewright.perf.collectives import price_collectives
+
+        return "collectives", price_collectives
+    raise TypeError(f"no price for {kind.__name__}")

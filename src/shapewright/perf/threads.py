@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 # With fewer blocks a thread is not worth starting.
 _FEWEST_BLOCKS_PER_THREAD = 8
@@ -37,6 +36,9 @@ def run_over_threads(work: Callable[[int], None], blocks: Sequence[int], *, num_
     def run_share(first: int) -> None:
         for block in blocks[first::num_threads]:
             work(block)
+
+    # Few commands come here, and every one that prices would wait 4 ms for it.
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(num_threads) as pool:
         list(pool.map(run_share, range(num_threads)))
