@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.adding_up.numeric import larger, smaller
+from shapewright.adding_up.priced import PricedOperation
 from shapewright.operations import Collective, Gemm, GroupedGemm
 from shapewright.perf.software import EXCHANGE_HIDDEN_FRACTION, TUNED_SOFTWARE, Software
 
 if TYPE_CHECKING:
-    from shapewright.adding_up.priced import PricedOperation
     from shapewright.layout import ParallelLayout
     from shapewright.operations import Operation
     from shapewright.operations.base import Count, Numeric
@@ -127,5 +126,6 @@ def hide_communication(
     }
     hidden = list(priced)
     for index, pool in wanted.items():
-        hidden[index] = replace(priced[index], exposed_fraction=exposed.get(pool, 1.0))
+        entry = priced[index]
+        hidden[index] = PricedOperation(entry.operation, entry.price, exposed.get(pool, 1.0))
     return hidden

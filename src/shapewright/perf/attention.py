@@ -265,7 +265,9 @@ def _arithmetic_dtype(dtype: str, device: Device) -> str:
 
 def _shape_of(operation: Attention, kv_dtype: str) -> AttentionShape:
     """Sizes as float arrays of one shape."""
-    arrays = np.broadcast_arrays(*(np.asarray(getattr(operation, name), dtype=float) for name in _SIZES))
+    arrays = [np.asarray(getattr(operation, name), dtype=float) for name in _SIZES]
+    if len({array.shape for array in arrays}) > 1:
+        arrays = list(np.broadcast_arrays(*arrays))
     columns: dict[str, Any] = dict(zip(_SIZES, arrays, strict=True))
     return AttentionShape(
         causal=operation.causal,

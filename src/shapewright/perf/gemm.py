@@ -216,11 +216,11 @@ def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
         correction, time_s = corrected_s / time_s, corrected_s
         near_low, near_high = section.residual_interval.factors(time_s, job.widening)
         low, high = near_low**weight * low ** (1.0 - weight), near_high**weight * high ** (1.0 - weight)
-    if job.carries_alignment:
+    is_poor = columns["alignment_bytes"] < WIDEST_LOAD_BYTES
+    if job.carries_alignment and is_poor.any():
         is_known = is_batch & (section.batched_interval is not None)  # made of batches with odd sizes
-        low, high = with_error(
-            (low, high), np.where(is_known, 0.0, _alignment_error(columns, section.parameters.overlap_power))
-        )
+        wider = with_error((low, high), _alignment_error(columns, section.parameters.overlap_power))
+        low, high = (np.where(is_poor & ~is_known, *pair) for pair in zip(wider, (low, high), strict=True))
     return {
         "time_s": time_s,
         "low_s": np.maximum(time_s * low, floor_s),
@@ -233,11 +233,10 @@ def price_flat(products: Products, job: GemmJob) -> dict[str, Array]:
 
 
 def _alignment_error(columns: Mapping[str, Array], overlap_power: float) -> Array:
-    """What carried alignment factors may be wrong by, as a logarithm, the less the more a product waits for traffic."""
+    """What poor ones of carried alignment factors may be wrong by, as a logarithm, the less the more traffic counts."""
     # By how much the joined time grows with arithmetic's: the slope of perf.kernels.join_s, on logarithms.
     slope = 1.0 / (1.0 + (columns["memory_s"] / columns["compute_s"]) ** overlap_power)
-    is_poor = columns["alignment_bytes"] < WIDEST_LOAD_BYTES
-    error: Array = np.where(is_poor, np.log(CARRIED_ALIGNMENT_ERROR) * slope, 0.0)
+    error: Array = np.log(CARRIED_ALIGNMENT_ERROR) * slope
     return error
 
 

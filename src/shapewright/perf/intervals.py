@@ -83,9 +83,10 @@ class Interval(NamedTuple):
 
     def shared_error(self, time_s: Array) -> Array:
         """Share of its variance that is one error of all operations on a device; 0 where nobody was left out."""
-        regime = np.searchsorted(self.quantiles["edges_s"], time_s)
-        known = self.quantiles.get("shared", np.zeros(len(self.quantiles["low"])))
-        found: Array = np.asarray(known)[regime]
+        known = self.quantiles.get("shared")
+        if known is None:
+            return np.zeros(np.shape(time_s))
+        found: Array = np.asarray(known)[np.searchsorted(self.quantiles["edges_s"], time_s)]
         return found
 
 
@@ -97,8 +98,9 @@ def interval_factors(interval: Mapping[str, Any], time_s: Array, widening: float
         time_s: Predicted times. [s]
         widening: Factor on their logarithms, 1 or more, for borrowed records.
     """
-    regime = np.searchsorted(interval["edges_s"], time_s)
-    return np.asarray(interval["low"])[regime] ** widening, np.asarray(interval["high"])[regime] ** widening
+    regime = np.asarray(interval["edges_s"], dtype=float).searchsorted(time_s)
+    low, high = np.asarray((interval["low"], interval["high"]))[:, regime] ** widening
+    return low, high
 
 
 def choose_interval(

@@ -98,7 +98,7 @@ def interpolate(table: ResidualTable, places: Array, layer: NDArray[np.intp] | N
     lower = np.empty(places.shape, dtype=np.int64)
     below, above = np.empty(places.shape), np.empty(places.shape)
     for axis, knots in enumerate(table.knots_log2):
-        found = np.searchsorted(knots[1:-1], places[axis], side="right")
+        found = knots[1:-1].searchsorted(places[axis], side="right")
         lower[axis], below[axis], above[axis] = found, knots[found], knots[found + 1]
     share = (places - below) / (above - below)
     # Beyond the first and the last knot, where the share leaves 0..1, by how many doublings.
