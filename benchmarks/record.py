@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -32,6 +33,12 @@ def describe_machine() -> dict[str, Any]:
         "versions": {name: metadata.version(name) for name in ("numpy", "click", "rich")},
         "command": " ".join(["python", *sys.argv]),
     }
+
+
+def processor_s() -> float:
+    """Processor time of this process and of all that it waited for. [s]"""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def write_record(path: Path | None, **facts: Any) -> None:
