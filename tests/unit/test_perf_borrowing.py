@@ -209,6 +209,7 @@ def in_order(device: Device) -> list[float]:
         ("h800-sxm-80gb", "h100-pcie-80gb"),
         ("h200-sxm-141gb", "h20-96gb"),
         ("a100-sxm-80gb", "a30"),
+        ("a100-sxm-80gb", "a100-sxm-40gb"),
         ("l40s", "l4"),
         ("rtx-pro-6000", "rtx-5090"),
         ("mi325x", "mi300x"),

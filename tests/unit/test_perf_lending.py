@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shapewright.hardware import load_device
-from shapewright.operations import Attention
+from shapewright.operations import Attention, Gemm
 from shapewright.perf.attention import price_attention
 from shapewright.perf.calibration import load_record
 from shapewright.perf.experts import read_lone_row_s_per_byte
+from shapewright.perf.gemm import price_gemm
+from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.lending import (
     clock_beside_hz,
     clock_hz_of,
     fixed_cost_scale,
+    is_other_card,
     sibling_bandwidth_share,
     sm_rate_scale,
 )
@@ -47,6 +51,46 @@ def test_a_siblings_kernel_takes_as_many_cycles_beyond_its_traffic() -> None:
     assert sibling_bandwidth_share(1.0, h200, sibling) == 1.0
     assert sibling_bandwidth_share(0.5, L40S, load_record("moe", L40S, uncalibrated=True)) == 0.5
     assert sibling_bandwidth_share(0.5, h200, load_record("moe", h200)) == 0.5
+
+
+def test_a_card_of_the_measured_chip_differs_in_memory_alone() -> None:
+    """A100 of 40 GB has 1.555 / 2.039 of the bandwidth of 80 GB, and the same caches and multiprocessors.
+
+    Beyond its traffic a kernel takes that share of what it takes at 80 GB, and SMs draw as many bytes a clock from
+    caches: 2.039 / 1.555 of what memory gives there.
+    """
+    small, large = load_device("a100-sxm-40gb"), load_device("a100-sxm-80gb")
+    record = load_record("gemm", small)
+    ratio = 1.555 / 2.039
+    job = make_gemm_job("bf16", None, small, record)
+
+    assert record.transfer == "exact"
+    assert is_other_card(small, record)
+    assert not is_other_card(large, record)
+    assert sibling_bandwidth_share(0.5, small, record) == pytest.approx(1.0 / (1.0 + ratio))
+    assert sibling_bandwidth_share(0.5, large, record) == 0.5
+    assert job.rates is not None
+    assert job.rates.feed_scale == pytest.approx(1.0 / ratio)
+    assert job.label == record.id
+
+
+def test_a_socket_is_no_slower_than_a_card() -> None:
+    """A100 SXM 40 GB has the sheet of A100 PCIe 40 GB and more power: no product takes 3 % longer."""
+    products = Gemm(name="x", m=np.array([1, 64, 128, 2048]), n=np.full(4, 10240), k=np.full(4, 2560), dtype="fp16")
+    socket, card = (load_device(name) for name in ("a100-sxm-40gb", "a100-pcie-40gb"))
+    times = [price_gemm(products, chip, load_record("gemm", chip)).time_s for chip in (socket, card)]
+
+    assert (times[0] <= 1.03 * times[1]).all()
+
+
+def test_decode_reads_a_larger_share_of_slower_memory() -> None:
+    """Attention of A100's 40 GB takes at most as many times longer as its memory is slower, and is still its own."""
+    small, large = (load_device(name) for name in ("a100-sxm-40gb", "a100-sxm-80gb"))
+    decode = replace(CALL, query_len=1, kv_len=8192)
+    slower, faster = (price_attention(decode, card, load_record("attention", card)) for card in (small, large))
+
+    assert 1.0 < slower.time_s / faster.time_s < 2.039 / 1.555
+    assert slower.calibration == faster.calibration
 
 
 def test_a_silent_sheet_has_the_clock_of_its_rate() -> None:

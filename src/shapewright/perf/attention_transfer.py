@@ -38,6 +38,7 @@ from shapewright.perf.lending import (
     clock_hz_of,
     fixed_cost_scale,
     has_lenders_sm,
+    is_other_card,
     num_cache_copies,
     scale_fixed_costs,
     sibling_bandwidth_share,
@@ -107,7 +108,7 @@ def carry_kernel(
     record: CalibrationRecord,
 ) -> tuple[PrefillParameters, DecodeParameters]:
     """Constants of a lender's kernel as the device would have them; its own as they are."""
-    if record.transfer == "exact":
+    if record.transfer == "exact" and not is_other_card(device, record):
         return prefill, decode
     scale = fixed_cost_scale(device, record)
     prefill, decode = scale_fixed_costs(prefill, scale), scale_fixed_costs(decode, scale)

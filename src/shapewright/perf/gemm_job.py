@@ -25,7 +25,7 @@ from shapewright.perf.intervals import (
     widened_for_format,
 )
 from shapewright.perf.kernels import DeviceRates, rates_of
-from shapewright.perf.lending import carries_alignment
+from shapewright.perf.lending import carries_alignment, is_other_card
 from shapewright.perf.libraries import LibraryMatch, match_library, nearest_library
 from shapewright.perf.residual import ResidualTable, load_residuals, section_name
 
@@ -248,11 +248,12 @@ def make_gemm_job(
         holds = section.rule.holds_for(library, record.transfer)
         section = section._replace(rule=section.rule.of(library) if holds else None)
     same = _same_kernels(section.dtype, dtype)
-    if record.transfer != "exact" or not same:
+    is_carried = record.transfer != "exact" or is_other_card(device, record)
+    if is_carried or not same:
         raw = record.parameters["dtypes"]
         section = section.carried(lambda kernels: adapt_parameters(kernels, raw, device, record, dtype))
     rates = replace(rates_of(device, dtype), stored_b_share=stored_share)
-    if record.transfer != "exact":
+    if is_carried:
         rates = replace(rates, feed_scale=borrowed_feed_scale(device, load_device(record.device)))
     if hot_cache:
         rates = replace(rates, l2_bytes=device.l2_bytes or 0.0)

@@ -91,6 +91,14 @@ def sm_rate_scale(device: Device, record: CalibrationRecord) -> float:
     return device.num_sms / lender.num_sms / scale
 
 
+def is_other_card(device: Device, record: CalibrationRecord) -> bool:
+    """Whether a record is exact for a device's chip, but was measured on a card that may have other memory.
+
+    A100 of 40 GB is that of 80 with 0.76 of its bandwidth: what waits for multiprocessors and caches takes as long.
+    """
+    return record.transfer == "exact" and device.name in record.devices[1:]
+
+
 def has_lenders_sm(device: Device, record: CalibrationRecord) -> bool:
     """Whether a device borrows from one with its multiprocessors: a sibling, or GA102 and GB202 from AD102."""
     if record.transfer != "generic":
@@ -108,6 +116,8 @@ def num_cache_copies(device: Device) -> float:
 def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRecord) -> float:
     """Share of memory bandwidth that a sibling's kernel reaches on a device; as it is where no sibling lends.
 
+    A chip with another card's memory counts as its sibling.
+
         1 / share = 1 + (1 / lender's share - 1) x bandwidth ratio / multiprocessor rate ratio
 
     What a kernel takes beyond its traffic at full bandwidth it spends in the multiprocessors, which are the same and
@@ -115,7 +125,7 @@ def sibling_bandwidth_share(share: float, device: Device, record: CalibrationRec
     quarter and less than a fifth of what their memories give (docs/decisions/0013-strangers.md). Another family has
     other kernels.
     """
-    if record.transfer != "architecture":
+    if record.transfer != "architecture" and not is_other_card(device, record):
         return share
     lender = load_device(record.device)
     growth = device.memory_bandwidth_bytes_per_s / lender.memory_bandwidth_bytes_per_s / sm_rate_scale(device, record)
