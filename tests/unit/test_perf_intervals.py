@@ -13,10 +13,12 @@ from shapewright.operations import Gemm
 from shapewright.perf import intervals
 from shapewright.perf.calibration import TRANSFER_WIDENING, CalibrationRecord, load_record
 from shapewright.perf.gemm import price_gemm
+from shapewright.perf.gemm_job import make_gemm_job
 from shapewright.perf.intervals import (
     OTHER_LIBRARY_WIDENING,
     Interval,
     added,
+    at_least,
     choose_interval,
     find_group,
     read_groups,
@@ -173,6 +175,42 @@ def test_errors_that_operations_share_add_as_variances_do() -> None:
     assert list(software.shared_error(times_s)) == [0.0, 0.0]
     assert list(added(device, software).shared_error(times_s)) == pytest.approx([0.16, 0.64])
     assert list(widened_for_format(device).shared_error(times_s)) == pytest.approx([0.25, 1.0])
+
+
+def test_the_farther_end_of_two_counts() -> None:
+    """Short times by the lender, who scatters 2.0 and 0.6, long ones by the class; its bias is a part of what is wider.
+
+    Of the class's upper end of 1.2, squared as a logarithm, the half that is bias is 0.0166, of 2.0's 0.48 0.035.
+    """
+    siblings = Interval({"edges_s": [], "low": [0.8], "high": [1.2], "shared": [0.5]}, 1.0, "bf16")
+    lender = Interval({"edges_s": [1e-4], "low": [0.6, 0.9], "high": [2.0, 1.1]}, 1.0)
+    times_s = np.array([1e-5, 1e-3])
+    found = at_least(siblings, lender)
+    low, high = found.factors(times_s)
+
+    assert list(low) == pytest.approx([0.6, 0.8])
+    assert list(high) == pytest.approx([2.0, 1.2])
+    assert list(found.shared_error(times_s)) == pytest.approx([0.5 * (np.log(1.2) / np.log(2.0)) ** 2, 0.5])
+    assert found.format == "bf16"
+    assert at_least(siblings, lender._replace(quantiles={"edges_s": [], "low": [0.9], "high": [1.1]})) is siblings
+
+
+@pytest.mark.parametrize(
+    ("lender", "borrower"), [("b200-sxm-180gb", "gb200"), ("l40s", "rtx-6000-ada"), ("h100-sxm-80gb", "h800-sxm-80gb")]
+)
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_nobody_is_surer_of_a_copy(lender: str, borrower: str, dtype: str) -> None:
+    """A product priced by another device's record is no surer than on that device, at one predicted time."""
+    times_s = np.geomspace(3e-6, 1e-2, 8)
+    measured, copied = (
+        make_gemm_job(dtype, None, device, load_record("gemm", device)).section
+        for device in (load_device(lender), load_device(borrower))
+    )
+    assert measured is not None
+    assert copied is not None
+    ends = [np.abs(np.log(section.residual_interval.factors(times_s))) for section in (copied, measured)]
+
+    assert (ends[0] >= ends[1] * (1.0 - 1e-6)).all()
 
 
 def test_another_makers_chip_errs_alike_in_all_products() -> None:

@@ -19,6 +19,8 @@ from shapewright.perf.intervals import (
     FORMAT_ERROR,
     NARROW_FORMAT_ERROR,
     Interval,
+    as_lenders,
+    at_least,
     borrowed_interval,
     choose_interval,
     find_group,
@@ -152,12 +154,13 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
 
     table = residual.get("tables", {}).get(name, name) if residual else ""
     own = part(record.interval)
+    products = interval_of(own, name)
     return Section(
         parameters=read_parameters(part(record.parameters)),
         batched=read_batched_parameters(part(record.parameters)),
         dtype=dtype,
-        interval=interval_of(own, name),
-        batched_interval=_batched_interval(record, dtype),
+        interval=products,
+        batched_interval=_batched_interval(record, dtype, products),
         residual=load_residuals(residual["file"], record.kind).get(table) if residual else None,
         residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
         rule=read_rule(part(record.parameters)),
@@ -165,8 +168,10 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
     )
 
 
-def _batched_interval(record: CalibrationRecord, dtype: str) -> Interval | None:
-    """Interval of batches of products: the device's own, or that of devices left out.
+def _batched_interval(record: CalibrationRecord, dtype: str, products: Interval) -> Interval | None:
+    """Interval of batches of products: the device's own, or that of devices left out, at least a sibling's.
+
+    Where no batches of siblings were left out, the interval of single products counts in place of theirs.
 
     A record without batches of its own prices them as another family's would: its products' kernels, A100's alignment.
     """
@@ -174,9 +179,11 @@ def _batched_interval(record: CalibrationRecord, dtype: str) -> Interval | None:
         return None
     if record.transfer != "exact":
         found = borrowed_interval(record, ("batches",))
-    else:
-        own = find_group(record.kind, (f"own/{record.id}/{dtype}, batches",))
-        found = own._replace(format="batches") if own else find_group(record.kind, ("generic",), ("batches",))
+        nearest = found if found and found.format else None
+        lenders = _batched_interval(as_lenders(record), dtype, products) if record.transfer == "architecture" else None
+        return at_least(nearest or products, lenders) if lenders else nearest
+    own = find_group(record.kind, (f"own/{record.id}/{dtype}, batches",))
+    found = own._replace(format="batches") if own else find_group(record.kind, ("generic",), ("batches",))
     return found if found and found.format else None
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -123,6 +124,9 @@ def choose_interval(
     if record.transfer != "exact":
         # Another library on a borrowed record, and older software on one, are wrong about both.
         found = borrowed_interval(record, formats) or Interval(own, record.interval_widening)
+        if record.transfer == "architecture":  # the lender's very kernels
+            known: LibraryMatch = "own" if library == "other" else library
+            found = at_least(found, choose_interval(as_lenders(record), own, section, formats, library=known))
         another = find_group(record.kind, ("other library",), formats, _endings(record)) if library == "other" else None
         older = find_group(record.kind, ("older software",), formats) if record.older_software else None
         for further in (another, older):
@@ -140,6 +144,11 @@ def choose_interval(
     another = find_group(record.kind, places, formats) or Interval(own, OTHER_LIBRARY_WIDENING)
     # No library was measured in two versions on one device: halfway is judgement.
     return another if library == "other" else between(itself, another)
+
+
+def as_lenders(record: CalibrationRecord) -> CalibrationRecord:
+    """A borrowed record as the device that it was measured on has it."""
+    return replace(record, transfer="exact", borrower="", farther="", older_software=False)
 
 
 def _is_of_library(section: str) -> bool:
@@ -170,6 +179,20 @@ def _endings(record: CalibrationRecord) -> tuple[str, str]:
 def between(one: Interval, other: Interval) -> Interval:
     """Halfway between two intervals, on the logarithms of their ends."""
     return _joined(one, other, lambda mine, theirs: 0.5 * (mine + theirs))
+
+
+def at_least(one: Interval, other: Interval) -> Interval:
+    """An interval with the farther end of two on either side: nobody is surer of a copy than of what was measured.
+
+    Devices left out say what lending adds where lender and borrower scatter little; a lender may scatter more itself.
+    """
+    joined = _joined(one, other, lambda mine, theirs: np.where(np.abs(mine) >= np.abs(theirs), mine, theirs))
+    times_s = np.array([*joined.quantiles["edges_s"], np.inf])
+    if np.allclose(joined.factors(times_s), one.factors(times_s)):
+        return one
+    mine, theirs = (np.log(each.factors(times_s)[1]) ** 2 for each in (one, other))
+    shared = mine * one.shared_error(times_s) / np.maximum(np.maximum(mine, theirs), _LEAST_SQUARE)
+    return joined._replace(quantiles={**joined.quantiles, "shared": shared})
 
 
 def added(one: Interval, other: Interval) -> Interval:
