@@ -60,6 +60,31 @@ def test_lists_per_layer_fit_the_new_depth() -> None:
         assert changes == {"layer_types": ["sliding_attention", "full_attention"] * 3}
 
 
+@pytest.mark.parametrize(("num_layers", "kinds"), [(3, ["dense", "sparse", "sparse"]), (5, ["dense", *["sparse"] * 4])])
+def test_kinds_of_mlp_fit_the_new_depth(num_layers: int, kinds: list[str]) -> None:
+    """A list of dense and sparse layers is cut, or continued with its last entry."""
+    raw = {"model_type": "glm4_moe_lite", "num_hidden_layers": 4, "mlp_layer_types": ["dense", *["sparse"] * 3]}
+    model = Model(config=read_hf(raw).config, raw=raw, source="test")
+    written = write_back(model, with_changes(model.config, {"num_layers": num_layers}))
+    assert (written["num_hidden_layers"], written["mlp_layer_types"]) == (num_layers, kinds)
+
+
+def test_other_lists_fit_the_new_depth() -> None:
+    """Granite's layers stay attention and its whole MLP takes the width; ERNIE's experts go on to the last layer."""
+    granite = changed_keys("granite-4.0-micro", {"num_layers": 42, "intermediate_size": 8320})
+    assert granite == {
+        "num_hidden_layers": 42, "layer_types": ["full_attention"] * 42, "shared_intermediate_size": 8320
+    }  # fmt: skip
+    assert changed_keys("ernie-4.5-21b-a3b", {"num_layers": 30}) == {"num_hidden_layers": 30, "moe_layer_end_index": 29}
+
+
+def test_a_list_of_another_length_is_refused() -> None:
+    """Kinds of MLP for three of four layers say nothing of the fourth."""
+    raw = {"model_type": "glm4_moe_lite", "num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    with pytest.raises(ConfigError, match="mlp_layer_types has 3 entries but num_hidden_layers=4"):
+        read_hf(raw)
+
+
 def test_gpt_neo_pattern_fits_the_new_depth() -> None:
     """gpt_neo's nested list of layer kinds is written anew."""
     assert changed_keys("gpt-neo-1.3b", {"num_layers": 3}) == {

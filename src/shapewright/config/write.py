@@ -15,6 +15,10 @@ from shapewright.config.validate import shortest_period
 from shapewright.errors import ConfigError
 
 _PROVENANCE = ("name", "model_type")
+# Keys that may hold a list with one entry per layer.
+_LAYER_LISTS = (
+    "layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk", "moe_intermediate_size", "num_shared_expert",
+)  # fmt: skip
 
 
 def write_back(model: Model, new_config: TransformerConfig) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def _part(written: dict[str, Any], path: Iterable[str]) -> dict[str, Any]:
 
 def _refit_layer_lists(part: dict[str, Any], old: TransformerConfig, new: TransformerConfig) -> None:
     """Cut or continue lists with one entry per layer, so that they fit the new number of layers."""
-    for key in ("layer_types", "no_rope_layers"):
+    for key in _LAYER_LISTS:
         entries = part.get(key)
         if isinstance(entries, list) and len(entries) == old.num_layers:
             part[key] = _continued(entries, new.num_layers)
@@ -100,6 +104,8 @@ def _refit_layer_lists(part: dict[str, Any], old: TransformerConfig, new: Transf
         windows = with_changes(old, {"num_layers": new.num_layers})
         kinds = ["local" if windows.window_of_layer(index) else "global" for index in range(new.num_layers)]
         part["attention_types"] = [[kinds, 1]]
+    if part.get("moe_layer_end_index") == old.num_layers - 1:  # ernie4_5_moe: experts up to the last layer
+        part["moe_layer_end_index"] = new.num_layers - 1
     if isinstance(part.get("moe_layers"), list):  # llama4: numbers of the layers with experts
         part["moe_layers"] = [index for index in range(new.num_layers) if new.is_moe_layer(index)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from shapewright.config.families.experts import moe_layers
 from shapewright.config.families.family import ATTENTION_BIAS, HEAD_DIM, RMSNORM_GATED, Family, Fields, Spellings
 from shapewright.config.hf_values import HfValues
+from shapewright.errors import ConfigError
 
 
 def _experts_after_dense(values: HfValues) -> Fields:
@@ -16,6 +17,10 @@ def _experts_after_dense(values: HfValues) -> Fields:
     num_dense = values.optional_count("first_k_dense_replace")
     num_shared = values.optional_count("n_shared_experts")
     kinds = values.list_of("mlp_layer_types")  # as transformers writes it of late; otherwise the first are dense
+    if kinds is not None and len(kinds) != num_layers:
+        raise ConfigError(
+            f"mlp_layer_types has {len(kinds)} entries but num_hidden_layers={num_layers}; give one per layer"
+        )
     is_moe = [index >= num_dense for index in range(num_layers)] if kinds is None else [k == "sparse" for k in kinds]
     return {
         "shared_expert_intermediate_size": num_shared * values.count("moe_intermediate_size"),

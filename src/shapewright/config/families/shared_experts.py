@@ -148,14 +148,14 @@ def _granite_hybrid_rest(values: HfValues) -> Fields:
     position = {"position_embedding": "rotary" if values.text("position_embedding_type") == "rope" else "none"}
     if values.optional_count("num_local_experts"):
         return position
-    dense = {"intermediate_size": values.count("shared_intermediate_size"), "shared_expert_intermediate_size": 0}
-    return {**position, **dense, **moe_layers(values, [])}
+    return {**position, **moe_layers(values, [])}
 
 
 GRANITE_MOE_HYBRID = Family(
     model_types=("granitemoehybrid",),
     defaults={**_GRANITE_MOE_DEFAULTS, "shared_intermediate_size": 1024},
-    spellings=GRANITE_MOE_SHARED.spellings,
+    # The expert that every token uses is the whole MLP where there are no others.
+    spellings={**GRANITE_MOE_SHARED.spellings, "intermediate_size": ("shared_intermediate_size",)},
     facts=GRANITE_MOE_SHARED.facts,
     derive=_granite_hybrid_rest,
 )
