@@ -133,3 +133,20 @@ def test_rates_follow_from_times(prediction: Prediction) -> None:
     assert prediction.tokens_per_s_per_device == pytest.approx(prediction.tokens_per_step / per_device_s)
     assert prediction.mfu == pytest.approx(prediction.model_flops_per_s / peak)
     assert prediction.hfu >= prediction.mfu * (1.0 - 1e-12)
+
+
+@settings(max_examples=40)
+@given(predictions())
+def test_what_changes_nothing_costs_nothing(prediction: Prediction) -> None:
+    """A window beyond the context is none, formats named as they are anyhow stay, one replica shards nothing."""
+    config, workload, layout = prediction.config, prediction.workload, prediction.layout
+    if config.stack == "decoder":
+        config = replace(config, attention_windows=(1 << 20,))
+    if workload.is_training and layout.data_parallel * layout.context_parallel == 1:
+        layout = replace(layout, zero_stage=3)
+    elif not workload.is_training:
+        workload = replace(workload, weight_dtype=workload.dtype, kv_cache_dtype=workload.dtype)
+    again = ask(config, prediction.device, workload=workload, layout=layout).predict()
+
+    assert again.step_time_s == pytest.approx(prediction.step_time_s, rel=1e-9)
+    assert again.mfu == pytest.approx(prediction.mfu, rel=1e-9)
