@@ -25,7 +25,8 @@ False
 ## Fix safety
 
 `runtime`. Recomputation takes time, sharding takes communication; those that fit are listed with the fastest first.
-Where nothing fits on the same devices, the layout that needs fewest devices is given.
+Where nothing fits on the same devices, the layout that needs fewest devices is given, and for a mixture of experts the
+one that needs fewest with whole experts on each device.
 
 ## When it does not matter
 
@@ -40,7 +41,7 @@ what offloading frees is counted only where it is asked for (`--offload-activati
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shapewright.integers import divisors
@@ -63,7 +64,11 @@ def check(case: WhatIf) -> Iterator[Violation]:
         wanted=f"at least {format_bytes(needed_bytes)}",
         problem=f"of {case.device.name} is less than the {format_bytes(needed_bytes)} that the step needs",
         repairs=tuple(_fitting(case, _same_devices(case)))
-        or tuple(itertools.islice(_fitting(case, _more_devices(case)), 1)),
+        or tuple(
+            repair
+            for spread in (_cut_tensors(case), _dealt_experts(case))
+            for repair in itertools.islice(_fitting(case, _more_devices(case, spread)), 1)
+        ),
         severity="error",
     )
 
@@ -95,22 +100,54 @@ def _same_devices(case: WhatIf) -> Iterator[dict[str, Any]]:
         factor, rest = divmod(degree, layout.tensor_parallel)
         if factor > 1 and not rest and layout.data_parallel % factor == 0:
             yield {"tensor_parallel": degree, "data_parallel": layout.data_parallel // factor}
+    if layout.data_parallel > 1:
+        yield from ({"expert_parallel": degree} for degree in _expert_degrees(case) if degree > layout.expert_parallel)
     if smaller and recompute:
         yield {"micro_batch_size": 1, "recompute": "full"}
 
 
-def _more_devices(case: WhatIf) -> Iterator[dict[str, Any]]:
-    """More devices, as few as can be: tensor parallelism inside a node first, then pipeline stages."""
-    degrees = [degree for degree in divisors(case.device.node_size) if degree % case.layout.tensor_parallel == 0]
-    stages = [count for count in divisors(case.config.num_layers) if count % case.layout.pipeline_parallel == 0]
-    layouts = sorted(itertools.product(stages, degrees), key=lambda pair: (pair[0] * pair[1], pair[0]))
-    for stage_count, degree in layouts:
-        changes = {"tensor_parallel": degree, "pipeline_parallel": stage_count}
-        changed = {name: value for name, value in changes.items() if value != getattr(case.layout, name)}
+def _more_devices(case: WhatIf, spread: Mapping[int, dict[str, int]]) -> Iterator[dict[str, Any]]:
+    """More devices, as few as can be: a stage spread over some, then pipeline stages.
+
+    Args:
+        case: The question.
+        spread: What spreads a stage over a number of devices.
+    """
+    layout = case.layout
+    stages = [count for count in divisors(case.config.num_layers) if count % layout.pipeline_parallel == 0]
+    layouts = sorted(itertools.product(stages, spread), key=lambda pair: (pair[0] * pair[1], pair[0]))
+    for stage_count, devices in layouts:
+        changes = {**spread[devices], "pipeline_parallel": stage_count}
+        changed = {name: value for name, value in changes.items() if value != getattr(layout, name)}
         if changed:
             yield changed
             if case.workload.is_training and case.workload.recompute != "full":
                 yield {**changed, "recompute": "full"}
+
+
+def _cut_tensors(case: WhatIf) -> dict[int, dict[str, int]]:
+    """A tensor axis inside a node, by the devices of a stage."""
+    degrees = [degree for degree in divisors(case.device.node_size) if degree % case.layout.tensor_parallel == 0]
+    return {degree: {"tensor_parallel": degree} for degree in degrees}
+
+
+def _dealt_experts(case: WhatIf) -> dict[int, dict[str, int]]:
+    """Whole experts on replicas of all else, by the devices of a stage; none where replicas are there already.
+
+    Whoever trains so shards the optimiser states of what is replicated, as Megatron-LM's distributed optimiser does.
+    """
+    if case.layout.data_parallel > 1:
+        return {}
+    sharded = {"zero_stage": max(case.layout.zero_stage, 1)} if case.workload.is_training else {}
+    return {
+        degree * case.layout.tensor_parallel: {"data_parallel": degree, "expert_parallel": degree, **sharded}
+        for degree in _expert_degrees(case)[1:]
+    }
+
+
+def _expert_degrees(case: WhatIf) -> tuple[int, ...]:
+    """Over how many devices the experts of a layer can be dealt out whole; none for a dense model."""
+    return divisors(case.config.num_experts) if case.config.is_moe else ()
 
 
 RULE = Rule(
