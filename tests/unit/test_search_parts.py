@@ -14,10 +14,12 @@ from shapewright.config import list_presets, read_model
 from shapewright.errors import ConfigError
 from shapewright.question import ask
 from shapewright.search import SearchRequest
+from shapewright.search import memory as search_memory
 from shapewright.search.bands import MEASURES, allowed_range, percentile_of, preset_measures
 from shapewright.search.compare import compare_times
 from shapewright.search.front import best_of_each, pareto
 from shapewright.search.grid import Grid, split_by, sum_of
+from shapewright.search.steps import Setting
 from shapewright.search.trace import Tape, evaluate, plain
 
 
@@ -48,6 +50,25 @@ def test_traced_code_gives_what_it_would_on_each_value() -> None:
     assert plain(traced) == formula(100, 8)
     assert evaluate(traced.node, values).tolist() == [formula(*pair) for pair in pairs]
     assert tape.guards == []
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-2b", "mixtral-8x7b", "t5-base"])
+def test_one_formula_holds_for_many_shapes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of 200 widths and vocabularies is traced a few times, and not once for each: a key made of sizes asks."""
+    question = ask(model, device="h100-sxm-80gb", layout={"pipeline_parallel": 2})
+    traced: list[Any] = []
+    estimate = search_memory.estimate_memory
+    monkeypatch.setattr(
+        search_memory, "estimate_memory", lambda *job, **words: (traced.append(job), estimate(*job, **words))[1]
+    )
+    parts = {name: getattr(question, name) for name in ("config", "device", "workload", "layout")}
+    setting = Setting(**parts, followers={})
+    widths = question.config.intermediate_size + 64 * np.arange(200)
+    shapes = {"intermediate_size": widths, "vocab_size": 32_000 + 8 * np.arange(200)}
+    found_bytes, _ = search_memory.MemoryOfShapes(setting).estimate(shapes)
+
+    assert len(traced) <= 4
+    assert len(set(found_bytes.tolist())) == 200
 
 
 def test_branches_become_guards() -> None:

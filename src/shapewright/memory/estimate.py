@@ -144,10 +144,24 @@ def _estimate(
     recipe: TrainingRecipe | None,
     indices: Iterable[int],
 ) -> list[MemoryEstimate]:
-    counts = count_parameters(config)
-    # Stages have the same kinds of layers.
-    layer_bytes = cache(estimate_layer)
+    counts, layer_bytes = count_parameters(config), _once_a_kind(config, workload, layout)
     return [_estimate_stage(Stage(config, layout, index), counts, workload, recipe, layer_bytes) for index in indices]
+
+
+def _once_a_kind(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> Callable[..., LayerBytes]:
+    """estimate_layer, once for each kind of layer, since stages have the same kinds.
+
+    Sizes that a search traces stay out of the key: a hash asks for their values, and its formula would hold for one
+    shape alone.
+    """
+
+    @cache
+    def estimate_kind(*, has_experts: bool, has_cross_attention: bool) -> LayerBytes:
+        return estimate_layer(
+            config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+        )
+
+    return lambda *_, **kind: estimate_kind(**kind)
 
 
 def _estimate_stage(
