@@ -2,13 +2,13 @@
 
     python benchmarks/run.py [--repeats 15] [--json FILE]
 
-Every number is the median of the repeats, with the fastest and the slowest beside it. All of it runs in one thread, so
-that processor time is what a user of an idle machine waits; promises are judged by it, and other work on the machine
-breaks none. Commands run as a user of an
-installed package runs them, each in a process of its own, after one run that is not counted and leaves the bytecode
-that installing would; a bare interpreter and one that imports NumPy stand beside them, since nothing here can be
-faster. The prediction stands beside the least that any predictor must do, the rooflines of a layer's twelve GEMMs in
-plain Python, and beside llm-analysis where that is installed.
+Every number is the median of the repeats, with the fastest and the slowest beside it. Promises are judged by the clock
+or by processor time, whichever is less: other work on the machine lengthens the one, and threads that NumPy's libraries
+start and leave spinning the other. Commands run as a user of an installed package runs them, each in a process of its
+own, after one run that is not counted and leaves the bytecode that installing would; a bare interpreter and one that
+imports NumPy stand beside them, since nothing here can be faster. The prediction stands beside the least that any
+predictor must do, the rooflines of a layer's twelve GEMMs in plain Python, and beside llm-analysis where that is
+installed.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class Timing:
     repeats: int
     limit_s: float | None = None
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether a promise was not kept."""
+        return self.limit_s is not None and min(self.median_s, self.processor_s) > self.limit_s
+
 
 def main() -> int:
     """Measure, print, and write a record if asked. The exit code is 1 if a promise is broken."""
@@ -84,7 +89,7 @@ def main() -> int:
     ]
     print(render(timings))
     write_record(arguments.json, timings=[asdict(timing) for timing in timings], quoted_s=QUOTED_S)
-    return int(any(timing.limit_s is not None and timing.processor_s > timing.limit_s for timing in timings))
+    return int(any(timing.is_broken for timing in timings))
 
 
 def measure_commands(repeats: int) -> list[Timing]:
