@@ -5,9 +5,9 @@ Usage: python scripts/judge_ranking_floor.py --data DIR [--architecture hopper]
 DIR holds gemm.parquet. Trees are told what those of calibrate_gemm_residual.py see and beside it what physics leaves
 over of the rows next to a row in m, n and k, in its own section and in every other of its architecture, and of the row
 itself in the others: the same product, timed by the other library and on the sibling. A fifth of the rows at a time is
-left out by chance. No question comes with so much, so a bar that this does not reach cannot be reached from these
-tables. Beside it the section that prices models, (n, k) left out, judged by the mean of libraries, which scatters less
-than one. It writes nothing; a minute for each section, and some for each architecture.
+left out by chance. No question comes with so much, so a bar that this does not reach is hardly reached with less.
+Beside it the section that prices models, (n, k) left out, judged by the mean of libraries, which scatters less than
+one. It writes nothing; a minute for each section, and some for each architecture.
 """
 
 from __future__ import annotations
