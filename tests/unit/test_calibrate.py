@@ -153,8 +153,8 @@ def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (lambda raw: {**raw, "kind": "x"}, "is no calibration"),
-        (lambda raw: {**raw, "schema_version": 9}, "schema version 9"),
-        (lambda raw: {**raw, "schema_version": 1}, "schema version 1"),
+        (lambda raw: {**raw, "schema_version": 9}, "schema version 9, known here is 2; upgrade shapewright"),
+        (lambda raw: {**raw, "schema_version": 1}, "schema version 1, known here is 2; fit it again"),
         (lambda raw: {**raw, "records": {}}, "lacks its device or its records"),
         (lambda raw: {**raw, "records": {"sums": {}}}, "a record of kind 'sums'"),
         (lambda raw: {**raw, "records": {"gemm": {"id": "x"}}}, "is malformed"),

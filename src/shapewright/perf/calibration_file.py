@@ -53,11 +53,13 @@ def read_calibration(path: str | Path) -> Calibration:
         raise CalibrationError(f"{where} cannot be read ({reason}); {_HINT}") from error
     if not isinstance(raw, dict) or raw.get("kind") != FILE_KIND:
         raise CalibrationError(f"{where} is no calibration; {_HINT}")
-    if raw.get("schema_version") != SCHEMA_VERSION:
-        raise CalibrationError(
-            f"{where} has schema version {raw.get('schema_version')!r}, known here is {SCHEMA_VERSION}; upgrade "
-            "shapewright or fit it again with 'shapewright calibrate'"
+    version = raw.get("schema_version")
+    if version != SCHEMA_VERSION:
+        is_older = isinstance(version, int) and version < SCHEMA_VERSION
+        way_out = (
+            "fit it again from its measurements with 'shapewright calibrate'" if is_older else "upgrade shapewright"
         )
+        raise CalibrationError(f"{where} has schema version {version!r}, known here is {SCHEMA_VERSION}; {way_out}")
     described, records = raw.get("device"), raw.get("records")
     if not isinstance(described, dict) or not isinstance(records, dict) or not records:
         raise CalibrationError(f"{where} lacks its device or its records; {_HINT}")
