@@ -1,10 +1,9 @@
-"""Load on the explorer: latency of predictions at a steady rate, then many clients at once, with the server's memory.
+"""Load test of the explorer: prediction latency at a fixed request rate, then many clients at once, and server memory.
 
     python benchmarks/explorer_load.py --rate 50 --seconds 30 --clients 200 --json explorer_load.json
 
-Starts a server of its own on a free port of this machine, and runs the clients in another process beside it. Arrivals
-are timed by the clock and not by answers, so that a slow answer does not slow the next request down; latency counts
-from the moment a request was due.
+Starts a server on a free port of this machine, and the clients in a separate process. The load is open-loop: arrivals
+follow the clock, so a slow answer does not delay the next request, and latency is measured from the scheduled arrival.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MEBIBYTE = 2**20
 
 
 def main() -> int:
-    """Run both loads and print what came out."""
+    """Run both loads and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=50.0, help="predictions a second")
     parser.add_argument("--seconds", type=float, default=30.0, help="length of each load")
@@ -64,7 +63,7 @@ async def measure(address: str, pid: int, arguments: argparse.Namespace) -> dict
 
 
 async def ask(client: httpx.AsyncClient, chance: random.Random, due_s: float) -> tuple[float, bool]:
-    """One prediction of a shape that was most likely never asked for; seconds since it was due, and whether it came."""
+    """Request a prediction of a new shape; return seconds since its scheduled arrival, and whether it succeeded."""
     job = {
         "preset": chance.choice(MODELS),
         "device": chance.choice(DEVICES),
@@ -93,7 +92,7 @@ async def run_steady(client: httpx.AsyncClient, rate: float, seconds: float) -> 
 async def run_crowd(
     client: httpx.AsyncClient, pid: int, num_clients: int, seconds: float
 ) -> tuple[list[tuple[float, bool]], list[int]]:
-    """Clients that each ask again as soon as they have an answer; the server's memory every few seconds."""
+    """Run closed-loop clients, which send the next request after each answer; sample server memory periodically."""
     stop_s = time.perf_counter() + seconds
     found: list[tuple[float, bool]] = []
 

@@ -1,9 +1,9 @@
-"""What a reader waits for: first paint of the explorer, and from the move of a slider to the frame with its answer.
+"""Measure the explorer in a browser: time to first paint, and from a slider move to the frame with its result.
 
     python benchmarks/explorer_paint.py --json explorer_paint.json
 
-Needs playwright and a Chromium on the PATH. Starts a server of its own; the page measures itself (User Timing), so
-nothing of the driver is in the numbers.
+Needs playwright and Chromium on the PATH. Starts a server; the page measures itself (User Timing), which excludes the
+overhead of the driver.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from explorer_server import running_explorer
 from playwright.sync_api import sync_playwright
 from record import write_record
 
-from shapewright.report.pdf import QUIET_BROWSER, find_browser
+from shapewright.app.report.pdf import QUIET_BROWSER, find_browser
 
 FIELDS = ("intermediate_size", "hidden_size", "vocab_size", "num_layers")
 NUM_MOVES = 50
@@ -26,7 +26,7 @@ _BETWEEN_MOVES_MS = 200.0
 
 
 def main() -> int:
-    """Measure, and print what came out."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the record to this file")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A server of the explorer for a benchmark."""
+"""Start an explorer server for a benchmark."""
 
 from __future__ import annotations
 

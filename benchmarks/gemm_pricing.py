@@ -1,10 +1,9 @@
-"""How fast GEMMs are priced, beside timing every kernel of the menu and beside a plain roofline, in the same run.
+"""Measure GEMM pricing throughput, compared with evaluating every kernel of the menu and with a plain roofline.
 
     python benchmarks/gemm_pricing.py [--shapes 1000000] [--device h100-sxm-80gb] [--json FILE]
 
-Rates are best of a few runs, by the clock on the wall, which other work on the machine slows, and by processor time.
-The slow ways are given fewer shapes. "Time alone" is what a search asks; "whole price" adds the kernel, the reasons
-and the interval.
+Rates are the best of a few runs, in wall time, which depends on other load, and in CPU time. Slow methods get fewer
+shapes. "Time alone" is the path of a search; "whole price" adds kernel, reasons and interval.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ import numpy as np
 from record import write_record
 
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.perf import gemm as gemm_module
-from shapewright.perf.calibration import load_record
-from shapewright.perf.fastest import has_compiler
-from shapewright.perf.gemm import estimate_gemm_s, price_gemm
-from shapewright.perf.gemm_menu import read_parameters
-from shapewright.perf.kernels import estimate_kernels, every_kernel, join_s, rates_of
-from shapewright.perf.products import Products
-from shapewright.perf.roofline import roofline_s
+from shapewright.lowering.operations import Gemm
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm import price as gemm_module
+from shapewright.pricing.gemm.fastest import has_compiler
+from shapewright.pricing.gemm.kernels import estimate_kernels, every_kernel, join_s, rates_of
+from shapewright.pricing.gemm.parameters import read_parameters
+from shapewright.pricing.gemm.price import estimate_gemm_s, price_gemm
+from shapewright.pricing.gemm.shapes import Gemms
+from shapewright.pricing.price import roofline_s
 
 # Shapes of one evaluation of the whole menu: its arrays stay in the second cache.
 _REFERENCE_ROWS = 256
@@ -38,7 +37,7 @@ BASELINE, FLOOR = "every kernel timed, formula alone", "roofline alone"
 
 
 def main() -> None:
-    """Print a line for each way of pricing, and write a record if asked."""
+    """Print a line for each pricing method, and write a record if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=int, default=1_000_000)
     parser.add_argument("--device", default="h100-sxm-80gb")
@@ -76,9 +75,9 @@ def main() -> None:
 
 
 def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, tuple[int, int, Callable[[], object]]]:
-    """What is measured, by name: number of shapes, threads, and the work."""
+    """Return the measured methods by name: number of shapes, threads, and function."""
     device = load_device(device_name)
-    physics, learned = (load_record("gemm", device, physics_only=alone) for alone in (True, False))
+    physics, learned = (load_record("gemm", device.with_pricing(physics_only=alone)) for alone in (True, False))
     dtype = dtype_of(device_name)
     parameters, rates = read_parameters(learned.parameters["dtypes"][dtype]), rates_of(device, dtype)
     kernels, one = every_kernel(parameters), np.ones(_REFERENCE_ROWS)
@@ -90,7 +89,7 @@ def ways(device_name: str, dims: list[Any], few: int, cores: int) -> dict[str, t
     def time_every_kernel() -> None:
         for start in range(0, few - _REFERENCE_ROWS + 1, _REFERENCE_ROWS):
             m, n, k = (dim[start : start + _REFERENCE_ROWS] for dim in dims)
-            times = estimate_kernels(Products(m, n, k, one, {}), one, kernels, parameters, rates)
+            times = estimate_kernels(Gemms(m, n, k, one, {}), one, kernels, parameters, rates)
             (join_s(times.compute_s, times.memory_s, parameters.overlap_power) + times.added_s).min(axis=0)
 
     def without_numba(record: Any) -> None:

@@ -1,9 +1,9 @@
-"""Compare two states of the sources by turns, in processor time: what other work on the machine does, it does to both.
+"""Compare two versions of the sources in alternation by CPU time, so that other load affects both alike.
 
     python benchmarks/pairs.py OLD/src NEW/src [--repeats 25] [--json FILE]
 
-Each state predicts in a process of its own; the two take turns at batches of calls. Commands run one after the other,
-with the bytecode that an installed package has. Ratios are medians over the pairs.
+Each version predicts in a separate process; the two alternate in batches of calls. Commands run one after the other,
+with compiled bytecode as in an installed package. Ratios are medians over the pairs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pair:
 
 
 def main() -> None:
-    """Print a row for each thing, and write a record if asked."""
+    """Print a row for each measurement, and write a record if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("states", nargs="*", type=Path, metavar="SRC", help="the two folders that hold shapewright")
     parser.add_argument("--repeats", type=int, default=25)

@@ -1,12 +1,11 @@
-"""Measure how fast plans are looked at: plans a second, cold and warm, beside the same plans one by one.
+"""Measure the throughput of plan searches: plans per second, cold and warm, compared with one prediction per plan.
 
     python benchmarks/plan.py [--device h100-sxm-80gb] [--json FILE]
 
-Each job runs in a process of its own, on one thread, with nothing priced before: what a person waits for. Every plan
-of the space gets its memory; those that fit get their step. Seconds are those of the search alone, without the start of
-the interpreter; processor seconds stand beside them, for other work on the machine. The baseline of the same run is
-what the search replaces: ``estimate_memory`` for every plan and ``predict`` for those that fit, each alone and with
-nothing remembered, measured on a sample and counted for all.
+Each job runs in a separate process on one thread with cold caches, as a user would wait for it. Memory is estimated for
+every plan of the space, step times for those that fit. Wall and CPU time are those of the search without interpreter
+start-up. The baseline in the same run is ``estimate_memory`` for every plan and ``predict`` for those that fit, one by
+one without caches, measured on a sample and scaled to all.
 """
 
 from __future__ import annotations
@@ -66,17 +65,17 @@ def main() -> None:
 def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[str, Any]:
     """Look at all plans of one job, twice, and predict one of them alone."""
     from shapewright.memory import estimate_memory
-    from shapewright.perf import pricing
-    from shapewright.plan import PlanRequest
-    from shapewright.plan.engine import explore
-    from shapewright.plan.job import PlanJob
-    from shapewright.predict import predict
-    from shapewright.question import ask
+    from shapewright.optimize.plan import PlanRequest
+    from shapewright.optimize.plan.engine import explore
+    from shapewright.optimize.plan.request import PlanJob
+    from shapewright.prediction.build import build_scenario
+    from shapewright.prediction.predict import predict
+    from shapewright.pricing import operations as pricing
 
     workload = {"seq_len": seq_len, "global_batch_size": 2048}
-    question = ask(model, device, workload=workload)
+    question = build_scenario(model, device, workload=workload)
     request = PlanRequest(num_devices=gpus)
-    job = PlanJob(config=question.config, device=question.device, workload=question.workload, request=request)
+    job = PlanJob(scenario=question, request=request)
     seconds, processor = [], []
     for _ in range(2):
         start_s, start_processor_s = time.perf_counter(), time.process_time()
@@ -88,7 +87,7 @@ def measure(device: str, *, model: str, gpus: int, seq_len: int = 8192) -> dict[
     for row in random.Random(0).sample(range(num_kept), min(_SAMPLE, num_kept)):
         choice = findings.choice(findings.best, row)
         own = replace(question.workload, **choice.chosen_workload)
-        pricing._remembered.clear()
+        pricing._price_cache.clear()
         start_s = time.process_time()
         estimate_memory(question.config, own, choice.layout)
         estimates.append(time.process_time() - start_s)

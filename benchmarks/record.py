@@ -1,4 +1,4 @@
-"""What every benchmark's record says of its machine, and jobs that run in an interpreter of their own."""
+"""Shared parts of benchmarks: the machine description in every record, and jobs in separate interpreters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 
 def describe_machine() -> dict[str, Any]:
-    """Name what the numbers depend on."""
+    """Describe the machine and the versions that the numbers depend on."""
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text(encoding="utf-8").splitlines() if cpu_info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -49,7 +49,7 @@ def write_record(path: Path | None, **facts: Any) -> None:
 
 
 def job_options(description: str, jobs: Iterable[str]) -> argparse.ArgumentParser:
-    """Options of a benchmark that runs each job several times, every time in an interpreter of its own."""
+    """Options of a benchmark that runs each job several times, each time in a new interpreter."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--device", default="h100-sxm-80gb")
     parser.add_argument("--repeats", type=int, default=3)

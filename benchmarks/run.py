@@ -2,13 +2,10 @@
 
     python benchmarks/run.py [--repeats 15] [--json FILE]
 
-Every number is the median of the repeats, with the fastest and the slowest beside it. Promises are judged by the clock
-or by processor time, whichever is less: other work on the machine lengthens the one, and threads that NumPy's libraries
-start and leave spinning the other. Commands run as a user of an installed package runs them, each in a process of its
-own, after one run that is not counted and leaves the bytecode that installing would; a bare interpreter and one that
-imports NumPy stand beside them, since nothing here can be faster. The prediction stands beside the least that any
-predictor must do, the rooflines of a layer's twelve GEMMs in plain Python, and beside llm-analysis where that is
-installed.
+Every number is the median of the repeats, with minimum and maximum. Limits apply to wall or CPU time, whichever is
+less: other load lengthens the former, spinning threads of NumPy's libraries the latter. Commands run in separate
+processes, after a warm-up run that writes the bytecode as installing would. For reference: a bare interpreter, one that
+imports NumPy, the rooflines of a layer's twelve GEMMs in plain Python, and llm-analysis if it is installed.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ PRESET = "llama-3-70b"  # 80 layers
 DEVICE = "h100-sxm-80gb"
 FLOOR = "rooflines of 12 GEMMs in plain Python"
 # What the installed script does, without the search for it.
-SHAPEWRIGHT = [sys.executable, "-c", "import sys; from shapewright.cli import main; sys.exit(main())"]
+SHAPEWRIGHT = [sys.executable, "-c", "import sys; from shapewright.app.cli import main; sys.exit(main())"]
 CHECK = ["check", "gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
 
 # One evaluation by other tools, measured 2026-11-21 on a machine of two cores like the one of the records here.
@@ -76,7 +73,7 @@ class Timing:
 
 
 def main() -> int:
-    """Measure, print, and write a record if asked. The exit code is 1 if a promise is broken."""
+    """Measure, print, and write a record if requested. The exit code is 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15, help="runs of each command, and batches of calls")
     parser.add_argument("--json", type=Path, help="write the record to this file")
@@ -130,12 +127,11 @@ def measure_predictions(repeats: int) -> list[Timing]:
 
 
 def prediction_calls(*, anew: bool) -> dict[str, Callable[[], object]]:
-    """What predicts each case, at a length not asked before or at one and the same."""
-    from shapewright.config import read_model
+    """Return a function that predicts each case, at a new length in every call or always at the same one."""
     from shapewright.hardware import load_device
-    from shapewright.layout import ParallelLayout
-    from shapewright.predict import predict
-    from shapewright.workload import Workload
+    from shapewright.models import read_model
+    from shapewright.prediction.predict import predict
+    from shapewright.workload import ParallelLayout, Workload
 
     config, device = read_model(PRESET).config, load_device(DEVICE)
     cluster = ParallelLayout(tensor_parallel=8, pipeline_parallel=4, data_parallel=8)

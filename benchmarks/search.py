@@ -1,11 +1,10 @@
-"""Measure how fast a search goes through a space: shapes a second, seconds in all, and memory.
+"""Measure the throughput of shape searches: shapes per second, total time, and memory.
 
     python benchmarks/search.py [--params 3b] [--device h100-sxm-80gb] [--json FILE]
 
-Two spaces around a Llama-like model, each in a process of its own, on one thread. The first is what a person would
-ask, with all seven fields of the shape varied and no quality guard: parameters are counted everywhere, and what has
-the right size is priced. In the second every shape is priced, whatever its size. One prediction of the same model,
-cold and then with every price known, stands beside them.
+Two spaces around a Llama-like model, each in a separate process on one thread. The first is a typical request that
+varies all seven shape fields without a quality guard: parameters are counted for all shapes, and those of the right
+size are priced. In the second every shape is priced. For reference: one prediction of the same model, cold and cached.
 """
 
 from __future__ import annotations
@@ -59,13 +58,14 @@ def main() -> None:
 
 def measure(name: str, params: str, device: str) -> dict[str, Any]:
     """Search one space."""
-    from shapewright.question import ask
-    from shapewright.search import SearchRequest, search_shapes, usual_model
-    from shapewright.units import parse_count
+    from shapewright.core.units import parse_count
+    from shapewright.optimize.search import SearchRequest, search_shapes, usual_model
+    from shapewright.prediction.build import build_scenario
 
-    question = ask(usual_model(parse_count(params), "llama"), device)
+    question = build_scenario(usual_model(parse_count(params), "llama"), device)
     result = search_shapes(
-        question.model, question.device, question.workload, question.layout, SearchRequest(**SPACES[name])
+        question,
+        SearchRequest(**SPACES[name]),
     )
     return {
         "num_shapes": result.tally.num_shapes,
@@ -81,12 +81,12 @@ def predict_one(params: str, device: str) -> dict[str, float]:
     """Time one prediction: of a vocabulary not seen before, and of one whose prices are all known."""
     from dataclasses import replace
 
-    from shapewright.predict import predict
-    from shapewright.question import ask
-    from shapewright.search import usual_model
-    from shapewright.units import parse_count
+    from shapewright.core.units import parse_count
+    from shapewright.optimize.search import usual_model
+    from shapewright.prediction.build import build_scenario
+    from shapewright.prediction.predict import predict
 
-    question = ask(usual_model(parse_count(params), "llama"), device)
+    question = build_scenario(usual_model(parse_count(params), "llama"), device)
     config = question.config
     cold: list[float] = []
     warm: list[float] = []

@@ -1,11 +1,10 @@
-"""Measure how fast ways to serve are looked at: points a second, and the whole command, beside predictions one by one.
+"""Measure the throughput of serving plans: operating points per second, and the whole command.
 
     python benchmarks/serve_plan.py [--device h100-sxm-80gb] [--json FILE]
 
 A search lowers the passes that its points share, prices their operations in one call and pairs prefilling with decoding
-instances. Beside it, in the same run, stands what a point costs that is put together by ``predict``: its passes, one by
-one, with nothing remembered in between. Each job runs in a process of its own on one thread; the command is timed as a
-user runs it.
+instances. The baseline in the same run composes a point from ``predict`` calls, one per pass, without caches. Each job
+runs in a separate process on one thread; the command is timed as a user runs it.
 """
 
 from __future__ import annotations
@@ -69,18 +68,18 @@ def time_command(device: str, *, model: str, gpus: int | None = None) -> float:
 def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, float]:
     """Look at all ways to serve one model once, and predict some of its passes alone."""
     import shapewright
-    from shapewright.adding_up import add_up_passes
-    from shapewright.perf import pricing
-    from shapewright.predict import predict
-    from shapewright.serving import pricing as serving
+    from shapewright.optimize.serving import pricing as serving
+    from shapewright.prediction.composition import compose_passes
+    from shapewright.prediction.predict import predict
+    from shapewright.pricing import operations as pricing
 
     passes: list[Any] = []
 
     def count(distinct: Any, *given: Any, **more: Any) -> Any:
         passes.extend(distinct)
-        return add_up_passes(distinct, *given, **more)
+        return compose_passes(distinct, *given, **more)
 
-    with patch.object(serving, "add_up_passes", count):
+    with patch.object(serving, "compose_passes", count):
         start_s, start_processor_s = time.perf_counter(), time.process_time()
         found = shapewright.serve_plan(
             model, device=device, prompt_len=LENGTHS["isl"], output_len=LENGTHS["osl"], num_devices=gpus, formats=()
@@ -88,7 +87,7 @@ def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, fl
         search_s, processor_s = time.perf_counter() - start_s, time.process_time() - start_processor_s
     seconds = []
     for one in random.Random(0).sample(passes, min(_SAMPLE, len(passes))):
-        pricing._remembered.clear()
+        pricing._price_cache.clear()
         start_processor_s = time.process_time()
         predict(found.config, device=found.device, workload=one.workload, layout=one.layout)
         seconds.append(time.process_time() - start_processor_s)

@@ -1,4 +1,4 @@
-"""What was asked of predictions, and what they reach: the first table of docs/accuracy.md. Not a script itself."""
+"""Accuracy targets and results: the first table of docs/accuracy.md. Not a script itself."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from accuracy_page import accuracy_facts, measured_records
-from attention_rows import PHASES
 from coverage_facts import is_inside
 
-from shapewright.accuracy import Accuracy
 from shapewright.hardware import load_device
-from shapewright.perf.calibration import load_record
-from shapewright.perf.software import TUNED, UNNAMED, load_software, software_names
+from shapewright.measure.accuracy import Accuracy
+from shapewright.measure.refit.attention.rows import PHASES
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.software import TUNED, UNNAMED, load_software, software_names
 
 GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 PAPER_DEVICES = ("a100-sxm-80gb", "v100-sxm2-16gb", "mi250x-gcd")
 
 
 class Bar(NamedTuple):
-    """One row of the table."""
+    """One row of the table of targets and results."""
 
     what: str
     judged_on: str
@@ -35,14 +35,14 @@ def bars(
     coverage: list[dict[str, Any]],
     attention: list[dict[str, Any]],
 ) -> list[dict[str, str]]:
-    """The table of the design: what, judged on, bar, aim, reached.
+    """Targets and results by kind of prediction.
 
     Args:
         rows: Errors by table, devices together.
-        borrowed: Errors by device and dtype, as if nobody had measured them.
+        borrowed: Errors by device and dtype, each device priced with borrowed calibration only.
         paper: Errors of the paper's layers on A100, by table.
         coverage: Coverage and width of intervals, table by table.
-        attention: Errors on unseen head layouts, by device and phase.
+        attention: Errors on held-out head layouts, by device and phase.
     """
     found = [
         *_gemm_bars(borrowed),
@@ -57,7 +57,7 @@ def bars(
 
 
 def _gemm_bars(borrowed: list[Accuracy]) -> list[Bar]:
-    """Products of libraries, of odd sizes, and of devices left out."""
+    """GEMMs of serving libraries, of odd sizes, and of held-out devices."""
     facts = [fact for fact in accuracy_facts() if fact["operation"] == "gemm"]
     bf16 = {fact["device"]: fact["mean"] for fact in facts if fact["section"] == "bf16"}
     by_library = {
@@ -70,33 +70,33 @@ def _gemm_bars(borrowed: list[Accuracy]) -> list[Bar]:
         for fact in facts
         if fact["section"].endswith("odd sizes") or fact["section"] == "fp16"
     }
-    strangers = {row.device: row.mape for row in borrowed if row.table == "gemm" and row.dtype == "bf16"}
+    uncalibrated = {row.device: row.mape for row in borrowed if row.table == "gemm" and row.dtype == "bf16"}
     return [
         Bar(
-            "GEMM, calibrated device", "unseen (n, k), bf16: A100, H100, H200, B200; L40S", "6 %; 9 %", "4 %; 6 %",
-            f"{span(bf16[name] for name in GEMM_DEVICES)}; {percent(bf16['l40s'])} (one library "
+            "GEMM, calibrated device", "held-out (n, k), bf16: A100, H100, H200, B200; L40S", "6 %; 9 %", "4 %; 6 %",
+            f"{span(bf16[name] for name in GEMM_DEVICES)}; {percent(bf16['l40s'])} (per library "
             f"{span(mean for (name, _), mean in by_library.items() if name in GEMM_DEVICES)}; "
             f"{span(mean for (name, _), mean in by_library.items() if name == 'l40s')})",
         ),
         Bar(
-            "GEMM, odd sizes", "unseen rows of the paper's sweeps: A100; V100; MI250X", "5 %; 10 %", "3 %; 6 %",
+            "GEMM, odd sizes", "held-out rows of the paper's sweeps: A100; V100; MI250X", "5 %; 10 %", "3 %; 6 %",
             "; ".join(percent(odd[name]) for name in PAPER_DEVICES if name in odd),
         ),
         Bar(
-            "GEMM, unseen device", "one device left out, bf16", "20 %", "12 %",
-            ", ".join(f"{name} {percent(error)}" for name, error in strangers.items()),
+            "GEMM, uncalibrated device", "each device held out, bf16", "20 %", "12 %",
+            ", ".join(f"{name} {percent(error)}" for name, error in uncalibrated.items()),
         ),
     ]  # fmt: skip
 
 
 def _collector_bar(rows: dict[str, Accuracy]) -> Bar:
-    """Products that another collector timed."""
+    """GEMMs timed by another collector."""
     scaled = rows["linear_layers/scaled"]
     vidur = load_record("gemm", load_device("a100-sxm-80gb")).provenance["reports"]["fp16, vidur: models left out"]
     older, older_shapes = vidur["held_out"], vidur["held_out_shapes"]
     return Bar(
-        "layer GEMMs of another collector",
-        "vidur's models left out, after one factor; (n, k) left out; today's libraries after one factor",
+        "layer GEMMs timed by vidur",
+        "held-out models, after one factor; held-out (n, k), after one factor; current libraries after one factor",
         "10 %, tau 0.97", "6 %",
         f"{percent(older['mean_ape_after_factor'])}, tau {older['kendall_tau']:.3f}; "
         f"{percent(older_shapes['mean_ape_after_factor'])}, tau {older_shapes['kendall_tau']:.3f}; "
@@ -105,21 +105,24 @@ def _collector_bar(rows: dict[str, Accuracy]) -> Bar:
 
 
 def _kernel_bars(attention: list[dict[str, Any]]) -> list[Bar]:
-    """All other kernels."""
+    """All kernels other than GEMMs."""
     return [
-        Bar("pointwise", "one model left out", "20 %", "12 %", span(
+        Bar("pointwise", "each model held out", "20 %", "12 %", span(
             fact["mean"]
             for fact in accuracy_facts()
             if fact["operation"] == "pointwise" and fact["section"].startswith("without ")
         )),
         Bar(
-            "attention prefill; decode", "unseen head layouts, 16 bits (each layout left out in turn)",
+            "attention prefill; decode", "held-out head layouts, 16-bit (in parentheses: each layout held out in turn)",
             "9 %; 9 %", "5 %; 4 %",
             f"{attention_spans(attention, 'mean')} ({attention_spans(attention, 'in_turn')})",
         ),
-        Bar("collectives", "unseen cells", "12 %", "8 %", span(held_out("collectives").values())),
         Bar(
-            "MoE block", "unseen expert layouts, by device (formulas alone, each fifth left out in turn)",
+            "collectives", "held-out (operation, group size, message size)", "12 %", "8 %",
+            span(held_out("collectives").values()),
+        ),
+        Bar(
+            "MoE block", "held-out expert layouts, by device (in parentheses: formulas alone, 5-fold)",
             "30 %", "15 %",
             f"{span(unseen_experts().values())} ({span(held_out('moe').values())})",
         ),
@@ -127,11 +130,11 @@ def _kernel_bars(attention: list[dict[str, Any]]) -> list[Bar]:
 
 
 def _paper_bar(paper: dict[str, Accuracy]) -> Bar:
-    """Whole layers."""
+    """Decoder layers of the paper."""
     flash_fit = next(fact["mean"] for fact in accuracy_facts() if fact["section"].startswith("pytorch"))
     layer, flash = (paper[f"paper_layers/{name}"] for name in ("layer", "layer-flash"))
     return Bar(
-        "paper's layers, unfused; flash", "A100, no row of a fit; hidden sizes left out, with attention blocks",
+        "paper's layers, unfused; flash", "A100; no row used in a fit; held-out hidden sizes, with attention blocks",
         "8 %, tau 0.9", "5 %, tau 0.95",
         f"{percent(layer.mape)}, tau {layer.kendall_tau:.2f}; "
         f"{percent(flash_fit)}, tau {flash.kendall_tau:.2f}",
@@ -139,60 +142,61 @@ def _paper_bar(paper: dict[str, Accuracy]) -> Bar:
 
 
 def _training_bars(rows: dict[str, Accuracy]) -> list[Bar]:
-    """Whole steps."""
+    """Published training steps."""
     table = "published_training_throughput"
     return [
         Bar(
-            "published training throughput", "models left out of their software's fit", "15 %, tau 0.9", "8 %",
+            "training step, dense", "models held out from the fit of their software", "15 %, tau 0.9", "8 %",
             describe_training(table, rows, has_experts=False),
         ),
         Bar(
-            "published training of mixtures of experts", "models left out of their software's fit", "", "",
+            "training step, MoE", "models held out from the fit of their software", "", "",
             describe_training(f"{table}/moe", rows, has_experts=True),
         ),
     ]  # fmt: skip
 
 
 def _interval_bar(rows: dict[str, Accuracy], coverage: list[dict[str, Any]]) -> Bar:
-    """How often intervals hold what was measured."""
+    """Coverage of the 90 % intervals."""
     covered = [row.coverage_90 for row in rows.values()]
     inside = sum(map(is_inside, covered))
     unseen = [facts["unseen"] for facts in coverage if facts["unseen"]]
     cells, cells_inside = (sum(facts[key] for facts in unseen) for key in ("cells", "cells_inside"))
     return Bar(
-        "90 % interval", "rows no fit saw, by table; cells of device, format, library; all rows, by table",
+        "90 % interval coverage",
+        "held-out rows, by table; cells of device, format and library; all rows, by table",
         "85 to 95 %", "88 to 92 %",
-        f"{span(facts['covered'] for facts in unseen)}; {cells_inside} of {cells} cells inside; "
-        f"{inside} of {len(covered)} tables inside, {span(covered)}",
+        f"{span(facts['covered'] for facts in unseen)}; {cells_inside} of {cells} cells in range; "
+        f"{inside} of {len(covered)} tables in range, {span(covered)}",
     )  # fmt: skip
 
 
 def _regret_bar() -> Bar:
-    """What a choice by predictions costs."""
+    """Cost of selecting a GEMM by predicted time."""
     regrets = ranking_regrets()
     return Bar(
-        "ranking regret", "bf16 products alike in tokens and weights, shapes left out, a library: median; p90",
+        "ranking regret", "bf16 GEMMs with equal tokens and weights, held-out shapes, per library: median; p90",
         "1 %; 5 %", "",
         f"{span(found['learned']['median'] for found in regrets)}; "
-        f"{span(found['learned']['p90'] for found in regrets)} (choosing by the other library's times: "
+        f"{span(found['learned']['p90'] for found in regrets)} (selecting by the other library's times: "
         f"{span(found['other_library']['p90'] for found in regrets)})",
     )  # fmt: skip
 
 
 def percent(value: float) -> str:
-    """A fraction as words."""
+    """Format a fraction as a percentage."""
     return f"{100.0 * value:.1f} %"
 
 
 def span(values: Iterable[float]) -> str:
-    """Smallest and largest of some errors."""
+    """Format the smallest and largest of some errors."""
     found = sorted(values)
     low, high = percent(found[0]), percent(found[-1])
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
 def held_out(operation: str) -> dict[str, float]:
-    """Mean error of the rows that fits of a kind of operation left out, by device."""
+    """Mean error of the held-out rows of one kind of operation, by device."""
     sums: dict[str, list[float]] = {}
     for fact in accuracy_facts():
         if fact["operation"] != operation:
@@ -204,7 +208,7 @@ def held_out(operation: str) -> dict[str, float]:
 
 
 def unseen_experts() -> dict[str, float]:
-    """Mean error of expert blocks as they are priced, learned tables included, on unseen layouts, by device."""
+    """Mean error of expert blocks on held-out layouts, learned corrections included, by device."""
     found = {}
     for record in measured_records("moe"):
         learned = record.residual["reports"] if record.residual else {}
@@ -220,13 +224,13 @@ def unseen_experts() -> dict[str, float]:
 
 
 def attention_spans(attention: list[dict[str, Any]], key: str) -> str:
-    """Least and largest mean error over the devices, prefill and decode."""
+    """Smallest and largest mean error over the devices, for prefill and decode."""
     means = [(each["phase"], each["mean"] if key == "mean" else each[key]["mean"]) for each in attention]
     return "; ".join(span(mean for found, mean in means if found == phase) for phase in PHASES)
 
 
 def training_errors(*, has_experts: bool) -> dict[str, tuple[float, int]]:
-    """Mean error and rows of models that each generation's fit left out, of dense models or of mixtures of experts."""
+    """Mean error and rows of the held-out models of each software generation, dense or MoE."""
     reports = {
         name: load_software(name).provenance["reports"]["held out"]
         for name in software_names()
@@ -236,7 +240,7 @@ def training_errors(*, has_experts: bool) -> dict[str, tuple[float, int]]:
 
 
 def describe_training(table: str, rows: dict[str, Accuracy], *, has_experts: bool) -> str:
-    """Mean error of models left out, all and by generation, and the order of all rows."""
+    """Mean error of held-out models in total and by software generation, and Kendall's tau of all rows."""
     found = training_errors(has_experts=has_experts)
     together = sum(error * count for error, count in found.values()) / sum(count for _, count in found.values())
     each = ", ".join(f"{name} {percent(error)}" for name, (error, _) in found.items())
@@ -244,7 +248,7 @@ def describe_training(table: str, rows: dict[str, Accuracy], *, has_experts: boo
 
 
 def ranking_regrets() -> list[dict[str, Any]]:
-    """Ranking regret of bf16 products by device and library, each shape priced by a fit that left it out."""
+    """Ranking regret of bf16 GEMMs by device and library, each shape priced by a fit that held it out."""
     found = []
     for device in (*GEMM_DEVICES, "l40s"):
         section = load_record("gemm", load_device(device)).provenance["sections"]["bf16"]

@@ -1,4 +1,4 @@
-"""The page of accuracy: what the records and scripts/write_accuracy_results.py found. Not a script itself."""
+"""The page docs/accuracy.md, from calibration records and docs/accuracy_results.json. Not a script itself."""
 
 from __future__ import annotations
 
@@ -13,24 +13,42 @@ from typing import Any
 from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
 
 from shapewright.hardware import list_devices, load_device
-from shapewright.perf.calibration import RECORD_KINDS, CalibrationRecord, load_record
-from shapewright.perf.software import TUNED, load_software, software_names
+from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, load_record
+from shapewright.pricing.software import TUNED, load_software, software_names
 
-# A cell that covers less than it should lies below, one that covers more above.
+# Coverage outside the accepted range is too low below this value and too high above it.
 MIDDLE_COVERAGE = 0.9
+
+# Column of the table by device -> (operation, sections); a device shows the first section that it has.
+DEVICE_COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "GEMM, 16-bit": ("gemm", ("bf16", "fp16")),
+    "GEMM, odd sizes": ("gemm", ("bf16, odd sizes",)),
+    "GEMM, fp8": ("gemm", ("fp8",)),
+    "expert blocks, 16-bit": (
+        "moe",
+        (
+            "bf16, vllm 0.24.0/vllm_unquantizedfusedmoe_triton_tritonexperts",
+            "bf16, vllm 0.24.0/vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts",
+            "bf16, vllm 0.14.0/vllm_fused_moe",
+        ),
+    ),
+    "attention, prefill": ("attention", ("prefill",)),
+    "attention, decode": ("attention", ("decode",)),
+    "collectives": ("collectives", ("inside a node",)),
+}
 
 
 def accuracy_page() -> str:
-    """How far predictions lie from measurements, table by table and record by record."""
+    """The whole page."""
     return join_parts(
         [
             "# Accuracy",
             WRITTEN_BY,
-            "How far predicted times lie from measured ones, as absolute percentage errors: what was asked and what is "
-            "reached, every measured table, the intervals, training by software, and each record. *Unseen* rows are "
-            "those that a fit left out; nine of ten rows err less than *p90*; Kendall's *tau* is 1 where predictions "
-            "and measurements have one order; *covered* is the share of measurements inside the 90 % interval.",
+            "Absolute percentage errors of predicted times against measured times. *Held-out* rows were not used in "
+            "a fit. *p90* is the 90th percentile of the error, *tau* is Kendall's rank correlation, and *coverage* is "
+            "the share of measurements inside the 90 % interval. *The paper* is arXiv 2401.14489.",
             *_bars(),
+            *_devices(),
             *_tables(),
             *_intervals(),
             *_software(),
@@ -42,86 +60,94 @@ def accuracy_page() -> str:
 
 
 def _bars() -> list[str]:
-    """What was asked of predictions, and what they reach."""
+    """Targets and results."""
     return [
-        "## Asked and reached",
-        f"Judged on {results()['date']}. *Bar* is what was to be reached, *aim* what was hoped for. Rows that a fit "
-        "saw are counted in the intervals alone.",
+        "## Targets and results",
+        f"Evaluated on {results()['date']}; held-out rows, except for the last figure on interval coverage.",
         markdown_table(
-            ["what", "judged on", "bar", "aim", "reached"],
+            ["prediction", "evaluated on", "target", "stretch target", "result"],
             [[row[key] for key in ("what", "judged_on", "bar", "aim", "reached")] for row in results()["bars"]],
         ),
-        "What was tried, what fell short and why stands in the decisions: "
-        "[whole steps](decisions/0002-adding-up-a-step.md), [GEMMs](decisions/0003-gemm-calibration.md), "
+        "Most of the ranking regret is noise in the measured rows. Methods: "
+        "[training steps](decisions/0002-step-composition.md), [GEMMs](decisions/0003-gemm-calibration.md), "
         "[attention, pointwise operations, collectives](decisions/0004-attention-pointwise-collectives.md), "
-        "[experts](decisions/0007-moe.md). Of the ranking regret most is in the measured rows themselves: "
-        "[who knows every row but the one asked](decisions/0003-gemm-calibration.md#ranking-regret) chooses no better "
-        "than 6.6 to 16.2 % on five of ten sections. Tests hold left-out errors to `tests/accuracy/limits.toml`, whose "
-        "limits only tighten; `make drift` shows how far predictions moved.",
+        "[experts](decisions/0007-moe.md). Limits of the tests: `tests/accuracy/limits.toml`.",
     ]
 
 
-def _tables() -> list[str]:
-    """Every measured table, judged whole."""
+def _devices() -> list[str]:
+    """Held-out errors per device and operation."""
+    facts = accuracy_facts()
+    names = list(dict.fromkeys(fact["device"] for fact in facts if fact["operation"] == "gemm"))
+    rows = [[name, *(_device_cell(facts, name, *column) for column in DEVICE_COLUMNS.values())] for name in names]
     return [
-        "## Every table, all rows",
-        "As `shapewright accuracy DIR --regret` judges it, devices, formats and libraries together. **Fits saw most of "
-        "these rows**: most of the first five, all of `linear_layers`, none of `linear_layers/scaled`, the same "
-        "rows priced by today's libraries and one factor. *Roofline* is the mean error of max(FLOPs / peak, "
-        "bytes / bandwidth), *regret* how much slower than the best of its size the shape is that would be chosen (p90 "
-        "over sizes). The first five are of vllm and sglang (ai-dynamo/aiconfigurator), `linear_layers` and "
-        "`pointwise` of microsoft/vidur, `paper_...` of arXiv 2401.14489, the last two of published training runs.",
+        "## By device",
+        "Mean / median error on held-out rows, with their number.",
+        markdown_table(["device", *DEVICE_COLUMNS], rows),
+    ]
+
+
+def _device_cell(facts: list[dict[str, Any]], device: str, operation: str, sections: tuple[str, ...]) -> str:
+    """Mean and median error of one device and operation, with the number of rows."""
+    if operation == "attention":
+        facts = [{**fact, "operation": operation, "section": fact["phase"]} for fact in results()["attention"]]
+    for fact in facts:
+        if (fact["device"], fact["operation"]) == (device, operation) and fact["section"] in sections:
+            return f"{100 * fact['mean']:.1f} / {100 * fact['median']:.1f} % ({fact['rows']:,})"
+    return ""
+
+
+def _tables() -> list[str]:
+    """Every measured table, all rows."""
+    return [
+        "## All rows of every measured table",
+        "Output of `shapewright accuracy DIR --regret`. **Most of these rows were used in fits**: most of the first "
+        "five tables (vLLM and SGLang, from ai-dynamo/aiconfigurator) and all of `linear_layers` (microsoft/vidur, "
+        "like `pointwise`). `linear_layers/scaled` predicts the same rows for current libraries times one factor. "
+        "*Roofline* is the mean error of max(FLOPs / peak, bytes / bandwidth). *Regret* is how much slower than the "
+        "best shape of its size the predicted best is (p90 over sizes).",
         markdown_table(
-            ["table", "rows", "mean", "median", "p90", "Kendall tau", "covered", "roofline", "regret p90"],
+            ["table", "rows", "mean", "median", "p90", "Kendall tau", "coverage", "roofline", "regret p90"],
             [_table_cells(row) for row in results()["tables"]],
         ),
     ]
 
 
 def _intervals() -> list[str]:
-    """How often, and how narrowly, intervals hold what was measured."""
+    """Coverage and width of the 90 % intervals."""
+    outside = [
+        (facts["table"], cell, share) for facts in results()["coverage"] for cell, share in facts["outside"].items()
+    ]
+    above = [share for _, _, share in outside if share > MIDDLE_COVERAGE]
+    below = [f"`{table}` {cell} ({100.0 * share:.0f} %)" for table, cell, share in outside if share < MIDDLE_COVERAGE]
     return [
         "## Intervals",
-        "How many measurements lie inside the 90 % interval, and how wide it is (mean ln(high / low)): all rows, which "
-        "a fit mostly saw; rows that none saw; and each device priced as if nobody had measured it, with intervals of "
-        "the other devices alone (least and mean of the devices). Cells are those of device, format and library with "
-        "200 rows and more, inside 85 to 95 %. Which residuals make an interval, and what stays outside: "
-        "[intervals](decisions/0012-intervals.md).",
+        "Coverage and mean width, ln(high / low), of the [90 % intervals](decisions/0012-intervals.md): over all rows "
+        "(mostly used in fits), over held-out rows, and with borrowed calibration (minimum and mean over devices). "
+        "Cells are combinations of device, format and library with at least 200 rows; the range is 85 to 95 %.",
         markdown_table(
             [
                 "table",
-                "covered",
+                "coverage",
                 "width",
-                "cells inside",
-                "unseen rows",
-                "covered",
+                "cells in range",
+                "held-out rows",
+                "coverage",
                 "width",
-                "cells inside",
+                "cells in range",
                 "below 20 us",
                 "above 1 ms",
-                "device left out",
+                "device held out",
             ],
             [_coverage_cells(facts) for facts in results()["coverage"]],
         ),
-        "Of all rows, which a fit mostly saw, intervals are too wide in "
-        + ", ".join(
-            f"{len(above)} cells of `{facts['table']}` (up to {100.0 * max(above):.0f} %)"
-            for facts in results()["coverage"]
-            if (above := [share for share in facts["outside"].values() if share > MIDDLE_COVERAGE])
-        ).replace(" 1 cells", " one")
-        + ", too narrow in "
-        + "; ".join(
-            f"`{facts['table']}` {cell} {100.0 * share:.0f} %"
-            for facts in results()["coverage"]
-            for cell, share in facts["outside"].items()
-            if share < MIDDLE_COVERAGE
-        )
-        + ".",
+        f"Over all rows, coverage is too high in {len(above)} cells (up to {100.0 * max(above):.0f} %) and too low in "
+        f"{', '.join(below)}.",
     ]
 
 
 def _software() -> list[str]:
-    """Generations of training software: errors of models left out of their fits, and of predictions that know none."""
+    """Errors on published training steps by software generation."""
     rows = []
     for name in software_names():
         if name == TUNED:
@@ -140,38 +166,35 @@ def _software() -> list[str]:
         )
     return [
         "## Training steps by software",
-        "Published training steps, time per row, models left out of each fit; what a source leaves open is assumed. "
-        "`--software` chooses the generation. Without it a tuned stack of today is predicted, which is as far off as "
-        "the fourth column says, and the interval of a training step spans all of them. "
-        "[How each was found](decisions/0002-adding-up-a-step.md#which-software)",
-        markdown_table(["software", "rows", "mean error", "as a tuned stack", "what differs"], rows),
+        "Errors on published training steps, with models held out of each fit. `--software` selects the generation; "
+        "without it a tuned stack is predicted, with the error in the fourth column and an interval that spans all "
+        "generations ([method](decisions/0002-step-composition.md)).",
+        markdown_table(["software", "rows", "mean error", "error as a tuned stack", "difference"], rows),
     ]
 
 
 def _residuals() -> list[str]:
-    """Figures of the errors by size, format and alignment."""
+    """Figures of the errors by time, format and alignment."""
     return [
-        "## Where the residuals are",
+        "## Residuals",
         "\n\n".join(
             f"![{_alt_text(path)}](figures/{path.name})" for path in sorted((DOCS / "figures").glob("residuals_*.svg"))
         ),
-        "Products, attention and expert blocks: rows that no fit saw, each library by its own section. Collectives and "
-        "pointwise operations: all rows. Short times err most: below 10 us a kernel is its "
-        "start, and two collections of the same shape differ by 2 to 10 %. Odd sizes err no more than aligned ones. "
-        "Decode beyond a millisecond errs by Hopper's heads of 512 and B200's triton kernels, which few layouts "
-        "taught.",
+        "GEMMs, attention and expert blocks: held-out rows, each library with its own calibration. Collectives and "
+        "pointwise operations: all rows. Errors are largest below 10 us, where two measurements of one shape differ by "
+        "2 to 10 %, and for decode above 1 ms with head dimension 512 on Hopper or Triton kernels on B200.",
     ]
 
 
 def _alt_text(figure: Path) -> str:
-    """What the figure says of itself."""
+    """The description stored in a figure."""
     found = re.search(r"<dc:description>(.*?)</dc:description>", figure.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None, figure
     return unescape(" ".join(found[1].split()))
 
 
 def _records() -> list[str]:
-    """Errors of every calibration record on rows that its fit did not see."""
+    """Held-out errors of every calibration record."""
     columns = ["operation", "device", "section", "rows", "mean", "median", "p90", "fitted"]
     rows = []
     for fact in accuracy_facts():
@@ -185,45 +208,40 @@ def _records() -> list[str]:
             rows.append(["training step", "all", name, f"{report['rows']:,}", *shown, provenance["date"]])
     return [
         "## Calibration records",
-        "Absolute percentage error of predicted against measured time, on rows that the fit did not see: whole (n, k) "
-        "shapes of GEMMs, whole layouts of expert blocks (each fifth of them left out in turn), whole head layouts of "
-        "attention, whole (operation, group, message) cells of collectives, one whole model of pointwise operations, "
-        "whole models of training software. Splits and what is assumed are in the decisions "
-        "([GEMMs](decisions/0003-gemm-calibration.md) first), sources and "
-        "licences of the data in the README.",
+        "Errors on held-out rows. Held out are whole (n, k) shapes of GEMMs, expert layouts (5-fold), head layouts of "
+        "attention, (operation, group, message size) cells of collectives, and models for pointwise operations and "
+        "training software. Sources and licences of the data are in the README.",
         markdown_table(columns, [row for row in rows if row[0] != "attention"]),
-        "<details markdown>\n<summary>Attention, each kernel of each library by head width</summary>",
+        "<details markdown>\n<summary>Attention, each kernel of each library by head dimension</summary>",
         markdown_table(columns, [row for row in rows if row[0] == "attention"]),
         "</details>",
-        "Attention in 16 bits, all kernels that price models together. A device has 3 to 16 unseen layouts, and which "
-        "ones they are moves its error by a point or two; beside it the mean over every layout, left out of the trees "
-        "in turn (the formulas' few constants saw most of them).",
+        "16-bit attention, over the kernels that models are priced with. The last columns hold out each layout in turn "
+        "from the learned correction, because the split changes the error by one or two points.",
         markdown_table(
-            ["device", "phase", "unseen layouts", "rows", "mean", "median", "p90", "rows left out in turn", "mean"],
+            ["device", "phase", "held-out layouts", "rows", "mean", "median", "p90", "rows, in turn", "mean, in turn"],
             [_attention_cells(fact) for fact in results()["attention"]],
         ),
     ]
 
 
 def _commands() -> list[str]:
-    """How to make the records, and what is shown of them, anew: in the order that scripts/README.md gives."""
-    steps = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
-    commands = [f"python scripts/{name} --data DIR" for name in re.findall(r"calibrate_\w+\.py", steps)]
+    """How to refit the calibration records and write the results."""
     return [
-        "Reproduce, with the measured tables in DIR and in this order:",
-        "```\n" + "\n".join([*dict.fromkeys(commands), results()["command"]]) + "\n```",
+        "## Reproduce",
+        "With the measured tables in DIR:",
+        "```\npython -m shapewright.measure.refit --data DIR\n" + results()["command"] + "\n```",
     ]
 
 
 @cache
 def results() -> dict[str, Any]:
-    """What scripts/write_accuracy_results.py found."""
+    """Content of docs/accuracy_results.json."""
     content: dict[str, Any] = json.loads((DOCS / "accuracy_results.json").read_text(encoding="utf-8"))
     return content
 
 
 def _table_cells(row: dict[str, Any]) -> list[str]:
-    """One judged table; a figure that it lacks stays empty."""
+    """Cells of one measured table; missing figures stay empty."""
     shares = [row[key] for key in ("mean", "median", "p90", "coverage_90", "roofline", "regret_p90")]
     mean, median, p90, covered, roofline, regret = (
         "" if share is None else f"{100.0 * share:.1f} %" for share in shares
@@ -233,7 +251,7 @@ def _table_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _coverage_cells(facts: dict[str, Any]) -> list[str]:
-    """Intervals of one table."""
+    """Cells on the intervals of one table."""
 
     def percent(share: float | None) -> str:
         return "" if share is None else f"{100.0 * share:.0f} %"
@@ -255,7 +273,7 @@ def _coverage_cells(facts: dict[str, Any]) -> list[str]:
 
 
 def _attention_cells(fact: dict[str, Any]) -> list[str]:
-    """Errors of attention on one device in one phase."""
+    """Cells on attention on one device in one phase."""
     shares = [f"{100.0 * fact[key]:.1f} %" for key in ("mean", "median", "p90")]
     counts = [f"{fact[key]:,}" for key in ("layouts", "rows")]
     return [
@@ -269,19 +287,19 @@ def _attention_cells(fact: dict[str, Any]) -> list[str]:
 
 
 def accuracy_facts() -> list[dict[str, Any]]:
-    """Held-out errors that the records carry, one entry per record and section."""
+    """Held-out errors stored in the calibration records, one entry per record and section."""
     facts = []
     for kind in RECORD_KINDS:
         for record in measured_records(kind):
             origin = record.provenance
             for section, report, is_part in held_out_reports(origin):
-                borrower = section.removeprefix("without ")
-                is_borrower = borrower in list_devices()
+                recipient = section.removeprefix("without ")
+                is_recipient = recipient in list_devices()
                 facts.append(
                     {
                         "operation": kind,
-                        "device": borrower if is_borrower else record.device,
-                        "section": "around the paper's products, other hidden sizes" if is_borrower else section,
+                        "device": recipient if is_recipient else record.device,
+                        "section": "around the paper's GEMMs, held-out hidden sizes" if is_recipient else section,
                         "rows": report["rows"],
                         "is_part": is_part,
                         "mean": report.get("mean_ape", report.get("mean_absolute_error")),
@@ -294,13 +312,13 @@ def accuracy_facts() -> list[dict[str, Any]]:
 
 
 def measured_records(kind: str) -> list[CalibrationRecord]:
-    """Records of a kind, each once."""
+    """Calibration records of one kind, without duplicates."""
     found = (load_record(kind, load_device(name)) for name in list_devices())
     return sorted({record.id: record for record in found if record.transfer == "exact"}.values(), key=lambda it: it.id)
 
 
 def held_out_reports(origin: Any) -> Iterator[tuple[str, Any, bool]]:
-    """Reports on held-out rows: section, report, and whether its rows are part of another section's."""
+    """Reports on held-out rows: section, report, and whether another section contains the same rows."""
     for name, section in origin.get("sections", {}).items():
         yield name, section["held_out"], False
         yield from ((f"{name}, {library}", report, True) for library, report in section.get("libraries", {}).items())

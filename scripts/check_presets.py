@@ -1,4 +1,4 @@
-"""Build every preset with transformers on the meta device and compare parameter counts with what the preset says.
+"""Build every preset with transformers on the meta device and compare parameter counts with the preset's.
 
     python scripts/check_presets.py [NAME ...]
 

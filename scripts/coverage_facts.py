@@ -1,4 +1,4 @@
-"""How often measurements lie inside their 90 % interval, table by table: for docs/accuracy.md. Not a script itself."""
+"""Coverage of the 90 % intervals by measured table, for docs/accuracy.md. Not a script itself."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from interval_rows import FOLDS, price_rows, unseen_rows
 
-from shapewright.accuracy import Accuracy, judge_folder
+from shapewright.measure.accuracy import Accuracy, evaluate_folder
+from shapewright.measure.refit.intervals.rows import FOLDS, price_rows, unseen_rows
 
-# A cell of device, format and library with fewer rows says little of coverage.
+# Cells of device, format and library with fewer rows are too small to estimate coverage.
 FEWEST_ROWS = 200
 INSIDE = (0.85, 0.95)
 
 
 def is_inside(share: float) -> bool:
-    """Whether a coverage is what a 90 % interval may have."""
+    """Whether a coverage is in the accepted range of a 90 % interval."""
     return INSIDE[0] <= share <= INSIDE[1]
 
 
 def coverage_facts(data: Path, together: dict[str, Accuracy]) -> list[dict[str, Any]]:
-    """Coverage and width of each table: all rows, cells, rows that no fit saw, devices left out.
+    """Coverage and width of each table: all rows, cells, held-out rows, held-out devices.
 
     Args:
         data: Folder with the measured tables.
         together: Errors by table, all devices together.
     """
-    cells = _by_table(judge_folder(data).rows)
-    far = _by_table(judge_folder(data, uncalibrated=True).rows)
+    cells = _by_table(evaluate_folder(data).rows)
+    far = _by_table(evaluate_folder(data, uncalibrated=True).rows)
     return [
         {
             "table": name,
@@ -51,7 +51,7 @@ def _by_table(rows: Iterable[Accuracy]) -> dict[str, list[Accuracy]]:
 
 
 def _cells(rows: list[Accuracy]) -> dict[str, Any]:
-    """How many cells there are, how many inside, and which are not."""
+    """Number of cells, and those outside the accepted range."""
     large = [row for row in rows if row.rows >= FEWEST_ROWS]
     outside = {
         f"{row.device} {row.dtype} {row.library}": row.coverage_90 for row in large if not is_inside(row.coverage_90)
@@ -60,7 +60,7 @@ def _cells(rows: list[Accuracy]) -> dict[str, Any]:
 
 
 def _unseen(data: Path, table: str) -> dict[str, Any]:
-    """Rows that no fit saw."""
+    """Coverage and width on held-out rows."""
     rows = price_rows(table, unseen_rows(data, table))
     covered = ((rows.measured >= rows.low) & (rows.measured <= rows.high)).astype(float)
     cells = covered.groupby([rows.device, rows.dtype, rows.library]).agg(["mean", "size"])
@@ -77,7 +77,7 @@ def _unseen(data: Path, table: str) -> dict[str, Any]:
 
 
 def _left_out(rows: list[Accuracy]) -> dict[str, float] | None:
-    """Each device priced as if nobody had measured it, with the others' intervals: by device, all its rows."""
+    """Coverage by device when each is priced with the calibration and intervals of the others."""
     devices: dict[str, list[Accuracy]] = {}
     for row in rows:
         devices.setdefault(row.device, []).append(row)

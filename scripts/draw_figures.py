@@ -1,4 +1,4 @@
-"""Draw the figures of docs/: predictions, and what the committed records know of measurements.
+"""Draw the figures of docs/ from predictions and from the measurements in committed records.
 
     python scripts/draw_figures.py [NAME ...]
 
@@ -14,17 +14,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from shapewright.app.figures.chart import BarChart, BarPart, Chart, HeatMap, Line, Points, XYChart
+from shapewright.app.figures.charts.operation_sweep import OperationSweep, operation_sweep_chart
+from shapewright.app.figures.data.samples import Sample
+from shapewright.app.figures.registry import FigureRequest, draw_figure
+from shapewright.app.figures.render.matplotlib_files import save_chart
+from shapewright.core.units import TERA
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Gemm
-from shapewright.perf.calibration import load_record
-from shapewright.question import ask
-from shapewright.report.charts import BarChart, BarPart, Chart, HeatMap, Line, Points, XYChart
-from shapewright.report.figures import FigureRequest, Sample, draw_figure
-from shapewright.report.figures.sweep import Sweep, sweep_chart
-from shapewright.report.matplotlib_charts import save_chart
-from shapewright.units import TERA
+from shapewright.lowering.operations import Gemm
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.calibration.records import load_record
+from shapewright.workload import ParallelLayout
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 
@@ -49,8 +50,8 @@ def wave_cliffs() -> XYChart:
         measured_s = float(operation.flops) / (MEASURED[n] * TERA) if n in MEASURED else None
         samples.append(Sample(operation, measured_s, name="paper"))
     fixed = {"m": M, "k": K, "batch": 1, "layout": "NN", "dtype": DTYPE}
-    chart = sweep_chart(
-        Sweep("gemm", "paper", "n", fixed, tuple(samples)),
+    chart = operation_sweep_chart(
+        OperationSweep("gemm", "paper", "n", fixed, tuple(samples)),
         device,
         measured_name="measured",
         measured_scale=alignment.get("collector_scale", 1.0),
@@ -72,7 +73,7 @@ def predict_curve() -> tuple[list[int], list[float]]:
 
 def of_plot(name: str, device: str, dtype: str) -> Chart:
     """The first chart that 'shapewright plot' draws of a figure of GPT-3 2.7B without a store."""
-    question = ask("gpt3-2.7b", device, workload={"dtype": dtype})
+    question = build_scenario("gpt3-2.7b", device, workload={"dtype": dtype})
     request = FigureRequest(
         device=question.device,
         dtype=dtype,
@@ -84,7 +85,7 @@ def of_plot(name: str, device: str, dtype: str) -> Chart:
 
 
 def held_out_errors() -> BarChart:
-    """Mean error of products that no fit saw, by device and format, as the records keep it."""
+    """Mean error of held-out GEMMs by device and format, from the records."""
     by_dtype: dict[str, dict[str, float]] = {}
     for name in MEASURED_DEVICES:
         for dtype, section in load_record("gemm", load_device(name)).provenance["sections"].items():
@@ -92,7 +93,7 @@ def held_out_errors() -> BarChart:
     categories = [f"{name}, {dtype}" for name in MEASURED_DEVICES for dtype in by_dtype if name in by_dtype[dtype]]
     values = [by_dtype[dtype][name] for name in MEASURED_DEVICES for dtype in by_dtype if name in by_dtype[dtype]]
     return BarChart(
-        title="GEMM times on (n, k) shapes that no fit saw, by record",
+        title="GEMM times on held-out (n, k) shapes, by record",
         value_label="mean error (%)",
         categories=categories,
         parts=[BarPart("mean error", values)],
@@ -112,7 +113,7 @@ FIGURES: Mapping[str, Callable[[], Chart]] = {
 
 
 def drawn_numbers(chart: Chart) -> list[float]:
-    """What a figure shows: heights of curves and points, of bars, or of cells."""
+    """Return the values that a figure shows: of curves and points, bars, or cells."""
     if isinstance(chart, XYChart):
         shown = [y for part in chart.series if isinstance(part, Line | Points) for y in part.y]
     elif isinstance(chart, HeatMap):
@@ -125,7 +126,7 @@ def drawn_numbers(chart: Chart) -> list[float]:
 
 
 def description(name: str, chart: Chart) -> str:
-    """Words for the metadata: what there is to see, with its numbers; of the first figure the curve's points."""
+    """Return the metadata text of a figure: its content with numbers; for the first figure the points of its curve."""
     if name != "wave_cliffs":
         return f"{chart.alt}; {NUMBERS_ARE}" + " ".join(f"{value:.4g}" for value in drawn_numbers(chart))
     return DESCRIBED_BY + " ".join(f"{n}:{rate:.1f}" for n, rate in zip(*predict_curve(), strict=True))

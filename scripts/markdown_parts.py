@@ -1,4 +1,4 @@
-"""What generated Markdown pages share. Not a script itself."""
+"""Shared parts of generated Markdown pages. Not a script itself."""
 
 from __future__ import annotations
 

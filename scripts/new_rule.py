@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "src" / "shapewright" / "lint" / "rules"
+FOLDERS = {"TC": "tensor_core", "WQ": "waves", "PL": "parallel", "ME": "memory_and_config", "CF": "memory_and_config"}
 
 MODULE = '''"""TODO: one sentence: what is wrong, and what it does.
 
@@ -54,10 +55,10 @@ from typing import TYPE_CHECKING
 from shapewright.lint.rule import Rule, Violation
 
 if TYPE_CHECKING:
-    from shapewright.lint.what_if import WhatIf
+    from shapewright.prediction.scenario import Scenario
 
 
-def check(case: WhatIf) -> Iterator[Violation]:
+def check(case: Scenario) -> Iterator[Violation]:
     """Look for TODO."""
     raise NotImplementedError
 
@@ -94,10 +95,10 @@ fires = false
 
 def add_rule(code: str, name: str) -> None:
     """Write the files of a new rule; nothing is overwritten."""
-    if not re.fullmatch(r"[A-Z]{2}\d{3}", code) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+    if not re.fullmatch(rf"({'|'.join(FOLDERS)})\d{{3}}", code) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise SystemExit(f"{code!r} {name!r}: give a code such as TC110 and a name such as odd-something")
     module_name = name.replace("-", "_")
-    module, cases = RULES / f"{module_name}.py", ROOT / "tests" / "lint" / f"{code}.md"
+    module, cases = RULES / FOLDERS[code[:2]] / f"{module_name}.py", ROOT / "tests" / "lint" / f"{code}.md"
     for path in (module, cases):
         if path.exists():
             raise SystemExit(f"{path} is already there; choose another code or name")
@@ -105,9 +106,9 @@ def add_rule(code: str, name: str) -> None:
     cases.write_text(CASES.format(code=code, name=name), encoding="utf-8")
     listing = RULES / "__init__.py"
     text = listing.read_text(encoding="utf-8")
-    names = sorted({*re.findall(r"^    (\w+),$", text.partition("\n)\n")[0], re.MULTILINE), module_name})
-    imported = "".join(f"    {each},\n" for each in names)
-    text = re.sub(r"(?<=import \(\n).*?(?=^\))", imported, text, count=1, flags=re.MULTILINE | re.DOTALL)
+    text = text.replace(
+        "\n\nMODULES", f"\nfrom shapewright.lint.rules.{FOLDERS[code[:2]]} import {module_name}\n\nMODULES", 1
+    )
     text = re.sub(r"(MODULES = \(\n.*?)(?=^\))", rf"\g<1>    {module_name},\n", text, flags=re.MULTILINE | re.DOTALL)
     listing.write_text(text, encoding="utf-8")
     print(f"wrote {module}, {cases} and a line in {listing}")

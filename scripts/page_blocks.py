@@ -1,7 +1,7 @@
-"""Blocks of Markdown pages that show what a program prints, made by running it.
+"""Run the console and Python blocks of Markdown pages and insert their output.
 
-A console block begins with ``$ shapewright``; it is run, 100 columns wide. A command that ends in ``| head -N`` shows
-its first N lines. In a Python block, what a statement prints follows it as a comment.
+A console block begins with ``$ shapewright`` and is run 100 columns wide; ``| head -N`` keeps the first N lines. In a
+Python block, the output of a statement follows it as a comment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shlex
 import tempfile
 
-from shapewright.cli import main as run_command
+from shapewright.app.cli import main as run_command
 
 NUM_COLUMNS = 100
 PRINTED = "# -> "
@@ -22,7 +22,7 @@ _HEAD = re.compile(r" \| head -(\d+)$")
 
 
 def refresh_blocks(text: str) -> str:
-    """A page with every console and Python block run again."""
+    """The text of a page with the output of every console and Python block refreshed."""
     text = re.sub(
         r"```console\n(\$ shapewright .*?)```\n", lambda found: console_block(found[1]), text, flags=re.DOTALL
     )
@@ -30,14 +30,14 @@ def refresh_blocks(text: str) -> str:
 
 
 def console_block(body: str) -> str:
-    """The commands of a block, each with what it prints."""
+    """A console block with the current output of its commands."""
     commands = [line for line in body.splitlines() if line.startswith("$ shapewright ")]
     shown = "".join(f"{command}\n{printed_by(command)}" for command in commands)
     return f"```console\n{shown}```\n"
 
 
 def printed_by(command: str) -> str:
-    """What a command prints on a page of this width, without blanks at the ends of lines."""
+    """Output of a command at the page width, without trailing blanks."""
     out = io.StringIO()
     head = _HEAD.search(command)
     words = shlex.split(_HEAD.sub("", command))[2:]
@@ -45,7 +45,7 @@ def printed_by(command: str) -> str:
     os.environ["COLUMNS"] = str(NUM_COLUMNS)
     try:
         with (
-            tempfile.TemporaryDirectory() as folder,  # for what a command writes
+            tempfile.TemporaryDirectory() as folder,  # for files that the command writes
             contextlib.chdir(folder),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(io.StringIO()) as errors,
@@ -56,14 +56,14 @@ def printed_by(command: str) -> str:
         os.environ.pop("COLUMNS")
         if before is not None:
             os.environ["COLUMNS"] = before
-    # "wrote FILE" and progress go to standard error and are not shown; a usage error there would be a page's mistake.
+    # Messages and progress on standard error are not shown, but a usage error is a mistake of the page.
     assert not errors.getvalue().startswith("shapewright: "), f"{command}: {errors.getvalue()}"
     lines = out.getvalue().splitlines()[: int(head[1]) if head else None]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
 def python_block(body: str) -> str:
-    """The statements of a block, each followed by what it prints."""
+    """A Python block with the current output of its statements."""
     source = "".join(f"{line}\n" for line in body.splitlines() if not line.startswith(PRINTED))
     lines = source.splitlines()
     shown, names, done = [], {"__name__": "page"}, 0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from shapewright.report.pdf import QUIET_BROWSER, find_browser
+from shapewright.app.report.pdf import QUIET_BROWSER, find_browser
 
 TARGET = Path(__file__).parent.parent / "docs" / "figures" / "explorer.png"
-# The paper's case with the vocabulary padded, held against the published shape.
+# The paper's case with the vocabulary padded, compared with the published shape.
 STATE = (
     "preset=gpt3-2.7b&device=a100-sxm-40gb&m.vocab_size=50304&w.attention=%22unfused%22&w.dtype=%22fp16%22"
     "&v.dim=%22num_heads%22"

@@ -1,4 +1,4 @@
-"""What errors on rows that no fit saw look like: by size, format, alignment, head layout. Not a script itself."""
+"""Errors on held-out rows by size, format, alignment and head layout. Not a script itself."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from attention_rows import PHASES, SECTIONS, read_rows
-from calibration import DEVICES
-from gemm_rows import PRODUCTS
-from interval_rows import (
+
+from shapewright.hardware import load_device
+from shapewright.lowering.operations import Attention
+from shapewright.measure.accuracy.columns import Columns
+from shapewright.measure.accuracy.tables.paper_layers import layer_gemm
+from shapewright.measure.fit.shared import HELD_OUT_FOLD
+from shapewright.measure.refit.attention.kernel_fit import layout_folds
+from shapewright.measure.refit.attention.rows import PHASES, SECTIONS, read_rows
+from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
+from shapewright.measure.refit.intervals.rows import (
     fitted_shapes,
     is_unseen,
+    label_values,
     only_measured,
     price_rows,
     read_table,
     unseen_rows,
-    words_of,
 )
+from shapewright.measure.refit.record_files import DEVICES
+from shapewright.pricing.attention.price import price_attention
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.alignment import ALIGNMENT_CLASSES_BYTES, alignment_bytes
 
-from shapewright.accuracy.columns import Columns
-from shapewright.accuracy.paper_layers import product_of
-from shapewright.fit.attention import layout_folds
-from shapewright.fit.logs import HELD_OUT_FOLD
-from shapewright.hardware import load_device
-from shapewright.operations import Attention
-from shapewright.perf.alignment import ALIGNMENT_CLASSES_BYTES, alignment_bytes
-from shapewright.perf.attention import price_attention
-from shapewright.perf.calibration import load_record
-
-# A point of a figure stands for so many rows at least.
+# Fewest rows that a point of a figure stands for.
 FEWEST_ROWS = 30
 GEMM_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "l40s")
 # GPUs of the paper's tables, where odd sizes were measured.
@@ -43,10 +43,10 @@ Curve = tuple[list[float], list[float]]
 
 
 def attention_facts(data: Path) -> list[dict[str, Any]]:
-    """Errors of the 16-bit kernels that price models on head layouts that no fit saw, all kernels of a device together.
+    """Errors of 16-bit attention kernels on held-out head layouts, per device and phase.
 
-    Beside them the mean over layouts that trees left out in turn, the held-out ones among them; the formulas' constants
-    saw four fifths of these.
+    ``in_turn`` is the mean over all layouts, each held out in turn from the learned correction; the constants of the
+    formulas were fitted to four fifths of them.
     """
     facts = []
     for name, alias in DEVICES.items():
@@ -71,7 +71,7 @@ def attention_facts(data: Path) -> list[dict[str, Any]]:
 
 
 def _attention_ratios(rows: pd.DataFrame, name: str) -> np.ndarray:
-    """Predicted over measured of rows of one device in 16 bits, each by the kernel that ran."""
+    """Predicted over measured times of 16-bit rows of one device, each priced as the kernel that ran."""
     device = load_device(name)
     record = load_record("attention", device)
     sized = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
@@ -90,7 +90,7 @@ def _attention_ratios(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def _in_turn(record: Any, phase: str) -> dict[str, float]:
-    """Rows and mean error of layouts left out in turn, over the learned tables of the usual section."""
+    """Rows and mean error with each layout held out in turn, over the learned tables of the usual section."""
     learned = record.residual
     paths = [path for path in learned["tables"] if path.startswith(f"{USUAL_SECTION}/") and path.endswith(phase)]
     reports = [
@@ -103,7 +103,7 @@ def _in_turn(record: Any, phase: str) -> dict[str, float]:
 
 
 def gemm_curves(dtypes: Iterable[str]) -> dict[str, Curve]:
-    """Mean error of products on (n, k) that no fit saw, each library by its own section, by decade of measured time."""
+    """Mean error of GEMMs on held-out (n, k), each library with its own section, by decade of measured time."""
     curves = {}
     for name in GEMM_DEVICES:
         sections = load_record("gemm", load_device(name)).provenance["sections"]
@@ -121,7 +121,7 @@ def gemm_curves(dtypes: Iterable[str]) -> dict[str, Curve]:
 
 
 def size_curves(data: Path, table: str, word: str) -> dict[str, Curve]:
-    """Mean error of rows of a table that no fit saw, by middle of the decade of measured time."""
+    """Mean error of the held-out rows of a table, by decade of measured time."""
     rows = price_rows(table, unseen_rows(data, table))
     rows = rows.assign(error=(rows.predicted / rows.measured - 1.0).abs(), decade=np.floor(np.log10(rows.measured)))
     curves = {}
@@ -134,12 +134,12 @@ def size_curves(data: Path, table: str, word: str) -> dict[str, Curve]:
 
 
 def alignment_curves(data: Path) -> dict[str, Curve]:
-    """Mean error of the paper's products whose (n, k) no fit saw, by the alignment in bytes of the worse of n and k."""
+    """Mean error of the paper's GEMMs on held-out (n, k), by the smaller alignment of n and k in bytes."""
     curves: dict[str, Curve] = {}
     for gpu, device in PAPER_GPUS.items():
         fitted = fitted_shapes(data, gpu)
         errors: dict[int, list[np.ndarray]] = {}
-        for name, columns, n, k in _paper_products(data, gpu):
+        for name, columns, n, k in _paper_gemms(data, gpu):
             unseen = is_unseen(n, k, fitted)
             worse = np.minimum(alignment_bytes(n, 16), alignment_bytes(k, 16))
             for width in ALIGNMENT_CLASSES_BYTES:
@@ -153,14 +153,14 @@ def alignment_curves(data: Path) -> dict[str, Curve]:
     return curves
 
 
-def _paper_products(data: Path, gpu: str) -> Iterable[tuple[str, Columns, np.ndarray, np.ndarray]]:
-    """Products of the paper on one GPU: table, its rows, n and k of each."""
+def _paper_gemms(data: Path, gpu: str) -> Iterable[tuple[str, Columns, np.ndarray, np.ndarray]]:
+    """The paper's GEMMs on one GPU: table, its rows, n and k of each row."""
     sweeps = read_table(data, "paper_gemm")
-    sweeps = sweeps.take(words_of(sweeps, "gpu") == gpu)
+    sweeps = sweeps.take(label_values(sweeps, "gpu") == gpu)
     yield "paper_gemm", sweeps, sweeps.numbers["n"], sweeps.numbers["k"]
     layers = read_table(data, "paper_layers")
-    layers = layers.take(words_of(layers, "gpu") == gpu)
-    for name in PRODUCTS:
+    layers = layers.take(label_values(layers, "gpu") == gpu)
+    for name in LAYER_GEMMS:
         measured = only_measured(layers.take(layers.numbers[f"{name}_tflops"] > 0.0), f"{name}_tflops")
-        product = product_of(name, measured)
+        product = layer_gemm(name, measured)
         yield "paper_layers", measured, np.asarray(product.n, float), np.asarray(product.k, float)

@@ -11,12 +11,13 @@ from typing import Any
 from markdown_parts import markdown_table
 from mkdocs.structure.files import File
 
+from shapewright.app.report.devices import device_number_columns
+from shapewright.app.report.outputs.catalogue import describe_calibration
 from shapewright.hardware import list_devices, load_device
 from shapewright.lint import list_rules, rule_page
-from shapewright.report.devices import calibration_words, device_number_columns
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:src|tests|scripts|benchmarks)/[^)]*\)")
-_RULE_FILE = re.compile(r"\[([A-Z]{2}\d+)\]\(\.\./src/shapewright/lint/rules/\w+\.py\)")
+_RULE_FILE = re.compile(r"\[([A-Z]{2}\d+)\]\(\.\./src/shapewright/lint/rules/\w+/\w+\.py\)")
 _DEVICE_FILE = re.compile(r"\]\(\.\./src/shapewright/hardware/data/([\w.-]+)\.toml\)")
 
 
@@ -45,6 +46,6 @@ def device_page(name: str) -> str:
     also = f"\nAlso known as {', '.join(f'`{alias}`' for alias in device.aliases)}.\n" if device.aliases else ""
     return (
         f"# {device.title}\n\n`--device {name}`: {device.vendor} {device.architecture}, numbers per {device.scope}; "
-        f"measured here: {calibration_words(device)}.\n{also}{notes}\n"
+        f"measured here: {describe_calibration(device)}.\n{also}{notes}\n"
         f"{markdown_table([column.name for column in columns], rows)}\n"
     )

@@ -1,14 +1,15 @@
-"""Judge the package on measured tables and keep what came out: docs/accuracy_results.json, and figures of residuals.
+"""Evaluate predictions on measured tables: writes docs/accuracy_results.json and the figures of residuals.
 
     python scripts/write_accuracy_results.py --data DIR
 
-DIR holds the measured tables. The page docs/accuracy.md is made of this file and of the records; run `make docs`
-afterwards. Where a record's fit has left rows out, their errors are taken from the record; the rest is judged here.
-Needs the ``fit`` and ``plot`` extras; about a minute.
+DIR holds the measured tables. docs/accuracy.md is made from the results and the calibration records; run `make docs`
+afterwards. Held-out errors come from the calibration records where these have them; all others are computed here.
+Needs the ``fit`` and ``plot`` extras; takes about a minute.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from accuracy_bars import bars
-from calibration import argument_parser
 from coverage_facts import coverage_facts, is_inside
 from markdown_parts import DOCS
 from residual_facts import (
@@ -32,25 +32,25 @@ from residual_facts import (
 )
 
 from shapewright import __version__
-from shapewright.accuracy import judge_folder
-from shapewright.report.charts import PALETTE, Line, Mark, XYChart
-from shapewright.report.matplotlib_charts import save_chart
+from shapewright.app.figures.chart import PALETTE, Line, Mark, XYChart
+from shapewright.app.figures.render.matplotlib_files import save_chart
+from shapewright.measure.accuracy import evaluate_folder
 
 RESULTS = DOCS / "accuracy_results.json"
 FIGURES = DOCS / "figures"
-# Every figure shows a device in one colour.
+# Each device has the same colour in every figure.
 DEVICE_COLORS = dict(zip((*GEMM_DEVICES, "v100-sxm2-16gb", "mi250x-gcd"), PALETTE, strict=False))
 DEVICE_COLORS["a100-sxm-40gb"] = DEVICE_COLORS["a100-sxm-80gb"]
-# Tables with a figure of all of their rows: file name, and what the lines tell apart.
+# Tables with a figure of all rows, and the column that distinguishes the lines.
 SEEN_TABLES = {"collectives": "device", "pointwise": "part"}
-# Tables with a figure of the rows that no fit saw, a line for each device.
+# Tables with a figure of the held-out rows, one line per device.
 UNSEEN_TABLES = ("attention_prefill", "attention_decode", "moe")
 
 
 def seen_curves(table: str, word: str, data: Path) -> dict[str, Curve]:
-    """Mean error of all rows of a table by measured time; parts are operations of models, put together by operation."""
+    """Mean error of all rows of a table by measured time; parts of models are grouped by operation."""
     sums: dict[str, dict[float, list[float]]] = {}
-    for row in judge_folder(data, tables=[table], by=[word, "size"]).rows:
+    for row in evaluate_folder(data, tables=[table], by=[word, "size"]).rows:
         name = getattr(row, word).split(" ")[-1]
         both = sums.setdefault(name, {}).setdefault(first_second(row.decade), [0.0, 0.0])
         both[0] += row.rows * row.mape
@@ -64,18 +64,20 @@ def seen_curves(table: str, word: str, data: Path) -> dict[str, Curve]:
 
 
 def draw_residuals(data: Path) -> None:
-    """Every figure of residuals."""
-    unseen = "unseen rows, mean error by measured time"
+    """Draw every figure of residuals."""
+    held_out = "held-out rows, mean error by measured time"
     figures = {
-        "gemm_bf16": (f"products in bf16: {unseen}", gemm_curves(["bf16"])),
-        "gemm_narrow": (f"products in fp8 and fp4: {unseen}", gemm_curves(["fp8", "fp4"])),
-        **{name: (f"{name.replace('_', ' ')}: {unseen}", size_curves(data, name, "device")) for name in UNSEEN_TABLES},
+        "gemm_bf16": (f"GEMM, bf16: {held_out}", gemm_curves(["bf16"])),
+        "gemm_narrow": (f"GEMM, fp8 and fp4: {held_out}", gemm_curves(["fp8", "fp4"])),
+        **{
+            name: (f"{name.replace('_', ' ')}: {held_out}", size_curves(data, name, "device")) for name in UNSEEN_TABLES
+        },
         **{
             name: (f"{name}: all rows, mean error by measured time", seen_curves(name, word, data))
             for name, word in SEEN_TABLES.items()
         },
         "gemm_alignment": (
-            "the paper's products in fp16: unseen rows, mean error by the alignment of the worse of n and k",
+            "the paper's fp16 GEMMs: held-out rows, mean error by the smaller alignment of n and k",
             alignment_curves(data),
         ),
     }
@@ -86,7 +88,7 @@ def draw_residuals(data: Path) -> None:
 
 
 def residual_chart(title: str, curves: Mapping[str, Curve], *, by_time: bool) -> XYChart:
-    """Mean errors, a line for each of what they tell apart, over measured times [s] or alignments [byte]."""
+    """Chart of mean errors, one line per curve, over measured time [s] or alignment [byte]."""
     scale, x_label = (1e6, "measured time (us), by decade") if by_time else (1.0, "alignment (byte)")
     errors_of = {name: 100.0 * sum(errors) / len(errors) for name, (_, errors) in curves.items()}
     most_shown = max(100.0 * error for _, errors in curves.values() for error in errors)
@@ -120,11 +122,13 @@ def first_second(decade: str) -> float:
 
 
 def main() -> None:
-    """Judge, write the file and draw the figures."""
-    data = argument_parser(__doc__).parse_args().data
-    together = {row.table: row for row in judge_folder(data, by=[]).rows}
-    paper = judge_folder(data, tables=["paper_layers"], devices=["a100-sxm-40gb"], by=[]).rows
-    borrowed = list(judge_folder(data, tables=["gemm"], by=["device", "dtype"], uncalibrated=True).rows)
+    """Evaluate, write the results and draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the measured tables")
+    data = parser.parse_args().data
+    together = {row.table: row for row in evaluate_folder(data, by=[]).rows}
+    paper = evaluate_folder(data, tables=["paper_layers"], devices=["a100-sxm-40gb"], by=[]).rows
+    borrowed = list(evaluate_folder(data, tables=["gemm"], by=["device", "dtype"], uncalibrated=True).rows)
     tables = [
         {
             "table": row.table, "rows": row.rows, "mean": row.mape, "median": row.median_ape, "p90": row.p90_ape,
@@ -148,11 +152,13 @@ def main() -> None:
     draw_residuals(data)
     for line in content["bars"]:
         print(" | ".join(line.values()))
-    print(f"{sum(is_inside(facts['covered']) for facts in coverage)} of {len(coverage)} tables inside 85 to 95 %")
+    print(
+        f"{sum(is_inside(facts['covered']) for facts in coverage)} of {len(coverage)} tables in the range of 85 to 95 %"
+    )
 
 
 def _short(value: Any) -> Any:
-    """Four digits are more than any of these numbers knows."""
+    """Round all numbers to four significant digits."""
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from shapewright import __version__
-from shapewright.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import Device, load_device
-from shapewright.operations import Attention, Collective, Gemm, Operation
-from shapewright.operations.collective import COLLECTIVE_OPS
-from shapewright.perf.pricing import price_operations
-from shapewright.question import ask
+from shapewright.lowering.operations import Attention, Collective, Gemm, Operation
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.operations import price_operations
 
 PATH = Path(__file__).resolve().parent.parent / "tests" / "accuracy" / "drift_grid.json"
 
@@ -67,7 +67,7 @@ def predict_grid() -> dict[str, list[float | None]]:
             grid[f"{part}/{name}"] = [_predict_step(preset, name, given) for preset in PRESETS]
         device = load_device(name)
         for part, operations in (
-            ("products", list(_products(device))),
+            ("products", list(_gemms(device))),
             ("attention", list(_attention())),
             ("collectives", list(_collectives(device))),
         ):
@@ -77,7 +77,7 @@ def predict_grid() -> dict[str, list[float | None]]:
 
 def _predict_step(preset: str, device: str, given: dict[str, Any]) -> float | None:
     try:
-        return _short(ask(preset, device, **given).predict().step_time_s)
+        return _short(build_scenario(preset, device, **given).predict().step_time_s)
     except ShapewrightError:
         return None
 
@@ -90,7 +90,7 @@ def _price(operation: Operation, device: Device) -> float | None:
     return _short(float(price.time_s))
 
 
-def _products(device: Device) -> Iterator[Gemm]:
+def _gemms(device: Device) -> Iterator[Gemm]:
     for dtype in ("fp16", "fp8"):
         if dtype in device.dense_flops_per_s:
             for m in _ROWS:

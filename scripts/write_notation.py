@@ -8,10 +8,9 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any
 
-from shapewright.config.transformer import TransformerConfig
-from shapewright.fields import FieldNote, noted_fields
-from shapewright.layout import ParallelLayout
-from shapewright.workload import Workload
+from shapewright.core.fields import FieldDoc, documented_fields
+from shapewright.models.transformer import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 DEFAULT_TARGET = Path(__file__).parent.parent / "docs" / "notation.md"
 
@@ -57,16 +56,16 @@ def render_page() -> str:
     parts = [INTRODUCTION]
     for title, cls in SECTIONS:
         rows = ["| field | symbol | meaning | default |", "|---|---|---|---|"]
-        rows += [_row(spec, field_note) for spec, field_note in noted_fields(cls)]
+        rows += [_row(spec, doc) for spec, doc in documented_fields(cls)]
         parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
-def _row(spec: Field[Any], field_note: FieldNote) -> str:
-    meaning = field_note.help
-    if field_note.choices:
-        meaning += "; one of " + ", ".join(f"`{choice}`" for choice in field_note.choices)
-    symbol = f"`{field_note.symbol}`" if field_note.symbol else ""
+def _row(spec: Field[Any], doc: FieldDoc) -> str:
+    meaning = doc.help
+    if doc.choices:
+        meaning += "; one of " + ", ".join(f"`{choice}`" for choice in doc.choices)
+    symbol = f"`{doc.symbol}`" if doc.symbol else ""
     cells = (f"`{spec.name}`", symbol, meaning, _default(spec))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that repeat what the code knows: commands, rules, devices, accuracy.
+"""Generate the reference pages of docs/: commands, rules, devices, accuracy, JSON output.
 
 With --check nothing is written; the exit code says whether a page is stale.
 """
@@ -6,20 +6,22 @@ With --check nothing is written; the exit code says whether a page is stale.
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from pathlib import Path
 
 import click
 from accuracy_page import accuracy_page
+from json_page import json_page, schema_file
 from markdown_parts import DOCS, WRITTEN_BY, join_parts, markdown_table
 
-from shapewright import errors
-from shapewright.cli.main import cli
+from shapewright.app.cli.main import cli
+from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration
+from shapewright.core import errors
+from shapewright.core.units import TERA, format_bytes
 from shapewright.hardware import Device, list_devices, load_device
 from shapewright.lint import list_rules
-from shapewright.lint.rule import FAMILIES
-from shapewright.report.devices import borrowed_records, calibration_words
-from shapewright.units import TERA, format_bytes
+from shapewright.lint.rule import FAMILIES, Rule
 
 # Where the options of the model and its workload are described, field by field.
 SHARED_GROUPS = {"workload", "layout", "model"}
@@ -34,22 +36,29 @@ _DEVICE_COLUMNS = (
     "measured",
     "borrows from",
 )
-# How far a lender is, shorter than perf.calibration says it.
+# Distance of a calibration donor, in shorter words than in other reports.
 _DISTANCES = {
     "architecture": "sibling",
-    "generic": "another family",
-    "distant": "two generations",
-    "foreign": "another maker or link",
+    "generic": "other chip family",
+    "distant": "two generations apart",
+    "foreign": "other vendor or link",
 }
 
 
 def main() -> int:
-    """Write the pages, or compare them with what would be written."""
+    """Write the pages, or compare them with their current content."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pages")
     arguments = parser.parse_args()
-    pages = {"commands.md": commands(), "rules.md": rules(), "devices.md": devices(), "accuracy.md": accuracy_page()}
+    pages = {
+        "commands.md": commands(),
+        "rules.md": rules(),
+        "devices.md": devices(),
+        "accuracy.md": accuracy_page(),
+        "json.md": json_page(),
+        "json-schema.json": schema_file(),
+    }
     stale = 0
     for name, text in pages.items():
         path = arguments.output / name
@@ -66,7 +75,7 @@ def commands() -> str:
     parts = [
         "# Commands",
         WRITTEN_BY,
-        "`shapewright COMMAND --help` says the same, and lists every option with its default.",
+        "`shapewright COMMAND --help` prints the same, with the default of every option.",
     ]
     shared: list[click.Parameter] = []
     for path, command in walk(cli):
@@ -86,15 +95,14 @@ def commands() -> str:
             parts.append("```\n" + "\n".join(examples) + "\n```")
     parts += [
         "## Options of model, workload and layout",
-        "One for each field; [notation](notation.md) has letters and defaults.",
+        "One for each field; [notation](notation.md) has symbols and defaults.",
         markdown_table(["option", "meaning"], [record for parameter in shared if (record := option_row(parameter))]),
         "## Exit codes",
-        "0: fine. 1: what was asked for is not so: findings at or above `--fail-on`, no way to serve inside the "
-        "limits, a table that could not be judged, a damaged store. 2: bad input, with one line on standard error. "
-        "130: stopped.",
+        "0: success. 1: negative result: findings at or above `--fail-on`, no way to serve within the limits, a table "
+        "that could not be evaluated, a damaged store. 2: bad input, one line on standard error. 130: interrupted.",
         "## Errors",
-        "Each is one line that says what is wrong, what was given, what is allowed and what to do. In Python they are "
-        "the classes of `shapewright.errors`, all of them `ValueError`s.",
+        "Each is one line with the problem, the given value, the allowed values and a remedy. In Python they are "
+        "the classes of `shapewright.core.errors`, all of them `ValueError`s.",
         "```\n" + error_tree() + "\n```",
     ]
     return join_parts(parts)
@@ -123,9 +131,16 @@ def option_row(parameter: click.Parameter) -> list[str] | None:
 
 
 def error_tree() -> str:
-    """The hierarchy as errors.py draws it."""
+    """The hierarchy from the docstring of errors.py."""
     lines = (errors.__doc__ or "").splitlines()
     return "\n".join(line.removeprefix("    ") for line in lines if line.startswith("    "))
+
+
+def module_path(rule: Rule) -> str:
+    """Path of a rule's module, from the folder of the package."""
+    module = inspect.getmodule(rule.check)
+    assert module
+    return module.__name__.partition(".")[2].replace(".", "/") + ".py"
 
 
 def rules() -> str:
@@ -136,12 +151,12 @@ def rules() -> str:
         WRITTEN_BY,
         f"{len(listed)} rules. `shapewright rule CODE` prints a rule's page: what it does, why it is slow, an example, "
         "what to use instead, how safe the fix is, when it does not matter. `--ignore` with a code, a name or a family "
-        "leaves rules out. Severity follows the predicted cost: a violation that costs nothing stays quiet.",
+        "suppresses rules. Severity follows the predicted cost: a violation without cost is not reported.",
     ]
     for family, title in FAMILIES.items():
         rows = [
             [
-                f"[{rule.code}](../src/shapewright/lint/rules/{rule.name.replace('-', '_')}.py)",
+                f"[{rule.code}](../src/shapewright/{module_path(rule)})",
                 f"`{rule.name}`",
                 rule.summary,
             ]
@@ -167,31 +182,31 @@ def devices() -> str:
                 f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
                 format_bytes(device.memory_bytes),
                 f"{device.memory_bandwidth_bytes_per_s / TERA:,.2f}",
-                calibration_words(device),
-                _lenders(device),
+                describe_calibration(device),
+                _donors(device),
             ]
         )
     parts = [
         "# Devices",
         WRITTEN_BY,
-        "Dense rates. Every number has its source in the device's file; `shapewright devices show NAME` prints them. "
-        "*Measured* says which kinds of operation were measured, *borrows from* whose record prices others, how far "
-        "off: a chip with the same multiprocessors comes before one whose architecture has the same name "
-        "([rules](decisions/0013-strangers.md#a-device-that-nobody-measured)). Pointwise ones are A100's everywhere.",
+        "Dense rates; `shapewright devices show NAME` prints every number with its source. *Measured* lists the "
+        "operations with a calibration of their own; for all others, *borrows from* names the calibration donor and "
+        "its distance ([selection](decisions/0013-unmeasured-devices.md)). Pointwise operations use the A100's "
+        "calibration everywhere.",
         markdown_table(list(_DEVICE_COLUMNS), rows),
     ]
     return join_parts(parts)
 
 
-def _lenders(device: Device) -> str:
-    """Whose records price what was not measured on a device, most kinds first; pointwise ones are alike for all."""
+def _donors(device: Device) -> str:
+    """Calibration donors of a device, for all kinds of operation but pointwise ones."""
     kinds: dict[str, list[str]] = {}
-    for kind, lender in borrowed_records(device).items():
+    for kind, donor in borrowed_records(device).items():
         if kind != "pointwise":
-            kinds.setdefault(f"{lender['device']} ({_DISTANCES[lender['distance']]})", []).append(kind)
+            kinds.setdefault(f"{donor.device} ({_DISTANCES[donor.distance]})", []).append(kind)
     if len(kinds) == 1:
         return next(iter(kinds))
-    return "; ".join(f"{', '.join(own)}: {lender}" for lender, own in kinds.items())
+    return "; ".join(f"{', '.join(own)}: {donor}" for donor, own in kinds.items())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Write docs/study.md: what ``check`` and ``search`` say of twenty models that people copy, on four devices.
+"""Write docs/study.md: results of ``check`` and ``search`` for twenty public models on four devices.
 
-    python scripts/write_study.py --refresh   # predict everything anew (minutes), then write page and figure
-    python scripts/write_study.py             # write the page from docs/study.json as it is stored
-    python scripts/write_study.py --check     # exit with 1 where the page is not what the stored numbers give
+    python scripts/write_study.py --refresh   # predict everything again (minutes), then write page and figure
+    python scripts/write_study.py             # write the page from the stored docs/study.json
+    python scripts/write_study.py --check     # exit with 1 if the page is stale
 
-The figure needs matplotlib (the plot extra) and is drawn with --refresh alone.
+The figure is drawn with --refresh only and needs matplotlib (the plot extra).
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from shapewright import __version__
-from shapewright.accuracy.paper_layers import PaperLayer
-from shapewright.api import check, search
-from shapewright.config import TransformerConfig, count_parameters, read_model
+from shapewright.app.api import check, search
+from shapewright.app.figures.chart import HeatMap
+from shapewright.app.report.optimize.search_text import describe_changes
+from shapewright.core.units import format_count
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.operations import Gemm
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import price_gemms
-from shapewright.predict import predict
-from shapewright.report.charts import HeatMap
-from shapewright.report.search_text import describe_changes
-from shapewright.units import format_count
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.accuracy.tables.paper_layers import PaperLayer
+from shapewright.models import TransformerConfig, count_parameters, read_model
+from shapewright.prediction.predict import predict
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.price import price_gemms
+from shapewright.workload import ParallelLayout, Workload
 
 DOCS = Path(__file__).parent.parent / "docs"
 STORED, PAGE, FIGURE = DOCS / "study.json", DOCS / "study.md", DOCS / "figures" / "study.svg"
@@ -42,10 +41,10 @@ MODELS = (
     *("falcon-7b", "olmo-2-7b", "smollm2-1.7b"),
 )
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
-# Up to so many parameters a model trains on one device, on eight with everything sharded, and above on 512.
+# Largest parameter counts trained on one device, and on eight with ZeRO 3; larger models train on 512.
 ONE_DEVICE, EIGHT_DEVICES = 3.5e9, 2e10
 
-# Shapes that others measured one beside the other. Rates of a layer's forward pass by (h, a) on an A100, b=4, s=2048,
+# Pairs of shapes with published measurements. Rates of a layer's forward pass by (h, a) on an A100, b=4, s=2048,
 # unfused [TFLOP/s]. Source: jahatef/TransformerSizing, the logs of arXiv 2401.14489.
 LAYERS = {
     (2560, 80): 74.96,
@@ -56,15 +55,15 @@ LAYERS = {
     (2048, 16): 129.66,
     (2048, 8): 155.29,
 }
-# (from, to, whose question it is)
+# (from, to, description)
 LAYER_PAIRS = (
-    ((2560, 32), (2560, 20), "GPT-3 2.7B, OPT 2.7B, Pythia 2.8B: 20 heads of 128 for 32 of 80"),
-    ((2560, 32), (2560, 40), "the same: 40 heads of 64"),
-    ((2560, 32), (2560, 64), "the same: 64 heads of 40"),
-    ((2560, 32), (2560, 80), "the same: 80 heads of 32"),
-    ((2048, 16), (2048, 8), "Pythia 1B against GPT-3 XL: 8 heads of 256 for 16 of 128"),
+    ((2560, 32), (2560, 20), "GPT-3 2.7B, OPT 2.7B, Pythia 2.8B: 20 heads of 128 instead of 32 of 80"),
+    ((2560, 32), (2560, 40), "the same with 40 heads of 64"),
+    ((2560, 32), (2560, 64), "the same with 64 heads of 40"),
+    ((2560, 32), (2560, 80), "the same with 80 heads of 32"),
+    ((2048, 16), (2048, 8), "Pythia 1B against GPT-3 XL: 8 heads of 256 instead of 16 of 128"),
 )
-# Four products at once, contracted over the width of a SwiGLU MLP, h=4096 on H100, by that width [TFLOP/s]. Source:
+# Four batched GEMMs, contracted over the width of a SwiGLU MLP, h=4096 on H100, by that width [TFLOP/s]. Source:
 # stas00/ml-engineering, training/performance, benchmarks/matrix-shape/swiglu-maf-bench.py.
 SWIGLU = {10922: 272.73, 11008: 395.01}
 # Seconds of one step by heads: h=13824, L=78, TP 4, PP 12, DP 8, b=2, 2048 sequences of 2048 on A100 80 GB, full
@@ -76,9 +75,9 @@ BLOOM_SOFTWARE = "megatron-deepspeed-2021"
 def main() -> None:
     """Write or check the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--refresh", action="store_true", help="predict everything anew")
-    parser.add_argument("--compare", action="store_true", help="renew the comparison with measurements alone")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the page is stale")
+    parser.add_argument("--refresh", action="store_true", help="predict everything again")
+    parser.add_argument("--compare", action="store_true", help="update only the comparison with measurements")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
     arguments = parser.parse_args()
     if arguments.refresh:
         facts = {"version": __version__, "date": time.strftime("%F"), "rows": study(), "measured": compare_measured()}
@@ -92,7 +91,7 @@ def main() -> None:
     if not arguments.check:
         PAGE.write_text(text, encoding="utf-8")
     elif text != PAGE.read_text(encoding="utf-8"):
-        sys.exit("docs/study.md is not what docs/study.json gives: run python scripts/write_study.py")
+        sys.exit("docs/study.md does not match docs/study.json: run python scripts/write_study.py")
 
 
 def study() -> list[dict[str, Any]]:
@@ -106,7 +105,7 @@ def study() -> list[dict[str, Any]]:
 
 
 def question_of(config: TransformerConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Workload and layout in which a model of this size is trained."""
+    """Workload and layout assumed for training a model of this size."""
     size, seq_len = count_parameters(config).total, min(2048, config.max_position_embeddings)
     if size <= ONE_DEVICE:
         return {"micro_batch_size": 4, "seq_len": seq_len}, {}
@@ -117,11 +116,11 @@ def question_of(config: TransformerConfig) -> tuple[dict[str, Any], dict[str, An
 
 
 def study_one(name: str, device: str) -> dict[str, Any]:
-    """What check finds of a model on a device, and what search offers."""
+    """Results of check and search for one model on one device."""
     config = read_model(name).config
     workload, layout = question_of(config)
     report = check(name, device=device, workload=workload, layout=layout)
-    # The shape alone: where there are stages, a search would vary the micro-batch as well.
+    # Vary the shape only: with pipeline stages, search would also vary the micro-batch.
     keep = {"micro_batch_size": workload["micro_batch_size"]}
     found = search(name, device=device, workload=workload, layout=layout, keep=keep)
     single = next((shape for shape in found.candidates if len(shape.changed_fields) == 1), None)
@@ -156,7 +155,7 @@ def _shape(shape: Any) -> dict[str, Any] | None:
 
 
 def compare_measured() -> list[dict[str, Any]]:
-    """Speed-ups between shapes that others measured, beside what is predicted for the same pairs."""
+    """Published speed-ups between pairs of shapes, and the predicted ones."""
     rows = []
     for before, after, words in LAYER_PAIRS:
         predicted = layer_rate(*after) / layer_rate(*before)
@@ -167,18 +166,18 @@ def compare_measured() -> list[dict[str, Any]]:
         gemm.flops / float(price.time_s)
         for gemm, price in zip(gemms, price_gemms(gemms, device, load_record("gemm", device)), strict=True)
     ]
-    words = "SwiGLU of h=4096 (the first Llamas): an MLP width of 11008 for 10922, rate of products over it"
+    words = "SwiGLU with h=4096 (first Llama models): MLP width 11008 instead of 10922, GEMM throughput"
     rows.append(_pair(words, "H100", SWIGLU[11008] / SWIGLU[10922], float(rates[1] / rates[0])))
     for num_before, num_after in ((96, 64), (128, 96)):
         words = (
-            f"BLOOM candidates of h=13824: {num_after} heads for {num_before} "
-            f"(width {13824 // num_after} for {13824 // num_before})"
+            f"BLOOM candidates with h=13824: {num_after} heads instead of {num_before} "
+            f"(head dimension {13824 // num_after} instead of {13824 // num_before})"
         )
         predicted = bloom_step_s(num_before) / bloom_step_s(num_after)
         rows.append(
             _pair(
                 words,
-                f"A100, whole step on 384, `{BLOOM_SOFTWARE}`",
+                f"384 A100, training step, `{BLOOM_SOFTWARE}`",
                 BLOOM_STEPS_S[num_before] / BLOOM_STEPS_S[num_after],
                 predicted,
             )
@@ -191,7 +190,7 @@ def _pair(words: str, where: str, measured: float, predicted: float) -> dict[str
 
 
 def layer_rate(hidden_size: int, num_heads: int) -> float:
-    """Predicted rate of a layer's forward pass as the paper's script runs it. [flop/s]"""
+    """Predicted throughput of the forward pass of a layer, run as in the paper's script. [flop/s]"""
     layer = PaperLayer(num_heads, hidden_size, micro_batch_size=4, seq_len=2048, tensor_parallel=1)
     workload = layer.workload(is_flash=False)
     step = predict(layer.config, device=load_device("a100-sxm-40gb"), workload=workload, layout=ParallelLayout())
@@ -200,7 +199,7 @@ def layer_rate(hidden_size: int, num_heads: int) -> float:
 
 
 def bloom_step_s(num_heads: int) -> float:
-    """Predicted step of a BLOOM candidate, as the software of then runs it. [s]"""
+    """Predicted training step of a BLOOM candidate with the software of 2021. [s]"""
     config = replace(
         read_model("bloom-176b").config,
         hidden_size=13824,
@@ -220,7 +219,7 @@ def bloom_step_s(num_heads: int) -> float:
 
 def draw(facts: dict[str, Any]) -> None:
     """Draw the best speed-up of each model on each device."""
-    from shapewright.report.matplotlib_charts import save_chart
+    from shapewright.app.figures.render.matplotlib_files import save_chart
 
     speedups = {(row["model"], row["device"]): row["best"] for row in facts["rows"]}
     models = MODELS[::-1]  # the first one on top
@@ -229,7 +228,7 @@ def draw(facts: dict[str, Any]) -> None:
         for model in models
     ]
     chart = HeatMap(
-        title="Predicted gain of the best shape of the same size, inside the quality guard (%)",
+        title="Predicted gain of the best shape of the same size, within the quality guard (%)",
         x_label="",
         y_label="",
         value_label="gain (%)",
@@ -248,36 +247,35 @@ def render(facts: dict[str, Any]) -> str:
     single = [row["single"]["speedup"] if row["single"] else 1.0 for row in rows]
     sure = sum(1 for row in rows if row["best"] and row["best"]["low"] > 1.0)
     lines = [
-        "# Twenty models that people copy, on four devices",
+        "# Twenty public models on four devices",
         "",
-        f"Written by `make study` with version {facts['version']} on {facts['date']} (`scripts/write_study.py`; the "
-        "numbers are in [study.json](study.json)).",
-        "What `check` finds in each published shape, and what `search` offers of the same size: within 2 % of its "
-        "parameters, in the same family, inside the quality guard ([decision 0006](decisions/0006-search.md)).",
+        "Findings of `check` for published shapes, and the fastest shape from `search` within 2 % of the parameters "
+        "and the [quality guard](decisions/0006-search.md). "
+        f"Version {facts['version']}, {facts['date']}; numbers in [study.json](study.json).",
         "",
-        f"Over {len(rows)} pairs of model and device the best shape is predicted {_gain(statistics.median(best))} "
-        f"faster in the median and {_gain(max(best))} at most; changing one field alone gives "
-        f"{_gain(statistics.median(single))} in the median and {_gain(max(single))} at most.",
-        f"In {sure} of them the whole 90 % interval of the best shape lies above 1.",
-        "Shapes are ranked at equal size, so the best may be no faster than a single change that adds no parameters.",
-        "Speed is predicted, quality is not: another depth, head width or MLP ratio must be trained to know.",
+        f"Over {len(rows)} pairs of model and device, the predicted speed-up of the best shape is "
+        f"{_gain(statistics.median(best))} in the median and {_gain(max(best))} at most. The best change of one field "
+        f"gives {_gain(statistics.median(single))} in the median and {_gain(max(single))} at most. "
+        f"In {sure} pairs the whole 90 % interval of the best shape is above 1.",
+        "Shapes are ranked at equal size, so the best shape is not always faster than the best single change. Only "
+        "speed is predicted, not quality.",
         "",
         "![Predicted gain of the best shape by model and device](figures/study.svg)",
         "",
-        f"Training in bf16 with fused attention, at most 2048 tokens: one device up to {format_count(ONE_DEVICE)} "
-        f"parameters (b=4), eight with everything sharded (ZeRO 3) up to {format_count(EIGHT_DEVICES)} (b=2), and 512 "
-        "(TP 8, PP 8, DP 8, ZeRO 1, 1024 sequences a step) above.",
-        "Where the published shape does not fit a device's memory, no shape is asked to.",
-        "Letters: a heads, a_kv key-value heads, d head width, f MLP width, h hidden size, L layers, v vocabulary. "
-        "Codes are those of the [rules](rules.md).",
+        "Training in bf16 with fused attention and at most 2048 tokens per sequence: one device up to "
+        f"{format_count(ONE_DEVICE)} parameters (b=4), eight with ZeRO 3 up to {format_count(EIGHT_DEVICES)} (b=2), "
+        "512 above (TP 8, PP 8, DP 8, ZeRO 1, 1024 sequences per step), without a memory limit where the published "
+        "shape does not fit.",
+        "Letters: a heads, a_kv key-value heads, d head dimension, f MLP width, h hidden size, L layers, v vocabulary. "
+        "Finding codes: [rules](rules.md).",
         "",
     ]
     for device in DEVICES:
         lines += [f"## {device}", "", *_table([row for row in rows if row["device"] == device]), ""]
     lines += [
-        "## What measurements say",
+        "## Comparison with measurements",
         "",
-        "Pairs of shapes that others have measured one beside the other, and what is predicted for the same pairs.",
+        "Published measurements of pairs of shapes. *Agrees*: same direction, and speed-ups within 10 %.",
         "",
         "| pair | where | measured | predicted | verdict |",
         "| --- | --- | --- | --- | --- |",
@@ -288,28 +286,26 @@ def render(facts: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "Confirmed: both say which is faster, and the factors lie within 10 % of each other.",
-        "The last row is what a head width of 108 cost with the kernels of 2021, which left the tensor cores there. "
-        f"`--software {BLOOM_SOFTWARE}` prices that, at a rate read from other rows of the campaign and with a cost "
-        "of the host fitted to it; a tuned stack of today is predicted to lose little.",
+        "In the last row, kernels of 2021 do not use tensor cores for a head dimension of 108; a current stack is "
+        "predicted to lose little.",
         "",
-        "Sources: logs of arXiv 2401.14489 (jahatef/TransformerSizing), stas00/ml-engineering, and the topology "
-        "chronicle of BLOOM (bigscience-workshop/bigscience, tr11-176B-ml).",
+        "Sources: arXiv 2401.14489 (jahatef/TransformerSizing), stas00/ml-engineering, BLOOM "
+        "(bigscience-workshop/bigscience, tr11-176B-ml).",
         "",
     ]
     return "\n".join(lines)
 
 
 def verdict_of(row: dict[str, Any]) -> str:
-    """Whether a measurement bears a prediction out."""
+    """How well a prediction agrees with a measurement."""
     if (row["measured"] - 1.0) * (row["predicted"] - 1.0) < 0.0:
-        return "refuted"
-    return "confirmed" if 1 / 1.1 < row["predicted"] / row["measured"] < 1.1 else "the direction alone"
+        return "disagrees"
+    return "agrees" if 1 / 1.1 < row["predicted"] / row["measured"] < 1.1 else "direction only"
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| model | MFU | check finds (share of the step) | best single change | speed-up (90 %) "
+        "| model | MFU | findings (share of the step) | best single change | speed-up (90 %) "
         "| best shape | speed-up (90 %) |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -329,7 +325,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _findings(findings: list[dict[str, Any]], most: int = 3) -> str:
-    """The costliest findings, by code."""
+    """Codes of the costliest findings."""
     words = [
         finding["code"] + (f" ({100.0 * finding['cost_fraction']:.1f} %)" if finding["cost_fraction"] else "")
         for finding in findings

@@ -1,4 +1,4 @@
-"""Calibration files for tests: a device whose products start later than the package's records say."""
+"""Calibration files for tests: a device whose GEMMs have a longer start time than the package's records."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 from shapewright.hardware import Device, load_device
-from shapewright.perf.calibration import load_record
-from shapewright.perf.calibration_file import device_table
+from shapewright.pricing.calibration.file import device_table
+from shapewright.pricing.calibration.records import load_record
 
 H100 = load_device("h100-sxm-80gb")
 
 
 def write_late_calibration(path: Path, factor: float, device: Device = H100) -> Path:
-    """Write a calibration that has every product start so many times as late as on an H100."""
+    """Write a calibration that multiplies the start time of every GEMM on an H100."""
     record = load_record("gemm", H100)
     sections = {
         name: {**section, "start_s": section["start_s"] * factor}

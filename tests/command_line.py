@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from shapewright.cli.main import cli, main
+from shapewright.app.cli.main import cli, main
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:

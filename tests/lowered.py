@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shapewright.config import TransformerConfig
-from shapewright.layout import ParallelLayout
-from shapewright.operations import Operation, Pointwise
+from shapewright.lowering.operations import Operation, Pointwise
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout
 
 ONE_DEVICE = ParallelLayout()
 # Multi-head latent attention.
@@ -37,9 +37,9 @@ def named(operations: tuple[Operation, ...], name: str, pass_name: str = "forwar
     return found
 
 
-def letters(product: Any) -> tuple[int, int, int, int, str]:
+def letters(gemm: Any) -> tuple[int, int, int, int, str]:
     """Batch, m, n, k and layout of a GEMM."""
-    return product.batch, product.m, product.n, product.k, product.layout
+    return gemm.batch, gemm.m, gemm.n, gemm.k, gemm.layout
 
 
 def moved(operation: Pointwise) -> tuple[float, float]:

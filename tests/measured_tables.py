@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.accuracy import Accuracy, judge_folder
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import price_gemm
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.accuracy import Accuracy, evaluate_folder
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.price import price_gemm
 
 pa = pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
 pq = pytest.importorskip("pyarrow.parquet", reason="parquet needs the fit extra")
@@ -52,7 +52,7 @@ def gemm_columns(latency_s: Any = None, **others: Any) -> dict[str, Any]:
 
 def only_row(folder: Path, **keywords: Any) -> Accuracy:
     """Judge a folder that gives one row."""
-    rows = judge_folder(folder, **keywords).rows
+    rows = evaluate_folder(folder, **keywords).rows
     assert len(rows) == 1
     return rows[0]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shapewright
-from shapewright.config import TransformerConfig
-from shapewright.utilization import Utilization
+from shapewright.models import TransformerConfig
+from shapewright.prediction.utilization import Utilization
 
 # arXiv 2205.05198, tables 3 and 5, s = 2048, v = 51200. Layers, width, heads, devices, batch, tensor, pipeline and
 # virtual degrees, micro-batch; seconds with full recomputation, and with sequence parallelism and the selective one.
@@ -28,7 +28,7 @@ def gpt(num_layers: int, hidden_size: int, num_heads: int, vocab_size: int = 512
 
 
 def measured(name: str, recompute: str) -> Utilization:
-    """What the paper measured of one model, in its layout."""
+    """Return the paper's measurement of one model, in its layout."""
     shape, num_devices, batch, (tensor, pipeline, virtual, micro_batch), seconds = PUBLISHED[name]
     return shapewright.mfu(
         gpt(*shape),

@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import shapewright
-from shapewright.layout import ParallelLayout
-from shapewright.question import ask
-from shapewright.serving import ServingFormat, ServingPlan, ServingRequest
-from shapewright.serving.instance import Instance
+from shapewright.optimize.serving import ServingFormat, ServingPlan, ServingRequest
+from shapewright.optimize.serving.instance import Instance
+from shapewright.prediction.build import build_scenario
+from shapewright.workload import ParallelLayout
 
 BF16 = ServingFormat("bf16", "bf16", "bf16")
 
 
 def make_instance(model: str = "llama-3-8b", request: ServingRequest | None = None, **degrees: int) -> Instance:
     """One copy of a model on H100s."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill"})
+    question = build_scenario(model, "h100-sxm-80gb", workload={"phase": "prefill"})
     return Instance(
-        question.config,
-        question.device,
-        question.workload,
-        ParallelLayout(**degrees),
+        question.replace(layout=ParallelLayout(**degrees)),
         BF16,
         request or ServingRequest(prompt_len=1000, output_len=101),
     )

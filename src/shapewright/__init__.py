@@ -8,55 +8,59 @@ True
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from shapewright.api import check as check
-    from shapewright.api import compare as compare
-    from shapewright.api import fits as fits
-    from shapewright.api import mfu as mfu
-    from shapewright.api import plan as plan
-    from shapewright.api import predict as predict
-    from shapewright.api import search as search
-    from shapewright.api import serve_plan as serve_plan
-    from shapewright.api import sweep as sweep
-    from shapewright.config import TransformerConfig as TransformerConfig
-    from shapewright.errors import ShapewrightError as ShapewrightError
+    from shapewright.app.api import check as check
+    from shapewright.app.api import compare as compare
+    from shapewright.app.api import fits as fits
+    from shapewright.app.api import mfu as mfu
+    from shapewright.app.api import plan as plan
+    from shapewright.app.api import predict as predict
+    from shapewright.app.api import search as search
+    from shapewright.app.api import serve_plan as serve_plan
+    from shapewright.app.api import sweep as sweep
+    from shapewright.core.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
     from shapewright.hardware import with_nodes as with_nodes
-    from shapewright.layout import ParallelLayout as ParallelLayout
-    from shapewright.perf.calibration_file import calibrated_device as calibrated_device
-    from shapewright.workload import Workload as Workload
+    from shapewright.models import TransformerConfig as TransformerConfig
+    from shapewright.prediction.build import build_scenario as build_scenario
+    from shapewright.prediction.scenario import Scenario as Scenario
+    from shapewright.pricing.calibration.file import calibrated_device as calibrated_device
+    from shapewright.workload.layout import ParallelLayout as ParallelLayout
+    from shapewright.workload.workload import Workload as Workload
 
 _HOMES = {
     "Device": "shapewright.hardware",
-    "ParallelLayout": "shapewright.layout",
-    "ShapewrightError": "shapewright.errors",
-    "TransformerConfig": "shapewright.config",
-    "Workload": "shapewright.workload",
-    "calibrated_device": "shapewright.perf.calibration_file",
-    "check": "shapewright.api",
-    "compare": "shapewright.api",
-    "fits": "shapewright.api",
-    "mfu": "shapewright.api",
-    "plan": "shapewright.api",
-    "predict": "shapewright.api",
-    "search": "shapewright.api",
-    "serve_plan": "shapewright.api",
-    "sweep": "shapewright.api",
+    "ParallelLayout": "shapewright.workload.layout",
+    "Scenario": "shapewright.prediction.scenario",
+    "ShapewrightError": "shapewright.core.errors",
+    "TransformerConfig": "shapewright.models",
+    "Workload": "shapewright.workload.workload",
+    "build_scenario": "shapewright.prediction.build",
+    "calibrated_device": "shapewright.pricing.calibration.file",
+    "check": "shapewright.app.api",
+    "compare": "shapewright.app.api",
+    "fits": "shapewright.app.api",
+    "mfu": "shapewright.app.api",
+    "plan": "shapewright.app.api",
+    "predict": "shapewright.app.api",
+    "search": "shapewright.app.api",
+    "serve_plan": "shapewright.app.api",
+    "sweep": "shapewright.app.api",
     "with_nodes": "shapewright.hardware",
 }
 
 __all__ = [
     "Device",
     "ParallelLayout",
+    "Scenario",
     "ShapewrightError",
     "TransformerConfig",
     "Workload",
+    "build_scenario",
     "calibrated_device",
     "check",
     "compare",
@@ -78,14 +82,3 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
-
-
-class _Package(ModuleType):
-    """Keeps ``shapewright.predict`` a function: importing the module of that name would put the module in its place."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

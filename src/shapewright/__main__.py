@@ -1,6 +1,6 @@
 """python -m shapewright: the command line."""
 
-from shapewright.cli import main
+from shapewright.app.cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Where measured tables lie: SHAPEWRIGHT_DATA, or shared/data beside the checkout; tests that judge skip without."""
+"""Find the measured tables: SHAPEWRIGHT_DATA, or shared/data next to the checkout; accuracy tests skip without them."""
 
 from __future__ import annotations
 

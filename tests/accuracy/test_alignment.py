@@ -1,9 +1,7 @@
-"""What poor alignment costs on another SM, by A100's factors: judged on sweeps of widths that A100 was not part of."""
+"""Alignment factors of A100 transferred to another SM, evaluated on sweeps that A100 was not part of."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -11,42 +9,41 @@ from types import ModuleType
 import numpy as np
 import pytest
 from measured import measured_file
+from refit_module import load_refit
 
-from shapewright.fit.gemm import device_rates, predict_rows
 from shapewright.hardware import load_device
-from shapewright.perf.alignment import WIDEST_LOAD_BYTES, alignment_bytes, carried_factors
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm_menu import read_parameters
-from shapewright.perf.lending import multiplier_ratio
+from shapewright.measure.fit.gemm_section import device_rates, predict_rows
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.transfer import tensor_rate_ratio
+from shapewright.pricing.gemm.alignment import WIDEST_LOAD_BYTES, alignment_bytes, transfer_alignment_factors
+from shapewright.pricing.gemm.parameters import read_parameters
 
 REPOSITORY = Path(__file__).parents[2]
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["gemm_carried_alignment"]
-_LENDER = "a100-sxm-80gb"
+_DONOR = "a100-sxm-80gb"
 
 
 @pytest.fixture(scope="module")
 def rows_of() -> ModuleType:
     """The module that reads the paper's sweeps."""
-    pytest.importorskip("pandas", reason="judging needs the fit extra")
-    sys.path.insert(0, str(REPOSITORY / "scripts"))
-    return importlib.import_module("gemm_rows")
+    return load_refit("gemm.rows")
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
 def test_narrow_loads_cost_cycles(name: str, rows_of: ModuleType) -> None:
-    """Single products of poorly aligned widths, by the device's own kernels and A100's factors, carried and as lent."""
-    device, lender = load_device(name), load_device(_LENDER)
-    own, lent = load_record("gemm", device).parameters, load_record("gemm", lender).parameters["dtypes"]["bf16"]
+    """Single misaligned GEMMs, by the device's own kernels and A100's factors, scaled and as they are."""
+    device, donor = load_device(name), load_device(_DONOR)
+    own, borrowed = load_record("gemm", device).parameters, load_record("gemm", donor).parameters["dtypes"]["bf16"]
     own = next(iter(own["dtypes"].values()))
-    rates = [float(read_parameters(each).tile_rate_fraction.max()) for each in (own, lent)]
-    ratio = multiplier_ratio(device, lender) * rates[0] / rates[1]
+    rates = [float(read_parameters(each).tile_rate_fraction.max()) for each in (own, borrowed)]
+    ratio = tensor_rate_ratio(device, donor) * rates[0] / rates[1]
 
     rows = rows_of.paper_rows(name.partition("-")[0])(measured_file("paper_gemm.csv").parent)
     rows = rows[(rows.batch == 1) & (alignment_bytes(rows.n.to_numpy(), 16) < WIDEST_LOAD_BYTES)]
     overhead_s = load_record("gemm", device).provenance["sections"]["fp16"]["collector_overhead_s"]
     errors = {}
-    for word, of in (("carried", lambda row: carried_factors(row, ratio)), ("as lent", lambda row: row)):
-        table = lent["alignment_factor"]
+    for word, of in (("carried", lambda row: transfer_alignment_factors(row, ratio)), ("as lent", lambda row: row)):
+        table = borrowed["alignment_factor"]
         factors = {
             role: dict(zip(own_row, of(np.array(list(own_row.values()))).tolist(), strict=True))
             for role, own_row in table.items()

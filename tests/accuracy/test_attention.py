@@ -1,4 +1,4 @@
-"""Attention records against measured rows whose whole head layouts no fit saw."""
+"""Attention records against measured rows with held-out head layouts."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from calibration_script import REPOSITORY, load_script
 from measured import measured_file
+from refit_module import REPOSITORY, load_refit
 
-from shapewright.fit.attention import layout_folds
-from shapewright.fit.logs import HELD_OUT_FOLD
 from shapewright.hardware import load_device
-from shapewright.operations import Attention
-from shapewright.perf.attention import price_attention
-from shapewright.perf.calibration import load_record
+from shapewright.lowering.operations import Attention
+from shapewright.measure.fit.shared import HELD_OUT_FOLD
+from shapewright.measure.refit.attention.kernel_fit import layout_folds
+from shapewright.pricing.attention.price import price_attention
+from shapewright.pricing.calibration.records import load_record
 
 ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS, BORROWED = ALL_LIMITS["attention"], ALL_LIMITS["attention_borrowed"]
-RECORDS = sorted((REPOSITORY / "src/shapewright/perf/data/attention").glob("*.json"))
+RECORDS = sorted((REPOSITORY / "src/shapewright/pricing/data/attention").glob("*.json"))
 CASES = [(*path.rsplit("/", 1), name) for path, limits in LIMITS.items() for name in limits]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script that reads the rows."""
-    return load_script("attention_rows")
+    """The module that reads the rows."""
+    return load_refit("attention.rows")
 
 
 class Unseen(NamedTuple):
@@ -49,12 +49,12 @@ def price_unseen(script: ModuleType, name: str, section: str, phase: str, *, unc
     folder = measured_file(f"attention_{phase}.parquet").parent
     library, _, plain = section.rpartition("/")
     source = (script.OTHER_SECTIONS if library else script.SECTIONS)[plain]
-    rows = script.read_rows(folder, phase, load_script("calibration").DEVICES[name], source)
+    rows = script.read_rows(folder, phase, load_refit("record_files").DEVICES[name], source)
     rows = rows[layout_folds(rows) == HELD_OUT_FOLD]
     _, dtype, cache_dtype = source
     columns = ("batch_size", "query_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
     device = load_device(name)
-    record = load_record("attention", device, uncalibrated=uncalibrated)
+    record = load_record("attention", device.with_pricing(uncalibrated=uncalibrated))
     parts = []
     for (version, kernel), part in rows.groupby(["library", "kernel"]):
         operation = Attention(
@@ -85,7 +85,7 @@ def test_unseen_head_layouts(script: ModuleType, section: str, phase: str, name:
 
 @pytest.mark.parametrize(("phase", "name"), [(phase, name) for phase, limits in BORROWED.items() for name in limits])
 def test_borrowed_records(script: ModuleType, phase: str, name: str) -> None:
-    """Priced as if nobody had measured it, a device stays within the limit, and most rows within the interval."""
+    """Priced without its own record, a device stays within the limit, and most rows within the interval."""
     unseen = price_unseen(script, name, "16bit", phase, uncalibrated=True)
 
     assert error(unseen.predicted, unseen.measured) <= BORROWED[phase][name]
@@ -97,7 +97,7 @@ def test_borrowed_records(script: ModuleType, phase: str, name: str) -> None:
     [(section, name) for section, limits in ALL_LIMITS["attention_borrowed_decode"].items() for name in limits],
 )
 def test_borrowed_decode_of_other_kernels(script: ModuleType, section: str, name: str) -> None:
-    """Kernels and cache formats that the nearest lender lacks are priced by whose decode is like them."""
+    """Kernels and cache formats that the nearest donor lacks are priced by the most similar decode kernel."""
     unseen = price_unseen(script, name, section, "decode", uncalibrated=True)
 
     assert error(unseen.predicted, unseen.measured) <= ALL_LIMITS["attention_borrowed_decode"][section][name]
@@ -105,7 +105,7 @@ def test_borrowed_decode_of_other_kernels(script: ModuleType, section: str, name
 
 @pytest.mark.parametrize(("name", "limit"), ALL_LIMITS["attention_borrowed_prefill"]["fp8"].items())
 def test_borrowed_arithmetic_in_8_bits(script: ModuleType, name: str, limit: float) -> None:
-    """Kernels in 8 bits that the lender lacks are its 16-bit ones, with what other families' formats differ by."""
+    """8-bit kernels that the donor lacks are its 16-bit ones, scaled by the ratio of other families."""
     unseen = price_unseen(script, name, "fp8", "prefill", uncalibrated=True)
 
     assert error(unseen.predicted, unseen.measured) <= limit
@@ -154,12 +154,12 @@ def test_a_library_is_priced_with_its_own_kernels(script: ModuleType, phase: str
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_records_carry_their_provenance(path: Path) -> None:
-    """Each record says what it was fitted on, when, how, and how wrong it is on rows it did not see."""
+    """Each record states its source, date, command and held-out errors."""
     record = json.loads(path.read_text(encoding="utf-8"))
     reports = record["provenance"]["reports"]
 
     assert record["id"] == f"attention/{path.stem}/{record['provenance']['date']}"
-    assert "calibrate_attention.py" in record["provenance"]["command"]
+    assert "--data DIR" in record["provenance"]["command"]
     assert "backward_rate_fraction" in record["provenance"]["assumptions"]
     assert set(reports) == set(record["interval"])
     held_out = [report["held_out"] for key, report in reports.items() if key.startswith("16bit/") and "fit" in report]

@@ -1,4 +1,4 @@
-"""Collectives records against measured cells that no fit saw."""
+"""Collectives records against held-out measured cells."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calibration_script import load_script
 from measured import measured_file
+from refit_module import load_refit
 
 from shapewright.hardware import load_device
-from shapewright.operations import Collective
-from shapewright.perf.calibration import load_record
-from shapewright.perf.collectives import price_collective
+from shapewright.lowering.operations import Collective
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.collectives import price_collective
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 
@@ -22,7 +22,7 @@ LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encodin
 def judge(name: str, rows: Any, *, uncalibrated: bool = False) -> tuple[Any, Any, Any]:
     """Predicted times, roofline and measured times of rows of one device."""
     device = load_device(name)
-    record = load_record("collectives", device, uncalibrated=uncalibrated)
+    record = load_record("collectives", device.with_pricing(uncalibrated=uncalibrated))
     predicted, floor, measured = [], [], []
     for op_name, part in rows.groupby("op_name"):
         operation = Collective(
@@ -44,12 +44,12 @@ def judge(name: str, rows: Any, *, uncalibrated: bool = False) -> tuple[Any, Any
 @pytest.mark.parametrize("name", list(LIMITS["collectives"]))
 def test_unseen_sizes(name: str) -> None:
     """Mean error over held-out (operation, group, message) cells stays within the limit; the roofline's is far off."""
-    script = load_script("calibrate_collectives")
+    script = load_refit("collectives")
     import pandas as pd
 
     rows = pd.read_parquet(measured_file("collectives.parquet"))
     rows = rows[rows.device == script.DEVICES[name]]
-    rows = rows[script.folds_of(rows.op_name, rows.num_gpus, rows.message_bytes) == script.HELD_OUT_FOLD]
+    rows = rows[script.fold_of_rows(rows.op_name, rows.num_gpus, rows.message_bytes) == script.HELD_OUT_FOLD]
     times, bounds, truth = judge(name, rows)
 
     assert len(truth) > 15
@@ -58,12 +58,12 @@ def test_unseen_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(LIMITS["collectives_borrowed"]))
-def test_device_that_nobody_measured(name: str) -> None:
-    """With its own record left out, a device is priced by its links and the mean of the families' starts."""
+def test_unmeasured_device(name: str) -> None:
+    """Without its own record, a device is priced by its links and the mean start of the families."""
     import pandas as pd
 
     rows = pd.read_parquet(measured_file("collectives.parquet"))
-    rows = rows[rows.device == load_script("calibrate_collectives").DEVICES[name]]
+    rows = rows[rows.device == load_refit("collectives").DEVICES[name]]
     times, _, truth = judge(name, rows, uncalibrated=True)
 
     assert float(np.mean(np.abs(times / truth - 1.0))) <= LIMITS["collectives_borrowed"][name]

@@ -8,8 +8,8 @@ from statistics import median
 import pytest
 from measured import measured_file
 
-from shapewright.config import TransformerConfig
-from shapewright.lowering.conventions import count_step_flops
+from shapewright.lowering.flops import count_convention_flops
+from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
 
 PEAKS = {"A100": 312e12, "H100": 989.4e12}
@@ -59,7 +59,7 @@ def test_tables_follow_their_convention(source: str, convention: str, num_rows: 
     for row in read_rows(source):
         seq_len = int(row["seq_len"])
         recompute = "full" if row["activation_checkpointing"] == "full" else "none"
-        flops = count_step_flops(config_of(row), Workload(seq_len=seq_len, recompute=recompute), 1, convention)
+        flops = count_convention_flops(config_of(row), Workload(seq_len=seq_len, recompute=recompute), 1, convention)
         counted = flops.model_flops if recompute == "none" else flops.hardware_flops or 0.0
         ratios.append(counted / seq_len * float(row["tokens_per_s_per_gpu"]) / float(row["tflops_per_gpu"]) / 1e12)
     assert len(ratios) >= num_rows
@@ -82,6 +82,6 @@ def test_llm_foundry_prints_our_mfu() -> None:
             attention_out_bias=True,
             mlp_bias=True,
         )
-        flops = count_step_flops(config, Workload(seq_len=seq_len), 1, "llm-foundry").model_flops / seq_len
+        flops = count_convention_flops(config, Workload(seq_len=seq_len), 1, "llm-foundry").model_flops / seq_len
         peak = FP8_PEAK if "fp8" in row["dtype"] else PEAKS[row["gpu"][:4]]
         assert 100 * flops * float(row["tokens_per_s_per_gpu"]) / peak == pytest.approx(float(row["mfu"]), abs=0.5)

@@ -1,4 +1,4 @@
-"""The grid of predictions: moves are told, small ones pass, large ones ask for the file to be renewed."""
+"""Drift of a grid of predictions: small changes pass, large ones fail until the stored grid is renewed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-from calibration_script import REPOSITORY
+from refit_module import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_predictions_stay_near_the_grid(script: ModuleType, capsys: pytest.Captu
 
 
 def test_moves_are_measured_and_judged(script: ModuleType) -> None:
-    """Of twenty products two move by 4 and 30 %: the median stays, the largest is beyond its limit and named."""
+    """Two of twenty GEMMs move by 4 and 30 %: the median passes, the largest exceeds its limit and is named."""
     old = {"products/h100-sxm-80gb": [1e-3] * 20}
     new = {"products/h100-sxm-80gb": [1e-3] * 18 + [1.04e-3, 1.3e-3]}
     (found,) = script.compare(old, new)

@@ -1,24 +1,20 @@
-"""The fit of slow cases to whole blocks finds again what blocks were made with."""
+"""The fit of slow cases to whole blocks recovers the parameters that blocks were made with."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from calibration_script import REPOSITORY
 
 from shapewright.hardware import load_device
-from shapewright.perf.calibration import load_record
+from shapewright.pricing.calibration.records import load_record
 
 pd = pytest.importorskip("pandas", reason="needs the fit extra")
 pytest.importorskip("scipy", reason="needs the fit extra")
-sys.path.insert(0, str(REPOSITORY / "scripts"))
 
-from gemm_block_fit import fit_blocks
-
-from shapewright.fit.gemm import device_rates, predict_rows
+from shapewright.measure.fit.gemm_section import device_rates, predict_rows
+from shapewright.measure.refit.gemm.paper_blocks import fit_blocks
 
 DEVICE = load_device("mi250x-gcd")
 RATES = device_rates(DEVICE, "fp16", hot=False)
@@ -26,8 +22,8 @@ SECTION: dict[str, Any] = load_record("gemm", DEVICE).parameters["dtypes"]["fp16
 MASK_S, OTHER_S = 0.03, 0.002
 
 
-def products_s(tokens: int, pairs: list[tuple[int, int]], slow_cases: dict[str, Any]) -> float:
-    """Time of products of as many rows with these n and k, one after the other. [s]"""
+def gemms_s(tokens: int, pairs: list[tuple[int, int]], slow_cases: dict[str, Any]) -> float:
+    """Time of consecutive GEMMs with the same number of rows and these n and k. [s]"""
     n, k = zip(*pairs, strict=True)
     rows = pd.DataFrame({"m": tokens, "n": n, "k": k, "batch": 1}).astype(float)
     return float(np.sum(predict_rows(rows, {**SECTION, "slow_cases": slow_cases}, RATES, "NT")))
@@ -44,7 +40,7 @@ def test_a_fit_to_blocks_finds_what_they_were_made_with() -> None:
         mlp, attention = [(4 * h, h), (h, 4 * h)], [(3 * h, h), (h, h)]
         for kind, pairs in (("mlp", mlp), ("attention", attention), ("layer", mlp + attention)):
             mask_s = 0.0 if kind == "mlp" else MASK_S
-            rows.append((kind, 8192, h, products_s(8192, pairs, truth) + mask_s + OTHER_S, OTHER_S))
+            rows.append((kind, 8192, h, gemms_s(8192, pairs, truth) + mask_s + OTHER_S, OTHER_S))
     blocks = pd.DataFrame(rows, columns=["kind", "tokens", "hidden_size", "measured_s", "other_s"])
     is_unseen = (blocks.hidden_size // 1024 % 3 == 0).to_numpy()
     cases, report = fit_blocks(blocks, is_unseen, SECTION, [], RATES)

@@ -1,9 +1,7 @@
-"""The section of 2024's software against models that its fit did not see, and beside today's libraries."""
+"""The section of 2024's software against held-out models, compared with current libraries."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +11,13 @@ import numpy as np
 import pytest
 from measured import measured_file
 from numpy.typing import NDArray
+from refit_module import load_refit
 
-from shapewright.accuracy.statistics import kendall_tau
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import price_gemm
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.accuracy.statistics import kendall_tau
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.price import price_gemm
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 NAME, LIBRARY = "a100-sxm-80gb", "vidur"
@@ -34,11 +33,8 @@ class LeftOut(NamedTuple):
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script that made the section."""
-    pytest.importorskip("pandas", reason="fitting needs the fit extra")
-    pytest.importorskip("scipy", reason="fitting needs the fit extra")
-    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-    return importlib.import_module("calibrate_gemm_vidur")
+    """The refit of the section."""
+    return load_refit("gemm.older_libraries")
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +62,8 @@ def test_models_left_out_are_in_order(left_out: LeftOut) -> None:
     assert 1.0 - (kendall_tau(left_out.predicted, measured) or 0.0) <= LIMITS["gemm_vidur"]["disorder"]
 
 
-def test_a_run_of_products_shares_a_clock(left_out: LeftOut, script: ModuleType) -> None:
-    """Fits that take each product for a run of its own order models that they did not see worse."""
+def test_a_run_of_gemms_shares_a_clock(left_out: LeftOut, script: ModuleType) -> None:
+    """Fits that treat each GEMM as a run of its own order held-out models worse."""
     alone = left_out.rows.assign(run_flops=2.0 * left_out.rows.m * left_out.rows.n * left_out.rows.k)
     today = load_record("gemm", load_device(NAME)).parameters["dtypes"]["bf16"]
     apart = script.predict_left_out(alone, alone.model.to_numpy(), today)
@@ -80,14 +76,16 @@ def test_a_run_of_products_shares_a_clock(left_out: LeftOut, script: ModuleType)
 def scaled_today(left_out: LeftOut, run_flops: Array | None) -> Array:
     """Layers by the formulas of today's libraries, after one factor. [s]"""
     device = load_device(NAME)
-    product = Gemm(name="x", dtype="fp16", **{letter: left_out.rows[letter].to_numpy() for letter in ("m", "n", "k")})
-    record = load_record("gemm", device, physics_only=True)
-    today = np.asarray(price_gemm(product, device, record, run_flops=run_flops).time_s)
+    layer_gemm = Gemm(
+        name="x", dtype="fp16", **{letter: left_out.rows[letter].to_numpy() for letter in ("m", "n", "k")}
+    )
+    record = load_record("gemm", device.with_pricing(physics_only=True))
+    today = np.asarray(price_gemm(layer_gemm, device, record, run_flops=run_flops).time_s)
     return today * float(np.median(left_out.rows.latency_s.to_numpy() / today))
 
 
 def test_todays_libraries_keep_a_runs_clock(left_out: LeftOut) -> None:
-    """Nothing of them was fitted to these rows: knowing the run orders layers better than each product alone."""
+    """Without any fit to these rows, the FLOPs of the whole run improve the order of layers."""
     measured = left_out.rows.latency_s.to_numpy()
     alone, in_runs = scaled_today(left_out, None), scaled_today(left_out, left_out.rows.run_flops.to_numpy(float))
     error = float(np.mean(np.abs(in_runs / measured - 1.0)))
@@ -100,7 +98,7 @@ def test_todays_libraries_keep_a_runs_clock(left_out: LeftOut) -> None:
 
 
 def test_left_out_models_beat_todays_libraries(left_out: LeftOut) -> None:
-    """The section is worth having: on models it never saw it is nearer than today's libraries, even scaled."""
+    """On held-out models the section is more accurate than current libraries, even scaled."""
     measured = left_out.rows.latency_s.to_numpy()
     scaled = scaled_today(left_out, left_out.rows.run_flops.to_numpy(float))
 
@@ -108,25 +106,25 @@ def test_left_out_models_beat_todays_libraries(left_out: LeftOut) -> None:
 
 
 def test_models_of_today_are_priced_without_it() -> None:
-    """Neither a price without a library nor one of a library that nobody measured takes the section of old software."""
+    """Neither a price without a library nor one of an unmeasured library uses the section of old software."""
     device = load_device(NAME)
     record = load_record("gemm", device)
-    product = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
+    layer_gemm = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
     today, unknown, older = (
-        float(price_gemm(product, device, record, library=library).time_s) for library in ("", "trtllm 1.2", LIBRARY)
+        float(price_gemm(layer_gemm, device, record, library=library).time_s) for library in ("", "trtllm 1.2", LIBRARY)
     )
 
     assert today == unknown
     assert older > 1.05 * today
 
 
-def test_the_record_says_how_wrong_the_section_is(script: ModuleType) -> None:
-    """Held-out errors, their interval's coverage and the command stand in the record, and the interval is theirs."""
+def test_the_record_says_how_wrong_the_section_is() -> None:
+    """The record states held-out errors, interval coverage and the command."""
     record = load_record("gemm", load_device(NAME))
     report = record.provenance["reports"]["fp16, vidur: models left out"]
 
     assert report["held_out"]["mean_ape"] <= LIMITS["gemm_vidur"]["mean"]
     assert 1.0 - report["held_out"]["kendall_tau"] <= LIMITS["gemm_vidur"]["disorder"]
     assert 0.85 <= report["held_out"]["covered"] <= 0.95
-    assert Path(script.__file__).name in report["command"]
+    assert "--data DIR" in report["command"]
     assert record.interval["libraries"][LIBRARY]["fp16"]["edges_s"]

@@ -1,4 +1,4 @@
-"""How often measurements lie inside their 90 % interval, and how wide it is: rows that no fit of the records saw."""
+"""Coverage and width of 90 % intervals on held-out rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calibration_script import load_script
 from measured import measured_file
+from refit_module import load_refit
 
-from shapewright.fit.intervals import is_inside, pool
+from shapewright.measure.refit.intervals.residual_intervals import is_inside, pool
 
 TABLES = ("gemm", "attention_prefill", "attention_decode", "moe", "collectives")
 LIMITS: dict[str, Any] = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["interval"]
@@ -25,14 +25,14 @@ FEWEST_ROWS = 200
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script that fits intervals, with the rows it fits them to."""
-    return load_script("interval_products")
+    """The refit of the intervals, with the rows that it reads."""
+    return load_refit("intervals.gemm")
 
 
 @cache
 def unseen(table: str) -> Any:
-    """Unseen rows of a table with their prices."""
-    rows = load_script("interval_rows")
+    """Return held-out rows of a table with their prices."""
+    rows = load_refit("intervals.rows")
     folder = measured_file(f"{table}.parquet").parent
     found = rows.price_rows(table, rows.sampled(rows.unseen_rows(folder, table), ROWS))
     return found.assign(
@@ -54,7 +54,7 @@ def test_nine_of_ten_unseen_rows_lie_inside(table: str) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_intervals_are_no_wider_than_they_were(table: str) -> None:
-    """Covering by width is no art: the mean logarithmic width stays within its limit."""
+    """The mean logarithmic width stays within its limit, so that coverage is not reached by width."""
     assert unseen(table).width.mean() <= LIMITS["mean_width"][table]
 
 
@@ -71,7 +71,7 @@ def test_interval_widens_where_it_must(table: str) -> None:
 @pytest.mark.parametrize("kind", ["attention", "moe", "collectives"])
 def test_stretches_cover_shapes_they_were_not_made_of(kind: str) -> None:
     """Made of half of the unseen shapes, intervals cover 88 to 93 % of the other half."""
-    folder = Path(__file__).parents[2] / "src/shapewright/perf/data/intervals"
+    folder = Path(__file__).parents[2] / "src/shapewright/pricing/data/intervals"
     report = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))["held_out"]
 
     assert 0.88 <= report["covered"] <= 0.93
@@ -82,7 +82,7 @@ def test_stretches_cover_shapes_they_were_not_made_of(kind: str) -> None:
 def test_older_software_covers_a_model_it_was_not_made_of(script: ModuleType) -> None:
     """Of each model of the collection of 2024, 80 % and more lie inside an interval made of the others."""
     folder = measured_file("linear_layers.parquet").parent
-    columns = script.renamed(script.read_table(folder, "linear_layers"), library="")
+    columns = script.with_labels(script.read_table(folder, "linear_layers"), library="")
     rows = script.price_rows("linear_layers", columns)
     rows = rows[rows.table == "linear_layers"]
     parts = script.parts_of(rows.assign(model=rows.part.str.split().str[0]), ["model"])
@@ -94,7 +94,7 @@ def test_older_software_covers_a_model_it_was_not_made_of(script: ModuleType) ->
 
 @pytest.mark.parametrize(("table", "most"), LIMITS["uncovered_device"].items())
 def test_devices_left_out_are_covered_in_the_mean(table: str, most: float, script: ModuleType) -> None:
-    """Priced as if nobody had measured it, with intervals of the other devices, a device's rows lie inside."""
+    """A device priced as unmeasured, with intervals of the other devices, covers its own rows."""
     file_name = f"{table}.csv" if table.startswith("paper") else f"{table}.parquet"
     columns = script.sampled(script.read_table(measured_file(file_name).parent, table), ROWS // 2)
     rows = script.price_rows(table, columns, uncalibrated=True)
@@ -108,11 +108,11 @@ def test_devices_left_out_are_covered_in_the_mean(table: str, most: float, scrip
 
 @pytest.mark.parametrize(("table", "most"), LIMITS["uncovered_library"].items())
 def test_unknown_libraries_on_devices_left_out_are_covered(table: str, most: float, script: ModuleType) -> None:
-    """Neither the device nor the library was measured, for all that is said: both errors count."""
-    rows = load_script("interval_rows")
+    """With device and library both unmeasured, the interval includes both errors."""
+    rows = load_refit("intervals.rows")
     columns = rows.sampled(rows.unseen_rows(measured_file(f"{table}.parquet").parent, table), ROWS // 2)
     words = {"library": "another"} | ({"kernel": "another"} if table != "gemm" else {})
-    found = script.price_rows(table, script.renamed(columns, **words), uncalibrated=True)
+    found = script.price_rows(table, script.with_labels(columns, **words), uncalibrated=True)
     covered = ((found.measured >= found.low) & (found.measured <= found.high)).groupby(found.device).mean()
 
     assert 1.0 - covered.mean() <= most, covered.to_string()
@@ -121,8 +121,8 @@ def test_unknown_libraries_on_devices_left_out_are_covered(table: str, most: flo
 
 @pytest.mark.parametrize(("part", "most"), LIMITS["uncovered_products"].items())
 def test_layers_of_other_generations_and_makers_lie_inside(part: str, most: float, script: ModuleType) -> None:
-    """Products of the paper's layers on A100, V100 and MI250X, each as if nobody had measured it."""
-    rows = script.far_paper_rows(measured_file("paper_layers.csv").parent)
+    """GEMMs of the paper's layers on A100, V100 and MI250X, each priced as an unmeasured device."""
+    rows = script.borrowed_paper_rows(measured_file("paper_layers.csv").parent)
     rows = rows[rows.table == f"paper_layers/{part}"]
     devices = rows.assign(covered=(rows.measured >= rows.low) & (rows.measured <= rows.high)).groupby("device")
 
@@ -131,9 +131,9 @@ def test_layers_of_other_generations_and_makers_lie_inside(part: str, most: floa
 
 @pytest.mark.parametrize(("name", "most"), LIMITS["uncovered_blocks"].items())
 def test_blocks_of_another_makers_chip_lie_inside(name: str, most: float, script: ModuleType) -> None:
-    """Errors that all products of a device share do not cancel in its MLPs: MI250X, as if nobody had measured it."""
+    """Errors common to all GEMMs of a device do not cancel in its MLPs: MI250X priced as unmeasured."""
     layers = script.read_table(measured_file("paper_layers.csv").parent, "paper_layers")
-    layers = layers.take(script.words_of(layers, "gpu") == "mi250x")
+    layers = layers.take(script.label_values(layers, "gpu") == "mi250x")
     rows = script.price_rows("paper_layers", layers, uncalibrated=True).query(f"table == 'paper_layers/{name}'")
 
     assert len(rows) > 90

@@ -1,4 +1,4 @@
-"""Limits on held-out error only tighten: each is at most what it ever was, or says why it gave way."""
+"""Limits on held-out error only tighten: a looser limit needs a stated reason."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def history() -> Iterator[str]:
 
 
 def test_limits_only_tighten() -> None:
-    """No limit is looser than in any commit before, but for those that say why."""
+    """No limit is looser than in any earlier commit unless a reason is given."""
     text = FILE.read_text(encoding="utf-8")
     reasons = tomllib.loads(text).get(GAVE_WAY, {})
     now = limits_of(text)
@@ -69,7 +69,7 @@ def test_limits_only_tighten() -> None:
 
 
 def test_a_looser_limit_is_seen() -> None:
-    """Both kinds of limit are told apart: an error may not grow, and an order may not get worse."""
+    """Both kinds of limit are checked: errors may not grow and rank correlations may not fall."""
     old = limits_of("[gemm]\na = 0.05\n[training.kendall_tau]\nall = 0.9\n")
 
     assert looser_than(old, limits_of("[gemm]\na = 0.04\n[training.kendall_tau]\nall = 0.95\n")) == []

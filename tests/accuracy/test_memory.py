@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 from measured import measured_file
 
-from shapewright.accuracy.context import Context
-from shapewright.accuracy.published_rows import FORMAT
-from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training_rows import PublishedRun, read_runs
+from shapewright.measure.accuracy.context import Context
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.tables.published_rows import FORMAT
+from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
 from shapewright.memory import estimate_memory
 
 # Of each generation of software, the rows that may be refused. torchtitan's Llama-2-70B at 64 A100 says selective
@@ -38,12 +38,12 @@ def expert_runs() -> list[PublishedRun]:
 
 
 def needed_share(run: PublishedRun) -> float:
-    """Memory that a run is said to need, over what its device has."""
+    """Estimated memory of a run over the memory of its device."""
     return estimate_memory(run.config, run.workload, run.layout).total_bytes / run.device.memory_bytes
 
 
 def test_jobs_that_ran_fit(runs: list[PublishedRun]) -> None:
-    """No more published rows are refused than those whose recipe says too little."""
+    """Published runs that are refused are only those with incomplete recipes."""
     refused = Counter(run.software for run in runs if needed_share(run) > 1.0)
 
     assert len(runs) > 250
@@ -57,7 +57,7 @@ def test_jobs_with_experts_that_ran_fit(expert_runs: list[PublishedRun]) -> None
 
 
 def test_micro_batches_that_were_made_large_fill_most_of_the_device(runs: list[PublishedRun]) -> None:
-    """Micro-batches of 3, 10 or 18 are those of somebody who filled the memory: estimates say so too."""
+    """Micro-batches of 3, 10 or 18 were tuned to fill the memory; estimates must fill most of it too."""
     shares = [needed_share(run) for run in runs if run.software == "fsdp-2023"]
 
     assert len(shares) > 100

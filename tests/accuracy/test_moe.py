@@ -1,4 +1,4 @@
-"""Expert-layer records against measured blocks whose whole layouts (experts, top k, widths) no fit saw."""
+"""Expert-layer records against measured blocks with held-out layouts (experts, top k, widths)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from calibration_script import REPOSITORY, load_script
 from measured import measured_file
+from refit_module import REPOSITORY, load_refit
 
-from shapewright.accuracy import moe
-from shapewright.accuracy.chunk import Chunk
-from shapewright.accuracy.columns import Columns, Labels
-from shapewright.accuracy.context import Context
+from shapewright.measure.accuracy.chunk import Chunk
+from shapewright.measure.accuracy.columns import Columns, Labels
+from shapewright.measure.accuracy.context import Context
+from shapewright.measure.accuracy.tables import moe
 
 ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS, BORROWED = ALL_LIMITS["moe"], ALL_LIMITS["moe_borrowed"]
-RECORDS = sorted((REPOSITORY / "src/shapewright/perf/data/moe").glob("*.json"))
+RECORDS = sorted((REPOSITORY / "src/shapewright/pricing/data/moe").glob("*.json"))
 CASES, BORROWED_CASES = (
     [
         (library, name, dtype)
@@ -35,8 +35,8 @@ CASES, BORROWED_CASES = (
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script that made the records; its folds decide which layouts are unseen."""
-    return load_script("calibrate_moe")
+    """The refit of the records; its folds select the held-out layouts."""
+    return load_refit("experts.physics")
 
 
 @cache
@@ -76,7 +76,7 @@ def test_unseen_layouts(script: ModuleType, library: str, name: str, dtype: str)
 
 @pytest.mark.parametrize(("library", "name", "dtype"), BORROWED_CASES)
 def test_borrowed_records(script: ModuleType, library: str, name: str, dtype: str) -> None:
-    """Priced as if nobody had measured it, a device stays within the limit."""
+    """Priced without its own record, a device stays within the limit."""
     unseen = chosen(script, library, name, dtype, uncalibrated=True)
 
     assert error(unseen) <= BORROWED[library][name][dtype]
@@ -97,12 +97,12 @@ def test_interval_coverage(script: ModuleType) -> None:
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_records_carry_their_provenance(path: Path) -> None:
-    """Each record says what it was fitted on, when, how, how wrong it is on layouts it did not see, and its default."""
+    """Each record states its source, date, command, held-out errors and default sections."""
     record = json.loads(path.read_text(encoding="utf-8"))
     reports = record["provenance"]["reports"]
 
     assert record["id"] == f"moe/{path.stem}/{record['provenance']['date']}"
-    assert "calibrate_moe.py" in record["provenance"]["command"]
+    assert "--data DIR" in record["provenance"]["command"]
     assert set(record["parameters"]["dtypes"]) == set(record["interval"]["dtypes"])
     assert set(record["parameters"]["libraries"]) == set(record["interval"]["libraries"])
     assert len(reports) == sum(map(len, record["parameters"]["libraries"].values()))

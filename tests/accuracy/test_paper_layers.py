@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from measured import measured_file
 
-from shapewright.accuracy.judge import judge_folder
-from shapewright.fit.logs import HELD_OUT_FOLD, folds_of
+from shapewright.measure.accuracy.evaluate import evaluate_folder
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, fold_of_rows
 
 ALL_LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
 LIMITS = ALL_LIMITS["paper_layers"]
@@ -24,9 +24,9 @@ def test_layers(table: str, tmp_path: Path) -> None:
 
     rows = pd.read_csv(measured_file("paper_layers.csv"))
     if table.endswith("-flash"):
-        rows = rows[(rows.log == "flash_h_sweep") & (folds_of(rows.hidden_size) == HELD_OUT_FOLD)]
+        rows = rows[(rows.log == "flash_h_sweep") & (fold_of_rows(rows.hidden_size) == HELD_OUT_FOLD)]
     rows.to_csv(tmp_path / "paper_layers.csv", index=False)
-    judged = judge_folder(tmp_path, devices=[A100], tables=["paper_layers"])
+    judged = evaluate_folder(tmp_path, devices=[A100], tables=["paper_layers"])
     (found,) = [each for each in judged.rows if each.table == f"paper_layers/{table}"]
 
     assert found.rows > 0
@@ -38,14 +38,14 @@ def test_layers(table: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "limits"), ALL_LIMITS["paper_heads"].items())
 def test_head_widths_of_every_alignment(kind: str, limits: dict[str, float], tmp_path: Path) -> None:
-    """Attention products of odd head widths are predicted as well as those of aligned ones, on every device."""
+    """Attention GEMMs of odd head widths are predicted as well as aligned ones, on every device."""
     import pandas as pd
 
     rows = pd.read_csv(measured_file("paper_layers.csv"))
     width = rows.hidden_size // rows.num_heads
     chosen = {"odd": width % 2 == 1, "narrow": (width % 2 == 0) & (width % 8 != 0), "aligned": width % 8 == 0}[kind]
     rows[chosen].to_csv(tmp_path / "paper_layers.csv", index=False)
-    judged = judge_folder(tmp_path, tables=["paper_layers"]).rows
+    judged = evaluate_folder(tmp_path, tables=["paper_layers"]).rows
     tables = [each for each in judged if each.table in ("paper_layers/score", "paper_layers/aov")]
 
     for device, limit in limits.items():
@@ -57,7 +57,7 @@ def test_head_widths_of_every_alignment(kind: str, limits: dict[str, float], tmp
 
 def test_blocks_on_another_makers_chip() -> None:
     """MI250X's attention and MLP blocks, and the layers that hold them."""
-    judged = judge_folder(measured_file("paper_layers.csv").parent, devices=[MI250X], tables=["paper_layers"]).rows
+    judged = evaluate_folder(measured_file("paper_layers.csv").parent, devices=[MI250X], tables=["paper_layers"]).rows
     errors = {each.table.removeprefix("paper_layers/"): each.mape for each in judged}
 
     for block, limit in ALL_LIMITS["paper_blocks"].items():

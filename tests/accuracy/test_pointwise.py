@@ -1,4 +1,4 @@
-"""The pointwise record against the table it was fitted on, and each model against a fit of the others."""
+"""The pointwise record against the table it was fitted to, and each model against a fit of the others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration_script import load_script
 from measured import measured_file
+from refit_module import load_refit
 
 from shapewright.hardware import load_device
-from shapewright.operations import Pointwise
-from shapewright.perf.calibration import load_record
-from shapewright.perf.pointwise import price_pointwise
+from shapewright.lowering.operations import Pointwise
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.pointwise import price_pointwise
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["pointwise"]
 
@@ -21,7 +21,7 @@ LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encodin
 @pytest.mark.parametrize("model", ["Llama-2-7b-hf", "Qwen-72B", "phi-2"])
 def test_unseen_models(model: str) -> None:
     """Fitted on the other two models, the mean error on this one stays within the limit."""
-    script = load_script("calibrate_pointwise")
+    script = load_refit("pointwise")
     import pandas as pd
 
     rows = pd.read_parquet(measured_file("pointwise.parquet"))
@@ -35,8 +35,8 @@ def test_unseen_models(model: str) -> None:
 
 
 def test_record_reproduces_its_fit() -> None:
-    """The package prices the table as the script that made the record said it would."""
-    script = load_script("calibrate_pointwise")
+    """The package prices the table as the refit predicts it."""
+    script = load_refit("pointwise")
     import pandas as pd
 
     rows = pd.read_parquet(measured_file("pointwise.parquet"))
@@ -48,14 +48,14 @@ def test_record_reproduces_its_fit() -> None:
         for kind in sorted(set(kinds[rows.operation == operation])):
             part = rows[(rows.operation == operation) & (kinds == kind)]
             read, written = script.bytes_of(part)
-            asked = Pointwise(
+            requested = Pointwise(
                 name="x",
                 operation=kind.removeprefix("gated_"),
                 read_bytes=read,
                 written_bytes=written,
                 num_kernels=script.kernels_of(part).astype(int),
             )
-            price = price_pointwise(asked, device, record)
+            price = price_pointwise(requested, device, record)
             errors.append(np.abs(price.time_s / part.latency_s.to_numpy() - 1.0))
         error = float(np.mean(np.concatenate(errors)))
 

@@ -1,4 +1,4 @@
-"""Predicted steps against published training throughput: each generation of software, models its fit did not see."""
+"""Predicted steps against published training throughput, by generation of software, on held-out models."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibration_script import load_script
 from measured import measured_file
+from refit_module import load_refit
 
-from shapewright.accuracy.context import Context
-from shapewright.accuracy.published_rows import FORMAT
-from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.statistics import kendall_tau
-from shapewright.accuracy.training_rows import PublishedRun, read_runs
-from shapewright.config import TransformerConfig
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.perf.software import load_software
-from shapewright.predict import predict
-from shapewright.workload import Workload
+from shapewright.measure.accuracy.context import Context
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.statistics import kendall_tau
+from shapewright.measure.accuracy.tables.published_rows import FORMAT
+from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
+from shapewright.models import TransformerConfig
+from shapewright.prediction.predict import predict
+from shapewright.pricing.software import load_software
+from shapewright.workload import ParallelLayout, Workload
 
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["training"]
 # arXiv 2205.05198, tables 3 and 5: layers, hidden size, heads, stages, chunks, micro-batch, global batch; a step's
@@ -56,7 +55,7 @@ def rates(chosen: list[PublishedRun], software: str = "") -> tuple[np.ndarray, n
 @pytest.mark.parametrize("name", LIMITS["held_out"])
 def test_models_left_out(name: str) -> None:
     """Fitted without a group of rows, the mean error on that group stays within the limit, over all groups."""
-    script = load_script("calibrate_software")
+    script = load_refit("software")
     (generation,) = [each for each in script.GENERATIONS if each.software.name == name]
     chosen = [run for run in runs() if run.software == name]
     groups = np.array([generation.group_of(run) for run in chosen])
@@ -155,7 +154,7 @@ def test_what_sequence_parallelism_saves() -> None:
 
 
 def test_records_are_better_than_the_default() -> None:
-    """Told which software ran, predictions of old stacks err at most half as much as those of a tuned one."""
+    """With the software given, errors on old stacks are at most half of those of a tuned stack."""
     chosen = [run for run in runs() if load_software(run.software).overlap_share == 0.0]
 
     def mean_error(software: str) -> float:

@@ -1,16 +1,16 @@
-"""What the bench's tests measure."""
+"""Cases that the tests of the bench measure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from shapewright.operations import Attention, Gemm, GroupedGemm, Pointwise
-from shapewright.store.record import Case
+from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.measure.store.record import Case
 
 
 def attention(**changes: Any) -> Attention:
-    """A small call with shared heads."""
+    """A small attention call with grouped-query heads."""
     lengths = {"batch_size": 2, "query_len": 24, "kv_len": 24}
     heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "v_head_dim": 16}
     return Attention(name="x", dtype="fp32", **{**lengths, **heads, **changes})
@@ -39,7 +39,7 @@ CASES = [
     Case(operation=pointwise("norm", 1, 1), row_width=24, variant="rms_norm"),
 ]  # fmt: skip
 
-# What is one kernel in torch and a chain elsewhere, and the reverse.
+# Operations that are one kernel in torch and a chain of kernels elsewhere, and the reverse.
 CHAINS = [
     *(Case(operation=replace(pointwise("cross_entropy", traffic, traffic), num_kernels=traffic), row_width=24)
       for traffic in (2, 3)),

@@ -1,4 +1,4 @@
-"""One CPU to measure on."""
+"""Fixture with the CPU as the device under test."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from shapewright.bench.backend import Backend
+    from shapewright.measure.bench.device.backend import Backend
 
-# The helper modules beside these tests (pytest's importlib mode leaves sys.path alone).
+# For the helper modules in this folder, since pytest's importlib mode does not change sys.path.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
 def backend() -> Backend:
-    """The CPU; one thread, for threads that wait for each other measure the other load of the machine."""
+    """The CPU with one thread, since several threads would be slowed down by other load on the machine."""
     torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
-    from shapewright.bench.open_device import open_backend
+    from shapewright.measure.bench.device.open_device import open_backend
 
     torch.set_num_threads(1)
     return open_backend(cpu=True)

@@ -1,10 +1,10 @@
-"""An H200 that is not there: torch's device calls on a clock of its own, behind everything that the bench does.
+"""A simulated H200: torch's device functions on a simulated clock, below all code of the bench.
 
-Run as a program it is the command line, or, given the number of a descriptor, the worker that the command line starts.
-Calls take what the package predicts for the device, times what SIMULATED_GPU (JSON) says: ``class_factor`` on products
-whose contiguous rows are multiples of ``class_bytes`` and no more, ``bandwidth_factor`` on what pointwise operations
-move, ``noise`` (deviation of a row's logarithm), ``strays`` (share of rows that take 1.5 times as long). ``oom_bytes``
-bounds what graphs may allocate.
+As a program this is the command line, or, with a file descriptor as its argument, the worker of that command line.
+Calls take the predicted time, modified by the environment variable SIMULATED_GPU (JSON): ``class_factor`` for GEMMs
+whose contiguous rows are aligned to exactly ``class_bytes``, ``bandwidth_factor`` for pointwise operations, ``noise``
+(standard deviation of a row's log time), ``strays`` (share of rows that take 1.5 times as long). ``oom_bytes`` limits
+the memory of graphs.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# What the host takes to issue one call, and to hand a graph over: per graph, and per call in it. [s]
+# Host time to launch one call, and to submit a graph: per graph, and per call in it. [s]
 CALL_S, GRAPH_S, NODE_S = 6e-6, 1e-5, 2e-7
 CLOCK_HZ = 1.98e9
 MEMORY_BYTES = 150_109_880_320.0
-# What a launched kernel waits for before it begins: none begins before it was issued. [s]
+# Latency between the launch and the start of a kernel. [s]
 DEVICE_START_S = 2e-6
 
 SETTINGS = json.loads(os.environ.get("SIMULATED_GPU", "{}"))
 
 
 class SimulatedGpu:
-    """Host and device, each with its time, and the device's memory.
+    """Simulated clocks of the host and the device, and the memory of the device.
 
     Attributes:
-        host_s: The host's time. [s]
-        device_s: When the device will have done everything that it was given. [s]
-        recorded: Calls of the capture that is under way, as their times; None where none is. [s]
-        row_bytes: What a call of this row writes. [byte]
-        result: What every call returns; a tensor.
-        left_bytes: What pools of dropped graphs still hold. [byte]
+        host_s: Time of the host. [s]
+        device_s: Time at which the device finishes all launched calls. [s]
+        recorded: Times of the calls of the current capture; None outside a capture. [s]
+        row_bytes: Bytes that a call of the current row writes. [byte]
+        result: Tensor that every call returns.
+        left_bytes: Memory of the pools of deleted graphs. [byte]
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SimulatedGpu:
         self.result: Any = None
 
     def launch(self, time_s: float) -> None:
-        """Issue one call."""
+        """Launch one call."""
         if self.recorded is not None:
             self.recorded.append(time_s)
             self.host_s += CALL_S
@@ -58,7 +58,7 @@ class SimulatedGpu:
         self.device_s = max(self.device_s, self.host_s + DEVICE_START_S) + time_s
 
     def synchronize(self, _device: Any = None) -> None:
-        """Wait for the device."""
+        """Let the host wait for the device."""
         self.host_s = max(self.host_s, self.device_s)
 
 
@@ -66,33 +66,33 @@ GPU = SimulatedGpu()
 
 
 class Event:
-    """A point of the stream."""
+    """A device event."""
 
     def __init__(self, **_: Any) -> None:
         self.at_s = 0.0
 
     def record(self) -> None:
-        """Where the stream is now: not before the host says so."""
+        """Record the time at which the stream reaches the event, not before the host's time."""
         GPU.device_s = max(GPU.device_s, GPU.host_s)
         self.at_s = GPU.device_s
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Let the host wait for the event."""
         GPU.synchronize()
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds, in steps of half a microsecond."""
+        """Time between events in ms, with a resolution of 0.5 us."""
         return round((end.at_s - self.at_s) / 5e-7) * 5e-4
 
 
 class Graph:
-    """Calls in a row; its pool stays when it is dropped."""
+    """A captured graph, whose memory pool stays allocated after the graph is deleted."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
 
     def capture_begin(self) -> None:
-        """Begin; the results of a capture take memory that no other graph can use."""
+        """Begin a capture; its results take memory that other graphs cannot use."""
         if GPU.left_bytes + GPU.row_bytes > float(SETTINGS.get("oom_bytes", MEMORY_BYTES)):
             raise out_of_memory()
         GPU.recorded = self.times_s
@@ -106,27 +106,27 @@ class Graph:
         """Keep what was captured."""
 
     def debug_dump(self, path: str) -> None:
-        """Write down one kernel."""
+        """Write a dump with one kernel."""
         Path(path).write_text(r"| {ID | 0 (topoId: 0) | simulated_256x128\<\<\<132,384,0\>\>\>}", encoding="utf-8")
 
     def replay(self) -> None:
-        """Hand all calls over at once."""
+        """Launch all captured calls at once."""
         GPU.host_s += GRAPH_S + NODE_S * len(self.times_s)
         GPU.device_s = max(GPU.device_s, GPU.host_s + DEVICE_START_S) + sum(self.times_s)
         GPU.result.fill_(1.0)
 
 
 def out_of_memory() -> Exception:
-    """What torch raises."""
+    """The error that torch raises."""
     import torch
 
     return torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def true_s(case: Any, device: Any) -> float:
-    """What one call takes, as long as the process lives. [s]"""
-    from shapewright.operations.gemm import contiguous_dims
-    from shapewright.perf.pricing import price_operations
+    """Simulated time of one call, the same during the whole process. [s]"""
+    from shapewright.lowering.operations.gemm import contiguous_dims
+    from shapewright.pricing.operations import price_operations
 
     operation = case.operation
     time_s = float(price_operations([operation], device)[0].time_s)
@@ -143,8 +143,8 @@ def true_s(case: Any, device: Any) -> float:
 
 
 def prepare(case: Any, backend: Any) -> Any:
-    """An operation whose calls advance the device's time."""
-    from shapewright.bench.prepared import Prepared, num_input_sets
+    """Prepare an operation whose calls advance the device's clock."""
+    from shapewright.measure.bench.operations.prepared import PreparedCall, num_input_sets
 
     operation = case.operation
     set_bytes = float(operation.num_bytes)
@@ -158,11 +158,11 @@ def prepare(case: Any, backend: Any) -> Any:
         return GPU.result
 
     inputs = [(index,) for index in range(count)]
-    return Prepared(inputs=inputs, call=call, check=lambda *_: 0.0, kernel="simulated", set_bytes=set_bytes)
+    return PreparedCall(inputs=inputs, call=call, check=lambda *_: 0.0, kernel="simulated", set_bytes=set_bytes)
 
 
 class Nvml:
-    """NVML's functions, of a driver that does not let everyone read everything."""
+    """NVML with a driver that refuses some readings."""
 
     def __getattr__(self, _name: str) -> Any:
         return self.refuse
@@ -172,21 +172,21 @@ class Nvml:
         return 4
 
     def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:
-        """Knows one GPU."""
+        """Find the only GPU."""
         return 0 if name == b"GPU-1234" else 2
 
     def nvmlDeviceGetClockInfo(self, _handle: Any, _clock: int, value: Any) -> int:
-        """MHz."""
+        """Clock in MHz."""
         value._obj.value = 1980
         return 0
 
 
 def open_backend(**_: Any) -> Any:
-    """The GPU as the bench opens it."""
+    """Open the simulated GPU."""
     import torch
 
-    from shapewright.bench import open_device
     from shapewright.hardware import load_device
+    from shapewright.measure.bench.device import open_device
 
     facts = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": int(MEMORY_BYTES), "major": 9,
              "minor": 0, "L2_cache_size": 62_914_560, "uuid": "1234"}  # fmt: skip
@@ -206,13 +206,14 @@ def open_backend(**_: Any) -> Any:
 
 
 def serve() -> None:
-    """Be the worker."""
+    """Run as a worker process."""
     import torch
 
-    from shapewright.bench import backend, measuring, nvml, open_device, timer, worker
+    from shapewright.measure.bench import measuring, worker
+    from shapewright.measure.bench.device import backend, open_device, system_info, timer
 
     GPU.result = torch.ones(3)
-    nvml._load = Nvml
+    system_info._load_nvml = Nvml
     describe = backend.Backend.describe
 
     def without_device(self: Any) -> Any:
@@ -226,9 +227,9 @@ def serve() -> None:
 
 
 def main() -> None:
-    """The command line; what Python itself is asked for otherwise is done as usual."""
-    from shapewright.bench import worker
-    from shapewright.cli import main as run
+    """Run the command line with simulated workers."""
+    from shapewright.app.cli import main as run
+    from shapewright.measure.bench import worker
 
     worker.COMMAND = (sys.executable, str(Path(__file__)))
     run(sys.argv[1:])

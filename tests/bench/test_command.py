@@ -16,17 +16,17 @@ from local_measurer import LocalMeasurer
 
 from calibration_files import write_late_calibration
 from command_line import run
-from shapewright.bench import request, worker
-from shapewright.bench.backend import Backend
-from shapewright.bench.open_device import open_backend
-from shapewright.bench.worker import WorkerOptions
-from shapewright.store.file import Store
-from shapewright.store.record import OK
+from shapewright.measure.bench import request, worker
+from shapewright.measure.bench.device.backend import Backend
+from shapewright.measure.bench.device.open_device import open_backend
+from shapewright.measure.bench.worker import WorkerOptions
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import OK
 
 
 @pytest.fixture
 def in_process(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure in this process, which has torch already."""
+    """Measure in the current process, which has already imported torch."""
 
     @contextmanager
     def open_measurer(options: WorkerOptions) -> Iterator[LocalMeasurer]:
@@ -37,7 +37,7 @@ def in_process(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_smoke_suite_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """JSON alone on stdout, rows in the store, and the same command goes on where the budget ended."""
+    """With --json, stdout is JSON only; rows are stored, and repeating the command continues where it ended."""
     path = str(tmp_path / "s.sqlite")
     arguments = ["bench", "smoke", "--cpu", "--budget", "1s", "--store", path, "--json"]
     code, out, err = run(arguments, capsys)
@@ -55,8 +55,8 @@ def test_smoke_suite_from_the_command_line(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.usefixtures("in_process")
-def test_shapes_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The products of one small model, forward and backward, each with its count, its time and its prediction."""
+def test_operations_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The GEMMs of a small model, forward and backward, have repeats, times and predictions."""
     shape = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 97, "n_positions": 32}
     (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
     options = ["--micro-batch-size", "2", "--seq-len", "16", "--device", "h100-sxm-80gb", "--budget", "9s",
@@ -77,8 +77,8 @@ def test_shapes_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("in_process")
-def test_predictions_beside_rows_take_records_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A calibration prices the device that --device names; of another device than was measured, it is left aside."""
+def test_predictions_use_the_given_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A calibration applies to the device of --device, and is ignored if another device was measured."""
     late = str(write_late_calibration(tmp_path / "late.json", 100.0))
     bench = ["bench", "smoke", "--cpu", "--budget", "0.5s", "--store", str(tmp_path / "s.sqlite"), "--json"]
     named = ["--device", "h100_sxm"]
@@ -87,9 +87,9 @@ def test_predictions_beside_rows_take_records_of_ones_own(tmp_path: Path, capsys
     own = {row["key"]: row for row in json.loads(run([*bench, *named, "--calibration", late], capsys)[1])["rows"]}
     code, out, err = run([*bench, "--calibration", late], capsys)
 
-    products = [row for row in usual if row["kind"] == "gemm"]
-    assert products
-    assert all(own[row["key"]]["predicted_s"] > 5.0 * row["predicted_s"] for row in products)
+    gemms = [row for row in usual if row["kind"] == "gemm"]
+    assert gemms
+    assert all(own[row["key"]]["predicted_s"] > 5.0 * row["predicted_s"] for row in gemms)
     assert code == 0
     assert all(row["predicted_s"] is None for row in json.loads(out)["rows"])
     assert "--calibration is of h100-sxm-80gb, and cpu was measured: its records are left aside" in err
@@ -109,9 +109,9 @@ def test_predictions_beside_rows_take_records_of_ones_own(tmp_path: Path, capsys
         (["bench", "smoke", "--cpu", "--budget", "-1s"], ["-1s", "8m"]),
         (["bench", "smoke", "--cpu", "--calibration", "none.json"], ["none.json", "'shapewright calibrate' wrote"]),
         (["bench", "smoke", "--cpu", "--seq-len", "8"], ["--seq-len", "no effect"]),
-        (["bench", "smoke", "--cpu", "--store", "nowhere/s.sqlite"], ["nowhere/s.sqlite", "folder that exists"]),
+        (["bench", "smoke", "--cpu", "--store", "nowhere/s.sqlite"], ["nowhere/s.sqlite", "existing, writable folder"]),
         (["bench", "--shapes-from", "gpt22", "--cpu"], ["gpt22"]),
-        (["store", "show", "nothing.sqlite"], ["nothing.sqlite", "--store"]),
+        (["store", "show", "nothing.sqlite"], ["no store at nothing.sqlite", "shapewright bench"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
 )
@@ -120,7 +120,7 @@ def test_bad_input_is_one_line(
     arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """One line that names the value and the way out, exit code 2, and no file is made."""
+    """Errors are one line with the value and advice, exit code 2, and create no file."""
     monkeypatch.chdir(tmp_path)
     code, out, err = run(arguments, capsys)
 
@@ -133,9 +133,9 @@ def test_bad_input_is_one_line(
 def test_no_torch_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without PyTorch one line has the command that installs it, and no store is made."""
+    """Without PyTorch the error is one line with the install command, and no store is created."""
     lines = (f"import sys; sys.path[:0] = {sys.path!r}", "sys.modules['torch'] = None",
-             "from shapewright.bench.worker import main", "main()")  # fmt: skip
+             "from shapewright.measure.bench.worker import main", "main()")  # fmt: skip
     program = "\n".join(lines)
     (tmp_path / "worker.py").write_text(program, encoding="utf-8")
     monkeypatch.setattr(worker, "COMMAND", (sys.executable, str(tmp_path / "worker.py")))
@@ -151,7 +151,7 @@ def test_no_torch_says_what_to_install(
 def test_interrupt_keeps_finished_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C in the fourth row: three rows are stored, the message says so, exit code 130."""
+    """Ctrl-C in the fourth row keeps three rows, reports that, and exits with 130."""
     original, calls = local_measurer.measure_case, builtins.list[None]()
 
     def interrupted(*arguments: Any, **options: Any) -> Any:

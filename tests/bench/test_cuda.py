@@ -1,4 +1,4 @@
-"""The path of CUDA and ROCm devices, on a stand-in for torch's device calls: no GPU is needed to see their order."""
+"""The code for CUDA and ROCm devices, tested with fakes of torch's device functions and without a GPU."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench import open_device
-from shapewright.bench.backend import Backend
-from shapewright.bench.kernel_names import list_kernels
-from shapewright.bench.open_device import open_backend
-from shapewright.bench.run import make_run
-from shapewright.bench.timer import measure
-from shapewright.bench.worker import judge_device
-from shapewright.errors import BenchError
-from shapewright.operations import Gemm
-from shapewright.store.record import Case, Row, row_facts
+from shapewright.core.errors import BenchError
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.bench.device import open_device
+from shapewright.measure.bench.device.backend import Backend
+from shapewright.measure.bench.device.open_device import open_backend
+from shapewright.measure.bench.device.timer import measure
+from shapewright.measure.bench.measuring import list_kernels
+from shapewright.measure.bench.run import make_run
+from shapewright.measure.bench.worker import check_device
+from shapewright.measure.store.record import Case, Row, row_facts
 
 
 def open_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None = None, **changes: Any) -> tuple[Backend, list[str]]:
-    """Open an H200 that is not there; what was called, in order."""
+    """Open a fake H200, and record the order of calls."""
     calls: list[str] = []
     facts = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 150_109_880_320, "major": 9,
              "minor": 0, "L2_cache_size": 62_914_560, "uuid": "1234"}  # fmt: skip
@@ -48,8 +48,8 @@ def open_gpu(monkeypatch: pytest.MonkeyPatch, *, hip: str | None = None, **chang
     return open_device._gpu_backend(fake, 0), calls
 
 
-def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name of its device file, formats by its capability, cache by its driver; all work goes to one side stream."""
+def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, formats and cache are those of the GPU, and all work runs on one non-default stream."""
     gpu, calls = open_gpu(monkeypatch)
 
     assert gpu.name == "h200-sxm-141gb"
@@ -65,19 +65,21 @@ def test_a_gpu_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "said", "words"),
+    ("cuda", "message", "words"),
     [
-        (None, "", "install its GPU build"),
-        ("13.0", "", "is built for CUDA and sees no GPU; look at its driver"),
+        (None, "", "install a build for the GPU"),
+        ("13.0", "", "is built for CUDA and sees no GPU; check the driver"),
         ("13.0", "The NVIDIA driver on your system is too old\n(found 11040).", r"sees no GPU \(The NVIDIA driver"),
     ],
 )
-def test_why_there_is_no_gpu_is_told(cuda: str | None, said: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build for a CPU, a build for GPUs without one, and a driver that torch complains of have an advice each."""
+def test_errors_explain_a_missing_gpu(
+    cuda: str | None, message: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU build, no visible GPU, and a driver that torch warns about have different messages."""
 
     def is_available() -> bool:
-        if said:
-            warnings.warn(said, stacklevel=1)
+        if message:
+            warnings.warn(message, stacklevel=1)
         return False
 
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
@@ -86,11 +88,11 @@ def test_why_there_is_no_gpu_is_told(cuda: str | None, said: str, words: str, mo
     with pytest.raises(BenchError, match=words) as caught:
         open_backend()
     assert "\n" not in str(caught.value)
-    assert "use --cpu" in str(caught.value)
+    assert "measure the CPU" in str(caught.value)
 
 
 def test_a_gpu_that_runs_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A build without kernels for the GPU is one line before the first row, and not thousands of failed rows."""
+    """A torch build without kernels for the GPU is one error before the first row, not a failed row per case."""
 
     def no_kernel(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nCompile with ...")
@@ -104,7 +106,7 @@ def test_a_gpu_that_runs_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class FakeGraph:
-    """Keeps the calls made between begin and end, and makes their effects when replayed."""
+    """Records the calls of a capture, and applies their effects on replay."""
 
     log: list[str]
     fails_at_end = False
@@ -115,7 +117,7 @@ class FakeGraph:
         self.log.append("begin")
 
     def capture_end(self) -> None:
-        """End; a capture that was broken says so here."""
+        """End the capture; a failed capture raises its error here."""
         self.log.append("end")
         if self.fails_at_end:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
@@ -124,13 +126,13 @@ class FakeGraph:
         """Keep what was captured."""
 
     def debug_dump(self, path: str) -> None:
-        """Write the graph down as the driver does: a product whose parts are added by a second kernel."""
+        """Write a dump as the driver does, of a split-k GEMM with a second kernel for the sum."""
         label = r"| {ID | %d (topoId: %d) | %s\<\<\<%s,0\>\>\>}"
         names = [(0, 1, "nvjet_tst_256x128_64x4", r"\{66,2\},384"), (1, 0, "splitKreduce_kernel", "32,512")]
         Path(path).write_text("\n".join(label % node for node in names), encoding="utf-8")
 
     def replay(self) -> None:
-        """Fill the result, unless what filled it was not captured."""
+        """Write the result, unless the write was not captured."""
         self.log.append("replay")
         if not self.is_empty:
             RESULT.fill_(1.0)
@@ -141,7 +143,7 @@ RESULT = torch.ones(3)
 
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
-    """A graph class whose instances write down what happens."""
+    """A graph class whose instances log their calls."""
     cls = type("Graph", (FakeGraph,), {"log": []})
     monkeypatch.setattr(torch.cuda, "CUDAGraph", cls)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: cls.log.append("sync"))
@@ -154,12 +156,12 @@ def capture(run: Callable[[], object]) -> Callable[[], object] | None:
 
 
 def open_fake() -> Backend:
-    """The CPU in the clothes of a GPU."""
+    """A CPU backend that claims to be a GPU."""
     return replace(open_backend(cpu=True), is_cuda=True)
 
 
-def test_a_capture_has_nothing_in_it_that_waits(graph: type[FakeGraph]) -> None:
-    """Waiting ends before the capture begins and starts after it ends; one replay shows that it works."""
+def test_captures_contain_no_synchronization(graph: type[FakeGraph]) -> None:
+    """The device is synchronized before and after a capture, never during it; one replay verifies the graph."""
 
     def run() -> Any:
         graph.log.append("call")
@@ -171,7 +173,7 @@ def test_a_capture_has_nothing_in_it_that_waits(graph: type[FakeGraph]) -> None:
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_rows_name_the_kernels_that_ran(graph: type[FakeGraph], breaks: bool) -> None:
-    """A graph of one call tells its kernels and their grids; a capture that breaks is reported."""
+    """Kernels and grids are read from a graph of one call; a failed capture is recorded."""
     gpu = open_fake()
     graph.fails_at_end = breaks
     found = list_kernels(gpu, lambda: RESULT)
@@ -182,8 +184,8 @@ def test_rows_name_the_kernels_that_ran(graph: type[FakeGraph], breaks: bool) ->
     assert bool(gpu.broken_captures) is breaks
 
 
-def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:
-    """A broken capture, an empty graph and too little memory for one mean timing call by call."""
+def test_failed_captures_are_timed_eagerly(graph: type[FakeGraph]) -> None:
+    """After a failed capture, an empty graph or an out-of-memory error, calls are timed individually."""
 
     def too_large() -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
@@ -202,7 +204,7 @@ def test_captures_that_do_not_work_are_left(graph: type[FakeGraph]) -> None:
 
 
 def test_a_replay_does_not_wait_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is kept busy until a graph is handed over; calls issued one by one begin at once."""
+    """The device spins until a graph has been submitted; individually issued calls start immediately."""
     log: list[str] = []
     event = SimpleNamespace(record=lambda: log.append("event"), synchronize=lambda: None, elapsed_time=lambda _end: 2.0)
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
@@ -214,8 +216,8 @@ def test_a_replay_does_not_wait_for_the_host(monkeypatch: pytest.MonkeyPatch) ->
     assert log == ["wait True", "event", "replay", "event", "event", "call", "event"]
 
 
-def test_what_graphs_leave_behind_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools of earlier graphs are freed between rows once they are much: no capture could free them."""
+def test_memory_of_earlier_graphs_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory pools of earlier graphs are freed between rows above a limit, since a capture cannot free them."""
     log: list[str] = []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 1.0e9)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("freed"))
@@ -227,20 +229,20 @@ def test_what_graphs_leave_behind_is_given_back(monkeypatch: pytest.MonkeyPatch)
     assert log == ["freed"]
 
 
-def test_a_worker_retires_after_a_broken_capture() -> None:
-    """The row that was timed call by call is kept; the process that torch left half in a capture is not."""
+def test_a_worker_is_replaced_after_a_failed_capture() -> None:
+    """After a failed capture the row is kept, and the process is replaced."""
     run = make_run(open_fake(), suite="x", command="c")
     case = Case(operation=Gemm(name="x", dtype="fp32", m=8, n=8, k=8))
     row = Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1.0)
     gpu = open_fake()
 
-    assert judge_device(row, gpu) == (row, True)
+    assert check_device(row, gpu) == (row, True)
     gpu.broken_captures.append("broken")
-    assert judge_device(row, gpu) == (row, False)
+    assert check_device(row, gpu) == (row, False)
 
 
 def test_a_row_without_a_graph_is_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no graph can be made the row says so, and has no launch cost of its own."""
+    """Without a graph, the row's method is eager and its launch cost is unknown."""
     gpu = replace(open_backend(cpu=True), is_cuda=True)
     monkeypatch.setattr(Backend, "capture", lambda _self, _run: None)
     monkeypatch.setattr(Backend, "synchronize", lambda _self: None)

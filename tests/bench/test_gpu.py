@@ -1,4 +1,4 @@
-"""What only a GPU can show, in two minutes: run it first on a machine that has one (pytest tests/bench -m gpu).
+"""Tests that need a GPU; they take two minutes (pytest tests/bench -m gpu).
 
 Everything that a campaign measures is measured once, in its smallest size, and has to be right and replayed from a
 graph. Nothing is compared with predictions, but rates with what the device can do at most.
@@ -16,29 +16,28 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
-from shapewright.bench import worker as worker_module
-from shapewright.bench.backend import Backend
-from shapewright.bench.measuring import measure_case
-from shapewright.bench.open_device import open_backend
-from shapewright.bench.run import make_run
-from shapewright.bench.suites import default_dtypes, make_suite
-from shapewright.bench.worker import Worker, WorkerOptions
 from shapewright.hardware import list_devices, load_device
-from shapewright.operations import Gemm, Pointwise
-from shapewright.store.record import FAILED, OK, Case, Row
+from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.measure.bench import worker as worker_module
+from shapewright.measure.bench.device.backend import Backend
+from shapewright.measure.bench.device.open_device import open_backend
+from shapewright.measure.bench.measuring import measure_case
+from shapewright.measure.bench.run import make_run
+from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
+from shapewright.measure.bench.worker import Worker, WorkerOptions
+from shapewright.measure.store.record import FAILED, OK, Case, Row
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator"),
-    # What a library says while it works is no failure.
+    # Warnings of libraries are not failures.
     pytest.mark.filterwarnings("default"),
 ]
 
 SUITES = ("alignment", "batched", "tiles", "random", "attention", "pointwise", "experts", "layer", "decode", "model")
-# What is said where a fused kernel that was asked for by name is not made for the call, and where a step is larger than
-# the device.
-NOT_THERE = ("No available kernel", "of memory may be used", "of memory are free")
-# Head widths that every fused kernel has.
+# Errors of cases that a device does not support: no such fused kernel, and too little memory.
+UNSUPPORTED = ("No available kernel", "GB are available")
+# Head dimensions that every fused kernel supports.
 USUAL_HEAD_DIMS = (64, 128)
 
 
@@ -56,8 +55,8 @@ def measured(case: Case, gpu: Backend, budget_s: float = 0.1) -> Row:
     return measure_case(case, gpu, run, budget_s=budget_s, ci_fraction=0.02)
 
 
-def product(m: int, n: int, k: int, dtype: str = "bf16") -> Case:
-    """A plain product."""
+def plain_gemm(m: int, n: int, k: int, dtype: str = "bf16") -> Case:
+    """A plain GEMM."""
     return Case(operation=Gemm(name="x", dtype=dtype, m=m, n=n, k=k))
 
 
@@ -94,13 +93,13 @@ def one_of_each(suite: str, dtypes: tuple[str, ...]) -> list[Case]:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_all_kinds_of_a_suite_work(suite: str, gpu: Backend) -> None:
-    """One of each is right, and replayed from a graph; training steps are timed as they are issued."""
+def test_all_kinds_of_cases_are_measured(suite: str, gpu: Backend) -> None:
+    """Each of these cases is correct and replayed from a graph; training steps are timed eagerly."""
     gpu.broken_captures.clear()
     cases = one_of_each(suite, default_dtypes(suite, gpu.dtypes, cpu=False))
     rows = [measured(case, gpu) for case in cases]
     bad = [f"{row.kind} {row.name} {row.variant} {row.dtype} {row.layout} {row.status} {row.error}" for row in rows
-           if row.status != OK and not any(words in row.error for words in NOT_THERE)]  # fmt: skip
+           if row.status != OK and not any(words in row.error for words in UNSUPPORTED)]  # fmt: skip
     issued = [f"{row.kind} {row.name} {row.variant} {row.dtype} {row.layout}" for row in rows
               if row.status == OK and row.method != "graph" and suite != "model"]  # fmt: skip
 
@@ -109,8 +108,8 @@ def test_all_kinds_of_a_suite_work(suite: str, gpu: Backend) -> None:
     assert gpu.broken_captures == []
 
 
-def test_the_gpu_is_known_by_its_name(gpu: Backend) -> None:
-    """What the driver calls it is the name of a device file, where there is one."""
+def test_the_gpu_has_the_name_of_its_device_file(gpu: Backend) -> None:
+    """The driver's name is mapped to a device file, if there is one."""
     assert gpu.facts["num_sms"] > 0
     assert 1e6 < gpu.cache_bytes < 1e9
     for words, name in (("NVIDIA H200", "h200-sxm-141gb"), ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb")):
@@ -119,8 +118,8 @@ def test_the_gpu_is_known_by_its_name(gpu: Backend) -> None:
 
 
 def test_clocks_and_power_are_read(gpu: Backend) -> None:
-    """In Hz and watts, during the campaign and without any setting being touched."""
-    measured(product(4096, 4096, 4096), gpu)
+    """Clocks and power are read in Hz and watts, and no setting is changed."""
+    measured(plain_gemm(4096, 4096, 4096), gpu)
     state = gpu.read_state()
     if not state:
         pytest.skip("this driver, or this maker's, tells nothing through NVML")
@@ -129,21 +128,21 @@ def test_clocks_and_power_are_read(gpu: Backend) -> None:
     assert gpu.driver
 
 
-def test_a_tiny_product_is_timed_without_its_launch(gpu: Backend) -> None:
-    """Replayed from a graph it is far shorter than issued by the host, and the launch is told apart."""
-    row = measured(product(64, 64, 64, "fp16"), gpu)
+def test_small_gemms_are_timed_without_launch_cost(gpu: Backend) -> None:
+    """A small GEMM is much faster in a graph than individually issued, and its launch cost is reported separately."""
+    row = measured(plain_gemm(64, 64, 64, "fp16"), gpu)
 
     assert (row.status, row.method) == (OK, "graph")
     assert row.launch_s is not None
     assert 1e-7 < (row.median_s or 0.0) < 2e-5
 
 
-def test_rates_are_possible(gpu: Backend) -> None:
-    """No product beats the data sheet, nor any stream the memory; both come near to it."""
+def test_rates_are_below_the_data_sheet_peaks(gpu: Backend) -> None:
+    """GEMM rates and bandwidths stay below the data-sheet peaks and come close to them."""
     if gpu.name not in list_devices():
         pytest.skip("no device file says what this GPU can do")
     device = load_device(gpu.name)
-    row = measured(product(8192, 8192, 8192), gpu, 1.0)
+    row = measured(plain_gemm(8192, 8192, 8192), gpu, 1.0)
     size_bytes = 2.0**31
     add = Pointwise(name="x", dtype="bf16", operation="residual", read_bytes=2 * size_bytes, written_bytes=size_bytes)
     stream = measured(Case(operation=add, row_width=8192), gpu, 1.0)
@@ -154,9 +153,9 @@ def test_rates_are_possible(gpu: Backend) -> None:
     assert stream.is_cold
 
 
-def test_the_same_thing_takes_as_long_again(gpu: Backend) -> None:
-    """Medians of two rounds over some sizes are within a few percent of each other."""
-    cases = [product(m, 4096, 2560) for m in (256, 1000, 4096, 8192)]
+def test_medians_are_repeatable(gpu: Backend) -> None:
+    """Medians of two rounds over some sizes differ by a few percent at most."""
+    cases = [plain_gemm(m, 4096, 2560) for m in (256, 1000, 4096, 8192)]
     rounds = [[measured(case, gpu, 0.3).median_s or 0.0 for case in cases] for _ in range(2)]
     off = sorted(abs(first / second - 1.0) for first, second in zip(*rounds, strict=True))
 
@@ -164,31 +163,31 @@ def test_the_same_thing_takes_as_long_again(gpu: Backend) -> None:
 
 
 def test_rows_leave_no_memory_behind(gpu: Backend) -> None:
-    """Rows whose graphs hold more together than the device has are all replayed, the last as the first."""
+    """Graphs of successive rows that together exceed the device's memory are all replayed."""
     side = int((gpu.facts["memory_bytes"] / 64 / 2) ** 0.5) // 256 * 256
-    rows = [measured(product(side + 256 * (index % 2), side, 64), gpu, 0.03) for index in range(40)]
+    rows = [measured(plain_gemm(side + 256 * (index % 2), side, 64), gpu, 0.03) for index in range(40)]
 
     assert {(row.status, row.method, row.error) for row in rows} == {(OK, "graph", "")}
 
 
-def test_too_large_a_row_costs_itself_alone(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that is not there fails the row, whether it was foreseen or not; the next one is fine."""
-    large = product(700_000, 700_000, 64)
+def test_lack_of_memory_fails_one_row(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lack of memory, estimated or not, fails one row; the next one succeeds."""
+    large = plain_gemm(700_000, 700_000, 64)
     foreseen = measured(large, gpu)
     monkeypatch.setattr(Backend, "usable_bytes", lambda _self: 1e18)
     unforeseen = measured(large, gpu)
     monkeypatch.undo()
 
-    assert "of memory are free" in foreseen.error
+    assert "GB are available" in foreseen.error
     assert unforeseen.status == FAILED
     assert "out of memory" in unforeseen.error.lower()
-    assert measured(product(512, 512, 512), gpu).status == OK
+    assert measured(plain_gemm(512, 512, 512), gpu).status == OK
 
 
-# A worker in which one size reads beyond the end of a tensor, on the device.
+# A worker in which a case of one size reads beyond the end of a tensor on the device.
 POISONER = """
 import torch
-from shapewright.bench import measuring, worker
+from shapewright.measure.bench import measuring, worker
 
 prepare = measuring.prepare
 
@@ -203,23 +202,23 @@ worker.main()
 """
 
 
-def test_a_spoilt_context_costs_its_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an illegal access nothing works in the process: the row says so, and the next one is a new process's."""
+def test_a_lost_context_fails_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal access the row records the lost context, and a new process measures the next one."""
     (tmp_path / "poisoner.py").write_text(POISONER, encoding="utf-8")
     monkeypatch.setattr(worker_module, "COMMAND", (sys.executable, str(tmp_path / "poisoner.py")))
     with Worker(WorkerOptions()) as worker:
         run = make_run(worker.facts, suite="gpu", command="pytest")
-        rows = [worker.measure(product(m, 512, 512), run, budget_s=0.1, ci_fraction=0.02) for m in (512, 1001, 1000)]
+        rows = [worker.measure(plain_gemm(m, 512, 512), run, budget_s=0.1, ci_fraction=0.02) for m in (512, 1001, 1000)]
 
     assert [row.status for row in rows] == [OK, FAILED, OK]
     assert "context was lost" in rows[1].error
 
 
 def test_kernels_are_named(gpu: Backend) -> None:
-    """With --kernel-names a row says which of the library's kernels ran, and nothing breaks by asking."""
+    """With --kernel-names rows contain the names of the kernels, and measuring still works."""
     if torch.version.hip:
-        pytest.skip("graphs of ROCm are written down in another form")
-    row = measured(product(4096, 4096, 4096), replace(gpu, names_kernels=True))
+        pytest.skip("dumps of ROCm graphs have another format")
+    row = measured(plain_gemm(4096, 4096, 4096), replace(gpu, names_kernels=True))
 
     assert row.status == OK
     assert "<<<" in row.kernel
@@ -227,7 +226,7 @@ def test_kernels_are_named(gpu: Backend) -> None:
 
 
 def test_formats_of_the_device_are_those_of_its_capability(gpu: Backend) -> None:
-    """Every format that the bench says it has can be multiplied."""
-    rows = {dtype: measured(product(256, 256, 256, dtype), gpu) for dtype in gpu.dtypes}
+    """GEMMs run in every element format that the bench reports."""
+    rows = {dtype: measured(plain_gemm(256, 256, 256, dtype), gpu) for dtype in gpu.dtypes}
 
     assert {dtype: row.error for dtype, row in rows.items() if row.status != OK} == {}

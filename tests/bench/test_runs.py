@@ -1,4 +1,4 @@
-"""Runs into a store: what is measured again, what becomes of errors, where the budget ends."""
+"""Running cases into a store: resuming, errors and budgets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from bench_cases import CASES, attention
 from local_measurer import LocalMeasurer
 
 from command_line import run
-from shapewright.bench import measuring, request
-from shapewright.bench.backend import Backend
-from shapewright.bench.open_device import open_backend
-from shapewright.bench.run import Outcome, make_run, run_cases
-from shapewright.bench.suites import make_suite
-from shapewright.errors import BenchError
-from shapewright.operations import Gemm, GroupedGemm
-from shapewright.store.export import export_store
-from shapewright.store.file import Store
-from shapewright.store.record import FAILED, OK, WRONG, Case
+from shapewright.core.errors import BenchError
+from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.measure.bench import measuring, request
+from shapewright.measure.bench.device.backend import Backend
+from shapewright.measure.bench.device.open_device import open_backend
+from shapewright.measure.bench.run import Outcome, make_run, run_cases
+from shapewright.measure.bench.suites.registry import make_suite
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.export import export_store
+from shapewright.measure.store.record import FAILED, OK, WRONG, Case
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 
 def measured(cases: list[Case], backend: Backend, folder: Path, **options: Any) -> Any:
-    """Run cases into a store; give the outcome."""
+    """Run cases into a store, and return the outcome."""
     with Store(folder / "s.sqlite") as store:
         return run_cases(
             cases,
@@ -40,7 +40,7 @@ def measured(cases: list[Case], backend: Backend, folder: Path, **options: Any) 
 
 
 def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) -> None:
-    """A second run has nothing to do, a third does only what was added."""
+    """A second run measures nothing, and a third one only the added cases."""
     cases = [case for case in CASES if isinstance(case.operation, GroupedGemm)]
     first, second = (measured(cases[:2], backend, tmp_path) for _ in range(2))
     third = measured(cases, backend, tmp_path)
@@ -51,15 +51,13 @@ def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) 
     assert [row.key for row in third.measured] == [cases[2].key("cpu", backend.library)]
 
 
-def test_suites_share_what_is_left_of_a_budget(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 12 s for three the first gets 4 and takes 8; of the 4 left the second gets 2 and takes 1, the last gets 3."""
+def test_suites_share_the_remaining_budget(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three suites gets an equal share of the time that is left of 12 s."""
     now_s, budgets_s = 100.0, []
     takes_s = iter([8.0, 1.0, 30.0])
 
     class Clocked:
-        """Measures nothing, in a known time."""
+        """Measures nothing, but advances the clock."""
 
         facts = backend
 
@@ -72,20 +70,20 @@ def test_suites_share_what_is_left_of_a_budget(
     monkeypatch.setattr(request, "open_measurer", lambda _options: nullcontext(Clocked()))
     monkeypatch.setattr(request.time, "monotonic", lambda: now_s)
     suites = ("smoke", "pointwise", "alignment")
-    results = request.run_request(request.Request(suites=suites, budget_s=12.0), tmp_path / "s.sqlite")
+    results = request.run_bench(request.BenchRequest(suites=suites, budget_s=12.0), tmp_path / "s.sqlite")
 
     assert [result.name for result in results] == list(suites)
     assert budgets_s == pytest.approx([4.0, 2.0, 3.0])
 
 
 def test_errors_become_rows(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot run, and what is wrong, is a row with the reason; the run goes on, and can try those again."""
+    """Failed and wrong cases become rows with the reason; the run continues, and can retry them."""
     good = CASES[0]
     huge = Case(operation=Gemm(name="x", dtype="fp32", m=10**6, n=10**6, k=1))
     windowed = Case(operation=attention(window_size=4))
     monkeypatch.setitem(measuring.TOLERANCE_FRACTION, "bf16", 0.0)
     inexact = replace(good, operation=replace(good.operation, dtype="bf16", m=64))
-    outcome = measured([huge, windowed, inexact, good], replace(backend, most_flops=1e30), tmp_path)
+    outcome = measured([huge, windowed, inexact, good], replace(backend, max_operation_flops=1e30), tmp_path)
     statuses = [row.status for row in outcome.measured]
     words = " ".join(row.error for row in outcome.measured)
 
@@ -94,12 +92,14 @@ def test_errors_become_rows(backend: Backend, tmp_path: Path, monkeypatch: pytes
     assert "window" in words
     assert "relative error" in words
     monkeypatch.undo()
-    again = measured([huge, windowed, inexact, good], replace(backend, most_flops=1e30), tmp_path, retry_failed=True)
+    again = measured(
+        [huge, windowed, inexact, good], replace(backend, max_operation_flops=1e30), tmp_path, retry_failed=True
+    )
     assert [row.status for row in again.measured] == [FAILED, FAILED, OK]
 
 
-def test_other_threads_are_another_measurement(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU the number of threads decides the time, so rows of one number do not stand for another's."""
+def test_thread_counts_are_part_of_the_key(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU rows with different thread counts are different measurements."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     torch.set_num_threads(2)
     try:
@@ -112,18 +112,18 @@ def test_other_threads_are_another_measurement(backend: Backend, monkeypatch: py
 
 
 def test_budget_ends_the_run(backend: Backend, tmp_path: Path) -> None:
-    """Past the budget no row begins; what is left is counted, and so is what is too large for this device."""
+    """After the budget no row begins; remaining and too large cases are counted."""
     cases = make_suite("pointwise", ("fp32",), small=True, seed=0)
     outcome = measured(cases, backend, tmp_path, budget_s=0.3)
 
     assert outcome.measured
     assert len(outcome.measured) + outcome.num_left == len(cases)
     assert outcome.wall_s < 2.0
-    assert measured(CASES[:1], replace(backend, most_flops=1.0), tmp_path).num_left_out == 1
+    assert measured(CASES[:1], replace(backend, max_operation_flops=1.0), tmp_path).num_too_large == 1
 
 
-def test_export_is_what_accuracy_reads(backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows of a known device come out as tables that the accuracy command judges, and one table has every row."""
+def test_accuracy_reads_an_export(backend: Backend, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An export contains tables that the accuracy command reads, and one table with every row."""
     pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
     cases = [CASES[0], CASES[1], *CASES[-9:-2], *(Case(operation=attention(**more)) for more in ({}, {"query_len": 1}))]
     cases = [replace(case, operation=replace(case.operation, dtype="bf16")) for case in cases[:1]] + cases[1:]
@@ -141,7 +141,7 @@ def test_export_is_what_accuracy_reads(backend: Backend, tmp_path: Path, capsys:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_says_use_cpu() -> None:
-    """Without a GPU the way out is named."""
-    with pytest.raises(BenchError, match="use --cpu"):
+def test_without_a_gpu_the_cpu_is_suggested() -> None:
+    """Without a GPU the error suggests measuring the CPU."""
+    with pytest.raises(BenchError, match="measure the CPU"):
         open_backend()

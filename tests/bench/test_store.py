@@ -1,18 +1,22 @@
-"""The store of measurements: what is committed stays, whatever happens to the process or the file."""
+"""The store of measurements: committed rows survive killed processes, full disks and damaged files."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from shapewright.errors import StoreError
-from shapewright.operations import Attention, Gemm
-from shapewright.store import file as store_module
-from shapewright.store.file import Store
-from shapewright.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.core.errors import StoreError
+from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.measure.store import database as store_module
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.models import TransformerConfig
+from shapewright.prediction.model_runs import layer_run
+from shapewright.workload import Workload
 
 RUN = Run(
     run_id="r1",
@@ -30,7 +34,7 @@ RUN = Run(
 
 
 def make_row(m: int = 8, *, status: str = OK, run: Run = RUN) -> Row:
-    """A row of one small product."""
+    """A row of one small GEMM."""
     case = Case(operation=Gemm(name="x", m=m, n=16, k=32))
     measured = {"median_s": 1e-5, "num_samples": 10, "launch_s": 3e-6} if status == OK else {"error": "out of memory"}
     now = "2026-01-01T00:00:01+00:00"
@@ -44,7 +48,7 @@ def open_store(folder: Path) -> Store:
     return store
 
 
-def test_rows_come_back_whole(tmp_path: Path) -> None:
+def test_rows_are_restored_exactly(tmp_path: Path) -> None:
     """A row and its run are read from a new connection exactly as they were written."""
     with open_store(tmp_path) as store:
         assert store.add(make_row())
@@ -54,8 +58,8 @@ def test_rows_come_back_whole(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
-def test_what_is_committed_waits_for_the_disk(tmp_path: Path) -> None:
-    """Kills of a process cannot show it: only a log that is written out at each commit survives a loss of power.
+def test_commits_are_synchronized_to_disk(tmp_path: Path) -> None:
+    """Each commit is synchronized to disk, so that it survives a power failure; killing a process cannot test this.
 
     Source: sqlite.org/pragma.html#pragma_synchronous, FULL is 2; NORMAL may lose commits in WAL mode.
     """
@@ -68,8 +72,8 @@ def test_what_is_committed_waits_for_the_disk(tmp_path: Path) -> None:
         connection.execute("SELECT 1")
 
 
-def test_a_row_knows_its_operation() -> None:
-    """The operation of a row is the one that was measured, of the package's own classes."""
+def test_a_row_restores_its_operation() -> None:
+    """A row restores the operation that was measured."""
     operations = (
         Gemm(name="a", m=3, n=5, k=7, batch=2, layout="TN", dtype="fp16"),
         Attention(name="b", batch_size=1, query_len=4, kv_len=4, num_heads=2, num_kv_heads=1, head_dim=8, v_head_dim=8),
@@ -80,8 +84,42 @@ def test_a_row_knows_its_operation() -> None:
         assert row.operation() == operation
 
 
-def test_key_tells_what_decides_the_time() -> None:
-    """Another name is the same measurement; another size, layout, dtype, kernel, repetition, device is not."""
+def test_keys_of_stored_rows_do_not_change() -> None:
+    """Keys are the stored identity of rows: a changed key would orphan every row measured before."""
+    head = '{"device": "d", "dtype": "bf16", '
+    gemm = Case(operation=Gemm(name="x", dtype="bf16", m=1, n=2, k=3, layout="NT"))
+    norm = Pointwise(name="x", dtype="bf16", operation="norm", read_bytes=8.0, written_bytes=8.0)
+    config = TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=9)
+    layer = Case(operation=layer_run(config, Workload(seq_len=16, micro_batch_size=1), passes="forward"))
+
+    assert gemm.key("d", "l") == (
+        f'{head}"kind": "gemm", "layout": "NT", "library": "l", "repetition": 0, '
+        '"sizes": {"batch": 1, "k": 3, "m": 1, "n": 2, "weight_dtype": null}, "variant": ""}'
+    )
+    assert Case(operation=norm, row_width=4).key("d", "l") == (
+        f'{head}"kind": "pointwise", "layout": "", "library": "l", "repetition": 0, "sizes": {{"num_kernels": 1, '
+        '"operation": "norm", "read_bytes": 8.0, "row_width": 4, "written_bytes": 8.0}, "variant": ""}'
+    )
+    assert json.loads(layer.key("d", "l"))["sizes"] == {
+        "config": {
+            "embedding_size": 64,
+            "head_dim": 16,
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "max_position_embeddings": 16,
+            "num_heads": 4,
+            "num_kv_heads": 4,
+            "num_layers": 1,
+            "v_head_dim": 16,
+            "vocab_size": 1,
+        },
+        "passes": "forward",
+        "workload": {"attention": "flash", "micro_batch_size": 1, "phase": "train", "seq_len": 16},
+    }
+
+
+def test_key_contains_what_affects_the_time() -> None:
+    """The key ignores the name, and depends on size, layout, dtype, kernel, repetition and device."""
     base = Gemm(name="x", m=8, n=16, k=32)
     same = Case(operation=dataclasses.replace(base, name="y", repeats=7, pass_name="backward"))
     others = [
@@ -98,7 +136,7 @@ def test_key_tells_what_decides_the_time() -> None:
 
 
 def test_good_rows_are_never_replaced(tmp_path: Path) -> None:
-    """A failed row gives way to a good one, a good one to nothing."""
+    """A failed row is replaced by a successful one; a successful row is never replaced."""
     with open_store(tmp_path) as store:
         assert store.add(make_row(status=FAILED))
         assert store.finished_keys(statuses=(OK,)) == set()
@@ -109,7 +147,7 @@ def test_good_rows_are_never_replaced(tmp_path: Path) -> None:
 
 
 def test_two_writers_share_a_store(tmp_path: Path) -> None:
-    """Rows of two open connections are both there, and each sees the other's."""
+    """Two open connections both write rows, and each reads those of the other."""
     with open_store(tmp_path) as first, Store(tmp_path / "s.sqlite") as second:
         first.add(make_row(1))
         second.add(make_row(2))
@@ -119,8 +157,8 @@ def test_two_writers_share_a_store(tmp_path: Path) -> None:
         assert sorted(row.m or 0 for row in first.rows()) == [1, 2, 3]
 
 
-def test_older_stores_are_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of an older schema keeps its rows and gets what newer versions add, once."""
+def test_older_stores_are_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with an older schema is migrated once and keeps its rows."""
     with open_store(tmp_path) as store:
         store.add(make_row())
     added = (*store_module.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN remark TEXT NOT NULL DEFAULT 'none'",))
@@ -136,7 +174,7 @@ def test_older_stores_are_brought_up_to_date(tmp_path: Path, monkeypatch: pytest
 
 
 def spoil(path: Path, how: str) -> None:
-    """Make a file that is no usable store."""
+    """Create a file that is not a usable store."""
     if how == "newer":
         Store(path).close()
         connection = sqlite3.connect(path)
@@ -156,14 +194,14 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("newer", "schema version 99, newer than"),
-        ("garbage", "damaged or no store"),
-        ("foreign", "no store of measurements"),
+        ("newer", "schema version 99, and this version"),
+        ("garbage", "damaged or not a store"),
+        ("foreign", "not a store of measurements"),
         ("folder", "unable to open"),
     ],
 )
-def test_bad_stores_are_refused_untouched(how: str, words: str, tmp_path: Path) -> None:
-    """A store of a newer schema, a damaged file, another program's database: one line, and not a byte changes."""
+def test_bad_stores_are_rejected_and_not_modified(how: str, words: str, tmp_path: Path) -> None:
+    """A newer schema, a damaged file or another database is a one-line error, and the file is not modified."""
     path = tmp_path / "s.sqlite"
     spoil(path, how)
     before = path.read_bytes() if path.is_file() else b""
@@ -174,8 +212,8 @@ def test_bad_stores_are_refused_untouched(how: str, words: str, tmp_path: Path) 
     assert (path.read_bytes() if path.is_file() else b"") == before
 
 
-def test_missing_store_is_not_made(tmp_path: Path) -> None:
-    """Who wants to read a store that is not there is told so, and none appears."""
+def test_missing_store_is_not_created(tmp_path: Path) -> None:
+    """Reading a missing store is an error and does not create a file."""
     with pytest.raises(StoreError, match="no store at"):
         Store(tmp_path / "s.sqlite", read_only=True)
 
@@ -183,13 +221,13 @@ def test_missing_store_is_not_made(tmp_path: Path) -> None:
 
 
 def fill(store: Store) -> None:
-    """Add rows until it cannot take one more."""
+    """Add rows until an error occurs."""
     for m in range(1, 10_000):
         store.add(make_row(m))
 
 
-def test_full_disk_keeps_what_is_stored(tmp_path: Path) -> None:
-    """Where no further page can be had the row is refused in one line, and earlier rows are all there."""
+def test_full_disk_keeps_stored_rows(tmp_path: Path) -> None:
+    """On a full disk adding a row is a one-line error, and earlier rows are kept."""
     with open_store(tmp_path) as store:
         store._connection.execute("PRAGMA max_page_count = 20")
         with pytest.raises(StoreError, match="free space"):
@@ -201,8 +239,8 @@ def test_full_disk_keeps_what_is_stored(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
-def test_verify_sees_damage(tmp_path: Path) -> None:
-    """A row that claims to be fine without a time is reported."""
+def test_verify_reports_damage(tmp_path: Path) -> None:
+    """A successful row without a time is reported."""
     with open_store(tmp_path) as store:
         store.add(dataclasses.replace(make_row(), median_s=None))
 

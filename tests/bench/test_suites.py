@@ -1,4 +1,4 @@
-"""Suites: which cases they hold, in which order, each checked against float64."""
+"""Suites: their cases and order, and checks of operations against float64."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ import math
 import pytest
 from bench_cases import CASES, CHAINS
 
-from shapewright.bench import measuring
-from shapewright.bench.backend import Backend
-from shapewright.bench.inputs import InputPool
-from shapewright.bench.measuring import prepare
-from shapewright.bench.order import coarse_first
-from shapewright.bench.suites import COLLECTIVES, MAMF, make_suite, suite_names
-from shapewright.operations import Gemm
-from shapewright.store.record import Case
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.bench import measuring
+from shapewright.measure.bench.device.backend import Backend, InputPool
+from shapewright.measure.bench.measuring import prepare
+from shapewright.measure.bench.suites.registry import COLLECTIVES, MAMF, coarse_first, make_suite, suite_names
+from shapewright.measure.store.record import Case
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("name", sorted(set(suite_names()) - {MAMF, COLLECTIVES, "compiled"}))
-def test_suites_hold_different_cases(name: str, small: bool) -> None:
-    """A suite names no case twice, comes in the same order for the same seed and another for another."""
+def test_suites_contain_distinct_cases(name: str, small: bool) -> None:
+    """Cases of a suite are distinct, and their order depends on the seed only."""
     cases = make_suite(name, ("bf16",), small=small, seed=1)
     keys = [case.key("d", "l") for case in cases]
 
@@ -32,7 +30,7 @@ def test_suites_hold_different_cases(name: str, small: bool) -> None:
 
 
 def test_small_budgets_reach_every_sweep() -> None:
-    """A tenth of the alignment suite already has all three layouts and the far end of a sweep."""
+    """The first tenth of the alignment suite covers all three layouts and the end of a sweep."""
     cases = make_suite("alignment", ("bf16",), small=False, seed=0)
     first = [case.operation for case in cases[: len(cases) // 10]]
 
@@ -42,7 +40,7 @@ def test_small_budgets_reach_every_sweep() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 17])
 def test_coarse_first_is_a_permutation(count: int) -> None:
-    """Every place comes once, both ends first."""
+    """Every index occurs once, both ends first."""
     order = coarse_first(count)
 
     assert sorted(order) == list(range(count))
@@ -51,7 +49,7 @@ def test_coarse_first_is_a_permutation(count: int) -> None:
 
 @pytest.mark.parametrize("case", [*CASES, *CHAINS], ids=lambda case: f"{case.operation.kind}-{case.key('', '')[-60:]}")
 def test_operations_are_checked_against_float64(case: Case, backend: Backend) -> None:
-    """Each operation agrees with its reference, and a result that is off, or not a number, does not."""
+    """Each operation passes its check, and a modified or NaN result does not."""
     prepared = prepare(case, backend)
     found = prepared.call(*prepared.inputs[0])
     tolerance = measuring.TOLERANCE_FRACTION[case.operation.dtype]
@@ -66,8 +64,8 @@ def test_operations_are_checked_against_float64(case: Case, backend: Backend) ->
         assert not prepared.check(parts, prepared.inputs[0]) <= tolerance
 
 
-def test_inputs_are_of_the_operation(backend: Backend) -> None:
-    """A layout says which dimension of each operand is contiguous in memory, and inputs differ from set to set."""
+def test_inputs_have_the_layout_of_the_operation(backend: Backend) -> None:
+    """The layout determines the strides of both operands, and input sets differ."""
     for layout, strides in {"NT": ((21, 1), (1, 21)), "NN": ((21, 1), (33, 1)), "TN": ((1, 17), (33, 1))}.items():
         prepared = prepare(Case(operation=Gemm(name="x", dtype="fp32", m=17, n=33, k=21, layout=layout)), backend)
         a, b = prepared.inputs[0]
@@ -77,8 +75,8 @@ def test_inputs_are_of_the_operation(backend: Backend) -> None:
         assert not torch.equal(a, prepared.inputs[1][0])
 
 
-def test_inputs_are_handed_out_once_a_row() -> None:
-    """Slices of a row do not overlap, begin aligned, are random, and come again for the next row."""
+def test_inputs_are_handed_out_once_per_row() -> None:
+    """Slices of one row do not overlap, are aligned and random, and are reused for the next row."""
     pool = InputPool(torch.device("cpu"))
     first, second = pool.take((3, 5), torch.float32), pool.take((7,), torch.float32)
     whole = pool.take((3000, 3000), torch.float32)

@@ -1,4 +1,4 @@
-"""Timing a call: medians and their intervals, launch cost, other load, clocks and caches."""
+"""Timing of calls: medians and their intervals, launch cost, other load, clocks and caches."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 
-from shapewright.bench import measuring
-from shapewright.bench import nvml as nvml_module
-from shapewright.bench.backend import Backend
-from shapewright.bench.graphs import fills_results
-from shapewright.bench.host import host_cache_bytes
-from shapewright.bench.run import Outcome, make_run
-from shapewright.bench.statistics import summarize
-from shapewright.bench.timer import measure
-from shapewright.operations import Gemm
-from shapewright.store.record import Case
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.bench import measuring
+from shapewright.measure.bench.device import system_info
+from shapewright.measure.bench.device.backend import Backend, writes_results
+from shapewright.measure.bench.device.system_info import host_cache_bytes
+from shapewright.measure.bench.device.timer import measure, summarize
+from shapewright.measure.bench.run import Outcome, make_run
+from shapewright.measure.store.record import Case
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 
 def test_median_interval_covers() -> None:
-    """The interval holds the true median about 95 times in 100, for skewed times too."""
+    """The interval covers the true median in about 95 % of the cases, for skewed distributions too."""
     generator = random.Random(1)
     hits = 0
     for _ in range(400):
@@ -41,8 +39,8 @@ def test_median_interval_covers() -> None:
     assert 0.93 <= hits / 400 <= 0.995
 
 
-def test_timer_measures_time(backend: Backend) -> None:
-    """A call that waits 3 ms takes 3 ms, its inputs in turn; launch cost is not told apart on a CPU."""
+def test_timer_measures_a_known_time(backend: Backend) -> None:
+    """A call of 3 ms is timed as 3 ms, with rotating inputs; on a CPU the launch cost is unknown."""
     backend = replace(backend, clock=time.perf_counter)
     seen: list[int] = []
 
@@ -56,12 +54,12 @@ def test_timer_measures_time(backend: Backend) -> None:
     assert timing.summary.num_samples >= 3
     assert timing.method == "host"
     assert timing.launch_s is None
-    # Only where one stage of the measurement follows another may the same inputs come twice in a row.
+    # The same inputs may repeat only between two stages of the measurement.
     assert sum(first == second for first, second in pairwise(seen)) <= 3
 
 
 def test_other_load_does_not_count(backend: Backend) -> None:
-    """One thread is timed by what it ran, not by what it waited; several threads by the time of day."""
+    """A single thread is timed in processor time, several threads in wall time."""
     timing = measure(backend, lambda: time.sleep(5e-3), [()], budget_s=0.1, ci_fraction=0.01)
 
     assert timing.method == "processor"
@@ -69,11 +67,11 @@ def test_other_load_does_not_count(backend: Backend) -> None:
     assert replace(backend, clock=time.perf_counter).eager_method == "host"
 
 
-def test_waiting_for_a_core_is_no_overhead(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row waits while others run is a figure of its own, and the share of overhead leaves it out."""
+def test_waiting_for_a_core_is_not_overhead(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a row waits for a core is reported separately, and excluded from the overhead."""
     outcome = Outcome(wall_s=10.0, kernels_s=4.0, waited_s=5.0)
     assert outcome.overhead_fraction == pytest.approx(0.25)
-    assert outcome.joined(outcome).overhead_fraction == pytest.approx(0.25)
+    assert outcome.followed_by(outcome).overhead_fraction == pytest.approx(0.25)
 
     original = measuring.measure
     monkeypatch.setattr(measuring, "measure", lambda *a, **o: (time.sleep(0.3), original(*a, **o))[1])
@@ -84,8 +82,8 @@ def test_waiting_for_a_core_is_no_overhead(backend: Backend, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("sizes", "expected"), [({1: "32K", 3: "32768K", 2: "1024K"}, 2.0**25), ({}, None)])
-def test_the_last_cache_is_read_from_the_kernel(sizes: dict[int, str], expected: float | None, tmp_path: Path) -> None:
-    """The cache of the highest level counts; a host that does not tell gives none."""
+def test_the_last_level_cache_is_read(sizes: dict[int, str], expected: float | None, tmp_path: Path) -> None:
+    """The size of the last-level cache is read, or None if the host does not report it."""
     for level, size in sizes.items():
         (tmp_path / f"index{level}").mkdir()
         (tmp_path / f"index{level}" / "level").write_text(f"{level}\n", encoding="ascii")
@@ -95,9 +93,9 @@ def test_the_last_cache_is_read_from_the_kernel(sizes: dict[int, str], expected:
 
 
 class Replaying:
-    """A device that takes 2 ms for a call and whose host takes 3 ms more to start it, unless a graph is replayed.
+    """A device with calls of 2 ms, and 3 ms more of launch cost unless a graph is replayed.
 
-    Its time is its own, which no other load of the machine moves.
+    Its clock is simulated, so that other load has no effect.
     """
 
     is_cuda = True
@@ -111,11 +109,11 @@ class Replaying:
         return self.now_s
 
     def read_state(self) -> dict[str, float]:
-        """What the clock says while calls go on."""
+        """Read the clock during calls."""
         return {"now_s": self.now_s}
 
     def synchronize(self) -> None:
-        """Nothing is asynchronous here."""
+        """Do nothing, since calls are synchronous."""
 
     def elapsed_s(self, run: Any, *, is_replay: bool = False) -> float:
         """Time of a run. [s]"""
@@ -139,8 +137,8 @@ class Replaying:
         return replay
 
 
-def test_launch_cost_stands_apart() -> None:
-    """What a graph replays is the kernel's time; what issuing calls one by one adds is another figure."""
+def test_launch_cost_is_separate() -> None:
+    """A graph measures the kernel's time; the launch cost of individual calls is separate."""
     device: Any = Replaying()
     timing = measure(device, device.call, [(0,), (1,), (2,)], budget_s=0.1, ci_fraction=0.01)
 
@@ -148,7 +146,7 @@ def test_launch_cost_stands_apart() -> None:
     assert timing.calls_per_sample >= 3
     assert timing.summary.median_s == pytest.approx(2e-3)
     assert timing.launch_s == pytest.approx(3e-3)
-    # Clocks are read in the middle of more calls, not in the silence after the last one.
+    # Clocks are read while further calls run, not after the last one.
     assert timing.state["now_s"] >= timing.summary.median_s * timing.calls_per_sample * (timing.summary.num_samples + 1)
 
     eager = measure(device, device.call, [(0,)], budget_s=0.1, ci_fraction=0.01, capturable=False)
@@ -161,8 +159,8 @@ def test_launch_cost_stands_apart() -> None:
 @pytest.mark.parametrize(
     ("replayed", "is_believed"), [((0, 1), True), ((0,), False), ((), False)], ids=["all", "one", "none"]
 )
-def test_a_graph_is_believed_only_if_it_fills_its_results(replayed: tuple[int, ...], is_believed: bool) -> None:
-    """What ran beside a capture is not in the graph: results that a replay leaves alone give it away."""
+def test_a_graph_must_write_its_results(replayed: tuple[int, ...], is_believed: bool) -> None:
+    """A graph is rejected if a replay does not write its results, since the work was not captured."""
     mask = torch.ones(3, dtype=torch.bool)  # of dropout: any value of it can be right
     results = (torch.ones(3), [torch.ones(2, dtype=torch.int32)], mask)
     parts = [results[0], results[1][0]]
@@ -171,22 +169,22 @@ def test_a_graph_is_believed_only_if_it_fills_its_results(replayed: tuple[int, .
         for index in replayed:
             parts[index].fill_(1)
 
-    assert fills_results(replay, results) is is_believed
-    assert not fills_results(replay, None)
+    assert writes_results(replay, results) is is_believed
+    assert not writes_results(replay, None)
 
 
-def test_a_graph_that_updates_its_results_in_place_is_believed() -> None:
-    """An optimiser's step writes its weights from what they were: what the check leaves there is no reason to fail."""
+def test_a_graph_may_update_its_results_in_place() -> None:
+    """A graph that updates its results in place, such as an optimiser step, is accepted."""
     weight = torch.ones(3)
 
-    assert fills_results(lambda: weight.mul_(0.999), weight)
+    assert writes_results(lambda: weight.mul_(0.999), weight)
 
 
 class FakeNvml:
-    """NVML of one GPU at 1980 MHz and 350 W that does not tell its temperature."""
+    """NVML with one GPU at 1980 MHz and 350 W that does not report its temperature."""
 
     def nvmlDeviceGetHandleByUUID(self, name: bytes, _handle: Any) -> int:
-        """Knows one GPU."""
+        """Find the only GPU."""
         return 0 if name == b"GPU-1234" else 2
 
     def nvmlDeviceGetClockInfo(self, _handle: Any, clock: int, value: Any) -> int:
@@ -205,10 +203,10 @@ class FakeNvml:
 
 
 def test_state_is_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks in Hz, power in watts; what the driver does not tell is left out, and an unknown GPU is an error."""
-    monkeypatch.setattr(nvml_module, "_load", FakeNvml)
+    """Clocks are in Hz and power in watts; refused readings are left out, and an unknown GPU is an error."""
+    monkeypatch.setattr(system_info, "_load_nvml", FakeNvml)
 
     expected = {"sm_clock_hz": 1.98e9, "memory_clock_hz": 3.201e9, "power_watts": 350.0}
-    assert nvml_module.Nvml("1234").state() == pytest.approx(expected)
+    assert system_info.Nvml("1234").state() == pytest.approx(expected)
     with pytest.raises(OSError, match="GPU-5678"):
-        nvml_module.Nvml("5678")
+        system_info.Nvml("5678")

@@ -1,4 +1,4 @@
-"""Whole layers and steps, collectives and the search for the best rate, on a CPU and small."""
+"""Suites of layers and steps, collectives, and the search for the best matmul rate, on a CPU."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shapewright.bench.mamf import BestRateSearch, candidate_shapes
-from shapewright.bench.suites import default_dtypes, make_suite
-from shapewright.cli import main
-from shapewright.config import TransformerConfig
-from shapewright.errors import BenchError
+from shapewright.app.cli import main
+from shapewright.app.report.measure.measured import predict_rows_s
+from shapewright.app.report.outputs.measure import repeatability
+from shapewright.core.errors import BenchError
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.predict import predict
-from shapewright.report.measured import predict_rows_s, repeatability
-from shapewright.store.file import Store
-from shapewright.store.record import OK, Case
-from shapewright.whole import FORWARD, LayerRun, StepRun, layer_run, step_run
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.bench.suites.mamf import BestRateSearch, candidate_shapes
+from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import OK, Case
+from shapewright.models import TransformerConfig
+from shapewright.prediction.model_runs import FORWARD, LayerRun, StepRun, layer_run, step_run
+from shapewright.prediction.predict import predict
 from shapewright.workload import Workload
 
 torch = pytest.importorskip("torch", reason="measuring needs the bench extra")
 
 from local_measurer import LocalMeasurer
 
-from shapewright.bench.backend import Backend
-from shapewright.bench.collectives import open_ranks
-from shapewright.bench.measuring import measure_case, prepare
-from shapewright.bench.run import make_run, run_cases
+from shapewright.measure.bench.device.backend import Backend
+from shapewright.measure.bench.measuring import measure_case, prepare
+from shapewright.measure.bench.operations.collectives import open_ranks
+from shapewright.measure.bench.run import make_run, run_cases
 
 DATA = Path(os.environ.get("SHAPEWRIGHT_DATA", Path(__file__).parents[3] / "shared" / "data")) / "gemm.parquet"
 
 
 def small_cases(suite: str) -> list[Case]:
-    """A suite as a CPU measures it."""
+    """Cases of a suite for a CPU."""
     return make_suite(suite, ("fp32",), small=True, seed=0)
 
 
 @pytest.mark.parametrize("suite", ["layer", "model", "decode", "memory"])
-def test_whole_parts_are_measured_and_answer_their_question(suite: str, backend: Backend, tmp_path: Path) -> None:
-    """Rows of layers and steps are fine, know their model and workload again, and are predicted as it is."""
+def test_layers_and_steps_are_measured(suite: str, backend: Backend, tmp_path: Path) -> None:
+    """Layers and steps are measured, and their rows restore the model and workload for predictions."""
     device = load_device("h100-sxm-80gb")
     cases = small_cases(suite)[:6]
     with Store(tmp_path / "s.sqlite") as store:
         run = make_run(backend, suite=suite, command="c")
-        # A row ends once it is known to a half, in some seconds in all; the budget is for machines that others load.
+        # The wide interval ends rows within seconds; the budget allows for other load on the machine.
         run_cases(cases, LocalMeasurer(backend), store, run, budget_s=60.0, ci_fraction=0.5)
         rows = store.rows()
 
@@ -60,7 +62,7 @@ def test_whole_parts_are_measured_and_answer_their_question(suite: str, backend:
     for row, predicted_s in zip(rows, predict_rows_s([row.operation() for row in rows], device), strict=True):
         part = row.operation()
         assert isinstance(part, LayerRun | StepRun)
-        config, workload = part.question()
+        config, workload = part.config_and_workload()
         assert predicted_s == pytest.approx(
             predict(config, device=device, workload=workload).step_time_s if isinstance(part, StepRun) else predicted_s
         )
@@ -70,8 +72,8 @@ def test_whole_parts_are_measured_and_answer_their_question(suite: str, backend:
             assert row.figures["tokens_per_s"] == pytest.approx(tokens / (row.median_s or 0.0))
 
 
-def test_a_layer_is_predicted_as_its_share_of_a_step() -> None:
-    """Layers, ends and optimiser add up: a step of two layers is one layer longer than a step of one."""
+def test_a_step_grows_by_one_layer_per_layer() -> None:
+    """The predicted step of two layers is one layer longer than the step of one layer."""
     device = load_device("h100-sxm-80gb")
     shape = {"hidden_size": 2560, "num_heads": 20, "vocab_size": 50304}
     workload = Workload(seq_len=1024)
@@ -85,14 +87,14 @@ def test_a_layer_is_predicted_as_its_share_of_a_step() -> None:
     assert layer_s
     assert forward_s
 
-    # The optimiser of one more layer comes on top: 12 h^2 weights, 30 bytes each at 3.35 TB/s, 0.7 ms.
+    # Plus the optimiser of one more layer: 12 h^2 weights, 30 bytes each at 3.35 TB/s, 0.7 ms.
     assert layer_s < steps[1] - steps[0] < layer_s + 2e-3
     assert 0.25 < forward_s / layer_s < 0.45
     assert layer_run(one, workload) == layer_run(three, workload)
 
 
-def test_activation_bytes_are_those_of_the_planner(backend: Backend) -> None:
-    """What autograd keeps of a layer is within 5 % of what the planner lists, fused and unfused."""
+def test_activation_bytes_match_the_estimate(backend: Backend) -> None:
+    """Activation bytes saved by autograd are within 5 % of the estimate, with fused and unfused attention."""
     shape = {"hidden_size": 96, "num_layers": 1, "num_heads": 6, "vocab_size": 7, "position_embedding": "none"}
     config = TransformerConfig(**shape, fused_qkv=True, mlp_bias=True)
     for attention in ("flash", "unfused"):
@@ -103,8 +105,8 @@ def test_activation_bytes_are_those_of_the_planner(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("passes", ["forward", "forward+backward"])
-def test_a_wrong_layer_is_noticed(passes: str, backend: Backend) -> None:
-    """A result that is off, or a gradient that is not a number, is not taken for a layer's."""
+def test_wrong_layers_are_rejected(passes: str, backend: Backend) -> None:
+    """The check of a layer rejects a wrong result and a NaN gradient."""
     (case, *_) = [case for case in small_cases("layer") if getattr(case.operation, "passes", "") == passes]
     prepared = prepare(case, backend)
     found = prepared.call(*prepared.inputs[0])
@@ -118,21 +120,21 @@ def test_a_wrong_layer_is_noticed(passes: str, backend: Backend) -> None:
         assert math.isnan(prepared.check((out, gradients), prepared.inputs[0]))
 
 
-def test_training_steps_learn(backend: Backend) -> None:
-    """The measured step is a real one: its loss on the same tokens falls, in fp32 and with 16-bit weights."""
+def test_training_steps_reduce_the_loss(backend: Backend) -> None:
+    """Measured training steps reduce the loss on the same tokens, in fp32 and with 16-bit weights."""
     config = TransformerConfig(hidden_size=32, num_layers=1, num_heads=4, vocab_size=50, position_embedding="none")
     for dtype in ("fp32", "bf16"):
         part = step_run(config, Workload(dtype=dtype, micro_batch_size=2, seq_len=16))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("shapewright.bench.torch_model._LEARNING_RATE", 3e-2)
+            patch.setattr("shapewright.measure.bench.operations.torch_model._LEARNING_RATE", 3e-2)
             prepared = prepare(Case(operation=part), backend)
         losses = [float(prepared.call(*prepared.inputs[0])) for _ in range(15)]
 
         assert losses[-1] < losses[0] - 0.5
 
 
-def test_models_that_are_not_measured_whole_say_so(backend: Backend) -> None:
-    """Experts, windows and what does not fit become rows with one line and a way out."""
+def test_unsupported_models_become_failed_rows(backend: Backend) -> None:
+    """Unsupported models and steps that do not fit become failed rows with advice."""
     shape = {"hidden_size": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 50}
     experts = TransformerConfig(**shape, num_experts=4, num_experts_per_token=2)
     windowed = TransformerConfig(**shape, attention_windows=(4,))
@@ -146,7 +148,7 @@ def test_models_that_are_not_measured_whole_say_so(backend: Backend) -> None:
 
 
 def test_dtypes_of_suites() -> None:
-    """Alignment is about every format that there is, in sizes that 8-bit products take; others about one or two."""
+    """The alignment suite covers all formats, in sizes that 8-bit GEMMs support; other suites cover one or two."""
     device = ("fp32", "fp16", "tf32", "bf16", "int8", "fp8")
     assert default_dtypes("alignment", device, cpu=False) == device
     assert default_dtypes("layer", device, cpu=False) == ("bf16",)
@@ -160,7 +162,7 @@ def test_dtypes_of_suites() -> None:
 
 
 def rate_surface(shapes: Any, num_sms: int, seed: int) -> Any:
-    """Rates of a device that never was: waves of one tile, start-up along k, fast and slow sizes, 1 % noise."""
+    """Synthetic rates: waves of one tile, start-up along k, fast and slow sizes, 1 % noise."""
     m, n, k = shapes.T.astype(float)
     tiles = np.ceil(m / 128) * np.ceil(n / 256)
     fill = m * n / (128 * 256) / (np.ceil(tiles / num_sms) * num_sms)
@@ -170,7 +172,7 @@ def rate_surface(shapes: Any, num_sms: int, seed: int) -> Any:
 
 
 def search_best(shapes: Any, rates: Any, num_sms: int, seed: int, at_once: int = 8) -> tuple[float, int]:
-    """Best rate that the search finds, over the best there is, and the runs that it took."""
+    """Best rate found by the search over the best of all shapes, and the number of runs."""
     search = BestRateSearch(shapes, num_sms=num_sms, seed=seed)
     found: dict[int, float] = {}
     while suggested := search.suggest(found, at_once):
@@ -179,8 +181,8 @@ def search_best(shapes: Any, rates: Any, num_sms: int, seed: int, at_once: int =
     return max(found.values()) / float(rates.max()), len(found)
 
 
-def test_best_rate_in_a_hundredth_of_the_runs() -> None:
-    """On made-up surfaces the search ends within 1 % of the best of 13,824 shapes after 138 runs; chance does not."""
+def test_best_rate_with_one_percent_of_the_runs() -> None:
+    """On synthetic rates the search is within 1 % of the best of 13,824 shapes after 138 runs; random search is not."""
     shapes = candidate_shapes(small=False)
     shares, by_chance = [], []
     for seed in range(3):
@@ -196,7 +198,7 @@ def test_best_rate_in_a_hundredth_of_the_runs() -> None:
 
 @pytest.mark.skipif(not DATA.exists(), reason="needs the recorded sweeps")
 def test_best_rate_on_recorded_sweeps() -> None:
-    """On recorded sweeps of 23,902 shapes, 239 runs end within 1 % of the best in the median; random ones do not."""
+    """On recorded sweeps of 23,902 shapes, 239 runs reach 99 % of the best in the median; random search does not."""
     pq = pytest.importorskip("pyarrow.parquet", reason="reading parquet needs the fit extra")
     columns = ["device", "library", "dtype", "m", "n", "k", "latency_s"]
     table = pq.read_table(DATA, columns=columns, filters=[("dtype", "=", "bf16")]).to_pydict()
@@ -219,7 +221,7 @@ def test_best_rate_on_recorded_sweeps() -> None:
 
 
 def test_two_ranks_on_loopback(tmp_path: Path) -> None:
-    """Every collective between two processes over gloo: right numbers, times, bus rates, and a store that resumes."""
+    """Every collective runs between two gloo processes with correct results, times and bus rates, and resumes."""
     path = tmp_path / "s.sqlite"
     arguments = ["bench", "collectives", "--cpu", "--num-ranks", "2", "--budget", "2s", "--store", str(path), "--json"]
     every = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv"}
@@ -243,25 +245,25 @@ def test_two_ranks_on_loopback(tmp_path: Path) -> None:
         assert row.figures["bus_bytes_per_s"] > 0.0
 
 
-def test_repeatability_compares_the_same_thing() -> None:
-    """Pairs are rows that differ by repetition alone; differences are over the smaller time."""
+def test_repeatability_compares_repetitions() -> None:
+    """Pairs differ by their repetition only; differences are relative to the smaller time."""
 
-    def row(m: int, repetition: int, median_s: float | None) -> dict[str, Any]:
-        facts = {"kind": "gemm", "dtype": "fp32", "layout": "NT", "variant": "", "sizes": {"m": m}}
-        return {**facts, "repetition": repetition, "median_s": median_s}
+    def row(m: int, repetition: int, median_s: float | None) -> Any:
+        same = {"kind": "gemm", "dtype": "fp32", "layout": "NT", "variant": "", "sizes": {"m": m}}
+        return SimpleNamespace(**same, repetition=repetition, median_s=median_s)
 
     rows = [row(1, 1, 1.1), row(1, 0, 1.0), row(2, 0, 2.0), row(2, 1, 1.0), row(3, 0, 1.0), row(4, 1, None)]
     found = repeatability(rows)
 
     assert found
-    assert found["num_pairs"] == 2
-    assert found["median_fraction"] == pytest.approx((0.1 + 1.0) / 2)
-    assert found["largest_fraction"] == pytest.approx(1.0)
+    assert found.num_pairs == 2
+    assert found.median_fraction == pytest.approx((0.1 + 1.0) / 2)
+    assert found.largest_fraction == pytest.approx(1.0)
     assert repeatability(rows[4:]) is None
 
 
 def test_suites_of_the_command_line_run_in_a_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Several suites measure into one store by one call; the summary has rows a minute and overhead."""
+    """One command measures several suites into one store; the summary has rows per minute and overhead."""
     arguments = ["bench", "smoke,mamf", "--cpu", "--budget", "3s", "--store", str(tmp_path / "s.sqlite"), "--json"]
     suites: set[str] = set()
     for _ in range(8):  # on a busy machine a call may end before its second suite has a row; the next one goes on
@@ -279,8 +281,8 @@ def test_suites_of_the_command_line_run_in_a_worker(tmp_path: Path, capsys: pyte
     assert found["best_flops_per_s"]["fp32"] > 0.0
 
 
-def test_campaign_is_resumed_from_where_it_stopped(tmp_path: Path) -> None:
-    """Blocks leave small stores and what they ran on; a later call takes them up and measures only the rest."""
+def test_campaign_is_resumed(tmp_path: Path) -> None:
+    """Blocks write small stores and a description of the machine; a later call measures only the remaining rows."""
     script = Path(__file__).parents[2] / "benchmarks" / "campaign.sh"
     if not script.exists():
         pytest.skip("benchmarks are not beside these tests")
@@ -306,7 +308,7 @@ def test_campaign_is_resumed_from_where_it_stopped(tmp_path: Path) -> None:
     assert code == 0, words
     assert f"{len(first)} known before" in words
     assert first < second
-    # Blocks that are whole are passed over.
+    # Completed blocks are skipped.
     (tmp_path / "second" / "done.txt").write_text("layer\n", encoding="utf-8")
     assert run_blocks(tmp_path / "later", "layer", FROM=str(tmp_path / "second")) == (0, "layer: done before\n")
     assert "torch" in (tmp_path / "first" / "environment.txt").read_text(encoding="utf-8")
@@ -316,8 +318,8 @@ def test_campaign_is_resumed_from_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_too_few_gpus_for_the_ranks() -> None:
-    """Where there are fewer GPUs than ranks one line says how many there are."""
+    """With fewer GPUs than ranks the error names their number."""
     if torch.cuda.device_count() > 7:
         pytest.skip("there are enough GPUs")
-    with pytest.raises(BenchError, match=r"--num-ranks 8 needs as many GPUs.*use --cpu"):
+    with pytest.raises(BenchError, match=r"num_ranks=8 needs as many GPUs.*measure the CPU"):
         open_ranks(8, 0, "nowhere", cpu=False)

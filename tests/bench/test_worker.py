@@ -1,4 +1,4 @@
-"""The process that measures: what kills it costs one row, and whoever is killed, nothing stored is lost or repeated."""
+"""The worker process: a crash costs one row, and killed processes neither lose nor repeat stored rows."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from shapewright.bench import run as run_module
-from shapewright.bench import worker as worker_module
-from shapewright.bench.run import make_run, run_cases
-from shapewright.bench.worker import Worker, WorkerOptions
-from shapewright.errors import BenchError
-from shapewright.operations import Gemm
-from shapewright.store.file import Store
-from shapewright.store.record import FAILED, OK, Case
+from shapewright.core.errors import BenchError
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.bench import run as run_module
+from shapewright.measure.bench import worker as worker_module
+from shapewright.measure.bench.run import make_run, run_cases
+from shapewright.measure.bench.worker import Worker, WorkerOptions
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import FAILED, OK, Case
 
-# A worker without torch: the size of a case says what becomes of it, and every case that begins is written down.
+# A worker without torch: the size of a case selects its failure, and the begun cases are logged.
 FAKE = """
 import os, signal, sys, time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shapewright.bench import backend, measuring, open_device, worker
-from shapewright.errors import BenchError
-from shapewright.store.record import Row, row_facts
+from shapewright.measure.bench import measuring, worker
+from shapewright.measure.bench.device import backend, open_device
+from shapewright.core.errors import BenchError
+from shapewright.measure.store.record import Row, row_facts
 
 FOLDER = Path(__file__).parent
 
@@ -49,7 +50,7 @@ def open_backend(**_):
     if (FOLDER / "broken").exists():
         raise BenchError("no device here; use --cpu")
     return Fake(is_cuda=False, name="d", facts={}, driver="", runtime="cpu", torch_version="2", dtypes=("fp32",),
-                cache_bytes=1.0, most_flops=1e30)
+                cache_bytes=1.0, max_operation_flops=1e30)
 
 def measure_case(case, device, run, *, budget_s, ci_fraction, may_capture=True):
     m = case.operation.m
@@ -82,20 +83,20 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A worker that measures nothing; its folder."""
+    """A worker that measures nothing, and its folder."""
     (tmp_path / "fake_worker.py").write_text(FAKE, encoding="utf-8")
     monkeypatch.setattr(worker_module, "COMMAND", (sys.executable, str(tmp_path / "fake_worker.py")))
     return tmp_path
 
 
 def cases(*sizes: int) -> list[Case]:
-    """Products told apart by their rows."""
+    """GEMMs that differ in m."""
     return [Case(operation=Gemm(name="x", m=m, n=1, k=1)) for m in sizes]
 
 
 def test_a_lost_worker_costs_one_row(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, crashed, ended, silent, context poisoned: each row says what happened, and every other one is fine."""
-    monkeypatch.setattr(worker_module, "_LONGEST_ROW_S", 0.3)
+    """A worker that is killed, crashes, exits, hangs or loses its context fails one row with the reason."""
+    monkeypatch.setattr(worker_module, "_ROW_TIMEOUT_S", 0.3)
     sizes = (1, 1001, 2, 1002, 3, 1003, 1004, 4, 1005, 5)
     with Worker(WorkerOptions()) as worker, Store(fake / "s.sqlite") as store:
         run = make_run(worker.facts, suite="s", command="c")
@@ -104,7 +105,7 @@ def test_a_lost_worker_costs_one_row(fake: Path, monkeypatch: pytest.MonkeyPatch
 
     assert [row.m for row in outcome.measured] == list(sizes)
     assert {m for m, row in rows.items() if row.status == OK} == {1, 2, 3, 4, 5}
-    words = {1001: "SIGKILL", 1002: "SIGSEGV", 1003: "code 7", 1004: "no answer", 1005: "context was lost"}
+    words = {1001: "SIGKILL", 1002: "SIGSEGV", 1003: "code 7", 1004: "did not answer", 1005: "context was lost"}
     for m, word in words.items():
         assert rows[m].status == FAILED
         assert word in rows[m].error
@@ -112,8 +113,8 @@ def test_a_lost_worker_costs_one_row(fake: Path, monkeypatch: pytest.MonkeyPatch
     assert rows[1002].error.endswith("segmentation fault ahead")
 
 
-def test_what_breaks_captures_is_captured_no_more(fake: Path) -> None:
-    """A process that a capture broke is replaced, which takes seconds: the third case of its kind is not captured."""
+def test_repeatedly_failed_captures_are_not_retried(fake: Path) -> None:
+    """After two failed captures, a third similar case is not captured, since each failure costs a new process."""
     alike = [Case(operation=Gemm(name="x", m=1006, n=n, k=1)) for n in range(5)]
     with Worker(WorkerOptions()) as worker, Store(fake / "s.sqlite") as store:
         run = make_run(worker.facts, suite="s", command="c")
@@ -123,20 +124,20 @@ def test_what_breaks_captures_is_captured_no_more(fake: Path) -> None:
     assert (fake / "started.txt").read_text(encoding="utf-8").count("started") == 3
 
 
-def test_a_machine_that_loses_every_worker_ends_the_run(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some rows in a row the run stops with one line; those rows are stored."""
-    monkeypatch.setattr(run_module, "_MOST_DEATHS", 2)
+def test_successive_crashes_end_the_run(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After several successive crashes the run stops with a one-line error; the rows are stored."""
+    monkeypatch.setattr(run_module, "_MAX_SUCCESSIVE_CRASHES", 2)
     with Worker(WorkerOptions()) as worker, Store(fake / "s.sqlite") as store:
         run = make_run(worker.facts, suite="s", command="c")
         alike = [Case(operation=Gemm(name="x", m=1003, n=n, k=1)) for n in range(1, 5)]
-        with pytest.raises(BenchError, match="2 rows in a row"):
+        with pytest.raises(BenchError, match="2 successive rows"):
             run_cases(alike, worker, store, run, budget_s=5.0)
 
         assert [row.status for row in store.rows()] == [FAILED, FAILED]
 
 
-def test_what_cannot_be_opened_is_one_line(fake: Path) -> None:
-    """The worker's own words come out of the parent as the same error; a worker that dies at once says so."""
+def test_errors_of_opening_are_raised_in_the_parent(fake: Path) -> None:
+    """An error of the worker is raised in the parent; a worker that dies at once is reported."""
     (fake / "broken").touch()
     with pytest.raises(BenchError, match=r"^no device here; use --cpu$"):
         Worker(WorkerOptions())
@@ -146,7 +147,7 @@ def test_what_cannot_be_opened_is_one_line(fake: Path) -> None:
 
 
 def test_workers_end_with_their_parent(fake: Path) -> None:
-    """Closing leaves no process behind."""
+    """Closing a worker stops all of its processes."""
     worker = Worker(WorkerOptions())
     (rank,) = worker._ranks
     worker.close()
@@ -156,16 +157,16 @@ def test_workers_end_with_their_parent(fake: Path) -> None:
     assert (fake / "fake_worker.py").exists()
 
 
-# The parent as the command line runs it, with the fake worker beside it.
+# A parent process like the command line's, with the fake worker.
 PARENT = """
 import sys
 from pathlib import Path
-from shapewright.bench import worker as worker_module
-from shapewright.bench.run import make_run, run_cases
-from shapewright.bench.worker import Worker, WorkerOptions
-from shapewright.operations import Gemm
-from shapewright.store.file import Store
-from shapewright.store.record import Case
+from shapewright.measure.bench import worker as worker_module
+from shapewright.measure.bench.run import make_run, run_cases
+from shapewright.measure.bench.worker import Worker, WorkerOptions
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import Case
 
 folder = Path(sys.argv[1])
 worker_module.COMMAND = (sys.executable, str(folder / "fake_worker.py"))
@@ -178,10 +179,10 @@ with Worker(WorkerOptions()) as worker, Store(folder / "s.sqlite") as store:
 """
 
 
-def test_twenty_kills_lose_nothing(fake: Path) -> None:
-    """Twenty kill -9 at random moments, of the parent and of its worker by turns, each followed by a resumption.
+def test_twenty_kills_lose_no_rows(fake: Path) -> None:
+    """Twenty kill -9 at random times, of the parent and its worker alternately, each followed by a new run.
 
-    Every row that was committed is there, none was begun again afterwards, and the store is sound.
+    All committed rows are kept, none is measured again, and the store is undamaged.
     """
     generator = random.Random(3)
     (fake / "parent.py").write_text(PARENT, encoding="utf-8")
@@ -212,6 +213,6 @@ def test_twenty_kills_lose_nothing(fake: Path) -> None:
 
 
 def begun(folder: Path) -> list[int]:
-    """Cases that any worker has begun, in order."""
+    """Cases that workers have begun, in order."""
     path = folder / "begun.txt"
     return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []

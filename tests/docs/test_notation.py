@@ -1,4 +1,4 @@
-"""docs/notation.md says what the fields say."""
+"""docs/notation.md agrees with the fields."""
 
 from __future__ import annotations
 

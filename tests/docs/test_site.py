@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from shapewright.cli.main import cli
+from shapewright.app.cli.main import cli
 from shapewright.hardware import list_devices
 from shapewright.lint import list_rules
 

@@ -1,4 +1,4 @@
-"""The study says what its stored numbers say, and they are still what the program predicts."""
+"""The study's text agrees with its stored numbers, and those with current predictions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_page_is_what_the_stored_numbers_give() -> None:
 
 @pytest.mark.parametrize(("model", "device"), [("gpt2", "a100-sxm-80gb"), ("llama-2-7b", "h100-sxm-80gb")])
 def test_stored_rows_are_still_true(study: ModuleType, model: str, device: str) -> None:
-    """Two rows predicted anew are near the stored ones: a study that has gone stale is to be made again."""
+    """Two rows predicted again are close to the stored ones; otherwise the study is stale."""
     rows = json.loads(study.STORED.read_text(encoding="utf-8"))["rows"]
     stored = next(row for row in rows if (row["model"], row["device"]) == (model, device))
     fresh = study.study_one(model, device)

@@ -21,8 +21,8 @@ import uvicorn
 from explorer_jobs import ADDRESS
 from fastapi.testclient import TestClient
 
-from shapewright.explorer.app import create_app
-from shapewright.explorer.serve import open_socket
+from shapewright.app.explorer.app import create_app
+from shapewright.app.explorer.serve import open_socket
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
     from page_tools import BROWSER, WAIT_MS, playwright
 
-    from shapewright.report.pdf import QUIET_BROWSER
+    from shapewright.app.report.pdf import QUIET_BROWSER
 
     playwright.expect.set_options(timeout=WAIT_MS)
     with playwright.sync_playwright() as running:

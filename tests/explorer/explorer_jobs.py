@@ -1,4 +1,4 @@
-"""What the explorer's tests ask about."""
+"""Jobs that the explorer's tests send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API says what the command line says, to the last digit, and refuses with the command line's words."""
+"""The API returns exactly the numbers and error messages of the command line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from explorer_jobs import GPT3
 from fastapi.testclient import TestClient
 
-from shapewright.cli import main
-from shapewright.explorer.problems import PROBLEM_TYPE
+from shapewright.app.cli import main
+from shapewright.app.explorer.problems import PROBLEM_TYPE
 
 GPT3_FLAGS = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--dtype", "fp16", "--attention", "unfused"]
 DECODE: dict[str, Any] = {"preset": "llama-3-8b", "device": "h100-sxm-80gb", "workload": {"phase": "decode"}}
@@ -26,14 +26,14 @@ QUESTIONS = ("predict", "check", "memory", "breakdown", "heat-map", "config", "o
 
 
 def ask(client: TestClient, path: str, **body: Any) -> Any:
-    """Ask, and expect an answer."""
+    """Post a request and expect success."""
     answer = client.post(f"/api/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json() if "json" in answer.headers["content-type"] else answer.text
 
 
 def say(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command line prints."""
+    """Return what the command line prints."""
     with pytest.raises(SystemExit):
         main(arguments)
     return capsys.readouterr().out
@@ -85,24 +85,31 @@ def test_findings_read_as_the_command_prints_them(client: TestClient, capsys: py
     assert all(cell in out for row in text["better_shapes"]["rows"] for cell in row)
 
 
-def test_comparison_and_reasons_are_those_of_the_commands(
-    client: TestClient, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("uncalibrated", [False, True])
+def test_comparison_is_that_of_the_command(
+    uncalibrated: bool, client: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The devices' table and an explanation hold the same facts."""
+    """Comparing devices gives the numbers of the command, with and without their own calibration."""
     names = ["a100-sxm-40gb", "h100-sxm-80gb"]
     flags = [flag for flag in GPT3_FLAGS if flag not in ("--device", "a100-sxm-40gb")]
+    flags += ["--uncalibrated"] if uncalibrated else []
     expected = json.loads(say(["compare", *flags, "--devices", ",".join(names), "--json"], capsys))
-    found = ask(client, "compare", job=GPT3, devices=names)
-    explained = json.loads(say(["predict", *GPT3_FLAGS, "--explain", "logits", "--json"], capsys))
+    found = ask(client, "compare", job={**GPT3, "uncalibrated": uncalibrated}, devices=names)
 
     assert {key: found[key] for key in expected} == expected
+
+
+def test_explanation_is_that_of_the_command(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
+    """Explaining an operation gives the facts of the command."""
+    explained = json.loads(say(["predict", *GPT3_FLAGS, "--explain", "logits", "--json"], capsys))
+
     assert {key: ask(client, "explain", job=GPT3, operation="logits")[key] for key in explained} == explained
 
 
 @pytest.mark.parametrize("job", [GPT3, DECODE, SPREAD], ids=["train", "decode", "spread"])
 @pytest.mark.parametrize("path", QUESTIONS)
 def test_every_question_has_an_answer(path: str, job: dict[str, Any], client: TestClient) -> None:
-    """Training, decode and a layout over many devices are answered everywhere; figures say why there is none."""
+    """Training, decode and multi-device layouts work in every view; a figure that cannot be drawn gives a reason."""
     answer = ask(client, path, job=job)
     assert answer
     if path == "breakdown":
@@ -137,8 +144,8 @@ def test_every_schedule_is_drawn(layout: dict[str, Any], kinds: set[str], client
     assert {kind: len(words) for kind, words in texts.items()} == dict.fromkeys(kinds, stages * passes)
 
 
-def test_too_long_a_pipeline_says_so(client: TestClient) -> None:
-    """More passes than a picture can show are not simulated; the rest of the figures are there."""
+def test_too_long_a_pipeline_is_not_simulated(client: TestClient) -> None:
+    """More passes than a figure can show are not simulated; the other figures are present."""
     job = {**GPT3, "overrides": {"num_layers": 1024}, "workload": {"micro_batch_size": 1, "global_batch_size": 1024}}
     answer = ask(client, "breakdown", job={**job, "layout": {"pipeline_parallel": 256}})
 
@@ -157,7 +164,7 @@ def test_a_pasted_config_is_read_like_a_preset(client: TestClient) -> None:
 
 
 def test_fields_alone_describe_a_model(client: TestClient) -> None:
-    """Neither preset nor config is needed where the fields say it all."""
+    """A model can be described by fields, without preset or config."""
     fields = {"hidden_size": 1024, "num_layers": 4, "num_heads": 16, "vocab_size": 32000}
     answer = ask(client, "predict", job={"overrides": fields, "device": "h100-sxm-80gb"})
 
@@ -180,8 +187,8 @@ def test_operations_come_as_csv(client: TestClient) -> None:
     assert [float(row["time_s"]) for row in rows] == [one["time_s"] for one in expected]
 
 
-def test_what_moved_is_told_against_a_baseline(client: TestClient) -> None:
-    """A better vocabulary shortens the step, and the answer says by how much and that it is better."""
+def test_changes_against_a_baseline_are_reported(client: TestClient) -> None:
+    """Against a baseline, a better vocabulary size is reported as a shorter step."""
     after = {**GPT3, "overrides": {"vocab_size": 50304}}
     answer = ask(client, "predict", job=after, baseline=GPT3)
     before_s, after_s = ask(client, "predict", job=GPT3)["step_time_s"], answer["step_time_s"]
@@ -221,20 +228,23 @@ def test_the_report_is_a_file(client: TestClient) -> None:
         ({"preset": "openai-community/gpt2", "device": "h100-sxm-80gb"}, "no preset 'openai-community/gpt2'"),
         ({"preset": "gpt2", "device": "/etc/passwd"}, "unknown device '/etc/passwd'"),
         ({"preset": "gpt2", "device": "../my.toml"}, "unknown device '../my.toml'"),
-        ({"preset": "gpt2", "config": {}, "device": "h100-sxm-80gb"}, "preset and config contradict each other"),
+        ({"preset": "gpt2", "config": {}, "device": "h100-sxm-80gb"}, "preset and config are both given"),
         ({"config": {"model_type": "gpt2", "n_embd": -1}, "device": "h100-sxm-80gb"}, "in 'pasted config': "),
-        ({**GPT3, "workload": {"seq_len": 0}}, "seq_len=0 must be a whole number from 1 to 2**40"),
+        ({**GPT3, "workload": {"seq_len": 0}}, "seq_len=0 must be an integer from 1 to 2**40"),
         ({**GPT3, "layout": {"tensor_parallel": 7}}, "tensor_parallel=7 must divide num_heads=32"),
         (
             {**GPT3, "overrides": {"num_layers": 1024}, "layout": {"pipeline_parallel": 1024}},
-            "more than the 512 stages",
+            "more than the limit of 512 stages",
         ),
-        ({**GPT3, "overrides": {"num_layers": 512, "attention_windows": list(range(1, 513))}}, "more than the 128"),
+        (
+            {**GPT3, "overrides": {"num_layers": 512, "attention_windows": list(range(1, 513))}},
+            "more than the limit of 128",
+        ),
         ({"device": "h100-sxm-80gb"}, "a model without a config needs hidden_size"),
     ],
 )
 def test_refusals_are_the_command_lines(job: dict[str, Any], words: str, client: TestClient) -> None:
-    """What makes no sense is a problem whose detail is the library's own line; nothing becomes a path or a hub id."""
+    """Invalid input gives a problem with the library's message; no input is used as a path or a hub id."""
     answer = client.post("/api/v1/predict", json={"job": job})
 
     assert answer.status_code == 422

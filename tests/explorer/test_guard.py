@@ -1,4 +1,4 @@
-"""Who may ask, and how much: host, origin, token, size and form of a request; text stays text."""
+"""Access control of the server: host, origin, token, request size and form; text is never returned as HTML."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from explorer_jobs import ADDRESS, GPT3
 from fastapi.testclient import TestClient
 
-from shapewright.errors import ShapewrightError
-from shapewright.explorer.app import create_app
-from shapewright.explorer.guard import COOKIE, LARGEST_BODY_BYTES, SECURITY_HEADERS
-from shapewright.explorer.serve import is_loopback, make_token, open_socket, page_address
+from shapewright.app.explorer.app import create_app
+from shapewright.app.explorer.guard import COOKIE, MAX_BODY_BYTES, SECURITY_HEADERS
+from shapewright.app.explorer.serve import is_loopback, make_token, open_socket, page_address
+from shapewright.core.errors import ShapewrightError
 
 PLANTED = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -31,20 +31,20 @@ def guarded() -> Iterator[TestClient]:
     "host", ["evil.example", "evil.example:8265", "127.0.0.1.evil.example", "[::1", "", "192.0.2.7"]
 )
 def test_other_hosts_are_refused(host: str, client: TestClient) -> None:
-    """A name that was rebound to this machine does not reach it, nor an address that nobody was told."""
+    """A DNS name rebound to this machine is refused, and so is an address that is not the server's."""
     assert client.get("/", headers={"host": host}).status_code == 421
     assert client.post("/api/v1/predict", json={"job": GPT3}, headers={"host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("host", ["localhost:8265", "127.0.0.1:9", "[::1]:8265", "LOCALHOST"])
 def test_own_names_are_let_in(host: str, client: TestClient) -> None:
-    """Every way to say this machine."""
+    """Every name of this machine is accepted."""
     assert client.get("/api/v1", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "http://localhost:8265"])
 def test_other_origins_are_refused(origin: str, client: TestClient) -> None:
-    """A page from elsewhere, even from another port of this machine, may not ask."""
+    """A page of another origin is refused, even from another port of this machine."""
     answer = client.post("/api/v1/predict", json={"job": GPT3}, headers={"origin": origin})
     assert (answer.status_code, answer.json()["title"]) == (403, "WrongOrigin")
 
@@ -63,7 +63,7 @@ def test_fetches_from_other_sites_are_refused_and_links_are_not(client: TestClie
 
 
 def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
-    """What a form can send without a preflight is no JSON."""
+    """Content types that an HTML form can send without a preflight are rejected."""
     body = json.dumps({"job": GPT3})
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = client.post("/api/v1/predict", content=body, headers={"content-type": kind})
@@ -81,7 +81,7 @@ def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
         (b"\xff\xfe", 400),
         (b'{"job": ' + b"[" * 100 + b"]" * 100 + b"}", 400),
         (b'{"job": 1' + b"0" * 1000 + b"}", 400),
-        (b'{"job": "' + b"x" * LARGEST_BODY_BYTES + b'"}', 413),
+        (b'{"job": "' + b"x" * MAX_BODY_BYTES + b'"}', 413),
     ],
 )
 def test_unsound_bodies_are_refused(body: bytes, status: int, client: TestClient) -> None:
@@ -95,7 +95,7 @@ def test_a_body_without_a_length_is_measured_too(client: TestClient) -> None:
     """Chunks are counted as they come."""
 
     def chunks() -> Iterator[bytes]:
-        for _ in range(LARGEST_BODY_BYTES // 1024 + 2):
+        for _ in range(MAX_BODY_BYTES // 1024 + 2):
             yield b" " * 1024
 
     answer = client.post("/api/v1/predict", content=chunks(), headers={"content-type": "application/json"})
@@ -119,7 +119,7 @@ def test_only_known_files_are_served(path: str, client: TestClient) -> None:
 
 
 def test_files_are_packed_and_remembered(client: TestClient) -> None:
-    """The whole page is below 1.5 MB, and a browser that has a file is told so."""
+    """The whole page is below 1.5 MB, and cached files are answered with 304."""
     page = client.get("/static/echarts.min.js")
     assert page.headers["content-encoding"] == "gzip"
     assert int(page.headers["content-length"]) < 500_000
@@ -160,9 +160,9 @@ def test_loopback_needs_no_token_and_all_else_does() -> None:
     assert page_address("192.0.2.7", 80, "abc") == "http://192.0.2.7:80/?token=abc"
 
 
-def test_a_taken_port_is_told_in_one_line() -> None:
-    """Two servers on one port: the second says what to do."""
-    with open_socket("127.0.0.1", 0) as first, pytest.raises(ShapewrightError, match="give another --port"):
+def test_a_port_in_use_is_a_one_line_error() -> None:
+    """Starting on a port in use prints one line with a remedy."""
+    with open_socket("127.0.0.1", 0) as first, pytest.raises(ShapewrightError, match="choose another port"):
         open_socket("127.0.0.1", first.getsockname()[1])
 
 
@@ -172,9 +172,9 @@ def test_answers_do_not_wait_for_more() -> None:
         assert listener.proto == socket.IPPROTO_TCP
 
 
-def test_too_many_long_questions_are_turned_away(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where enough wait, one more is told to come again, and what is quick is still answered."""
-    monkeypatch.setattr("shapewright.explorer.app._MOST_WAITING", 0)
+def test_too_many_long_requests_are_rejected(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a full queue one more long request is rejected, while short ones are still answered."""
+    monkeypatch.setattr("shapewright.app.explorer.app._MAX_WAITING", 0)
     refused = client.post("/api/v1/check", json={"job": GPT3})
 
     assert (refused.status_code, refused.json()["title"]) == (429, "QueueFull")
@@ -191,7 +191,7 @@ def plant(value: Any) -> Any:
 
 @pytest.mark.parametrize("place", ["name", "model_type", "torch_dtype"])
 def test_markup_in_a_config_is_no_markup_in_the_report(place: str, client: TestClient) -> None:
-    """The one answer that is HTML escapes what a config says."""
+    """The only HTML response escapes text from a config."""
     config = {"n_embd": 768, "n_layer": 2, "n_head": 12, "vocab_size": 50304, place: PLANTED}
     config.setdefault("model_type", "gpt2" if place != "model_type" else PLANTED)
     answer = client.post("/api/v1/report.html", json={"job": {"config": config, "device": "h100-sxm-80gb"}})
@@ -203,7 +203,7 @@ def test_markup_in_a_config_is_no_markup_in_the_report(place: str, client: TestC
 
 @pytest.mark.parametrize("field", ["preset", "device", "operation"])
 def test_markup_in_names_comes_back_as_json(field: str, client: TestClient) -> None:
-    """A refusal repeats what was said, but never as HTML."""
+    """An error repeats its input as JSON, never as HTML."""
     body: dict[str, Any] = {"job": dict(GPT3), "operation": "logits"}
     (body if field == "operation" else body["job"])[field] = PLANTED
     answer = client.post("/api/v1/explain", json=body)

@@ -1,4 +1,4 @@
-"""Measurements of a store beside predictions: of the same shape on the same device, and of nothing else."""
+"""Measurements of a store next to predictions: only those of the same shape on the same device."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from explorer_jobs import ADDRESS
 from fastapi.testclient import TestClient
 
 import shapewright
-from shapewright.cli.serve import command
-from shapewright.errors import StoreError
-from shapewright.explorer.app import create_app
-from shapewright.explorer.measured import Measurements, read_measurements
-from shapewright.operations import Gemm
-from shapewright.store.file import Store
-from shapewright.store.record import FAILED, OK, Case, Row, Run, row_facts
-from shapewright.whole import step_run
+from shapewright.app.cli.commands.serve import command
+from shapewright.app.explorer.app import create_app
+from shapewright.app.explorer.measured import Measurements, read_measurements
+from shapewright.core.errors import StoreError
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.prediction.model_runs import step_run
 
 JOB = {"preset": "gpt3-2.7b", "device": "h200-sxm-141gb"}
 RUN = Run(
@@ -26,7 +26,7 @@ RUN = Run(
     device_facts={}, driver="1", runtime="CUDA 12.8", torch_version="2.9", library="torch 2.9 CUDA 12.8",
     shapewright_version="0.1.0",
 )  # fmt: skip
-STEP_S, PRODUCT_S = 0.5, 0.001
+STEP_S, GEMM_S = 0.5, 0.001
 
 
 def row(operation: Any, median_s: float, status: str = OK) -> Row:
@@ -43,7 +43,7 @@ def row(operation: Any, median_s: float, status: str = OK) -> Row:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A step of 40 heads, slower and faster, one that failed, and a product of the step as it is."""
+    """A store with steps of 40 heads, a failed step, and a GEMM of the unmodified step."""
     heads = shapewright.predict(**_asked(num_heads=40))
     own = shapewright.predict(**_asked(num_heads=32))
     up = next(one.operation for one in own.operations if one.operation.name == "mlp.up")
@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> Path:
         made.add_run(RUN)
         made.add(row(step_run(heads.config, heads.workload), STEP_S))
         made.add(row(step_run(own.config, own.workload), 1e-6, FAILED))
-        made.add(row(up, PRODUCT_S))
+        made.add(row(up, GEMM_S))
     return path
 
 
@@ -81,8 +81,8 @@ def test_measured_steps_stand_in_the_crest_view(store: Path) -> None:
     assert all(one["name"] != "measured" for one in other["figure"]["option"]["series"])
 
 
-def test_measured_products_stand_in_the_tile_view(store: Path) -> None:
-    """A product's numbers include its measurement where the store has one."""
+def test_measured_gemms_are_in_the_tile_view(store: Path) -> None:
+    """The tile view of a GEMM includes its measurement if the store has one."""
     with TestClient(create_app(measured=read_measurements(store)), base_url=ADDRESS) as client:
         texts = {
             name: client.post("/api/v1/tiles", json={"job": JOB, "operation": name}).json()["text"]
@@ -95,11 +95,11 @@ def test_measured_products_stand_in_the_tile_view(store: Path) -> None:
 
 def test_of_several_measurements_the_fastest_counts() -> None:
     """Libraries and kernels compete, as they do where a stack chooses among them."""
-    product = Gemm(name="x", m=128, n=256, k=512)
-    found = Measurements([row(product, 3.0), row(product, 2.0), row(product, 4.0)])
+    gemm = Gemm(name="x", m=128, n=256, k=512)
+    found = Measurements([row(gemm, 3.0), row(gemm, 2.0), row(gemm, 4.0)])
 
     assert len(found) == 1
-    best = found.find_product(product, RUN.device)
+    best = found.find_gemm(gemm, RUN.device)
     assert best is not None
     assert best.time_s == 2.0
 

@@ -1,4 +1,4 @@
-"""``serve --calibration``: the device of the file is priced with its records, everywhere, and the page is told so."""
+"""``serve --calibration``: all views price the file's device with its records, and the page states that."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fastapi.testclient import TestClient
 
 import shapewright
 from calibration_files import H100, write_late_calibration
-from shapewright.cli.serve import command
-from shapewright.errors import CalibrationError
-from shapewright.explorer.app import create_app
-from shapewright.explorer.known_devices import KnownDevices
-from shapewright.perf.calibration_file import calibrated_device
+from shapewright.app.cli.commands.serve import command
+from shapewright.app.explorer.app import create_app
+from shapewright.app.explorer.device_lookup import DeviceLookup
+from shapewright.core.errors import CalibrationError
+from shapewright.pricing.calibration.file import calibrated_device
 
 JOB: dict[str, Any] = {"preset": "gpt3-125m", "device": "h100_sxm"}
 
@@ -33,12 +33,12 @@ def late(tmp_path: Path) -> Path:
 @pytest.fixture
 def client(late: Path) -> Iterator[TestClient]:
     """The application with that calibration."""
-    with TestClient(create_app(devices=KnownDevices(str(late))), base_url=ADDRESS) as client:
+    with TestClient(create_app(devices=DeviceLookup(str(late))), base_url=ADDRESS) as client:
         yield client
 
 
 def post(client: TestClient, path: str, **body: Any) -> Any:
-    """Ask, and expect an answer."""
+    """Post a request and expect success."""
     answer = client.post(f"/api/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -79,8 +79,8 @@ def test_a_search_is_priced_with_the_records(client: TestClient, late: Path) -> 
     assert "late.json" in " ".join(run["result"]["notes"])
 
 
-def test_the_page_is_told_whose_records_count(client: TestClient) -> None:
-    """What the page is made of names the device and the file."""
+def test_the_page_names_the_device_with_own_records(client: TestClient) -> None:
+    """The page data name the device and the calibration file."""
     about = client.get("/api/v1").json()
 
     assert about["calibration"]["text"] == "h100-sxm-80gb is priced with the records of late.json: gemm"
@@ -90,7 +90,7 @@ def test_the_page_is_told_whose_records_count(client: TestClient) -> None:
 def test_a_device_that_no_file_describes_can_be_chosen(tmp_path: Path) -> None:
     """It stands at the end of the list, and is priced as its calibration describes it."""
     path = write_late_calibration(tmp_path / "mine.json", 10.0, replace(H100, name="my-gpu", title="Mine", aliases=()))
-    with TestClient(create_app(devices=KnownDevices(str(path))), base_url=ADDRESS) as client:
+    with TestClient(create_app(devices=DeviceLookup(str(path))), base_url=ADDRESS) as client:
         listed = client.get("/api/v1").json()["devices"]
         step = post(client, "predict", job={**JOB, "device": "My-GPU"})
 

@@ -1,4 +1,4 @@
-"""The question on the page: asked by sliders, by pasting, by the address, and what cannot be answered."""
+"""The job form of the page: sliders, pasted configs, the URL, and invalid input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_training_software_is_chosen(open_page: Callable[..., Any]) -> None:
 
 
 def test_nodes_are_given(open_page: Callable[..., Any]) -> None:
-    """The title says in which nodes the device stands; a reload keeps it, and an empty field takes it back."""
+    """The title names the node; a reload keeps it, and an empty field resets it."""
     page = open_page()
     page.fill("#node_size", "4")
     page.keyboard.press("Tab")
@@ -82,7 +82,7 @@ def test_a_config_is_pasted_and_told_what_is_wrong(open_page: Callable[..., Any]
     """Text that is no JSON, no object or no model is refused in words; a sound one becomes the question."""
     page = open_page(errors=["422"])
     page.click("text=Paste or drop a config.json")
-    for text, words in (("{", "not valid JSON"), ("[1]", "no JSON object")):
+    for text, words in (("{", "not valid JSON"), ("[1]", "not a JSON object")):
         page.fill("#config", text)
         page.click("#use-config")
         expect(page.locator("#config-problem")).to_contain_text(words)
@@ -111,7 +111,7 @@ def test_a_config_is_pasted_and_told_what_is_wrong(open_page: Callable[..., Any]
 
 
 def test_the_address_holds_the_state(open_page: Callable[..., Any]) -> None:
-    """A reload shows the same shape, the same product and the same dimension."""
+    """A reload restores shape, GEMM and dimension from the URL."""
     state = "preset=gpt2-xl&device=h200-sxm-141gb&m.num_heads=20&w.micro_batch_size=2"
     state += "&v.dim=%22vocab_size%22&v.op=%22logits:forward%22"
     page = open_page(state)
@@ -121,7 +121,7 @@ def test_the_address_holds_the_state(open_page: Callable[..., Any]) -> None:
     for _ in range(2):
         settle(page, expected)
         see(page, "tiles")
-        assert page.input_value("#crest-field") == "vocab_size"
+        assert page.input_value("#sweep-field") == "vocab_size"
         assert page.input_value("#tile-operation") == "logits:forward"
         reload(page)
 
@@ -135,8 +135,8 @@ def test_the_address_holds_the_state(open_page: Callable[..., Any]) -> None:
         ("preset=gpt3-2.7b&device=a100-sxm-40gb&m.hidden_size=%22x%22", "job.overrides.hidden_size"),
     ],
 )
-def test_errors_are_told_in_the_commands_words(open_page: Callable[..., Any], state: str, words: str) -> None:
-    """A state that makes no sense says so, and the page can be used again at once."""
+def test_errors_use_the_commands_words(open_page: Callable[..., Any], state: str, words: str) -> None:
+    """An invalid state shows the command line's message, and the page stays usable."""
     page = open_page(state, errors=["422"])
     expect(page.locator("#problem")).to_contain_text(words)
     expect(page.locator("#mini")).to_contain_text(words)
@@ -148,7 +148,7 @@ def test_errors_are_told_in_the_commands_words(open_page: Callable[..., Any], st
 
 
 def test_what_cannot_run_has_its_remedy(open_page: Callable[..., Any]) -> None:
-    """A layout that does not divide the model is refused, and the finding beside it can be applied."""
+    """A layout that does not divide the model is rejected, and its finding offers a fix that can be applied."""
     page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb&l.tensor_parallel=7", errors=["422"])
     expect(page.locator("#problem")).to_contain_text("tensor_parallel=7 must divide num_heads=32")
     card = see(page, "findings")
@@ -163,7 +163,7 @@ def test_planted_markup_stays_text(open_page: Callable[..., Any]) -> None:
               "name": PLANTED, "_name_or_path": PLANTED, "activation_function": PLANTED, "torch_dtype": PLANTED,
               "architectures": [PLANTED]}  # fmt: skip
     page = open_page(f"config={quote(json.dumps(config))}&device=a100-sxm-40gb", errors=["422"])
-    for card in ("findings", "crest", "operations", "memory", "devices"):
+    for card in ("findings", "sweep", "operations", "memory", "devices"):
         page.evaluate(f"document.getElementById('{card}').scrollIntoView()")
         page.wait_for_timeout(100)
     for part in ("preset", "device", "m.activation", "w.dtype", "v.op", "v.dim", "v.optimizer", "m.name"):

@@ -1,4 +1,4 @@
-"""Who can use the page: with a phone, with the keyboard alone, with a reader of screens."""
+"""Accessibility of the page: on a phone, by keyboard alone, with a screen reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_a_phone_shows_everything(open_page: Callable[..., Any]) -> None:
     """At 390 pixels nothing is wider than the screen but what scrolls by itself, and the question opens."""
     page = open_page(viewport=NARROW, has_touch=True, device_scale_factor=2)
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
-    for card in ("findings", "crest", "tiles", "operations", "waterfall", "memory", "devices", "heat"):
+    for card in ("findings", "sweep", "tiles", "operations", "waterfall", "memory", "devices", "heat"):
         see(page, card)
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
     page.evaluate("scrollTo(0, 0)")
@@ -85,7 +85,7 @@ def test_nothing_stands_in_a_readers_way(open_page: Callable[..., Any], options:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     page = open_page(**options)
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
-    for card in ("findings", "crest", "tiles", "operations", "waterfall", "memory", "devices", "heat", "search"):
+    for card in ("findings", "sweep", "tiles", "operations", "waterfall", "memory", "devices", "heat", "search"):
         page.evaluate(f"document.getElementById('{card}').scrollIntoView()")
         page.wait_for_timeout(150)
     page.wait_for_function("() => !document.querySelector('[aria-busy]')")

@@ -12,7 +12,7 @@ from typing import Any
 from page_tools import ONCE_MORE, expect, see, settle, words_of
 
 import shapewright
-from shapewright.report.prediction_text import verdict
+from shapewright.app.report.step.predict import verdict
 
 pytestmark = ONCE_MORE
 CHART_MOVES_MS = 1_200  # a figure slides its points into place for a second
@@ -22,7 +22,7 @@ def test_crests_are_adopted(open_page: Callable[..., Any]) -> None:
     """A crest's button and a click into the chart change the field, and what is adopted is what was shown."""
     page = open_page()
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
-    card = see(page, "crest")
+    card = see(page, "sweep")
     crest = card.locator(".chip-button:not([disabled])").last
     value = int(crest.get_attribute("data-value"))
     text = crest.get_attribute("title")
@@ -76,7 +76,7 @@ def test_tiles_follow(open_page: Callable[..., Any]) -> None:
 
 
 def test_operations_sort_and_explain(open_page: Callable[..., Any]) -> None:
-    """By keyboard alone: a heading sorts its column, a row says why."""
+    """By keyboard alone, a heading sorts its column and a row shows its explanation."""
     page = open_page()
     card = see(page, "operations")
     card.locator(".sort", has_text="runs").focus()
@@ -168,8 +168,8 @@ def test_everything_is_exported(open_page: Callable[..., Any], tmp_path: Path) -
     with choose("csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(expected.operations)
     assert "H100" in choose("report").read_text()
-    card = see(page, "crest")
-    assert download(lambda: card.get_by_label("Save crests as PNG").click()).read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in download(lambda: card.get_by_label("Save crests as SVG").click()).read_text()
+    card = see(page, "sweep")
+    assert download(lambda: card.get_by_label("Save sweep as PNG").click()).read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in download(lambda: card.get_by_label("Save sweep as SVG").click()).read_text()
     tiles = see(page, "tiles")
     assert "<rect" in download(lambda: tiles.get_by_label("Save tiles as SVG").click()).read_text()

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
-from shapewright.explorer.app import create_app
+from shapewright.app.explorer.app import create_app
 
 NUM_EXAMPLES = int(os.environ.get("SHAPEWRIGHT_SCHEMA_EXAMPLES", "12"))
 

@@ -1,4 +1,4 @@
-"""Searches as jobs: they run, tell how far they are, can be stopped, wait in a short queue, and end in time."""
+"""Search jobs: they report progress, can be stopped, wait in a short queue, and have a time limit."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from explorer_jobs import ADDRESS, GPT3
 from fastapi.testclient import TestClient
 
 import shapewright
-from shapewright.explorer.app import create_app
-from shapewright.explorer.search_jobs import MOST_WAITING, SearchQueue
+from shapewright.app.explorer.app import create_app
+from shapewright.app.explorer.search_jobs import MAX_WAITING, SearchQueue
 
 # Everything at once, without a guard: minutes of work.
 LONG: dict[str, Any] = {
@@ -42,14 +42,16 @@ def start(client: TestClient, **body: Any) -> dict[str, Any]:
     return run
 
 
-def test_a_search_finds_what_the_command_finds(client: TestClient) -> None:
-    """The same shapes in the same order with the same numbers."""
-    run = wait(client, start(client, job=GPT3, vary=["heads", "vocab"])["id"])
+@pytest.mark.parametrize("uncalibrated", [False, True])
+def test_a_search_finds_what_the_command_finds(uncalibrated: bool, client: TestClient) -> None:
+    """The same shapes in the same order with the same numbers, with and without the device's own calibration."""
+    run = wait(client, start(client, job={**GPT3, "uncalibrated": uncalibrated}, vary=["heads", "vocab"])["id"])
     expected = shapewright.search(
         "gpt3-2.7b",
         device="a100-sxm-40gb",
         workload={"dtype": "fp16", "attention": "unfused"},
         vary=["heads", "vocab"],
+        uncalibrated=uncalibrated,
     )
 
     assert run["state"] == "done", run["error"]
@@ -87,8 +89,8 @@ def test_a_running_search_can_be_stopped(client: TestClient) -> None:
 
 
 def test_time_is_limited() -> None:
-    """A search that takes too long ends with what it has, and says so."""
-    with TestClient(create_app(queue=SearchQueue(longest_run_s=2.0)), base_url=ADDRESS) as client:
+    """A search that exceeds the time limit returns its best so far, marked as incomplete."""
+    with TestClient(create_app(queue=SearchQueue(max_run_s=2.0)), base_url=ADDRESS) as client:
         run = wait(client, start(client, **LONG)["id"], longest_s=60.0)
 
     # On a busy machine the time may be over before the first shapes are priced.
@@ -100,13 +102,13 @@ def test_time_is_limited() -> None:
 def test_the_queue_is_short() -> None:
     """Beyond its length a search is turned away with the time to come again; leaving ends everything."""
     with TestClient(create_app(), base_url=ADDRESS) as client:
-        answers = [client.post("/api/v1/searches", json=LONG) for _ in range(MOST_WAITING + 3)]
+        answers = [client.post("/api/v1/searches", json=LONG) for _ in range(MAX_WAITING + 3)]
         refused = [answer for answer in answers if answer.status_code == 429]
         begun_s = time.monotonic()
 
     assert refused
     assert refused[0].headers["retry-after"]
-    assert "searches wait already" in refused[0].json()["detail"]
+    assert "searches are waiting" in refused[0].json()["detail"]
     assert time.monotonic() - begun_s < 10.0
 
 

@@ -9,17 +9,15 @@ from explorer_jobs import GPT3
 from fastapi.testclient import TestClient
 
 import shapewright
-from shapewright.figures.heat import heat_heads_by_width
-from shapewright.figures.sweep import SWEPT_FIELDS, sweep_field, values_around
-from shapewright.question import ask
+from shapewright.app.figures.data.field_sweep import SWEPT_FIELDS, sweep_field, values_around
+from shapewright.app.figures.data.head_grid import predict_head_grid
+from shapewright.prediction.build import build_scenario
 
 
 def swept(field: str, **more: Any) -> Any:
     """A sweep of GPT-3 2.7B on A100."""
-    question = ask("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
-    return sweep_field(
-        question.config, field, device=question.device, workload=question.workload, layout=question.layout, **more
-    )
+    scenario = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
+    return sweep_field(scenario, field, **more)
 
 
 def test_points_are_predictions() -> None:
@@ -44,19 +42,19 @@ def test_odd_values_fall_into_lower_classes() -> None:
     assert odd.prediction.model_flops_per_s < even.prediction.model_flops_per_s
 
 
-def test_waves_end_where_the_watched_product_says() -> None:
+def test_waves_end_at_the_edges_of_the_watched_gemm() -> None:
     """Between the values of a wave end the waves of mlp.up grow, and nowhere else among aligned values."""
     found = swept("intermediate_size", values=[*range(9600, 11201, 64)])
     waves = {point.value: point.num_waves for point in found.points}
 
-    assert found.watched == "mlp.up"
+    assert found.wave_gemm == "mlp.up"
     assert found.wave_ends == tuple(value for value in list(waves)[:-1] if waves[value + 64] > waves[value])
     assert found.wave_ends
 
 
 @pytest.mark.parametrize("field", SWEPT_FIELDS)
 def test_every_field_can_be_swept(field: str, client: TestClient) -> None:
-    """Each has a curve with the current value on it, or one line that says why not."""
+    """Every field has a curve with the current value marked, or a reason why there is none."""
     preset = "mixtral-8x7b" if "expert" in field or "moe" in field else "gpt3-2.7b"
     job = {"preset": preset, "device": "h100-sxm-80gb"}
     if field == "context_len":
@@ -74,32 +72,30 @@ def test_every_field_can_be_swept(field: str, client: TestClient) -> None:
 
 def test_a_window_stays_while_the_value_moves_a_little() -> None:
     """Neighbouring values look at the same grid, so that the picture does not run away under the slider."""
-    config = ask("gpt3-2.7b", "a100-sxm-40gb").config
+    config = build_scenario("gpt3-2.7b", "a100-sxm-40gb").config
 
     assert values_around(config, "intermediate_size", 10240) == values_around(config, "intermediate_size", 10304)
 
 
 def test_crests_beat_their_neighbours() -> None:
-    """No value beside a crest has a higher model rate."""
+    """No neighbor of a crest has a higher model rate."""
     found = swept("intermediate_size")
     rates = {point.value: point.prediction.model_flops_per_s for point in found.points}
     values = list(rates)
-    for crest in found.crests:
+    for crest in found.local_maxima:
         place = values.index(crest)
         assert rates[crest] == max(rates[value] for value in values[max(0, place - 2) : place + 3])
 
 
 def test_heat_map_holds_the_shape_in_question(client: TestClient) -> None:
     """The outlined cell is the step that predict gives; cells where heads do not divide the width are empty."""
-    question = ask("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
-    grid = heat_heads_by_width(
-        question.config, device=question.device, workload=question.workload, layout=question.layout
-    )
+    scenario = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
+    grid = predict_head_grid(scenario)
     row, column = grid.current
     here = grid.predictions[row][column]
 
     assert here is not None
-    assert here.step_time_s == question.predict().step_time_s
+    assert here.step_time_s == scenario.predict().step_time_s
     for count, cells in zip(grid.heads, grid.predictions, strict=True):
         for width, cell in zip(grid.widths, cells, strict=True):
             assert cell is None or (width % count == 0 and cell.config.num_heads == count)

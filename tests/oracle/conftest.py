@@ -1,4 +1,4 @@
-"""Make the helper modules beside these tests importable (pytest's importlib mode leaves sys.path alone)."""
+"""Make the helper modules in this folder importable (pytest's importlib mode leaves sys.path alone)."""
 
 from __future__ import annotations
 

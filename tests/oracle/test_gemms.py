@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="comparing GEMMs with PyTorch needs the trac
 pytest.importorskip("transformers", reason="comparing GEMMs with PyTorch needs the trace extra (transformers)")
 
 from hf_models import TINY_CONFIGS, build_on_meta, model_type_of, tiny_config
-from traced_products import (
-    Product,
+from traced_gemms import (
     Trace,
+    TracedGemm,
     trace_decode,
     trace_prefill,
     trace_training,
@@ -22,14 +22,13 @@ from traced_products import (
     without_layout,
 )
 
-from shapewright.config.hf import read_hf
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import count_model_flops, lower
-from shapewright.operations import Gemm, GroupedGemm
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.models.hf_config import read_hf_config
+from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
-    from shapewright.config import TransformerConfig
+    from shapewright.models import TransformerConfig
 
 pytestmark = pytest.mark.oracle
 
@@ -62,7 +61,7 @@ def is_decoded(key: str) -> bool:
     is lowered as absorbed into queries and outputs where transformers expands; GPT-Neo, which does not cut its cache to
     the window.
     """
-    config = read_hf(tiny_config(key)).config
+    config = read_hf_config(tiny_config(key)).config
     return config.stack == "decoder" and not config.is_mla and model_type_of(key) != "gpt_neo"
 
 
@@ -80,68 +79,68 @@ def traced(key: str) -> Trace:
 
 
 def training_workload() -> Workload:
-    """The step that is traced: unfused attention, whose products are separate."""
+    """The traced step: unfused attention, whose GEMMs are separate."""
     return Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused")
 
 
-def lowered_products(config: TransformerConfig, workload: Workload, *passes: str) -> Counter[Product]:
+def lowered_gemms(config: TransformerConfig, workload: Workload, *passes: str) -> Counter[TracedGemm]:
     """Count our GEMMs in the form of the trace."""
-    products: Counter[Product] = Counter()
+    gemms: Counter[TracedGemm] = Counter()
     for operation in lower(config, workload, ParallelLayout()):
         if operation.pass_name not in passes or not isinstance(operation, Gemm | GroupedGemm):
             continue
         batch, groups = (1, operation.groups) if isinstance(operation, GroupedGemm) else (operation.batch, 1)
-        product = turn(batch, operation.m, operation.n, operation.k, groups=groups, layout=operation.layout)
-        products[product] += operation.repeats
-    return products
+        gemm = turn(batch, operation.m, operation.n, operation.k, groups=groups, layout=operation.layout)
+        gemms[gemm] += operation.repeats
+    return gemms
 
 
 @pytest.mark.parametrize("key", TRAINED)
 def test_every_gemm_of_a_training_step_is_lowered_and_no_other(key: str) -> None:
-    """Forward, and forward with backward: the same products (batch, m, n, k, groups), each as often as in PyTorch."""
-    config, trace = read_hf(tiny_config(key)).config, traced(key)
+    """The lowered GEMMs (batch, m, n, k, groups) and their counts equal those that PyTorch dispatches."""
+    config, trace = read_hf_config(tiny_config(key)).config, traced(key)
     workload = training_workload()
-    assert without_layout(lowered_products(config, workload, "forward")) == without_layout(trace.forward)
-    assert without_layout(lowered_products(config, workload, "forward", "backward")) == without_layout(trace.whole)
+    assert without_layout(lowered_gemms(config, workload, "forward")) == without_layout(trace.forward)
+    assert without_layout(lowered_gemms(config, workload, "forward", "backward")) == without_layout(trace.whole)
 
 
 @pytest.mark.parametrize("key", TRAINED)
 def test_flops_equal_those_that_pytorch_counts(key: str) -> None:
     """Model FLOPs of a step are FlopCounterMode's, to the last one, and backward is twice forward."""
-    config, trace = read_hf(tiny_config(key)).config, traced(key)
+    config, trace = read_hf_config(tiny_config(key)).config, traced(key)
     assert count_model_flops(config, training_workload()) == trace.whole_flops
     assert trace.whole_flops == 3 * trace.forward_flops
 
 
 @pytest.mark.parametrize("key", WITH_LAYOUTS)
 def test_operands_lie_in_memory_as_pytorch_has_them(key: str) -> None:
-    """NT forward, NN for dgrad, TN for wgrad, and those of attention: told by the strides of what is multiplied."""
-    config, trace = read_hf(tiny_config(key)).config, traced(key)
-    assert lowered_products(config, training_workload(), "forward", "backward") == trace.whole
+    """Operand layouts equal those of PyTorch's strides: NT forward, NN for dgrad, TN for wgrad, and attention."""
+    config, trace = read_hf_config(tiny_config(key)).config, traced(key)
+    assert lowered_gemms(config, training_workload(), "forward", "backward") == trace.whole
 
 
 @pytest.mark.parametrize("key", DECODED)
 def test_every_gemm_of_prefill_and_decode_is_lowered(key: str) -> None:
     """A prompt with its last token's logits, then one token against a cache that is longer than the windows."""
-    config, model = read_hf(tiny_config(key)).config, build_on_meta(tiny_config(key), dtype="bfloat16")
+    config, model = read_hf_config(tiny_config(key)).config, build_on_meta(tiny_config(key), dtype="bfloat16")
     prefill = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused")
     decode = Workload(phase="decode", micro_batch_size=BATCH_SIZE, context_len=CONTEXT_LEN, attention="unfused")
     traced_prefill, _ = trace_prefill(model, BATCH_SIZE, SEQ_LEN)
-    assert without_layout(lowered_products(config, prefill, "forward")) == without_layout(traced_prefill)
+    assert without_layout(lowered_gemms(config, prefill, "forward")) == without_layout(traced_prefill)
     traced_decode = trace_decode(model, BATCH_SIZE, CONTEXT_LEN)
     # With few tokens transformers gathers one weight matrix per row; lowering counts the experts that rows may reach.
-    lowered_decode = without_groups(without_layout(lowered_products(config, decode, "forward")))
+    lowered_decode = without_groups(without_layout(lowered_gemms(config, decode, "forward")))
     assert lowered_decode == without_groups(without_layout(traced_decode))
 
 
 def test_llama_4_differs_in_its_experts_alone() -> None:
-    """What transformers computes with every expert, we route: all other products are the same."""
+    """Transformers computes every expert where we route tokens; all other GEMMs are equal."""
     key = "llama4_text"
-    lowered = without_layout(lowered_products(read_hf(tiny_config(key)).config, training_workload(), "forward"))
+    lowered = without_layout(lowered_gemms(read_hf_config(tiny_config(key)).config, training_workload(), "forward"))
     recorded = without_layout(traced(key).forward)
     num_experts = tiny_config(key)["num_local_experts"]
-    assert {product.groups for product in lowered - recorded} == {num_experts}
-    assert {product.batch for product in recorded - lowered} == {num_experts}
+    assert {gemm.groups for gemm in lowered - recorded} == {num_experts}
+    assert {gemm.batch for gemm in recorded - lowered} == {num_experts}
 
 
 def test_at_least_twelve_model_types_are_compared() -> None:

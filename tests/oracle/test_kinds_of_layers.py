@@ -12,11 +12,10 @@ pytest.importorskip("transformers", reason="needs the trace extra: transformers"
 
 from hf_models import build_on_meta, tiny_config
 
-from shapewright.config.hf import read_hf
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Pointwise
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Pointwise
+from shapewright.models.hf_config import read_hf_config
+from shapewright.workload import ParallelLayout, Workload
 
 pytestmark = pytest.mark.oracle
 
@@ -36,14 +35,14 @@ pytestmark = pytest.mark.oracle
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_layers_with_experts(key: str, changes: dict[str, Any]) -> None:
-    """Layers that hold experts are those of transformers, wherever a step, a list or a number of dense ones says so."""
+    """Expert layers equal those of transformers, whether given by a step, a list or a number of dense layers."""
     raw = {**tiny_config(key), **changes}
     built = {
         int(name.split(".layers.")[1].split(".")[0])
         for name, _ in build_on_meta(raw).named_parameters()
         if ".layers." in name and ".experts." in name
     }
-    config = read_hf(raw).config
+    config = read_hf_config(raw).config
     assert {layer for layer in range(config.num_layers) if config.is_moe_layer(layer)} == built
 
 
@@ -52,7 +51,7 @@ def test_local_layers_of_gpt_neo(pattern: list[str]) -> None:
     """A layer that GPT-Neo calls local has the window, a global one none."""
     raw = {**tiny_config("gpt_neo"), "attention_types": [[pattern, 4 // len(pattern)]]}
     layers: Any = build_on_meta(raw).transformer.h
-    config = read_hf(raw).config
+    config = read_hf_config(raw).config
     assert [config.window_of_layer(layer) for layer in range(4)] == [
         {"local": 32, "global": 0}[each.attn.attention_type] for each in layers
     ]
@@ -71,7 +70,7 @@ def test_norms_of_a_forward_pass(key: str) -> None:
     raw = tiny_config(key)
     names = [name for name, module in build_on_meta(raw).named_modules() if "norm" in type(module).__name__.lower()]
     built = {re.sub(r"\b[qk]_(layer)?norm\b.*", "qk", name) for name in names}
-    operations = lower(read_hf(raw).config, Workload(phase="prefill", seq_len=32), ParallelLayout())
+    operations = lower(read_hf_config(raw).config, Workload(phase="prefill", seq_len=32), ParallelLayout())
     run = [one for one in operations if isinstance(one, Pointwise) and one.operation in ("norm", "layernorm")]
     assert sum(int(one.repeats) for one in run) == len(built)
 
@@ -95,5 +94,5 @@ def test_layers_with_rotary_positions(key: str, changes: dict[str, Any]) -> None
         each.sliding_window is not None if key == "cohere2" else bool(getattr(each, "use_rope", True))
         for each in blocks
     ]
-    config = read_hf(raw).config
+    config = read_hf_config(raw).config
     assert [config.is_rotary_layer(layer) for layer in range(config.num_layers)] == built

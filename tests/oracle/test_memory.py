@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from hf_models import hf_config, tiny_config
 
-from shapewright.config.hf import read_hf
-from shapewright.layout import ParallelLayout
 from shapewright.memory import count_cached_elements, list_saved_tensors
-from shapewright.memory.kv_cache import estimate_kv_cache
-from shapewright.workload import Workload
+from shapewright.memory.estimate import estimate_kv_cache
+from shapewright.models.hf_config import read_hf_config
+from shapewright.workload import ParallelLayout, Workload
 
 torch = pytest.importorskip("torch", reason="needs the trace extra", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", reason="needs the trace extra", exc_type=ImportError)
@@ -114,7 +113,7 @@ def test_layer_keeps_what_autograd_saves(
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
     raw = {**tiny_config(key), **changes}
     measured = measure_saved_bytes(raw, attention, layer_index)
-    config = read_hf(raw).config
+    config = read_hf_config(raw).config
     workload = Workload(
         micro_batch_size=BATCH_SIZE,
         seq_len=SEQ_LEN,
@@ -136,7 +135,7 @@ def test_kv_cache_is_as_large_as_a_real_one(key: str) -> None:
     with torch.no_grad():
         cache = model(input_ids=torch.randint(2, 300, (BATCH_SIZE, SEQ_LEN)), use_cache=True).past_key_values
     measured = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    config = read_hf(raw).config
+    config = read_hf_config(raw).config
     workload = Workload(phase="prefill", micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="fp32")
     windows = [(group.window, group.num_layers) for group in config.layer_groups()]
     assert estimate_kv_cache(config, workload, ParallelLayout(), windows) == measured

@@ -13,8 +13,8 @@ pytest.importorskip("transformers", reason="needs the trace extra: transformers"
 
 from hf_models import TINY_CONFIGS, build_on_meta, count_built_parameters, hf_config, model_type_of, tiny_config
 
-from shapewright.config import count_parameters, list_presets, load_preset
-from shapewright.config.hf import read_hf
+from shapewright.models import count_parameters, list_presets, load_preset
+from shapewright.models.hf_config import read_hf_config
 
 # Families whose config says of each layer whether it slides, as transformers reads it.
 WITH_KINDS_OF_LAYERS = (
@@ -45,15 +45,15 @@ COMPONENTS = (
 def test_tiny_models(key: str) -> None:
     """Every family and variant, in sizes that differ from each other, has transformers' count."""
     config = tiny_config(key)
-    assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+    assert count_parameters(read_hf_config(config).config).total == count_built_parameters(build_on_meta(config))
 
 
 @pytest.mark.parametrize("key", TINY_CONFIGS)
 def test_implied_values(key: str) -> None:
-    """What a config leaves out, such as the window of each layer, is filled in as transformers does it."""
+    """Values absent from a config, such as the window of each layer, are derived as in transformers."""
     config = tiny_config(key)
     filled = hf_config(config).to_dict()
-    implied, explicit = read_hf(config).config, read_hf(filled).config
+    implied, explicit = read_hf_config(config).config, read_hf_config(filled).config
     assert replace(implied, model_type="") == replace(explicit, model_type="")
 
 
@@ -61,12 +61,12 @@ def test_implied_values(key: str) -> None:
 def test_presets(name: str) -> None:
     """Every preset has transformers' count."""
     config = load_preset(name).config
-    assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+    assert count_parameters(read_hf_config(config).config).total == count_built_parameters(build_on_meta(config))
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_defaults(model_type: str) -> None:
-    """A config that says nothing but its type is read as transformers' config class reads it."""
+    """A config with only a model type is read with the defaults of transformers' config class."""
     from transformers import AutoConfig
 
     # DeepSeek-V2 has no default for the experts per token, and no model runs without; Granite 4.0's layers are Mamba.
@@ -75,8 +75,8 @@ def test_defaults(model_type: str) -> None:
         "granitemoehybrid": {"layer_types": ["full_attention"] * 32},
     }.get(model_type, {})
     filled = AutoConfig.for_model(model_type, **given).to_dict()
-    implicit = read_hf({"model_type": model_type, **given}).config
-    explicit = read_hf(filled).config
+    implicit = read_hf_config({"model_type": model_type, **given}).config
+    explicit = read_hf_config(filled).config
     assert replace(implicit, model_type="") == replace(explicit, model_type="")
 
 
@@ -87,7 +87,7 @@ def test_defaults(model_type: str) -> None:
 )
 @pytest.mark.parametrize("key", WITH_KINDS_OF_LAYERS)
 def test_windows_of_each_layer(key: str, changes: dict[str, Any]) -> None:
-    """Layers that slide, or see chunks, are those of transformers, whatever pattern the config asks for."""
+    """Layers with sliding or chunked attention equal those of transformers for every pattern."""
     raw = {**tiny_config(key), "sliding_window": 8, "use_sliding_window": True, **changes}
     theirs = hf_config(raw)
     sizes = {
@@ -95,7 +95,7 @@ def test_windows_of_each_layer(key: str, changes: dict[str, Any]) -> None:
         "sliding_attention": getattr(theirs, "sliding_window", None) or 0,
         "chunked_attention": getattr(theirs, "attention_chunk_size", None) or 0,
     }
-    config = read_hf(raw).config
+    config = read_hf_config(raw).config
     pattern = config.attention_windows or (0,)
     assert [pattern[index % len(pattern)] for index in range(config.num_layers)] == [
         sizes[each] for each in theirs.layer_types
@@ -117,13 +117,13 @@ _WITHOUT_DEFAULT: dict[str, dict[str, Any]] = {
 def test_default_sized_models(model_type: str) -> None:
     """The real-sized model that a family's defaults describe has transformers' count."""
     config = {"model_type": model_type, "num_experts_per_tok": 4, **_WITHOUT_DEFAULT.get(model_type, {})}
-    assert count_parameters(read_hf(config).config).total == count_built_parameters(build_on_meta(config))
+    assert count_parameters(read_hf_config(config).config).total == count_built_parameters(build_on_meta(config))
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
 def test_sparse_attention_without_its_indexer(model_type: str) -> None:
-    """DeepSeek's sparse attention is read but for the indexers, which a note says, and which are 0.1 % of the model."""
-    reading = read_hf({"model_type": model_type})
+    """DeepSeek's sparse attention is read without its indexers (0.1 % of the model), which a note states."""
+    reading = read_hf_config({"model_type": model_type})
     counts = {name: each.numel() for name, each in build_on_meta({"model_type": model_type}).named_parameters()}
     indexers = sum(count for name, count in counts.items() if ".indexer." in name)
 
@@ -136,11 +136,11 @@ def test_sparse_attention_without_its_indexer(model_type: str) -> None:
     "model_type", ["gpt_bigcode", "helium", "internlm3", "jais2", "minicpm3", "ministral3", "solar_open"]
 )
 def test_types_without_a_table(model_type: str) -> None:
-    """Reading by field names is exact for families whose fields say all there is to say."""
+    """Reading by field names is exact for families fully described by their fields."""
     from transformers import AutoConfig
 
     filled = {**AutoConfig.for_model(model_type).to_dict(), "model_type": model_type}
-    reading = read_hf(filled)
+    reading = read_hf_config(filled)
     assert "read by field names" in reading.notes[0]
     assert count_parameters(reading.config).total == count_built_parameters(build_on_meta({"model_type": model_type}))
 
@@ -170,11 +170,11 @@ def test_components(key: str) -> None:
     for name, parameter in build_on_meta(config).named_parameters():
         component = next(component for component, pattern in COMPONENTS if re.search(pattern, name))
         sums[component] += parameter.numel()
-    assert count_parameters(read_hf(config).config).by_component == sums
+    assert count_parameters(read_hf_config(config).config).by_component == sums
 
 
 def test_two_alike_configs_differ() -> None:
     """The comparison can fail: a bias more is noticed."""
     config = tiny_config("llama")
-    biased = read_hf({**config, "mlp_bias": True}).config
+    biased = read_hf_config({**config, "mlp_bias": True}).config
     assert count_parameters(biased).total != count_built_parameters(build_on_meta(config))

@@ -1,4 +1,4 @@
-"""The layers and models that the bench measures against what lowering lists: product by product, weight by weight."""
+"""The bench's layers and models run the GEMMs, and have the parameters, that the lowering lists."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the trace extra (torch)")
 
-from traced_products import Product, ProductRecorder, turn
+from traced_gemms import GemmRecorder, TracedGemm, turn
 
-from shapewright.bench.torch_layer import make_layer, make_pass, run_layer
-from shapewright.bench.torch_model import Decoder
-from shapewright.config import TransformerConfig, count_parameters
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Attention, Gemm
-from shapewright.whole import layer_run
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Attention, Gemm
+from shapewright.measure.bench.operations.torch_layer import make_layer, make_pass_context, run_layer
+from shapewright.measure.bench.operations.torch_model import Decoder
+from shapewright.models import TransformerConfig, count_parameters
+from shapewright.prediction.model_runs import layer_run
+from shapewright.workload import ParallelLayout, Workload
 
 pytestmark = pytest.mark.oracle
 
@@ -41,40 +40,40 @@ CONFIGS = {
 
 
 def make(shape: tuple[int, ...], _deviation: float) -> Any:
-    """A weight that has a shape and nothing else."""
+    """Make a weight on the meta device."""
     return torch.empty(shape, device="meta", requires_grad=True)
 
 
-def lowered(operations: Any, *passes: str) -> Counter[Product]:
-    """Products of operations, with their layouts."""
-    products: Counter[Product] = Counter()
+def lowered(operations: Any, *passes: str) -> Counter[TracedGemm]:
+    """GEMMs of operations, with their layouts."""
+    gemms: Counter[TracedGemm] = Counter()
     for operation in operations:
         if operation.pass_name in passes and isinstance(operation, Gemm):
             sizes = (operation.batch, operation.m, operation.n, operation.k)
-            products[turn(*sizes, layout=operation.layout)] += operation.repeats
-    return products
+            gemms[turn(*sizes, layout=operation.layout)] += operation.repeats
+    return gemms
 
 
 @pytest.mark.parametrize("key", CONFIGS)
-def test_a_training_step_runs_the_lowered_products(key: str) -> None:
-    """Forward, and forward with backward, every product with its layout, as often as lowering lists it."""
+def test_a_training_step_runs_the_lowered_gemms(key: str) -> None:
+    """Forward and backward passes run every lowered GEMM, with its layout and as often as lowered."""
     config = TransformerConfig(**BASE, **CONFIGS[key])
     workload = Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused", dtype="fp32")
     model = Decoder(config, workload, make)
     tokens = torch.zeros(BATCH_SIZE, SEQ_LEN + 1, dtype=torch.long, device="meta")
-    with ProductRecorder() as recorder:
-        loss = model.loss(tokens, model.shared())
-        forward = recorder.products.copy()
+    with GemmRecorder() as recorder:
+        loss = model.loss(tokens, model.pass_context())
+        forward = recorder.gemms.copy()
         loss.backward()
     operations = lower(config, workload, ParallelLayout())
 
     assert forward == lowered(operations, "forward")
-    assert recorder.products == lowered(operations, "forward", "backward")
+    assert recorder.gemms == lowered(operations, "forward", "backward")
 
 
 @pytest.mark.parametrize("key", CONFIGS)
 def test_weights_are_the_models(key: str) -> None:
-    """As many parameters as the model counts."""
+    """The number of parameters equals that of the model."""
     config = TransformerConfig(**BASE, **CONFIGS[key])
     model = Decoder(config, Workload(seq_len=SEQ_LEN), make)
 
@@ -83,39 +82,37 @@ def test_weights_are_the_models(key: str) -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("key", ["gpt", "llama", "parallel", "narrow"])
-def test_prefill_and_decode_run_the_lowered_products(key: str, phase: str) -> None:
-    """A prompt, and one token after a cache: last tokens' logits, products with the cached keys."""
+def test_prefill_and_decode_run_the_lowered_gemms(key: str, phase: str) -> None:
+    """Prefill and decode run the lowered GEMMs, with logits of the last tokens and with cached keys."""
     config = TransformerConfig(**BASE, **CONFIGS[key])
     lengths = {"prefill": {"seq_len": SEQ_LEN}, "decode": {"context_len": CONTEXT_LEN}}[phase]
     workload = Workload(phase=phase, micro_batch_size=BATCH_SIZE, attention="unfused", dtype="fp32", **lengths)
     model = Decoder(config, workload, make)
     tokens = torch.zeros(BATCH_SIZE, workload.query_len, dtype=torch.long, device="meta")
-    with torch.no_grad(), ProductRecorder() as recorder:
-        logits = model.run(tokens, model.shared(), model.make_cache())
+    with torch.no_grad(), GemmRecorder() as recorder:
+        logits = model.run(tokens, model.pass_context(), model.make_cache())
     expected = lowered(lower(config, workload, ParallelLayout()), "forward")
 
     assert logits.shape == (BATCH_SIZE, config.vocab_size)
-    assert {product._replace(layout="") for product in recorder.products} == {
-        product._replace(layout="") for product in expected
-    }
-    assert sum(recorder.products.values()) == sum(expected.values())
+    assert {gemm._replace(layout="") for gemm in recorder.gemms} == {gemm._replace(layout="") for gemm in expected}
+    assert sum(recorder.gemms.values()) == sum(expected.values())
 
 
 @pytest.mark.parametrize("key", CONFIGS)
-def test_a_layer_runs_its_part_of_the_step(key: str) -> None:
-    """One layer alone has the products of a layer: those of embedding and logits are not among them."""
+def test_a_layer_runs_the_gemms_of_one_layer(key: str) -> None:
+    """A single layer runs the GEMMs of a layer, without those of the embedding and logits."""
     config = TransformerConfig(**BASE, **CONFIGS[key])
     workload = Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, attention="unfused", dtype="fp32")
     x = torch.empty(BATCH_SIZE, SEQ_LEN, config.hidden_size, device="meta", requires_grad=True)
     weights = make_layer(config, make)
-    with ProductRecorder() as recorder:
-        run_layer(weights, x, make_pass(config, workload, x)).backward(torch.empty_like(x))
+    with GemmRecorder() as recorder:
+        run_layer(weights, x, make_pass_context(config, workload, x)).backward(torch.empty_like(x))
 
-    assert recorder.products == lowered(layer_run(config, workload).operations(), "forward", "backward")
+    assert recorder.gemms == lowered(layer_run(config, workload).operations(), "forward", "backward")
 
 
-def test_fused_attention_is_called_once_a_layer() -> None:
-    """With fused attention the products are those beside it, and each layer calls it once."""
+def test_fused_attention_is_called_once_per_layer() -> None:
+    """Each layer calls fused attention once, and its other GEMMs are those of the lowering."""
     config = TransformerConfig(**BASE, **LLAMA)
     workload = Workload(micro_batch_size=BATCH_SIZE, seq_len=SEQ_LEN, dtype="fp32")
     calls = []
@@ -129,7 +126,7 @@ def test_fused_attention_is_called_once_a_layer() -> None:
     tokens = torch.zeros(BATCH_SIZE, SEQ_LEN + 1, dtype=torch.long, device="meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-        model.loss(tokens, model.shared())
+        model.loss(tokens, model.pass_context())
     (core,) = {
         entry for entry in lower(config, workload, ParallelLayout())
         if isinstance(entry, Attention) and entry.pass_name == "forward"
@@ -140,8 +137,8 @@ def test_fused_attention_is_called_once_a_layer() -> None:
 
 
 @pytest.mark.parametrize("key", ["gpt", "llama", "sandwich", "neox"])
-def test_decode_continues_what_prefill_began(key: str) -> None:
-    """Logits of the last token are the same from one pass over all tokens and from a cache and one token more.
+def test_decode_agrees_with_one_pass(key: str) -> None:
+    """Logits of the last token are equal with one pass over all tokens and with a cache and one more token.
 
     Fused and unfused attention agree too, in float64.
     """
@@ -159,11 +156,11 @@ def test_decode_continues_what_prefill_began(key: str) -> None:
     found = []
     for attention in ("flash", "unfused"):
         model.workload = whole = Workload(phase="prefill", seq_len=length, attention=attention, micro_batch_size=2)
-        found.append(model.run(tokens, make_pass(config, whole, model.ends["embedding"]), model.make_cache()))
+        found.append(model.run(tokens, make_pass_context(config, whole, model.outer["embedding"]), model.make_cache()))
         cache = model.make_cache()
         prefill = replace(whole, seq_len=length - 1)
-        model.run(tokens[:, :-1], make_pass(config, prefill, model.ends["embedding"]), cache)
-        last = make_pass(config, replace(decode, attention=attention), model.ends["embedding"])
+        model.run(tokens[:, :-1], make_pass_context(config, prefill, model.outer["embedding"]), cache)
+        last = make_pass_context(config, replace(decode, attention=attention), model.outer["embedding"])
         found.append(model.run(tokens[:, -1:], last, cache))
 
     for logits in found[1:]:

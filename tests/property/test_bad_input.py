@@ -1,4 +1,4 @@
-"""Whatever is in a config file or behind a flag, the command line answers, or says in one line why not."""
+"""Any config file or flag value gives a result or a one-line error on the command line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shapewright.cli import main
-from shapewright.config import load_preset
+from shapewright.app.cli import main
+from shapewright.models import load_preset
 
 # One of each family: dense, gated, mixture, latent attention, encoder, encoder-decoder.
 REAL_CONFIGS: tuple[dict[str, Any], ...] = tuple(
@@ -102,7 +102,7 @@ def answer(arguments: list[str]) -> tuple[int, str, str]:
 
 
 def check_answer(code: int, out: str, err: str) -> None:
-    """An answer in the form asked for, or one line and no output."""
+    """Check for a result in the requested form, or one error line without output."""
     assert code in {0, 1, 2}
     if code == 2:
         assert out == ""
@@ -130,7 +130,7 @@ def test_any_config_and_flags(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=mutated_texts(), device=DEVICES)
 def test_json_is_strict(tmp_path: Path, text: bytes, device: str) -> None:
-    """What --json prints is one JSON object of finite numbers, whatever the config."""
+    """--json prints one JSON object of finite numbers for any config."""
 
     def refuse(word: str) -> float:
         raise AssertionError(f"{word} is no JSON number")

@@ -1,4 +1,4 @@
-"""Whatever is asked: waterfalls add up, shares are shares, larger sizes do not need less memory."""
+"""Properties of the calculators: waterfalls add up, fractions lie in 0..1, larger sizes need no less memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shapewright
-from shapewright.compare import BOUNDS
-from shapewright.config import TransformerConfig
-from shapewright.errors import LayoutError
+from shapewright.core.errors import LayoutError
 from shapewright.memory import OPTIMIZERS
-from shapewright.workload import RECOMPUTE_MODES
+from shapewright.models import TransformerConfig
+from shapewright.prediction.compare import BOUNDS
+from shapewright.workload.workload import RECOMPUTE_MODES
 
 DEVICES = st.sampled_from(("a100-sxm-80gb", "h100-sxm-80gb", "v100-sxm2-32gb", "mi300x", "l4", "cerebras-wse-2"))
 POWERS = st.sampled_from((1, 2, 4, 8))
@@ -89,8 +89,8 @@ def test_every_capacity_is_consistent(
     )
     assert found.fits == (batch <= found.largest_micro_batch_size)
     assert found.fits == (found.verdict != "does not fit")
-    assert not (found.fits and found.remedies)
-    assert all(remedy.needed_bytes <= found.device.memory_bytes for remedy in found.remedies)
+    assert not (found.fits and found.fit_options)
+    assert all(remedy.needed_bytes <= found.device.memory_bytes for remedy in found.fit_options)
 
 
 @settings(max_examples=30)

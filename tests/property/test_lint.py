@@ -1,4 +1,4 @@
-"""Properties of the lint: a taken suggestion silences its rule, and never makes the step slower."""
+"""Properties of the lint: an applied suggestion resolves its finding, and never makes the step slower."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig
-from shapewright.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lint import Finding, find_better_shapes, list_rules
-from shapewright.lint.judge import QUIET_BELOW_FRACTION, judge
-from shapewright.lint.nearest import MOST_PARAMETERS_CHANGE_FRACTION
+from shapewright.lint.better_shapes import MOST_PARAMETERS_CHANGE_FRACTION
+from shapewright.lint.evaluate import QUIET_BELOW_FRACTION, evaluate
 from shapewright.lint.rule import Rule
-from shapewright.lint.what_if import WhatIf
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig
+from shapewright.prediction.scenario import Scenario
+from shapewright.workload import ParallelLayout, Workload
 
 DEVICES = {name: load_device(name) for name in ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-32gb", "h200-sxm-141gb")}
 SMALL = st.sampled_from((1, 2, 3, 4, 5, 6, 8))
@@ -25,7 +24,7 @@ SMALL = st.sampled_from((1, 2, 3, 4, 5, 6, 8))
 
 @st.composite
 def configs(draw: st.DrawFn) -> TransformerConfig:
-    """Shapes good and bad: heads of any width, MLPs and vocabularies of any size."""
+    """Draw shapes with any head dimension, MLP width and vocabulary."""
     head_dim = draw(st.sampled_from((32, 40, 64, 66, 80, 96, 100, 128, 132, 192, 256)))
     num_heads = draw(st.sampled_from((4, 8, 12, 16, 20, 24, 32, 32, 40)))
     queries_per_kv = draw(st.sampled_from([each for each in (1, 2, 4, 8) if num_heads % each == 0]))
@@ -63,8 +62,8 @@ def configs(draw: st.DrawFn) -> TransformerConfig:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> WhatIf:
-    """A shape, a device, a workload and a layout, sound or not."""
+def cases(draw: st.DrawFn) -> Scenario:
+    """Draw a scenario, valid or not."""
     device = DEVICES[draw(st.sampled_from(sorted(DEVICES)))]
     phase = draw(st.sampled_from(("train", "train", "prefill", "decode")))
     data_parallel = draw(SMALL)
@@ -85,65 +84,65 @@ def cases(draw: st.DrawFn) -> WhatIf:
         data_parallel=data_parallel,
         sequence_parallel=draw(st.booleans()),
     )
-    return WhatIf(draw(configs()), device, workload, layout)
+    return Scenario.of(draw(configs()), device, workload, layout)
 
 
-def findings_of(rule: Rule, case: WhatIf) -> list[Finding]:
-    """What one rule finds."""
-    judged = [judge(rule, violation, case) for violation in rule.check(case)]
+def findings_of(rule: Rule, scenario: Scenario) -> list[Finding]:
+    """Findings of one rule."""
+    judged = [evaluate(rule, violation, scenario) for violation in rule.check(scenario)]
     return [finding for finding in judged if finding is not None]
 
 
 @settings(max_examples=150)
-@given(case=cases())
-def test_a_taken_suggestion_silences_its_rule(case: WhatIf) -> None:
-    """With a suggestion taken, its rule finds nothing more at that field, and the step is no slower per token.
+@given(scenario=cases())
+def test_an_applied_suggestion_resolves_its_finding(scenario: Scenario) -> None:
+    """With a suggestion applied, its rule does not fire for that field, and the step is not slower per token.
 
     What runs at another layout or batch fits, or needs no more than what does not fit now.
     """
     for rule in list_rules():
-        for finding in findings_of(rule, case):
+        for finding in findings_of(rule, scenario):
             for suggestion in finding.suggestions:
-                after = case.changed(suggestion.changes)
+                after = scenario.try_replace(suggestion.changes)
                 shown = f"{finding.code} {finding.message} [{suggestion.title}]"
 
                 assert after is not None, shown
                 assert not [again.message for again in findings_of(rule, after) if again.field == finding.field], shown
                 if suggestion.predicted_gain_fraction is not None:
-                    assert after.time_per_token_s <= case.time_per_token_s * (1 + 1e-9), shown
-                if case.is_possible and suggestion.kind == "runtime" and not after.fits:
-                    assert not case.fits, shown
-                    assert after.prediction.memory.total_bytes <= case.prediction.memory.total_bytes, shown
+                    assert after.time_per_token_s <= scenario.time_per_token_s * (1 + 1e-9), shown
+                if scenario.is_possible and suggestion.kind == "runtime" and not after.fits:
+                    assert not scenario.fits, shown
+                    assert after.predict().memory.total_bytes <= scenario.predict().memory.total_bytes, shown
 
 
 @settings(max_examples=20)
-@given(case=cases())
-def test_better_shapes_are_better_and_as_large(case: WhatIf) -> None:
+@given(scenario=cases())
+def test_better_shapes_are_better_and_as_large(scenario: Scenario) -> None:
     """Every better shape is faster, within the parameter limit, and possible."""
-    assume(case.is_possible)
-    for shape in find_better_shapes(case):
-        after = case.changed(shape.changes)
+    assume(scenario.is_possible)
+    for shape in find_better_shapes(scenario):
+        after = scenario.try_replace(shape.changes)
 
         assert after is not None
-        assert after.prediction.step_time_s == shape.step_time_s < case.prediction.step_time_s
+        assert after.predict().step_time_s == shape.step_time_s < scenario.predict().step_time_s
         assert abs(shape.parameters_change_fraction) <= MOST_PARAMETERS_CHANGE_FRACTION
 
 
 @settings(max_examples=50)
-@given(case=cases())
-def test_cost_is_at_least_the_threshold(case: WhatIf) -> None:
-    """A finding with a cost is above the quiet threshold, and its cost is below the step."""
+@given(scenario=cases())
+def test_cost_is_at_least_the_threshold(scenario: Scenario) -> None:
+    """The cost of a finding is above the threshold and below the step time."""
     for rule in list_rules():
-        for finding in findings_of(rule, case):
+        for finding in findings_of(rule, scenario):
             if finding.cost_fraction is not None and finding.cost_s is not None:
                 assert QUIET_BELOW_FRACTION <= finding.cost_fraction < 1.0
-                assert finding.cost_s == pytest.approx(finding.cost_fraction * case.prediction.step_time_s)
+                assert finding.cost_s == pytest.approx(finding.cost_fraction * scenario.predict().step_time_s)
 
 
 @settings(max_examples=50)
-@given(case=cases())
-def test_rules_never_fail(case: WhatIf) -> None:
-    """Whatever the shape, rules find or keep silent; only the prediction itself may be refused."""
+@given(scenario=cases())
+def test_rules_never_fail(scenario: Scenario) -> None:
+    """Rules never raise, whatever the shape; only the prediction may."""
     for rule in list_rules():
-        findings_of(rule, case)
-    assert case.is_possible or isinstance(case.outcome, ShapewrightError)
+        findings_of(rule, scenario)
+    assert scenario.is_possible or isinstance(scenario.outcome, ShapewrightError)

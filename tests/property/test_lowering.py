@@ -10,14 +10,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig
-from shapewright.errors import LayoutError, WorkloadError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering import lower
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.lowering.operations.base import PASSES, STAGES
 from shapewright.memory import estimate_memory
-from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Operation, Pointwise
-from shapewright.operations.base import PASSES, STAGES
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 LARGEST_DEGREE = 8
 ONE_DEVICE = ParallelLayout()
@@ -184,7 +183,7 @@ def test_expert_shards_add_up(config: TransformerConfig, workload: Workload, ep:
 
 
 @given(configs(), trainings(), degrees, degrees, degrees)
-def test_experts_cut_apart_add_up(config: TransformerConfig, workload: Workload, t: int, ep: int, e_t: int) -> None:
+def test_expert_tensor_shards_add_up(config: TransformerConfig, workload: Workload, t: int, ep: int, e_t: int) -> None:
     """However experts are cut and spread, the devices of a stage multiply all routed rows of their replicas once."""
     assume(config.is_moe)
     replicas = max(ep * e_t // t, 1)
@@ -199,7 +198,7 @@ def test_experts_cut_apart_add_up(config: TransformerConfig, workload: Workload,
 
 @given(any_configs, windows, trainings())
 def test_backward_is_twice_forward(config: TransformerConfig, pattern: tuple[int, ...], workload: Workload) -> None:
-    """Every product has two gradients of its own size."""
+    """Every GEMM has two gradients of its own size."""
     operations = lower(replace(config, attention_windows=pattern), workload, ONE_DEVICE)
     assert sum_flops(operations, pass_name="backward") == 2 * sum_flops(operations, pass_name="forward")
 

@@ -1,4 +1,4 @@
-"""What an operation reads, the one before it wrote: bytes of neighbours in a lowered model agree.
+"""Adjacent operations of a lowered model agree: each reads the bytes that the one before it wrote.
 
 Sizes of products are held against PyTorch; here the operations between them are held against the products. Heads,
 widths and experts divide by the degrees, the routed rows too, so that every device has an equal share.
@@ -12,11 +12,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Collective, Gemm, GroupedGemm, Operation, Pointwise
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 BF16_BYTES, FP32_BYTES = 2.0, 4.0
 FP8_BYTES = 1.0 + 4.0 / 128.0  # one fp32 scale for 128 elements (arXiv 2412.19437, section 3.3.2)
@@ -24,7 +23,7 @@ FP8_BYTES = 1.0 + 4.0 / 128.0  # one fp32 scale for 128 elements (arXiv 2412.194
 
 @st.composite
 def models(draw: st.DrawFn) -> TransformerConfig:
-    """Models that have an operation of every kind between their products."""
+    """Models that have an operation of every kind between their GEMMs."""
     return TransformerConfig(
         hidden_size=64 * draw(st.integers(1, 3)),
         num_layers=2,
@@ -79,19 +78,19 @@ def by_name(operations: tuple[Operation, ...]) -> dict[str, Any]:
     return {each.name: each for each in operations if each.pass_name == "forward"}
 
 
-def output(*products: Gemm | GroupedGemm) -> float:
-    """Bytes of C in the format of activations, of all these products."""
-    return sum(BF16_BYTES * (each.batch if isinstance(each, Gemm) else 1) * each.m * each.n for each in products)
+def output(*gemms: Gemm | GroupedGemm) -> float:
+    """Bytes of C of all given GEMMs, in the format of activations."""
+    return sum(BF16_BYTES * (each.batch if isinstance(each, Gemm) else 1) * each.m * each.n for each in gemms)
 
 
-def first_operand(product: Gemm | GroupedGemm) -> float:
+def first_operand(gemm: Gemm | GroupedGemm) -> float:
     """Bytes of A in the format of activations."""
-    return BF16_BYTES * (product.batch if isinstance(product, Gemm) else 1) * product.m * product.k
+    return BF16_BYTES * (gemm.batch if isinstance(gemm, Gemm) else 1) * gemm.m * gemm.k
 
 
-def second_operand(product: Gemm) -> float:
+def second_operand(gemm: Gemm) -> float:
     """Bytes of B, where B is no weight."""
-    return BF16_BYTES * product.batch * product.n * product.k
+    return BF16_BYTES * gemm.batch * gemm.n * gemm.k
 
 
 @given(models(), workloads, layouts)
@@ -119,7 +118,7 @@ def test_attention_reads_what_was_written(
 
 @given(models(), workloads, layouts)
 def test_blocks_read_what_was_written(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
-    """Activations stand between the products of dense, shared and routed MLPs; routed rows are copied and summed."""
+    """Activation sizes match the adjacent GEMMs in dense, shared and routed MLPs; routed rows are copied and summed."""
     found = by_name(lower(config, workload, layout))
     for block in ("mlp", "shared_expert", "moe"):
         inputs = [found[name] for name in (f"{block}.{role}" for role in ("gate", "up", "gate_up")) if name in found]
@@ -142,7 +141,7 @@ def test_blocks_read_what_was_written(config: TransformerConfig, workload: Workl
 def test_the_tensor_axis_moves_what_it_splits(
     config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> None:
-    """Partial sums of row-parallel products are reduced whole, tokens gathered as wide as the product reads them."""
+    """Outputs of row-parallel GEMMs are reduced at full width; gathered tokens match the width that the GEMM reads."""
     found = by_name(lower(config, workload, layout))
     moved = {name: each.message_bytes for name, each in found.items() if isinstance(each, Collective)}
     if layout.tensor_parallel == 1:
@@ -196,7 +195,7 @@ def test_routed_rows_cross_both_axes(
 
 @given(latent_models(), st.sampled_from(("train", "prefill", "decode")), st.sampled_from(("flash", "unfused")))
 def test_latents_are_normalised_and_cached(config: TransformerConfig, phase: str, attention: str) -> None:
-    """Each low-rank product is normalised, but for the key's rotary part; the cache takes all that kv_a made."""
+    """Each low-rank output is normalized except the key's rotary part; the cache stores all outputs of kv_a."""
     context_len = 0 if phase == "train" else 7
     workload = Workload(phase=phase, micro_batch_size=2, seq_len=16, context_len=context_len, attention=attention)
     found = by_name(lower(config, workload, ParallelLayout()))

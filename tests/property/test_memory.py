@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig, count_parameters
-from shapewright.layout import ParallelLayout
 from shapewright.memory import estimate_memory, estimate_stages, list_saved_tensors
 from shapewright.memory.states import count_device_parameters
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, count_parameters
+from shapewright.workload import ParallelLayout, Workload
 
 LARGEST_DEGREE = 8
 
@@ -71,7 +70,7 @@ def test_tensor_parallel_shards_sum_to_the_whole(config: TransformerConfig, work
         for t in (1, degree)
     )
     assert [tensor.name for tensor in shard] == [tensor.name for tensor in whole]
-    shares = [1 if tensor.name == "expert.input" else degree for tensor in shard]
+    shares = [1 if tensor.name == "moe.input" else degree for tensor in shard]
     assert [share * tensor.num_bytes for share, tensor in zip(shares, shard, strict=True)] == [
         tensor.num_bytes for tensor in whole
     ]
@@ -79,7 +78,7 @@ def test_tensor_parallel_shards_sum_to_the_whole(config: TransformerConfig, work
 
 @given(configs(), st.integers(1, 6), degrees)
 def test_stages_and_ranks_sum_to_the_model(config: TransformerConfig, num_stages: int, degree: int) -> None:
-    """What all devices hold together is the model, and more only by what tensor ranks keep whole and a tied copy."""
+    """All devices together hold the model, plus unsharded tensors on tensor ranks and a tied copy."""
     counts = count_parameters(config)
     layout = ParallelLayout(tensor_parallel=degree, pipeline_parallel=num_stages)
     held = 0.0
@@ -191,7 +190,7 @@ def test_estimate_is_finite_for_every_layout(
 
 @pytest.mark.parametrize("largest", [2**30, 2**40])
 def test_extremes_do_not_overflow(largest: int) -> None:
-    """Dimensions up to 2**40 give exact products, far beyond what 64 bits hold."""
+    """Dimensions up to 2**40 give exact results far beyond the range of int64."""
     config = TransformerConfig(hidden_size=largest, num_layers=1, num_heads=1, vocab_size=1, intermediate_size=largest)
     memory = estimate_memory(config, Workload(micro_batch_size=1, seq_len=1), ParallelLayout())
     # Q, K, V, O and two MLP matrices of h * h parameters with 2 bytes each, and small change

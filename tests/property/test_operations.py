@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.operations import Attention, Collective, Gemm, GroupedGemm
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
 
 dims = st.integers(1, 2**22)
 small = st.integers(1, 24)

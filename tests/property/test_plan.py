@@ -12,21 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig
-from shapewright.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import Device, load_device
-from shapewright.layout import PIPELINE_SCHEDULES, ParallelLayout
 from shapewright.memory import estimate_memory
-from shapewright.perf.software import load_software, software_names
-from shapewright.plan import PlanRequest, break_down, offload_choices
-from shapewright.plan import findings as plan_findings
-from shapewright.plan.engine import explore
-from shapewright.plan.findings import Findings
-from shapewright.plan.job import PlanJob
-from shapewright.plan.timeline import SIMULATED_SCHEDULES
-from shapewright.predict import predict
-from shapewright.question import ask
-from shapewright.workload import RECOMPUTE_MODES, Workload
+from shapewright.models import TransformerConfig
+from shapewright.optimize.plan import PlanRequest, break_down, offload_choices
+from shapewright.optimize.plan import findings as plan_findings
+from shapewright.optimize.plan.engine import explore
+from shapewright.optimize.plan.findings import Findings
+from shapewright.optimize.plan.request import PlanJob
+from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import predict
+from shapewright.prediction.scenario import Scenario
+from shapewright.pricing.software import load_software, software_names
+from shapewright.workload.layout import PIPELINE_SCHEDULES, ParallelLayout
+from shapewright.workload.workload import RECOMPUTE_MODES, Workload
 
 # Dense, gated, tied, expert layers, both kinds of layers, two windows, latent attention, an encoder before a decoder.
 MODELS = ("llama-3-8b", "gpt3-125m", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-2b", "llama-4-scout", "t5-base")
@@ -46,22 +47,21 @@ def jobs(draw: st.DrawFn) -> PlanJob:
     }
     name = draw(st.sampled_from(MODELS))
     longer = {"max_position_embeddings": 8192} if name.startswith("gpt3") else None
-    question = ask(name, device, workload=workload, overrides=longer)
+    question = build_scenario(name, device, workload=workload, overrides=longer)
     objective = draw(st.sampled_from(("time", "cost", "memory")))
     num_devices = draw(st.sampled_from((1, 4, 16, 24, 64)))
-    asked: tuple[dict[str, tuple[Any, ...]], ...] = (
+    requested: tuple[dict[str, tuple[Any, ...]], ...] = (
         {},
         offload_choices({}, question.workload),
         {"offload_activations": (True,)},
         {"pipeline_schedule": PIPELINE_SCHEDULES, "zero_stage": (0, 1, 2, 3)},
     )
-    kept = draw(st.sampled_from(asked))
+    kept = draw(st.sampled_from(requested))
     return PlanJob(
-        config=question.config,
-        device=device,
-        workload=question.workload,
+        scenario=Scenario.of(
+            question.config, device, question.workload, software=load_software(draw(st.sampled_from(software_names())))
+        ),
         request=PlanRequest(num_devices=num_devices, objective=objective, kept=kept),
-        software=load_software(draw(st.sampled_from(software_names()))),
     )
 
 
@@ -76,42 +76,44 @@ def test_arrays_equal_predictions_one_by_one(job: PlanJob, random: Any) -> None:
     assert num_plans == findings.tally.num_plans == findings.tally.num_fitting
     for row in random.sample(range(num_plans), min(num_plans, 12)):
         choice = findings.choice(findings.best, row)
-        own = replace(job.workload, **choice.chosen_workload)
-        prediction = predict(job.config, device=job.device, workload=own, layout=choice.layout, software=job.software)
+        own = replace(job.scenario.workload, **choice.chosen_workload)
+        prediction = predict(
+            job.scenario.config,
+            device=job.scenario.device,
+            workload=own,
+            layout=choice.layout,
+            software=job.scenario.software,
+        )
         assert choice.layout.num_devices == choice.num_devices
         assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
-        needed_bytes = estimate_memory(job.config, own, choice.layout).total_bytes
+        needed_bytes = estimate_memory(job.scenario.config, own, choice.layout).total_bytes
         assert findings.best["bytes"][row] == pytest.approx(needed_bytes, rel=1e-9)
         assert sum(break_down(prediction).parts.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
-def test_plans_of_a_device_that_nobody_measured_are_its_predictions(name: str) -> None:
-    """Products, experts, collectives and the rest are all priced as if the device had no record."""
+def test_plans_of_an_unmeasured_device_are_its_predictions(name: str) -> None:
+    """Plans price every kind of operation as if the device had no record."""
     workload = {"seq_len": 2048, "global_batch_size": 16}
-    question = ask(name, replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES), workload=workload)
+    device = replace(load_device("h100-sxm-80gb"), memory_bytes=LIMITLESS_BYTES)
+    question = build_scenario(name, device, workload=workload, uncalibrated=True)
     job = PlanJob(
-        config=question.config,
-        device=question.device,
-        workload=question.workload,
+        scenario=Scenario.of(question.config, question.device, question.workload),
         request=PlanRequest(num_devices=4, objective="memory"),
-        uncalibrated=True,
     )
     findings = explore(job)
     assert len(findings.best["step_s"]) > 10
     for row in range(0, len(findings.best["step_s"]), 5):
         choice = findings.choice(findings.best, row)
         own = replace(question.workload, **choice.chosen_workload)
-        prediction = predict(
-            question.config, device=question.device, workload=own, layout=choice.layout, uncalibrated=True
-        )
+        prediction = predict(question.config, device=question.device, workload=own, layout=choice.layout)
         assert findings.best["step_s"][row] == pytest.approx(prediction.step_time_s, rel=1e-9)
 
 
 def every_plan(
     config: TransformerConfig, device: Device, workload: Workload, num_devices: int
 ) -> Iterator[tuple[float, float]]:
-    """Step and memory of every plan, by trying all values of all fields; DualPipe has to be asked for."""
+    """Step time and memory of every plan, by trying all values of all fields; DualPipe only on request."""
     degrees = [degree for degree in range(1, num_devices + 1) if num_devices % degree == 0]
     chunks = range(1, config.num_layers + 1)
     for tensor, pipeline, context, expert, cut, sequence, zero, size, mode, chunk, schedule in itertools.product(
@@ -181,7 +183,7 @@ def test_best_is_the_best_of_all(moe_width: int) -> None:
     found: dict[str, Findings] = {}
     for objective in ("time", "memory"):
         request = PlanRequest(num_devices=4, objective=objective)
-        found[objective] = explore(PlanJob(config=config, device=device, workload=workload, request=request))
+        found[objective] = explore(PlanJob(scenario=Scenario.of(config, device, workload), request=request))
 
     assert found["time"].tally.num_fitting == len(plans) < found["time"].tally.num_plans
     assert found["time"].best["step_s"][0] == pytest.approx(plans[:, 0].min(), rel=1e-9)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig
-from shapewright.errors import ShapewrightError
-from shapewright.operations import Collective
-from shapewright.predict import Prediction
-from shapewright.question import ask
+from shapewright.core.errors import ShapewrightError
+from shapewright.lowering.operations import Collective
+from shapewright.models import TransformerConfig
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import Prediction
 
 DEVICES = ("a100-sxm-40gb", "h100-sxm-80gb", "v100-sxm2-16gb", "l40s", "mi300x", "tpu-v5p", "groq-lpu-v1")
 
@@ -60,7 +60,7 @@ def predictions(draw: st.DrawFn) -> Prediction:
         "context_parallel": draw(st.sampled_from([1, 1, 2])),
     }
     try:
-        return ask(draw(shapes()), device, workload=workload, layout=layout).predict()
+        return build_scenario(draw(shapes()), device, workload=workload, layout=layout).predict()
     except ShapewrightError:
         assume(False)
         raise
@@ -94,8 +94,8 @@ def test_no_step_is_faster_than_its_rooflines(prediction: Prediction) -> None:
 @given(shapes(), st.sampled_from(["a100-sxm-40gb", "h100-sxm-80gb"]), st.sampled_from([2, 4, 8]))
 def test_replicas_leave_computation_alone(config: TransformerConfig, device: str, data_parallel: int) -> None:
     """Each replica computes what one device does: replicas add communication, and nothing else."""
-    alone = ask(config, device).predict()
-    together = ask(config, device, layout={"data_parallel": data_parallel}).predict()
+    alone = build_scenario(config, device).predict()
+    together = build_scenario(config, device, layout={"data_parallel": data_parallel}).predict()
 
     def computation(prediction: Prediction) -> dict[tuple[str, str], float]:
         return {
@@ -114,7 +114,7 @@ def test_replicas_leave_computation_alone(config: TransformerConfig, device: str
 def test_layers_add_up(config: TransformerConfig, device: str) -> None:
     """Each further set of layers takes as long as the one before."""
     times = [
-        ask(replace(config, num_layers=layers), device, workload={"phase": "prefill", "dtype": "fp16"})
+        build_scenario(replace(config, num_layers=layers), device, workload={"phase": "prefill", "dtype": "fp16"})
         .predict()
         .step_time_s
         for layers in (config.num_layers, 2 * config.num_layers, 3 * config.num_layers)
@@ -138,7 +138,7 @@ def test_rates_follow_from_times(prediction: Prediction) -> None:
 @settings(max_examples=40)
 @given(predictions())
 def test_what_changes_nothing_costs_nothing(prediction: Prediction) -> None:
-    """A window beyond the context is none, formats named as they are anyhow stay, one replica shards nothing."""
+    """No-op options do not change the time: wide windows, default formats, sharding over one replica."""
     config, workload, layout = prediction.config, prediction.workload, prediction.layout
     if config.stack == "decoder":
         config = replace(config, attention_windows=(1 << 20,))
@@ -146,7 +146,7 @@ def test_what_changes_nothing_costs_nothing(prediction: Prediction) -> None:
         layout = replace(layout, zero_stage=3)
     elif not workload.is_training:
         workload = replace(workload, weight_dtype=workload.dtype, kv_cache_dtype=workload.dtype)
-    again = ask(config, prediction.device, workload=workload, layout=layout).predict()
+    again = build_scenario(config, prediction.device, workload=workload, layout=layout).predict()
 
     assert again.step_time_s == pytest.approx(prediction.step_time_s, rel=1e-9)
     assert again.mfu == pytest.approx(prediction.mfu, rel=1e-9)

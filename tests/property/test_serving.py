@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shapewright
-from shapewright.errors import WorkloadError
-from shapewright.serving.aggregated import MOST_LOAD_FRACTION
+from shapewright.core.errors import WorkloadError
+from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
 
 MODELS = st.sampled_from(("gpt2-xl", "llama-3-8b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"))
 DEVICES = st.sampled_from(("h100-sxm-80gb", "a100-sxm-40gb", "l40s", "mi300x"))

@@ -1,8 +1,9 @@
-"""Judging measured tables: errors, order, coverage, groups and regret, on small ones whose answers are known."""
+"""Evaluation of small measured tables with known results: errors, order, coverage, groups and regret."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,12 @@ import pandas as pd
 import pytest
 
 from measured_tables import GEMM_SHAPES, H100, gemm_columns, only_row, paper_layer, write_csv, write_parquet
-from shapewright.accuracy import TABLES, judge_folder
-from shapewright.errors import MeasuredFileError
+from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import price_gemm
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.accuracy import TABLES, evaluate_folder
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.price import price_gemm
 
 
 def test_perfect_times_have_no_error(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_doubled_times(tmp_path: Path) -> None:
 
 
 def test_shuffled_times_lose_their_order(tmp_path: Path) -> None:
-    """Times that belong to other shapes have a tau near 0."""
+    """Times assigned to other shapes have a tau near 0."""
     random = np.random.default_rng(1)
     m, n, k = (random.integers(1, 128, 2000) * 64 for _ in range(3))
     price = price_gemm(Gemm(name="x", m=m, n=n, k=k), H100, load_record("gemm", H100))
@@ -81,70 +82,73 @@ def test_intervals_have_a_width(tmp_path: Path) -> None:
     assert borrowed.interval_width > own.interval_width
 
 
-def test_callers_hear_of_tables_and_rows_and_readers_what_a_fit_saw(tmp_path: Path) -> None:
-    """One table of five rows, of which --uncalibrated need not say that fits saw them; nothing is left aside."""
+def test_callbacks_and_the_note_on_fitted_rows(tmp_path: Path) -> None:
+    """Callbacks get the table and its five rows; the note on fitted rows is absent with --uncalibrated."""
     write_parquet(tmp_path / "gemm.parquet", gemm_columns())
     begun: list[tuple[str, int]] = []
     priced: list[int] = []
-    own = judge_folder(tmp_path, on_table=lambda *table: begun.append(table), on_rows=priced.append)
-    borrowed = judge_folder(tmp_path, uncalibrated=True)
+    own = evaluate_folder(tmp_path, on_table=lambda *table: begun.append(table), on_rows=priced.append)
+    borrowed = evaluate_folder(tmp_path, uncalibrated=True)
 
     assert begun == [("gemm", 5)]
     assert sum(priced) == 5
-    assert [any("every row counts" in note for note in found.notes) for found in (own, borrowed)] == [True, False]
-    assert not [note for note in own.notes if "is left aside:" in note]
+    assert [any("all rows are included" in note for note in found.notes) for found in (own, borrowed)] == [True, False]
+    assert not [note for note in own.notes if "is ignored:" in note]
 
 
-def test_only_wanted_tables_are_judged(tmp_path: Path) -> None:
-    """Of two tables one is asked for; an empty one has nothing to judge."""
+def test_only_selected_tables_are_evaluated(tmp_path: Path) -> None:
+    """One of two tables is selected; an empty one has nothing to evaluate."""
     write_parquet(tmp_path / "gemm.parquet", gemm_columns())
     write_csv(tmp_path / "paper_layers.csv", [paper_layer(qkv_tflops=200.0)])
 
-    assert {row.file for row in judge_folder(tmp_path).rows} == {"gemm.parquet", "paper_layers.csv"}
-    assert {row.file for row in judge_folder(tmp_path, tables=["gemm"]).rows} == {"gemm.parquet"}
+    assert {row.file for row in evaluate_folder(tmp_path).rows} == {"gemm.parquet", "paper_layers.csv"}
+    assert {row.file for row in evaluate_folder(tmp_path, tables=["gemm"]).rows} == {"gemm.parquet"}
     empty = {name: values[:0] for name, values in gemm_columns().items()}
     write_parquet(tmp_path / "gemm.parquet", empty)
-    with pytest.raises(MeasuredFileError, match=r"nothing to judge in .*: no rows$"):
-        judge_folder(tmp_path, tables=["gemm"])
+    with pytest.raises(MeasuredFileError, match=r"nothing to evaluate in .*: no rows$"):
+        evaluate_folder(tmp_path, tables=["gemm"])
 
 
-def test_a_record_that_cannot_be_left_aside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where --uncalibrated finds nobody else's record and prices with the device's own, it says so."""
-    monkeypatch.setattr("shapewright.accuracy.context.load_record", lambda kind, device, **_: load_record(kind, device))
+def test_a_record_without_an_alternative_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A note states that --uncalibrated used the device's own record if no other device has one."""
+    monkeypatch.setattr(
+        "shapewright.measure.accuracy.context.load_record",
+        lambda kind, device: load_record(kind, replace(device, uncalibrated=False)),
+    )
     write_parquet(tmp_path / "gemm.parquet", gemm_columns())
-    notes = judge_folder(tmp_path, uncalibrated=True).notes
+    notes = evaluate_folder(tmp_path, uncalibrated=True).notes
 
-    assert f"gemm on {H100.name}: no other device has a record, so its own is used after all" in notes
+    assert f"gemm on {H100.name}: its own record is used, since no other device has one" in notes
 
 
 def test_groupings(tmp_path: Path) -> None:
-    """Devices, dtypes, parts and decades are told apart only where asked for."""
+    """Rows are grouped by devices, dtypes, parts and decades only on request."""
     columns = gemm_columns(device=["h100_sxm"] * 3 + ["a100_sxm"] * 2, kernel=["a", "b", "a", "b", "a"])
     columns["latency_s"] = [2e-6, 5e-6, 5e-5, 2e-3, 3e-3]
     write_parquet(tmp_path / "gemm.parquet", columns)
 
-    assert [row.rows for row in judge_folder(tmp_path, by=()).rows] == [5]
-    assert {row.device: row.rows for row in judge_folder(tmp_path, by=("device",)).rows} == {
+    assert [row.rows for row in evaluate_folder(tmp_path, by=()).rows] == [5]
+    assert {row.device: row.rows for row in evaluate_folder(tmp_path, by=("device",)).rows} == {
         "a100-sxm-80gb": 2,
         H100.name: 3,
     }
-    assert {row.part: row.rows for row in judge_folder(tmp_path, by=("part",)).rows} == {"a": 3, "b": 2}
-    decades = {row.decade: row.rows for row in judge_folder(tmp_path, by=("size",)).rows}
+    assert {row.part: row.rows for row in evaluate_folder(tmp_path, by=("part",)).rows} == {"a": 3, "b": 2}
+    decades = {row.decade: row.rows for row in evaluate_folder(tmp_path, by=("size",)).rows}
     assert decades == {"1-10 us": 2, "10-100 us": 1, "1-10 ms": 2}
     assert list(decades) == ["1-10 us", "10-100 us", "1-10 ms"]
     assert only_row(tmp_path, devices=["a100-sxm-80gb"]).rows == 2
 
 
-def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None:
-    """All rows 1.2 times slower than predicted, one product of each run: no error is left after the factor."""
+def test_older_software_is_evaluated_again_after_one_factor(tmp_path: Path) -> None:
+    """All rows 1.2 times slower than predicted, one GEMM of each run: no error is left after the factor."""
     device = load_device("a100-sxm-80gb")
     m = np.array([256, 1024, 4096])
-    record = load_record("gemm", device, physics_only=True)
+    record = load_record("gemm", device.with_pricing(physics_only=True))
     price = price_gemm(Gemm(name="x", dtype="fp16", m=m, n=4096, k=4096), device, record, run_flops=np.array(np.inf))
     words = {"device": "a100_sxm", "library": "of 2023", "model": "m", "kernel": "up", "dtype": "fp16"}
     columns = {key: [value] * 3 for key, value in ({"n": 4096, "k": 4096, "tensor_parallel": 1} | words).items()}
     write_parquet(tmp_path / "linear_layers.parquet", columns | {"m": m, "latency_s": 1.2 * price.time_s})
-    rows = {row.table: row for row in judge_folder(tmp_path).rows}
+    rows = {row.table: row for row in evaluate_folder(tmp_path).rows}
 
     assert rows["linear_layers"].bias == pytest.approx(-math.log(1.2))
     assert rows["linear_layers/scaled"].mape == pytest.approx(0.0, abs=1e-12)
@@ -152,30 +156,30 @@ def test_older_software_is_judged_again_after_one_factor(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("uncalibrated", "is_own"), [(False, True), (True, False)])
 def test_software_with_a_section_is_priced_by_it(tmp_path: Path, uncalibrated: bool, is_own: bool) -> None:
-    """Times of the record's own section of 2024's software have no error, unless the record is left aside."""
+    """Times of the record's section of 2024's software have no error, unless the record is ignored."""
     device = load_device("a100-sxm-80gb")
-    product = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
-    price = price_gemm(product, device, load_record("gemm", device), library="vidur")
+    layer_gemm = Gemm(name="x", dtype="fp16", m=2000, n=8192, k=4096)
+    price = price_gemm(layer_gemm, device, load_record("gemm", device), library="vidur")
     words = {"device": "a100_sxm", "library": "vidur", "model": "m", "kernel": "up", "dtype": "fp16"}
     row = words | {"m": 2000, "n": 8192, "k": 4096, "tensor_parallel": 1, "latency_s": float(price.time_s)}
     write_parquet(tmp_path / "linear_layers.parquet", {key: [value] for key, value in row.items()})
-    judgement = judge_folder(tmp_path, uncalibrated=uncalibrated)
-    rows = {found.table: found for found in judgement.rows}
+    evaluation = evaluate_folder(tmp_path, uncalibrated=uncalibrated)
+    rows = {found.table: found for found in evaluation.rows}
 
     assert (rows["linear_layers"].mape < 1e-9) is is_own
-    assert any("whose fit saw its table" in note for note in judgement.notes) is is_own
-    assert any("lack some of their 4 products" in note for note in judgement.notes)
+    assert any("which was fitted to its" in note for note in evaluation.notes) is is_own
+    assert any("lack some of their 4 GEMMs" in note for note in evaluation.notes)
     assert rows["linear_layers/scaled"].mape == pytest.approx(0.0, abs=1e-12)  # one row is its own median
 
 
-def test_products_of_one_run_share_a_clock(tmp_path: Path) -> None:
-    """A small product beside a large one is priced slower than among small ones, and so is one whose run is cut."""
+def test_gemms_of_one_run_share_a_clock(tmp_path: Path) -> None:
+    """A small GEMM in a run with a large one is priced slower than among small ones, as in an incomplete run."""
     rows = pd.DataFrame({"kernel": ["qkv", "out", "down", "up"], "m": 2000, "n": 2048, "k": 4096, "latency_s": 3e-4})
     rows = rows.assign(device="a100_sxm", library="vidur", model="m", dtype="fp16", tensor_parallel=1)
     bias = {}
     for name, table in {"small": rows, "large": rows.assign(n=[2048, 2048, 2048, 49152]), "cut": rows[1:]}.items():
         table.to_parquet(tmp_path / "linear_layers.parquet")
-        found = {(row.table, row.part): row.bias for row in judge_folder(tmp_path, by=("part",)).rows}
+        found = {(row.table, row.part): row.bias for row in evaluate_folder(tmp_path, by=("part",)).rows}
         bias[name] = found["linear_layers", "m down"]
 
     assert bias["large"] > bias["small"] + 0.05
@@ -190,7 +194,7 @@ def test_regret_of_choosing_heads(tmp_path: Path) -> None:
         paper_layer(hidden_size=5120, num_heads=40, layer_s=0.04, layer_tflops=140.0),
     ]
     write_csv(tmp_path / "paper_layers.csv", rows)
-    (found,) = judge_folder(tmp_path).rows
+    (found,) = evaluate_folder(tmp_path).rows
 
     assert (found.regret_groups, found.regret_median, found.regret_p90) == (1, pytest.approx(1.0), pytest.approx(1.0))
 

@@ -33,7 +33,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_json_is_a_list_with_the_promised_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One object per device; what was left out goes to standard error."""
+    """One object per device; skipped rows go to standard error."""
     code, out, err = run(capsys, str(folder), "--json")
     rows = json.loads(out)
 
@@ -45,7 +45,7 @@ def test_json_is_a_list_with_the_promised_keys(folder: Path, capsys: pytest.Capt
 
 
 def test_regret_adds_three_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--regret says how many sizes had a choice; where none had, there is no figure."""
+    """--regret adds the number of sizes with alternatives; without any, the regret is empty."""
     _, out, _ = run(capsys, str(folder), "--json", "--regret")
     row = json.loads(out)[0]
 
@@ -54,7 +54,7 @@ def test_regret_adds_three_keys(folder: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_size_adds_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--by size tells decades of the measured time apart."""
+    """--by size groups by decades of the measured time."""
     _, out, _ = run(capsys, str(folder), "--json", "--by", "device,size", "--device", "a100-sxm-40gb")
 
     assert [(row["size"], row["dtype"], row["rows"]) for row in json.loads(out)] == [
@@ -64,7 +64,7 @@ def test_size_adds_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_text_says_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table, the notes and the rows left out, on standard output."""
+    """Standard output has the table, the notes and the skipped rows."""
     code, out, err = run(capsys, str(folder), "--uncalibrated")
 
     assert code == 0
@@ -74,12 +74,12 @@ def test_text_says_everything(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_file_that_cannot_be_judged_is_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The others are judged, and the bad one is named."""
+    """The other files are evaluated, and the bad one is named."""
     (folder / "paper_layers.csv").write_text("log,gpu\nl,a100\n", encoding="utf-8")
     code, out, _ = run(capsys, str(folder))
 
     assert code == 1
-    assert "paper_layers: not judged: paper_layers.csv lacks columns" in out
+    assert "paper_layers: not evaluated: paper_layers.csv lacks columns" in out
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_judged_is_exit_code_1(folder: Path, capsys: pytes
 def test_errors_are_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
-    """Bad input: exit code 2 and one line that says what is wrong."""
+    """Bad input gives exit code 2 and a one-line message."""
     code, out, err = run(capsys, *(argument.format(folder=folder) for argument in arguments))
 
     assert (code, out) == (2, "")

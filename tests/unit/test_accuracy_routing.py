@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.accuracy.routing import busiest_load
-from shapewright.errors import MeasuredFileError
+from shapewright.core.errors import MeasuredFileError
+from shapewright.measure.accuracy.tables.moe import busiest_load
 
 
 def test_balanced_rows_divide() -> None:

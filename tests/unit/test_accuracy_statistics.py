@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapewright.accuracy.statistics import absolute_percentage_errors, bias, coverage, kendall_tau, ranking_regrets
+from shapewright.measure.accuracy.statistics import (
+    absolute_percentage_errors,
+    bias,
+    coverage,
+    kendall_tau,
+    ranking_regrets,
+)
 
 
 def test_errors_by_hand() -> None:

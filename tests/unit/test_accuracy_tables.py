@@ -1,4 +1,4 @@
-"""Judging each measured table: rows that took what the package predicts have no error."""
+"""Evaluation of each measured table: rows with the predicted times have no error."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from measured_tables import H100, PUBLISHED_ROW, only_row, paper_layer, write_csv, write_parquet
-from shapewright.accuracy import judge_folder
-from shapewright.accuracy.moe import _SIZES as MOE_SIZES
 from shapewright.hardware import load_device
-from shapewright.operations import Attention, Collective, Gemm, Pointwise
-from shapewright.perf.attention import price_attention
-from shapewright.perf.calibration import load_record
-from shapewright.perf.collectives import price_collective
-from shapewright.perf.experts import read_idle_row_share
-from shapewright.perf.gemm import price_gemm
-from shapewright.perf.pointwise import price_pointwise
-from shapewright.question import ask
+from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.attention.price import price_attention
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.collectives import price_collective
+from shapewright.pricing.experts.price import read_idle_row_share
+from shapewright.pricing.gemm.price import price_gemm
+from shapewright.pricing.pointwise import price_pointwise
 
 
 def test_attention_decode(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_attention_decode(tmp_path: Path) -> None:
 
 
 def test_collectives(tmp_path: Path) -> None:
-    """Rows timed as the package prices them have no error; operations that no one knows are a reason."""
+    """Rows with the predicted times have no error; unknown operations are counted."""
     message = np.array([1e4, 1e6, 1e8])
     operation = Collective(
         name="x", op_name="all_reduce", axis="tensor", message_bytes=message, num_ranks=8, ranks_per_node=8
@@ -64,11 +64,11 @@ def test_collectives(tmp_path: Path) -> None:
         "latency_s": [*np.asarray(price.time_s), 1.0],
     }
     write_parquet(tmp_path / "collectives.parquet", columns)
-    judgement = judge_folder(tmp_path, by=("part",))
+    evaluation = evaluate_folder(tmp_path, by=("part",))
 
-    assert [(row.part, row.rows) for row in judgement.rows] == [("all_reduce x8", 3)]
-    assert judgement.rows[0].mape == pytest.approx(0.0, abs=1e-12)
-    assert "unknown op_name 'gossip'" in next(iter(judgement.skipped["collectives"]))
+    assert [(row.part, row.rows) for row in evaluation.rows] == [("all_reduce x8", 3)]
+    assert evaluation.rows[0].mape == pytest.approx(0.0, abs=1e-12)
+    assert "unknown op_name 'gossip'" in next(iter(evaluation.skipped["collectives"]))
 
 
 def test_pointwise_bytes(tmp_path: Path) -> None:
@@ -114,44 +114,44 @@ def test_experts_of_a_skewed_router(tmp_path: Path) -> None:
     words = {"device": "h100_sxm", "library": "v", "kernel": "k", "dtype": "bf16"}
     columns = {key: [value] * 2 for key, value in (row | words).items()}
     write_parquet(tmp_path / "moe.parquet", columns | {"distribution": ["balanced", "power_law_1.2"]})
-    bias = {found.part: found.bias for found in judge_folder(tmp_path, by=["part"]).rows}
+    bias = {found.part: found.bias for found in evaluate_folder(tmp_path, by=["part"]).rows}
 
     assert bias["power_law_1.2"] > bias["balanced"] + math.log(1.5)
 
 
 def test_paper_sweeps_add_the_collector_s_cost(tmp_path: Path) -> None:
-    """A tiny product of the paper's A100 is priced above its record by the time of one synchronisation, and said so."""
+    """A tiny GEMM of the paper's A100 is priced with the time of one synchronization added, which is noted."""
     device = load_device("a100-sxm-40gb")
     record = load_record("gemm", device)
     plain = price_gemm(Gemm(name="x", dtype="fp16", layout="NN", m=64, n=64, k=64), device, record)
     tflops = 2.0 * 64**3 / plain.time_s / 1e12
     row = {"sweep": "mm", "gpu": "a100", "batch": 1, "m": 64, "n": 64, "k": 64, "tflops": tflops}
     write_csv(tmp_path / "paper_gemm.csv", [row])
-    judgement = judge_folder(tmp_path)
+    evaluation = evaluate_folder(tmp_path)
 
-    assert judgement.rows[0].bias > math.log(2.0)
-    assert any("synchronisation" in note for note in judgement.notes)
+    assert evaluation.rows[0].bias > math.log(2.0)
+    assert any("synchronization" in note for note in evaluation.notes)
 
 
 def test_paper_layers(tmp_path: Path) -> None:
-    """The paper's own 2.7B layer is within 12 %; placeholders and layers that ran unsharded are left out."""
+    """The paper's own 2.7B layer is within 12 %; placeholders and layers that ran unsharded are skipped."""
     rows = [
         paper_layer(layer_s=0.0104, layer_tflops=140.7, mlp_up_tflops=220.0),
         paper_layer(layer_s=0.0104, layer_tflops=1.0),
         paper_layer(layer_s=0.0104, layer_tflops=70.0, tensor_parallel=2),
     ]
     write_csv(tmp_path / "paper_layers.csv", rows)
-    judgement = judge_folder(tmp_path)
-    found = {row.table: row for row in judgement.rows}
+    evaluation = evaluate_folder(tmp_path)
+    found = {row.table: row for row in evaluation.rows}
 
     assert {name: row.rows for name, row in found.items()} == {"paper_layers/mlp_up": 1, "paper_layers/layer": 1}
     assert found["paper_layers/layer"].mape < 0.12
-    assert sum(judgement.skipped["paper_layers"].values()) == 2
+    assert sum(evaluation.skipped["paper_layers"].values()) == 2
 
 
 def test_published_training(tmp_path: Path) -> None:
     """Tokens per second as predicted have no error; rows without a field, and unknown experts, are counted."""
-    prediction = ask(
+    prediction = build_scenario(
         "llama-3-8b",
         "h100-sxm-80gb",
         overrides={"fused_qkv": True, "fused_gate_up": True},
@@ -167,24 +167,24 @@ def test_published_training(tmp_path: Path) -> None:
     write_csv(
         tmp_path / "published_training_throughput.csv", [full, timed, full | {"micro_batch": ""}, full | {"moe": 1}]
     )
-    judgement = judge_folder(tmp_path)
+    evaluation = evaluate_folder(tmp_path)
 
     assert tokens == prediction.tokens_per_step
-    assert (judgement.rows[0].rows, judgement.rows[0].library) == (2, "lab")
-    assert judgement.rows[0].mape == pytest.approx(0.0, abs=1e-3)
-    assert judgement.skipped["published_training_throughput"] == {
+    assert (evaluation.rows[0].rows, evaluation.rows[0].library) == (2, "lab")
+    assert evaluation.rows[0].mape == pytest.approx(0.0, abs=1e-3)
+    assert evaluation.skipped["published_training_throughput"] == {
         "not stated: micro_batch": 1,
-        "mixture of experts whose shape is not stated and that names no preset as it is": 1,
+        "mixture of experts without a stated shape or a preset of its name": 1,
     }
 
 
 def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
-    """A mixture of experts takes the shape of the preset it names and its expert axis; dropping tokens is another."""
+    """A mixture of experts takes the shape and expert axis of the preset it names; a token-dropping one has none."""
     layout = {"data_parallel": 64, "expert_parallel": 8, "zero_stage": 1}
     workload = {"micro_batch_size": 2, "global_batch_size": 256, "seq_len": 4096, "dtype": "fp8"}
     workload |= {"optimizer": "adamw-narrow-gradients"}
     generation = "nemo-moe-2025"
-    question = ask("mixtral-8x7b", "b200-sxm-180gb", workload=workload, layout=layout, software=generation)
+    question = build_scenario("mixtral-8x7b", "b200-sxm-180gb", workload=workload, layout=layout, software=generation)
     prediction = question.predict()
     shapeless = dict.fromkeys(
         ("num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"), ""
@@ -196,9 +196,9 @@ def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
     }  # fmt: skip
     rows = [row, row | {"model": "Mixtral-8x7B (tokendrop)"}]
     write_csv(tmp_path / "published_training_throughput.csv", rows)
-    judgement = judge_folder(tmp_path)
+    evaluation = evaluate_folder(tmp_path)
 
-    (judged,) = judgement.rows
+    (judged,) = evaluation.rows
     assert (judged.table, judged.rows, judged.coverage_90) == ("published_training_throughput/moe", 1, 1.0)
     assert judged.mape == pytest.approx(0.0, abs=1e-9)
-    assert sum(judgement.skipped["published_training_throughput"].values()) == 1
+    assert sum(evaluation.skipped["published_training_throughput"].values()) == 1

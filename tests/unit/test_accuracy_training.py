@@ -1,4 +1,4 @@
-"""Which software published training rows are read as, and which rows are set aside."""
+"""Software of published training rows, filled gaps, and skipped rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from shapewright.accuracy.context import Context
-from shapewright.accuracy.published_rows import FORMAT
-from shapewright.accuracy.read import read_columns
-from shapewright.accuracy.training_rows import PublishedRun, read_runs
-from shapewright.accuracy.training_software import software_of_experts
 from shapewright.hardware import load_device
+from shapewright.measure.accuracy.context import Context
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.tables.published_rows import FORMAT, software_of_experts
+from shapewright.measure.accuracy.tables.training import PublishedRun, read_runs
 
 BRIDGE = "NVIDIA Megatron-Bridge {} NeMo Container"
 
@@ -34,20 +33,20 @@ BRIDGE = "NVIDIA Megatron-Bridge {} NeMo Container"
     ],
 )
 def test_software_of_experts(release: str, preset: str, device: str, dtype: str, stages: int, software: str) -> None:
-    """Release, host and format say whether kernels were launched, captured in part, or all in one graph."""
+    """Release, host and format determine whether kernels were launched, partly captured, or all in one graph."""
     found = software_of_experts(BRIDGE.format(release), preset, load_device(device), dtype, stages)
     assert found == software
 
 
-def test_strangers_are_the_middle_of_all() -> None:
-    """A source that nobody knows is predicted as the middle of all generations."""
+def test_unknown_software_is_the_average_of_all() -> None:
+    """An unknown source is predicted with the average of all generations."""
     assert (
         software_of_experts("DeepSeek, own report", "deepseek-v3", load_device("h800-sxm-80gb"), "fp8", 16) == "unnamed"
     )
 
 
 def read(folder: Path, rows: list[dict[str, Any]]) -> tuple[list[PublishedRun], Counter[str]]:
-    """Runs of a table, and why others are none."""
+    """Return the runs of a table, and the reasons of skipped rows."""
     path = folder / "published_training_throughput.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*FORMAT.labels, *FORMAT.optional], restval="")
@@ -66,15 +65,15 @@ def experts(release: str, tokens_per_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_slow_releases_are_judged(tmp_path: Path) -> None:
-    """What was measured leaves no row out: a release that was slow for once is judged as its neighbours are."""
+def test_slow_releases_are_evaluated(tmp_path: Path) -> None:
+    """No row is skipped for its measured value: a slow release is evaluated like the others."""
     runs, skipped = read(tmp_path, [experts("26.06", 28947), experts("26.06.01", 18304), experts("26.08", 28672)])
     assert [run.tokens_per_s_per_device for run in runs] == [28947, 18304, 28672]
     assert not skipped
 
 
 def test_what_recipes_say(tmp_path: Path) -> None:
-    """NVIDIA's rows have 16-bit gradients and keep narrow inputs; others neither."""
+    """NVIDIA's rows have 16-bit gradients and keep narrow inputs; others do not."""
     (run,), _ = read(tmp_path, [experts("26.06", 28947)])
     assert (run.workload.optimizer, run.workload.narrow_inputs) == ("adamw-narrow-gradients", True)
     (other,), _ = read(tmp_path, [experts("26.06", 28947) | {"source": "somebody"}])
@@ -92,7 +91,7 @@ def test_what_recipes_say(tmp_path: Path) -> None:
     ],
 )
 def test_experts_over_the_tensor_axis(tmp_path: Path, changes: dict[str, Any], pieces: int | None) -> None:
-    """NVIDIA's recipes leave experts whole; others are cut as other matrices are, unless replicas cannot hold them."""
+    """NVIDIA's recipes do not shard experts; others shard them as other matrices, unless replicas cannot hold them."""
     (run,), skipped = read(tmp_path, [experts("26.06", 28947) | changes])
     assert run.layout.expert_tensor_parallel == pieces
     assert not skipped
@@ -110,7 +109,7 @@ def test_experts_over_the_tensor_axis(tmp_path: Path, changes: dict[str, Any], p
     ],
 )
 def test_parts_that_recipes_compute_again(tmp_path: Path, changes: dict[str, Any], modules: str | None) -> None:
-    """Before the iteration was one graph, recipes that were short of memory computed parts of layers again."""
+    """Before whole-iteration graphs, recipes short of memory recomputed some modules."""
     (run,), _ = read(tmp_path, [experts("26.06", 28947) | changes])
     expected = ("none", "core_attn") if modules is None else ("selective", modules)
     assert (run.workload.recompute, run.workload.recompute_modules) == expected
@@ -140,14 +139,14 @@ def dense(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_gaps_that_follow_from_the_rest(tmp_path: Path, changes: dict[str, Any], field: str, value: int) -> None:
-    """GPT-3's vocabulary, the shape of a preset, one sequence a replica, and software that accumulates nothing."""
+    """GPT-3's vocabulary, the shape of a preset, one sequence per replica, and software without accumulation."""
     (run,), _ = read(tmp_path, [dense(**changes)])
     part, name = field.split(".")
     assert getattr(getattr(run, part), name) == value
 
 
 def test_times_from_flops_whose_convention_is_known(tmp_path: Path) -> None:
-    """Equation 3 has 1.434 TFLOP a token of GPT-3 175B: 153 TFLOP/s are 106.7 tokens/s; those of others say nothing."""
+    """Equation 3 has 1.434 TFLOP per token of GPT-3 175B: 153 TFLOP/s are 106.7 tokens/s; other sources are skipped."""
     own = dense(source="2104.04473 Table 2", vocab_size=51200, tokens_per_s_per_gpu="", tflops_per_gpu=153, vp="")
     (run,), _ = read(tmp_path, [own])
     assert run.tokens_per_s_per_device == pytest.approx(106.7, abs=0.05)
@@ -155,13 +154,13 @@ def test_times_from_flops_whose_convention_is_known(tmp_path: Path) -> None:
     assert not runs
     assert skipped == {
         "neither tokens/s nor the time of a step is stated": 1,
-        "ZeRO-3 of 2021, whose communication took a multiple of what its links allow": 1,
+        "ZeRO-3 of 2021, whose communication took several times what its links allow": 1,
     }
 
 
 @pytest.mark.parametrize("missing", ["micro_batch", "tp", "num_gpus"])
 def test_gaps_that_nothing_fills(tmp_path: Path, missing: str) -> None:
-    """A micro-batch among several, or a layout, is not made up."""
+    """An ambiguous micro-batch or layout stays a gap."""
     runs, skipped = read(tmp_path, [dense(vocab_size=51200, **{missing: ""})])
     assert not runs
     assert skipped == {f"not stated: {missing}": 1}

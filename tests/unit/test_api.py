@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,18 +12,21 @@ import numpy as np
 import pytest
 
 import shapewright
-from shapewright import api
-from shapewright.cli import main
+from shapewright.app import api
+from shapewright.app.cli import main
+from shapewright.app.report.outputs.check import check_output
+from shapewright.app.report.outputs.predict import predict_output
+from shapewright.core.errors import ConfigError
 from shapewright.hardware import Device, load_device
-from shapewright.lint import to_json
-from shapewright.report.prediction_json import prediction_to_json
+from shapewright.models import read_model
+from shapewright.prediction.build import build_scenario
 
 WORKLOAD = {"attention": "unfused", "dtype": "fp16", "micro_batch_size": 2}
 FLAGS = ["--attention", "unfused", "--dtype", "fp16", "--micro-batch-size", "2"]
 
 
 def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
-    """What the command line prints as JSON."""
+    """Return the JSON that the command line prints."""
     with pytest.raises(SystemExit):
         main([*arguments, "--json"])
     facts = json.loads(capsys.readouterr().out)
@@ -32,12 +36,13 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[st
 
 def test_predict_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """shapewright.predict and `shapewright predict --json` agree to the last digit."""
+    scenario = build_scenario("gpt2", "a100-sxm-40gb", workload=WORKLOAD, layout={"data_parallel": 2})
     prediction = shapewright.predict("gpt2", device="a100-sxm-40gb", workload=WORKLOAD, layout={"data_parallel": 2})
     facts = printed(["predict", "gpt2", "--device", "a100-sxm-40gb", *FLAGS, "--dp", "2"], capsys)
 
-    assert facts.pop("source") == "preset gpt2"
-    assert facts.pop("notes") == []
-    assert facts == json.loads(json.dumps(prediction_to_json(prediction)))
+    assert facts["source"] == "preset gpt2"
+    assert facts["notes"] == []
+    assert facts == json.loads(json.dumps(predict_output(prediction, scenario).to_json()))
 
 
 def test_check_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,8 +51,8 @@ def test_check_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) ->
     facts = printed(["check", "gpt2", "--device", "a100-sxm-40gb", *FLAGS, "--ignore", "TC103"], capsys)
 
     assert report.findings
-    for key in ("findings", "better_shapes", "num_suppressed", "step_time_s"):
-        assert facts[key] == json.loads(json.dumps(to_json(report)))[key]
+    scenario = build_scenario("gpt2", "a100-sxm-40gb", workload=WORKLOAD)
+    assert facts == json.loads(json.dumps(check_output(report, scenario).to_json()))
 
 
 # What each verb that prices is asked beyond a model and a device, and a number in its answer that prices decide.
@@ -56,7 +61,7 @@ PRICED: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
     "check": ({}, lambda answer: answer.prediction.step_time_s),
     "search": ({"vary": ["vocab"]}, lambda answer: answer.baseline.prediction.step_time_s),
     "sweep": ({"axes": {"micro_batch_size": [1]}}, lambda answer: answer.rows[0].prediction.step_time_s),
-    "fits": ({"workload": {"micro_batch_size": 64}}, lambda answer: answer.remedies[0].step_time_s),
+    "fits": ({"workload": {"micro_batch_size": 64}}, lambda answer: answer.fit_options[0].step_time_s),
     "mfu": ({"seconds": 9.0, "num_devices": 1, "global_batch_size": 8}, lambda answer: answer.prediction.step_time_s),
     "plan": ({"num_devices": 8, "global_batch_size": 64}, lambda answer: answer.plans[0].expected_step_s),
     "serve_plan": (
@@ -73,15 +78,15 @@ def test_every_verb_can_price_by_physics_alone(verb: str) -> None:
     fields, number_of = PRICED[verb]
     device = load_device("h100-sxm-80gb")
 
-    def asked(chip: Device, **words: Any) -> float:
+    def requested(chip: Device, **words: Any) -> float:
         chips = {"devices": [chip]} if verb == "compare" else {"device": chip}
         return number_of(getattr(shapewright, verb)("gpt3-1.3b", **chips, **fields, **words))
 
-    assert asked(device, physics_only=True) == asked(device.by_physics) != asked(device)
+    assert requested(device, physics_only=True) == requested(device.without_residuals) != requested(device)
 
 
-def test_every_verb_is_held_to_it() -> None:
-    """No verb of the package prices without being asked above."""
+def test_every_function_is_covered() -> None:
+    """Every function of the package that prices something is covered by the test above."""
     assert set(PRICED) == set(api.__all__)
 
 
@@ -92,6 +97,21 @@ def test_paths_and_overrides(tmp_path: Path) -> None:
     prediction = shapewright.predict(path, device="l40s", overrides={"num_layers": 5})
 
     assert (prediction.config.hidden_size, prediction.config.num_layers) == (768, 5)
+
+
+@pytest.mark.parametrize("verb", sorted(PRICED))
+def test_overrides_of_a_config_object(verb: str) -> None:
+    """Every verb applies overrides to a TransformerConfig as to a preset, and rejects unknown fields."""
+    fields, number_of = PRICED[verb]
+    device = {"devices": ["h100-sxm-80gb"]} if verb == "compare" else {"device": "h100-sxm-80gb"}
+
+    def ask(config: object, overrides: dict[str, Any]) -> float:
+        return number_of(getattr(shapewright, verb)(config, **device, **fields, overrides=overrides))
+
+    config = read_model("gpt3-1.3b").config
+    assert ask(config, {"num_layers": 48}) == ask("gpt3-1.3b", {"num_layers": 48}) != ask(config, {})
+    with pytest.raises(ConfigError, match="did you mean 'num_layers'"):
+        ask(config, {"num_layer": 48})
 
 
 def test_what_a_config_holds_is_a_config() -> None:
@@ -157,3 +177,67 @@ def test_search_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -
 
     assert result.candidates
     assert [shape["speedup"] for shape in printed["candidates"]] == [s.speedup.factor for s in result.candidates]
+
+
+# A scenario that every function can take, and what each is asked about it.
+SCENARIO_WORKLOAD = {"dtype": "fp16", "micro_batch_size": 2, "seq_len": 1024}
+
+
+@pytest.mark.parametrize("verb", sorted(PRICED))
+def test_every_verb_takes_a_scenario(verb: str) -> None:
+    """A Scenario as first argument gives what its parts give, and needs no device."""
+    fields, number_of = PRICED[verb]
+    own = {name: value for name, value in fields.items() if name != "workload"}
+    workload = {**SCENARIO_WORKLOAD, **fields.get("workload", {})}
+    scenario = shapewright.build_scenario("gpt3-1.3b", "h100-sxm-80gb", workload=workload)
+    devices = {"devices": ["h100-sxm-80gb"]} if verb == "compare" else {}
+    parts = devices or {"device": "h100-sxm-80gb"}
+    if verb in ("plan", "serve_plan"):  # these choose the micro-batch themselves
+        workload = {name: value for name, value in workload.items() if name in ("dtype", "seq_len")}
+    if verb == "serve_plan":
+        del workload["seq_len"]
+    function = getattr(shapewright, verb)
+
+    from_scenario = number_of(function(scenario, **devices, **own))
+    assert from_scenario == number_of(function("gpt3-1.3b", **parts, **own, workload=workload))
+
+
+def test_parts_beside_a_scenario_replace_its_own() -> None:
+    """Device, options and single fields given with a Scenario replace those that it has."""
+    scenario = shapewright.build_scenario("gpt2", "h100-sxm-80gb", workload=SCENARIO_WORKLOAD)
+    prediction = shapewright.predict(
+        scenario,
+        device="l40s",
+        workload={"micro_batch_size": 3},
+        layout={"data_parallel": 2},
+        overrides={"num_layers": 5},
+        uncalibrated=True,
+    )
+
+    assert prediction.device.name == "l40s"
+    assert prediction.device.uncalibrated
+    assert (prediction.workload.micro_batch_size, prediction.workload.dtype) == (3, "fp16")
+    assert (prediction.layout.data_parallel, prediction.config.num_layers) == (2, 5)
+    assert shapewright.predict(scenario).step_time_s == scenario.predict().step_time_s
+
+
+def test_wrong_arguments_of_a_scenario_are_refused() -> None:
+    """A missing device, an unknown keyword and an unknown field are named."""
+    scenario = shapewright.build_scenario("gpt2", "l40s")
+    with pytest.raises(shapewright.ShapewrightError, match="no device given"):
+        shapewright.predict("gpt2")
+    with pytest.raises(TypeError, match="worklod"):
+        shapewright.predict(scenario, worklod={})  # type: ignore[call-arg]
+    with pytest.raises(shapewright.ShapewrightError, match="sequence_length"):
+        shapewright.predict(scenario, workload={"sequence_length": 5})
+
+
+@pytest.mark.parametrize("verb", sorted(PRICED))
+def test_signatures_list_the_shared_parameters(verb: str) -> None:
+    """help() shows every part of a scenario, in the signature and with its meaning."""
+    function = getattr(shapewright, verb)
+    shown = inspect.signature(function).parameters
+
+    assert set(api.ScenarioParts.__annotations__) <= set(shown)
+    assert "parts" not in shown
+    assert all(f"        {name}: " in (function.__doc__ or "") for name in shown)

@@ -1,4 +1,4 @@
-"""Who may import whom, what importing costs, and how public names end."""
+"""Architecture of the package: allowed imports, cost of importing, and endings of public names."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "src" / "shapewright"
 
-# Modules import from lower levels only; those of level 0 may use each other.
-LEVELS = {
-    **dict.fromkeys(
-        ("units", "errors", "dtypes", "fields", "integers", "optimizers", "parquet", "recomputation", "shown"), 0
-    ),
-    **dict.fromkeys(("hardware", "config", "workload", "layout", "operations"), 1),
-    "saved_tensors": 1.5,  # what lowering moves to the host is what memory counts
-    **dict.fromkeys(("lowering", "perf", "memory", "formats"), 2),
-    "adding_up": 2.5,  # from prices to a step, for whoever predicts, plans or searches
-    "step_warnings": 2.8,  # what predict says of a priced step
-    **dict.fromkeys(("predict", "whole"), 3),
-    **dict.fromkeys(("store", "horizon", "cluster"), 4),
-    **dict.fromkeys(("lint", "plan", "question", "accuracy", "figures"), 5),
-    "search": 5.5,  # its layouts are those of a plan
-    **dict.fromkeys(("assumed_layout", "capacity", "calculators", "compare", "serving", "sweep", "utilization"), 5),
-    **dict.fromkeys(("report", "bench", "api", "fit"), 6),
-    "explorer": 7,
-    "cli": 8,  # its serve starts the explorer
-    **dict.fromkeys(("__init__", "__main__"), 9),
-}
+# Packages in the order of the data flow: each imports from those before it only.
+PACKAGES = (
+    "core",
+    "hardware",
+    "models",
+    "workload",
+    "memory",
+    "lowering",
+    "pricing",
+    "prediction",
+    "lint",
+    "optimize",
+    "measure",
+    "app",
+)
+# Pricing comes after these but must not use them: it prices operations, whatever model they come from.
+NOT_FOR_PRICING = {"models", "memory"}
+MOST_MODULES_IN_A_FOLDER = 15
+ONE_MODULE_EACH = "app/cli/commands"  # a command is found by its name
 HEAVY = {
     "torch",
     "transformers",
@@ -66,9 +65,13 @@ def imported_parts(source: str) -> Iterator[str]:
         yield from (name.split(".")[1] for name in names if name.startswith("shapewright."))
 
 
-def upward_imports(part: str, source: str) -> list[str]:
-    """List what a source text of ``part`` imports from its own level or above."""
-    allowed = {other for other, level in LEVELS.items() if level < LEVELS[part] or level == 0} | {part, "__version__"}
+def forbidden_imports(part: str, source: str) -> list[str]:
+    """List the packages that a source text of ``part`` imports from and must not."""
+    if part in ("__init__", "__main__"):
+        return []
+    allowed = {*PACKAGES[: PACKAGES.index(part) + 1], "__version__"}
+    if part == "pricing":
+        allowed -= NOT_FOR_PRICING
     return sorted(set(imported_parts(source)) - allowed)
 
 
@@ -83,23 +86,43 @@ def python_files() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_downward(path: Path) -> None:
-    """A file imports nothing of its own level or above, except its own package."""
-    assert upward_imports(part_of(path), path.read_text(encoding="utf-8")) == []
+def test_imports_go_one_way(path: Path) -> None:
+    """A file imports nothing from packages after its own."""
+    assert forbidden_imports(part_of(path), path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
     ("part", "source", "expected"),
     [
-        ("operations", "from shapewright.config import TransformerConfig", ["config"]),
-        ("perf", "import shapewright.lowering.layer", ["lowering"]),
-        ("operations", "def f():\n    from shapewright import workload", ["workload"]),
-        ("lint", "from shapewright.predict import predict", []),
+        ("hardware", "from shapewright.models import TransformerConfig", ["models"]),
+        ("pricing", "import shapewright.models.transformer", ["models"]),
+        ("memory", "def f():\n    from shapewright import lowering", ["lowering"]),
+        ("lint", "from shapewright.prediction.predict import predict", []),
     ],
 )
-def test_upward_imports_are_noticed(part: str, source: str, expected: list[str]) -> None:
+def test_forbidden_imports_are_noticed(part: str, source: str, expected: list[str]) -> None:
     """The check sees every form of import, also inside functions."""
-    assert upward_imports(part, source) == expected
+    assert forbidden_imports(part, source) == expected
+
+
+def test_packages_are_the_listed_ones() -> None:
+    """The source folder holds the listed packages and no other module but the two entry points."""
+    found = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+
+    assert found == {*PACKAGES, "__init__.py", "__main__.py"}
+
+
+def test_folders_hold_few_modules() -> None:
+    """A folder with many modules is divided into subpackages by subject."""
+    sizes: dict[str, int] = {}
+    for path in python_files():
+        if path.name != "__init__.py":
+            folder = str(path.parent.relative_to(PACKAGE))
+            sizes[folder] = sizes.get(folder, 0) + 1
+
+    assert {
+        folder: size for folder, size in sizes.items() if size > MOST_MODULES_IN_A_FOLDER and folder != ONE_MODULE_EACH
+    } == {}
 
 
 def imported_files(path: Path) -> set[Path]:
@@ -135,8 +158,8 @@ def test_no_files_need_each_other() -> None:
     assert find_circle({path: imported_files(path) for path in python_files()}) == []
 
 
-def test_circles_are_noticed() -> None:
-    """A circle of three files is named; a file that two others need is none."""
+def test_cycles_are_reported() -> None:
+    """A cycle of three files is reported; a file with two importers is not."""
     one, two, three = (Path(name) for name in ("one", "two", "three"))
 
     assert find_circle({one: {two, three}, two: {three}, three: set()}) == []
@@ -153,12 +176,12 @@ def loaded_modules(code: str, watched: set[str]) -> set[str]:
 
 def test_import_loads_nothing_heavy() -> None:
     """Importing the package and its command line loads no optional dependency."""
-    assert loaded_modules("import shapewright, shapewright.predict, shapewright.cli", HEAVY) == set()
+    assert loaded_modules("import shapewright, shapewright.prediction.predict, shapewright.app.cli", HEAVY) == set()
 
 
 def test_help_loads_no_numpy() -> None:
     """Printing the help does not wait for NumPy."""
-    help_run = "from shapewright.cli import main; import sys; sys.argv = ['shapewright', '--help']; main()"
+    help_run = "from shapewright.app.cli import main; import sys; sys.argv = ['shapewright', '--help']; main()"
     assert loaded_modules(help_run, HEAVY | {"numpy"}) == set()
 
 
@@ -200,3 +223,49 @@ def test_unit_less_names_are_noticed() -> None:
         "def step_time(tile_size, *, time_s): ...\n"
     )
     assert unit_less_names(source) == ["bandwidth", "peak_memory", "start_latency", "step_time", "tile_size"]
+
+
+_STRING_TESTS = {"startswith", "endswith", "partition", "rpartition", "split", "rsplit", "removeprefix", "removesuffix"}
+
+
+def _is_operation_name(node: ast.expr) -> bool:
+    """Whether an expression is the name of an operation, such as ``entry.operation.name``."""
+    if not isinstance(node, ast.Attribute) or node.attr != "name":
+        return False
+    owner = node.value
+    return (owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")) == "operation"
+
+
+def parsed_operation_names(source: str) -> list[int]:
+    """List the lines that derive something from an operation's displayed name by a fixed text, or use its identity."""
+    return [node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.expr) and _parses_name(node)]
+
+
+def _parses_name(node: ast.expr) -> bool:
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], ast.In | ast.NotIn) and _is_operation_name(node.comparators[0])
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute):
+        has_text = any(isinstance(part, ast.Constant) for given in node.args for part in ast.walk(given))
+        return node.func.attr in _STRING_TESTS and has_text and _is_operation_name(node.func.value)
+    return ast.unparse(node) == "id(operation)"
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_operation_names_are_not_parsed(path: Path) -> None:
+    """Only lowering, which makes the displayed names of operations, takes them apart."""
+    assert part_of(path) == "lowering" or parsed_operation_names(path.read_text(encoding="utf-8")) == []
+
+
+def test_parsed_operation_names_are_noticed() -> None:
+    """The check sees string methods with a fixed text, containment and identity; lookups by a given name may be."""
+    source = (
+        'entry.operation.name.startswith("moe.")\n'
+        'operation.name.partition(".")\n'
+        '"attention" in operation.name\n'
+        "id(operation)\n"
+        "operation.name.startswith(name)\n"
+        'sample.name.startswith("alignment.")\n'
+    )
+    assert parsed_operation_names(source) == [1, 2, 3, 4]

@@ -1,4 +1,4 @@
-"""Attention in 8 bits where only 16-bit kernels were measured: the ratios that other families' kernels show."""
+"""8-bit attention where only 16-bit kernels were measured: mean ratios over architectures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from shapewright.hardware import Device, load_device
-from shapewright.operations import Attention
-from shapewright.perf.attention import price_attention
-from shapewright.perf.attention_formats import mean_ratios, narrow_kernel
-from shapewright.perf.attention_sections import choose_section, read_kernel
-from shapewright.perf.calibration import list_records, load_record
+from shapewright.lowering.operations import Attention
+from shapewright.pricing.attention.price import price_attention
+from shapewright.pricing.attention.sections import choose_section, read_kernel
+from shapewright.pricing.attention.transfer import mean_fp8_ratios, to_fp8_kernel
+from shapewright.pricing.calibration.records import list_records, load_record
 
 LONG = Attention(
     name="x", dtype="fp8", kv_cache_dtype="fp8", batch_size=4, query_len=8192, kv_len=8192,
@@ -31,36 +31,36 @@ def ratio(device: str, kernel: str, library: str, field: str) -> float:
     return float(found[0] / found[1])
 
 
-def test_families_have_one_vote_each() -> None:
-    """Without Hopper's and L40S's devices only B200's six kernels speak; with all, the means of three families do."""
+def test_architectures_are_weighted_equally() -> None:
+    """Without Hopper and L40S only B200's six kernels count; with all, the means of three architectures."""
     kernels = ("triton_192", "triton_256", "trtllm_64", "trtllm_128", "trtllm_256", "trtllm_512")
     logs = {
         field: np.mean([np.log(ratio("b200-sxm-180gb", kernel, "sglang 0.5.14", field)) for kernel in kernels])
         for field in ("tensor_fraction", "exponentials_per_sm_per_clock")
     }
-    everyone, without_b200 = mean_ratios("nobody"), mean_ratios("b200-sxm-180gb")
+    everyone, without_b200 = mean_fp8_ratios("nobody"), mean_fp8_ratios("b200-sxm-180gb")
 
     for ours, others, own in zip(everyone, without_b200, logs.values(), strict=True):
         assert np.log(ours) == pytest.approx((2.0 * np.log(others) + own) / 3.0)
 
 
 def test_eight_bits_reach_less_of_twice_the_rate() -> None:
-    """Every family casts scores: shares of the peak and exponentials both fall, to no less than half."""
+    """In every architecture the fractions of peak and exponentials both drop, to at least half."""
     for left_out in ("nobody", "l40s", "b200-sxm-180gb"):
-        assert all(0.5 < value < 0.9 for value in mean_ratios(left_out))
+        assert all(0.5 < value < 0.9 for value in mean_fp8_ratios(left_out))
 
 
 def test_only_kernels_without_their_format_are_carried() -> None:
-    """H100's own fp8 section stays; A100's 16-bit kernel, standing in for fp8 on MI300X, takes both ratios."""
+    """H100's own fp8 section is unchanged; A100's 16-bit kernel, standing in for fp8 on MI300X, takes both ratios."""
     h100, mi300x = load_device("h100-sxm-80gb"), load_device("mi300x")
     own = choose_section("fp8", 8, load_record("attention", h100), "")
-    lent = choose_section("fp8", 8, load_record("attention", mi300x), "")
-    kernel = lent.content["usual_kernel"]
-    wide = read_kernel(lent, kernel)[0]
+    borrowed = choose_section("fp8", 8, load_record("attention", mi300x), "")
+    kernel = borrowed.content["usual_kernel"]
+    wide = read_kernel(borrowed, kernel)[0]
 
-    assert narrow_kernel(wide, own) is wide
-    assert narrow_kernel(wide, choose_section("bf16", 16, load_record("attention", mi300x), "")) is wide
-    narrow, ratios = narrow_kernel(wide, lent), mean_ratios("mi300x")
+    assert to_fp8_kernel(wide, own) is wide
+    assert to_fp8_kernel(wide, choose_section("bf16", 16, load_record("attention", mi300x), "")) is wide
+    narrow, ratios = to_fp8_kernel(wide, borrowed), mean_fp8_ratios("mi300x")
     assert narrow.exponentials_per_sm_per_clock == pytest.approx(
         wide.exponentials_per_sm_per_clock * ratios.exponentials
     )
@@ -71,7 +71,7 @@ def test_only_kernels_without_their_format_are_carried() -> None:
 def test_eight_bits_gain_less_than_the_rate(name: str) -> None:
     """A long prompt in fp8 on a device that borrows A100's kernels is faster than in bf16, and not twice as fast."""
     device: Device = load_device(name)
-    record = load_record("attention", device, uncalibrated=True)
+    record = load_record("attention", device.with_pricing(uncalibrated=True))
     wide = replace(LONG, dtype="bf16", kv_cache_dtype="bf16")
     narrow_s, wide_s = (price_attention(call, device, record).time_s for call in (LONG, wide))
 

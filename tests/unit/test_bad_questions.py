@@ -1,4 +1,4 @@
-"""Questions that make no sense, over commands: one line, what is allowed, exit code 2, in no time."""
+"""Invalid input to all commands: one line with the allowed values, exit code 2, without delay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shapewright.cli import main
+from shapewright.app.cli import main
 
 MODEL = ("llama-3-8b",)
 H100 = ("--device", "h100-sxm-80gb")
@@ -29,19 +29,29 @@ LEARNED = ("gpt3-2.7b",)  # 2048 positions in a table
 
 # What is wrong: commands, arguments that take the place of their own, words of the line.
 CASES: tuple[tuple[str, tuple[str, ...], Mapping[str, str], tuple[str, ...]], ...] = (
-    ("no device", ("mfu", "plan", "serve-plan", "flops", "batch"), {"--gpus": "0"}, ("gpus=0", "from 1 to")),
+    (
+        "no device",
+        ("mfu", "plan", "serve-plan", "flops", "batch"),
+        {"--gpus": "0"},
+        ("=0 must be an integer from 1 to",),
+    ),
     ("no replica", (*JOBS, "mfu", "plan"), {"--dp": "0"}, ("data_parallel=0", "from 1 to")),
     ("no layer", (*JOBS, "plan", "flops", "params"), {"--num-layers": "0"}, ("num_layers=0",)),
-    ("part of a node", ("mfu", "plan", "serve-plan"), {"--gpus": "13"}, ("gpus=13", "try 8 or 16", "--node-size")),
+    (
+        "part of a node",
+        ("mfu", "plan", "serve-plan"),
+        {"--gpus": "13"},
+        ("num_devices=13", "try 8 or 16", "--node-size"),
+    ),
     ("part of a node", JOBS, {"--dp": "13"}, ("data_parallel=13", "try 8 or 16", "--node-size")),
     ("part of a node", JOBS, {"--tp": "2", "--dp": "5"}, ("2 * 5 = 10", "try 8 or 16")),
-    ("devices and degrees", ("batch",), {"--gpus": "13"}, ("gpus=13", "try 32")),
+    ("devices and degrees", ("batch",), {"--gpus": "13"}, ("num_devices=13", "try 32")),
     ("batch", JOBS, {"--dp": "8", "--global-batch": "100"}, ("global_batch_size=100", "try 96 or 128")),
     ("batch", ("mfu",), {"--dp": "64", "--micro-batch-size": "3"}, ("global_batch_size=128", "try 192")),
     ("batch", ("batch",), {"--global-batch": "2047"}, ("global_batch_size=2047", "try 2032 or 2048")),
     ("sequence", (*JOBS, "mfu", "plan", "flops"), {"--seq-len": "1000000000"}, ("seq_len=1000000000", "134217728")),
-    ("sequence", ("serve-plan",), {"--isl": "1000000000"}, ("isl=1000000000", "134217728")),
-    ("sequence", ("serve-plan",), {"--osl": "1000000000"}, ("osl=1000000000", "134217728")),
+    ("sequence", ("serve-plan",), {"--isl": "1000000000"}, ("prompt_len=1000000000", "134217728")),
+    ("sequence", ("serve-plan",), {"--osl": "1000000000"}, ("output_len=1000000000", "134217728")),
     (
         "context",
         JOBS,
@@ -56,7 +66,7 @@ CASES: tuple[tuple[str, tuple[str, ...], Mapping[str, str], tuple[str, ...]], ..
     ),
     # check and report tell of a layout that divides nothing as a finding: their exit code is 1.
     ("degree", ("memory", "predict", "search", "compare", "plan"), {"--tp": "5"}, ("tensor_parallel=5", "4 or 8")),
-    ("degree", ("mfu",), {"--tp": "5"}, ("gpus=64", "5")),
+    ("degree", ("mfu",), {"--tp": "5"}, ("num_devices=64", "5")),
 )
 
 
@@ -103,9 +113,9 @@ def test_one_line_and_exit_2(
 def test_a_table_of_positions_ends(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A model with 2048 learned positions takes no 4096 tokens; a longer table is another model."""
     line = refuse(ask(command, {"--seq-len": "4096"}, LEARNED), capsys)
-    assert "seq_len=4096 is beyond the 2048 learned positions" in line
+    assert "seq_len=4096 exceeds the model's 2048 learned positions" in line
     assert "at most 2048" in line
-    assert "--max-position-embeddings 4096" in line
+    assert "max_position_embeddings=4096" in line
 
 
 @pytest.mark.parametrize(("isl", "osl"), [("4000", "100"), ("2000", "100")])
@@ -115,8 +125,8 @@ def test_a_served_sequence_needs_positions(isl: str, osl: str, capsys: pytest.Ca
     assert "2048 learned positions" in line
 
 
-def test_longer_than_any_is_allowed_where_the_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """The limit on sequences is that of a slip of the hand: a model that states more may have more."""
+def test_longer_sequences_are_allowed_by_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """The limit on sequence length catches typing errors: a model that states more positions may have more."""
     with pytest.raises(SystemExit) as stop:
         main(ask("predict", {"--seq-len": "200000000", "--max-position-embeddings": "268435456"}))
     assert stop.value.code == 0
@@ -125,18 +135,18 @@ def test_longer_than_any_is_allowed_where_the_model_says_so(capsys: pytest.Captu
 
 @pytest.mark.parametrize("command", ["plan", "serve-plan"])
 def test_a_model_that_fits_nowhere(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What has no plan at all says what the smallest plan needs, or where it was looked for."""
+    """If no plan fits, the message states what the smallest plan needs, or which plans were tried."""
     changes = {"--hidden-size": "131072", "--num-layers": "500", "--num-heads": "1024", "--head-dim": "128"}
     line = refuse(ask(command, {**changes, "--intermediate-size": "524288"}), capsys)
-    assert "fits" in line
+    assert "fit" in line
     assert "h100-sxm-80gb" in line
 
 
 @pytest.mark.parametrize("command", ["memory", "predict", "mfu"])
-def test_rotary_positions_go_on_with_a_word(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Positions that are computed have no end: longer than the model was made for is answered, and said once."""
+def test_rotary_positions_beyond_the_trained_length_are_noted(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rotary positions allow sequences beyond the trained length; one note states that."""
     with pytest.raises(SystemExit) as stop:
         main(ask(command, {"--seq-len": "16384"}))
     out = " ".join(capsys.readouterr().out.split())
     assert stop.value.code == 0
-    assert out.count("16384 positions are more than the max_position_embeddings=8192") == 1
+    assert out.count("16384 positions exceed the model's max_position_embeddings=8192") == 1

@@ -1,4 +1,4 @@
-"""Batches of products that fill a device, and the kernels that run them (perf.batch_kernels)."""
+"""Batched GEMMs that fill a device, and the kernels that run them (gemm.batched)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.errors import CalibrationError
+from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.perf.batch_kernels import time_batches
-from shapewright.perf.batch_menu import read_batch_kernels
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm import estimate_gemm_s, price_gemm
-from shapewright.perf.gemm_job import make_gemm_job
-from shapewright.perf.gemm_menu import GemmParameters, read_parameters
-from shapewright.perf.kernels import DeviceRates
-from shapewright.perf.products import Products
+from shapewright.lowering.operations import Gemm
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.batched import time_batches
+from shapewright.pricing.gemm.kernels import DeviceRates
+from shapewright.pricing.gemm.parameters import GemmParameters, read_batch_kernels, read_parameters
+from shapewright.pricing.gemm.price import estimate_gemm_s, price_gemm
+from shapewright.pricing.gemm.section import prepare_gemm_pricing
+from shapewright.pricing.gemm.shapes import Gemms
 
 KERNEL: dict[str, Any] = {
     "alignments_bytes": [16, 32, 64, 128],
@@ -46,14 +45,14 @@ def parameters_of(*kernels: dict[str, Any], least_waves: float = 1.0) -> GemmPar
     return replace(read_parameters(raw), start_s=0.0, power_drop_fraction=0.0, wave_give_back=0.0, batch_kernels=known)
 
 
-def one_product(m: float, n: float, k: float, batch: float) -> Products:
+def one_gemm(m: float, n: float, k: float, batch: float) -> Gemms:
     """One batch as arrays."""
-    return Products(*(np.array([size]) for size in (m, n, k, batch)), letters=LETTERS)
+    return Gemms(*(np.array([size]) for size in (m, n, k, batch)), letters=LETTERS)
 
 
 def time_one(parameters: GemmParameters, n: float, k: float = 1024.0, m: float = 128.0, batch: float = 2.0) -> Any:
     """Times of one batch."""
-    return time_batches(one_product(m, n, k, batch), parameters, RATES)
+    return time_batches(one_gemm(m, n, k, batch), parameters, RATES)
 
 
 def test_the_narrowest_tile_that_holds_the_columns_runs_them() -> None:
@@ -64,7 +63,7 @@ def test_the_narrowest_tile_that_holds_the_columns_runs_them() -> None:
 
 
 def test_a_kernel_takes_what_its_tiles_take() -> None:
-    """One tile of 128 x 256 at k = 1024 is 2^25 multiplications at 1e12 a second; two products take two."""
+    """One tile of 128 x 256 at k = 1024 is 2^25 multiply-adds at 1e12/s; two GEMMs take twice as long."""
     assert float(time_one(parameters_of(KERNEL), 256.0).time_s[0]) == pytest.approx(2.0 * 2.0**25 / 1e12)
 
 
@@ -76,7 +75,7 @@ def test_a_partly_filled_tile_costs_its_edge_and_what_it_holds() -> None:
 
 
 def test_alignment_slows_a_kernel_or_leaves_it() -> None:
-    """Rows of 16 bytes run at half the rate here; rows of 4 bytes no kernel takes."""
+    """Rows of 16 bytes run at half the rate here; rows of 4 bytes are accepted by no kernel."""
     parameters = parameters_of(KERNEL)
 
     assert float(time_one(parameters, 248.0).time_s[0]) == pytest.approx(
@@ -90,7 +89,7 @@ def test_tiles_wait_for_what_caches_feed_them() -> None:
     fed = parameters_of({**KERNEL, "feed_ratio": 0.5})
     rates = replace(RATES, bandwidth_bytes_per_s=2e9, flops_per_s_per_sm=1e30)
 
-    time_s = time_batches(one_product(128.0, 1024.0, 1024.0, 2.0), fed, rates).time_s
+    time_s = time_batches(one_gemm(128.0, 1024.0, 1024.0, 2.0), fed, rates).time_s
 
     assert float(time_s[0]) == pytest.approx(2.0 * (1024 * (128 * 4 + 1024) / 0.5 + 128 * 1024) / 1e9)
 
@@ -119,12 +118,12 @@ def test_small_scores_are_near_their_traffic(edge: int, head_dim: int) -> None:
     ],
 )
 def test_a_kernel_takes_its_range(limits: dict[str, Any], sizes: tuple[float, float], is_run: bool) -> None:
-    """Ranges of k and n, and which dimension is the least aligned, say what a kernel takes."""
+    """Ranges of k and n, and the least aligned dimension, decide which kernel accepts a GEMM."""
     assert bool(time_one(parameters_of({**KERNEL, **limits}), *sizes).is_run[0]) is is_run
 
 
 def test_small_batches_keep_the_menu() -> None:
-    """A batch of two tiles does not fill four waves, and no single product is a batch."""
+    """A batch of two tiles does not fill four waves, and a single GEMM is not a batch."""
     assert not time_one(parameters_of(KERNEL, least_waves=4.0), 256.0).is_run[0]
     assert not time_one(parameters_of(KERNEL), 256.0, batch=1.0).is_run[0]
 
@@ -138,9 +137,9 @@ def test_a_name_that_no_kernel_has_is_an_error() -> None:
 
 
 def test_odd_heads_cost_what_was_measured() -> None:
-    """A100 40 GB, 512 products of 2048 x 2048: an odd width costs twice an aligned one, and 145 less than 143.
+    """A100 40 GB, 512 GEMMs of 2048 x 2048: an odd width costs twice an aligned one, and 145 less than 143.
 
-    Measured: 34 us a product at 143, 22 at 145, 11 at 144 (arXiv 2401.14489, slowest iterations).
+    Measured: 34 us per GEMM at 143, 22 at 145, 11 at 144 (arXiv 2401.14489, slowest iterations).
     """
     device = load_device("a100-sxm-40gb")
     operation = Gemm(name="score", dtype="fp16", layout="NN", m=2048, n=2048, k=np.array([143, 144, 145]), batch=512)
@@ -153,11 +152,13 @@ def test_odd_heads_cost_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(("name", "has_kernels"), [("a100-sxm-80gb", True), ("a30", True), ("l40s", False)])
-def test_another_family_runs_no_such_kernels(name: str, has_kernels: bool) -> None:
-    """Which kernel a library takes is a habit of one family: a sibling of A100 borrows it, a device of another not."""
+def test_batch_kernels_are_not_transferred(name: str, has_kernels: bool) -> None:
+    """Batch kernels are specific to one architecture: transferred to a sibling of A100, not to other devices."""
     device = load_device(name)
-    job = make_gemm_job("bf16", None, device, load_record("gemm", device, uncalibrated=name == "l40s"))
+    pricing = prepare_gemm_pricing(
+        "bf16", None, device, load_record("gemm", device.with_pricing(uncalibrated=name == "l40s"))
+    )
 
-    assert job.section is not None
-    assert job.section.batched is not None
-    assert (job.section.batched.batch_kernels is not None) is has_kernels
+    assert pricing.section is not None
+    assert pricing.section.batched is not None
+    assert (pricing.section.batched.batch_kernels is not None) is has_kernels

@@ -1,4 +1,4 @@
-"""Checkpoints in fp8 with a scale for each block of a weight, in the form of compressed-tensors."""
+"""Checkpoints in fp8 with one scale per block of a weight, as compressed-tensors writes them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import read_model
-from shapewright.config.block_scales import has_block_scales
-from shapewright.errors import ConfigError
-from shapewright.question import ask
+from shapewright.core.errors import ConfigError
+from shapewright.models import read_model
+from shapewright.models.hf_config import has_block_scales
+from shapewright.prediction.build import build_scenario
 
 FP8 = {"num_bits": 8, "type": "float"}
 # As llm-compressor's scheme FP8_BLOCK writes it.
@@ -27,7 +27,7 @@ ATTENTION = {**IN_BLOCKS, "targets": ["re:.*self_attn.*"]}
 
 
 def quantization(*groups: Any, **more: Any) -> dict[str, Any]:
-    """What stands in a config.json."""
+    """Return a config.json object with a quantization config."""
     numbered = {f"group_{index}": group for index, group in enumerate(groups)}
     return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": numbered, **more}
 
@@ -49,8 +49,8 @@ def quantization(*groups: Any, **more: Any) -> dict[str, Any]:
         ({**quantization(IN_BLOCKS), "quant_method": "modelopt"}, False),
     ],
 )
-def test_experts_in_blocks_are_told(found: dict[str, Any], expected: bool) -> None:
-    """Both sides in fp8, weights in blocks, and experts among what is."""
+def test_block_scales_of_experts_are_recognised(found: dict[str, Any], expected: bool) -> None:
+    """fp8 weights and activations, scales per block, and experts among the targets."""
     assert has_block_scales({"quantization_config": found}, "qwen3_moe") == expected
 
 
@@ -62,19 +62,19 @@ def test_experts_in_blocks_are_told(found: dict[str, Any], expected: bool) -> No
         (quantization(IN_BLOCKS, ignore="lm_head"), "ignore='lm_head' must be a list"),
     ],
 )
-def test_groups_that_make_no_sense_are_refused(found: dict[str, Any], words: str) -> None:
-    """One line, as for any config."""
+def test_malformed_groups_are_errors(found: dict[str, Any], words: str) -> None:
+    """A malformed quantization config is an error on one line."""
     with pytest.raises(ConfigError, match=words):
         has_block_scales({"quantization_config": found}, "qwen3_moe")
 
 
-def test_such_a_checkpoint_is_served_by_another_kernel(tmp_path: Path) -> None:
-    """As DeepSeek-V3's own form is: not at the price of the kernel with one scale a tensor that was measured."""
+def test_block_scales_select_another_expert_kernel(tmp_path: Path) -> None:
+    """Checkpoints with block scales do not use the measured kernel that has one scale per tensor."""
     raw = {**(read_model("qwen3-30b-a3b").raw or {})}
     kernels = []
     for index, group in enumerate((IN_BLOCKS, PER_CHANNEL)):
         path = tmp_path / f"{index}.json"
         path.write_text(json.dumps({**raw, "quantization_config": quantization(group)}), encoding="utf-8")
-        question = ask(path, "h200-sxm-141gb", workload={"phase": "decode", "dtype": "fp8"})
+        question = build_scenario(path, "h200-sxm-141gb", workload={"phase": "decode", "dtype": "fp8"})
         kernels.append(question.workload.expert_kernel)
     assert kernels == ["as-16-bit", "measured"]

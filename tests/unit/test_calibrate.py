@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from calibration_files import write_late_calibration
-from shapewright.cli.main import main
-from shapewright.errors import CalibrationError, DeviceError
-from shapewright.fit.calibrate import calibrate_rows
-from shapewright.fit.gemm import ALIGNMENT_STARTS, Form, alignment_entries
+from shapewright.app.cli.main import main
+from shapewright.core.errors import CalibrationError, DeviceError
 from shapewright.hardware import Device, load_device
-from shapewright.operations import Attention, Gemm, Pointwise
-from shapewright.perf.calibration_file import calibrated_device, device_table, read_calibration
-from shapewright.perf.pricing import price_operations
-from shapewright.store.file import Store
-from shapewright.store.record import Case, Row, Run, row_facts
+from shapewright.hardware.architectures import find_architecture
+from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.measure.fit.calibrate import calibrate_rows
+from shapewright.measure.fit.gemm_section import FitParameters, alignment_entries
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import Case, Row, Run, row_facts
+from shapewright.pricing.calibration.file import calibrated_device, device_table, read_calibration
+from shapewright.pricing.operations import price_operations
 
 H100 = load_device("h100-sxm-80gb")
 # A stand-in for a processor: 4 threads of 25 GFLOP/s, 20 GB/s.
@@ -50,7 +51,7 @@ def simple_time_s(operation: Gemm | Pointwise | Attention) -> float:
 
 
 def cpu_cases() -> list[Case]:
-    """Products, pointwise operations and attention such as a small suite has."""
+    """GEMMs, pointwise operations and attention as in a small suite."""
     cases = [
         Case(operation=Gemm(name="x", dtype="fp32", m=m, n=n, k=k, layout=layout))
         for m, n, k, layout in ((64, 64, 64, "NT"), (128, 256, 128, "NN"), (256, 257, 256, "TN"), (256, 512, 128, "NT"))
@@ -85,15 +86,15 @@ def cpu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with Store(folder / "s.db") as store:
         rows = [make_row(case, "cpu", simple_time_s(case.operation)) for case in cpu_cases()]
         store.add_all([make_run("cpu")], rows)
-    said = (folder / "said.json").open("w", encoding="utf-8")
-    with said, contextlib.redirect_stdout(said), pytest.raises(SystemExit) as stop:
+    message = (folder / "said.json").open("w", encoding="utf-8")
+    with message, contextlib.redirect_stdout(message), pytest.raises(SystemExit) as stop:
         main(["calibrate", "--store", str(folder / "s.db"), "-o", str(folder / "cpu.json"), "--json"])
     assert stop.value.code == 0
     return folder / "cpu.json"
 
 
 def test_a_cpu_is_described_by_its_rows(cpu_file: Path) -> None:
-    """Rates are the best that was measured, threads are SMs, memory is what the run says."""
+    """A CPU's rates are the best measured ones, its SMs are threads, its memory is that of the run."""
     device = calibrated_device("cpu", cpu_file)
     best = max(float(case.operation.flops) / simple_time_s(case.operation) for case in cpu_cases()[:12])
 
@@ -111,7 +112,7 @@ def test_what_was_measured_is_predicted(cpu_file: Path) -> None:
 
     assert np.median(off) < 0.05
     assert np.mean(off) < 0.12
-    assert all(price.calibration.startswith("own/") for price in prices)
+    assert all(price.calibration.label.startswith("own/") for price in prices)
 
 
 def test_held_out_errors_are_printed(cpu_file: Path) -> None:
@@ -139,20 +140,20 @@ def test_commands_take_a_calibration(command: str, cpu_file: Path, capsys: pytes
 
 
 def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
-    """Products are priced by the file, other kinds as before, and --uncalibrated leaves the file aside."""
+    """The file prices GEMMs, the package all other kinds; --uncalibrated ignores the file."""
     device = calibrated_device("H100_SXM", write_late_calibration(tmp_path / "h100.json", 3.0))
     tiny = [Gemm(name="x", m=16, n=64, k=64), Pointwise(name="p", operation="norm", read_bytes=1e6, written_bytes=1e6)]
     (own, norm), (usual, usual_norm) = price_operations(tiny, device), price_operations(tiny, H100)
 
     assert float(own.time_s) > 1.5 * float(usual.time_s)
     assert norm.time_s == usual_norm.time_s
-    assert price_operations(tiny, device, uncalibrated=True)[0].calibration.startswith("uncalibrated")
+    assert price_operations(tiny, device.with_pricing(uncalibrated=True))[0].calibration.is_uncalibrated
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda raw: {**raw, "kind": "x"}, "is no calibration"),
+        (lambda raw: {**raw, "kind": "x"}, "is not a calibration file"),
         (lambda raw: {**raw, "schema_version": 9}, "schema version 9, known here is 2; upgrade shapewright"),
         (lambda raw: {**raw, "schema_version": 1}, "schema version 1, known here is 2; fit it again"),
         (lambda raw: {**raw, "records": {}}, "lacks its device or its records"),
@@ -162,7 +163,7 @@ def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
     ],
 )
 def test_bad_calibrations_are_refused(change: Any, words: str, tmp_path: Path) -> None:
-    """What is wrong with a file is said in one line."""
+    """An invalid calibration file is reported in one line."""
     path = write_late_calibration(tmp_path / "h100.json", 1.0)
     path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
     with pytest.raises((CalibrationError, DeviceError), match=words) as caught:
@@ -176,7 +177,7 @@ def test_calibrations_are_of_one_device(tmp_path: Path) -> None:
     path = write_late_calibration(tmp_path / "h100.json", 1.0)
     for name, file, words in (
         ("l40s", path, "is of h100-sxm-80gb, not of l40s"),
-        ("cpu", path, "add --calibration"),
+        ("cpu", path, "as the calibration"),
         ("l40s", tmp_path / "none.json", "cannot be read"),
     ):
         with pytest.raises((CalibrationError, DeviceError), match=words):
@@ -184,19 +185,19 @@ def test_calibrations_are_of_one_device(tmp_path: Path) -> None:
 
 
 def test_uncalibrated_contradicts_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both together make no sense."""
+    """The two options together are an error."""
     path = str(write_late_calibration(tmp_path / "h100.json", 1.0))
     with pytest.raises(SystemExit) as stop:
         main(["predict", "gpt2", "--device", "h100_sxm", "--calibration", path, "--uncalibrated"])
 
-    assert (stop.value.code, "contradict" in capsys.readouterr().err) == (2, True)
+    assert (stop.value.code, "cannot be combined" in capsys.readouterr().err) == (2, True)
 
 
 def test_a_described_device_reads_back() -> None:
     """The table of a device is a device file's, and gives the same device."""
-    from shapewright.hardware import device_of
+    from shapewright.hardware import build_device
 
-    back = device_of(device_table(H100), where="x", complete=False)
+    back = build_device(device_table(H100), where="x", complete=False)
 
     assert replace(H100, provenance={}, sources={}) == back
     assert isinstance(back, Device)
@@ -205,18 +206,18 @@ def test_a_described_device_reads_back() -> None:
 @pytest.mark.parametrize(
     ("rows", "device", "words"),
     [
-        ([], "", "no good row at all"),
+        ([], "", "no valid row"),
         ([("cpu", 1), ("l40s", 1)], "", "name one device"),
-        ([("cpu", 1)], "l40s", "no good row of l40s"),
-        ([("cpu", 1)], "", "too few products"),
-        ([("NVIDIA Foo", 9)], "", "no device file is of 'NVIDIA Foo'"),
+        ([("cpu", 1)], "l40s", "no valid row of l40s"),
+        ([("cpu", 1)], "", "too few GEMMs"),
+        ([("NVIDIA Foo", 9)], "", "no device file for 'NVIDIA Foo'"),
     ],
 )
 def test_stores_that_cannot_be_fitted(rows: list[tuple[str, int]], device: str, words: str) -> None:
-    """Too few rows, several devices, or an unknown one: a line that says so."""
+    """Too few rows, several devices, or an unknown one give a one-line error."""
     pytest.importorskip("scipy", reason="fitting needs the fit extra")
     pytest.importorskip("pandas", reason="fitting needs the fit extra")
-    from shapewright.fit.calibrate import calibrate_rows
+    from shapewright.measure.fit.calibrate import calibrate_rows
 
     listed = [
         make_row(Case(operation=Gemm(name="x", dtype="fp32", m=64, n=64 + index, k=64)), name, 1e-4)
@@ -249,30 +250,30 @@ def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: py
         arguments = ["compare", "gpt2", "--devices", "h100_sxm,l40s", "--phase", "prefill", "--json", *words]
         with pytest.raises(SystemExit) as stop:
             main(arguments)
-        said = capsys.readouterr()
-        rows = json.loads(said.out)["devices"] if said.out else []
+        message = capsys.readouterr()
+        rows = json.loads(message.out)["devices"] if message.out else []
         assert isinstance(stop.value.code, int)
-        return stop.value.code, {row["name"]: row["step_time_s"] for row in rows}, said.err
+        return stop.value.code, {row["name"]: row["step_time_s"] for row in rows}, message.err
 
     (_, plain, _), (_, own, _) = times(), times("--calibration", path)
-    code, _, said = times("--calibration", path, "--devices", "l40s,a100-sxm-80gb")
+    code, _, message = times("--calibration", path, "--devices", "l40s,a100-sxm-80gb")
 
     assert own["h100-sxm-80gb"] != plain["h100-sxm-80gb"]
     assert own["l40s"] == plain["l40s"]
-    assert (code, said.count("\n")) == (2, 1)
-    assert "is of h100-sxm-80gb, which is none of the devices asked" in said
+    assert (code, message.count("\n")) == (2, 1)
+    assert "is of h100-sxm-80gb, which is none of the devices asked" in message
     assert times("--calibration", path, "--uncalibrated")[0] == 2
 
 
 def fitted(rows: list[Row]) -> Any:
-    """What a fit to rows of an H100 came to."""
+    """Return the fit to rows of an H100."""
     pytest.importorskip("scipy", reason="fitting needs the fit extra")
     pytest.importorskip("pandas", reason="fitting needs the fit extra")
     return calibrate_rows(rows, [make_run(H100.name)])
 
 
-def test_random_products_for_judging_are_never_fitted() -> None:
-    """Half of the random suite changes what unseen shapes are said to be off by, and nothing that is fitted."""
+def test_random_gemms_for_evaluation_are_never_fitted() -> None:
+    """The held-out half of the random suite changes the reported error, and no fitted parameter."""
     grid = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
     plain = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in grid]
     drawn = [Gemm(name="random", dtype="bf16", m=300 + 2 * index, n=640, k=512) for index in range(120)]
@@ -292,9 +293,9 @@ def test_random_products_for_judging_are_never_fitted() -> None:
 
 @pytest.mark.parametrize(("quick", "own"), [("flash", False), ("cudnn", False), ("flash", True)])
 def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
-    """Of kernels that were asked for by name the quicker one is fitted, unless the library chose for itself."""
-    products = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
-    rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in products]
+    """Of explicitly chosen kernels the fastest is fitted, unless the library's own choice was measured."""
+    gemms = [Gemm(name="x", dtype="bf16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    rows = [make_row(Case(operation=entry), H100.name, 1e-5 + entry.flops / 5e14) for entry in gemms]
     sizes = {"num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "v_head_dim": 128, "batch_size": 4}
     calls = [Attention(name="a", dtype="bf16", query_len=s, kv_len=s, **sizes) for s in (512, 1024, 2048, 4096, 8192)]
     for kernel, factor in (("flash", 1.0), ("cudnn", 1.0), *((("", 2.0),) if own else ())):
@@ -308,27 +309,29 @@ def test_an_attention_record_is_of_one_kernel(quick: str, own: bool) -> None:
 
     assert report["kernel"] == ("the library's choice" if own else quick)
     assert (report["rows"], report["rows_of_other_kernels"]) == (5, 10 if own else 5)
-    assert any(f"is that of {report['kernel']}" in remark for remark in found.remarks)
+    assert any(f"describes {report['kernel']}" in remark for remark in found.remarks)
 
 
 @pytest.mark.parametrize(
-    ("name", "lender"),
+    ("name", "donor"),
     [("h100-sxm-80gb", "a100-sxm-80gb"), ("v100-pcie-16gb", "v100-sxm2-16gb"), ("a100-sxm-80gb", None)],
 )
-def test_a_section_names_who_taught_its_alignment(name: str, lender: str | None) -> None:
-    """Aligned products teach nothing of odd sizes: the factors stay those of whoever lent them, and it is named."""
-    products = [Gemm(name="x", dtype="fp16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
-    rows = [make_row(Case(operation=entry), name, 1e-5 + entry.flops / 5e13) for entry in products]
+def test_a_section_names_the_donor_of_its_alignment(name: str, donor: str | None) -> None:
+    """Aligned GEMMs do not determine alignment factors: the donor's factors stay, and the donor is named."""
+    gemms = [Gemm(name="x", dtype="fp16", m=m, n=n, k=1024) for m in (256, 512, 1024) for n in (512, 1024, 2048)]
+    rows = [make_row(Case(operation=entry), name, 1e-5 + entry.flops / 5e13) for entry in gemms]
 
     (section,) = fitted(rows).content["records"]["gemm"]["parameters"]["dtypes"].values()
 
-    assert section.get("alignment_from") == lender
+    assert section.get("alignment_from") == donor
 
 
 @pytest.mark.parametrize(("power", "kept"), [(1e-4, 1.0), (3.0, 3.0), (1e6, 32.0)])
 def test_arithmetic_and_traffic_take_no_longer_than_one_after_the_other(power: float, kept: float) -> None:
     """(c^p + t^p)^(1/p) is above c + t for p below 1, which no kernel is; small p would overflow besides."""
-    form = Form([(128, 128)], hot=False, alignment=alignment_entries(ALIGNMENT_STARTS["volta"]))
+    form = FitParameters(
+        [(128, 128)], hot=False, alignment=alignment_entries(find_architecture("volta").alignment_factors_guess)
+    )
     x = form.start()
     x[[name for name, _, _ in form.entries].index("overlap_power")] = np.log(power)
 

@@ -1,4 +1,4 @@
-"""Does it fit: stages, largest sizes, remedies, the command."""
+"""Capacity: stages, largest sizes, fit options, the command."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.capacity import ALLOCATOR_BAND_FRACTION, Capacity
-from shapewright.capacity.fit import find_largest
-from shapewright.cli.console import make_console
-from shapewright.config import TransformerConfig
-from shapewright.errors import LayoutError, WorkloadError
-from shapewright.layout import ParallelLayout
-from shapewright.lowering import longest_sequence
+from shapewright.app.cli.console import make_console
+from shapewright.app.report.outputs.memory import memory_output
+from shapewright.app.report.step.memory import print_capacity
+from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.lowering import max_sequence_length
 from shapewright.memory import estimate_memory, estimate_stages, find_recipe
-from shapewright.report.capacity import capacity_to_json, print_capacity
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig
+from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, Capacity
+from shapewright.prediction.capacity.fit import find_largest
+from shapewright.workload import ParallelLayout, Workload
 
 LLAMA_3_8B_PARAMETERS = 8_030_261_248
 
 
 def test_stages_agree_with_the_busiest() -> None:
-    """What estimate_memory returns is the largest of all stages."""
+    """estimate_memory returns the memory of the fullest stage."""
     config = TransformerConfig(hidden_size=2048, num_layers=26, num_heads=16, vocab_size=256_000)
     workload, layout = Workload(micro_batch_size=1), ParallelLayout(pipeline_parallel=4)
     stages = estimate_stages(config, workload, layout)
@@ -63,7 +63,7 @@ def test_largest_sizes_fit_and_the_next_do_not(
     assert total_bytes(found, replace(found.workload, micro_batch_size=most)) <= capacity
     assert total_bytes(found, replace(found.workload, micro_batch_size=most + 1)) > capacity
     assert total_bytes(found, replace(found.workload, **{length: longest})) <= capacity
-    if longest < longest_sequence(found.config):
+    if longest < max_sequence_length(found.config):
         # Sequences are whole steps of 128; a context is as long as it can be.
         more = 1 if length == "context_len" else 128
         assert total_bytes(found, replace(found.workload, **{length: longest + more})) > capacity
@@ -72,7 +72,7 @@ def test_largest_sizes_fit_and_the_next_do_not(
 
 
 def test_largest_micro_batch_divides_the_global_batch() -> None:
-    """With 24 sequences for 8 replicas the micro-batch is 1 or 3, however much memory there is."""
+    """With 24 sequences on 8 replicas the largest micro-batch is 1 or 3, whatever the memory."""
     found = shapewright.fits(
         "gpt2",
         device="h100-sxm-80gb",
@@ -100,20 +100,20 @@ def test_search_finds_the_threshold(threshold: int) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_remedies_fit_and_are_sorted(model: str, workload: dict[str, Any], layout: dict[str, Any]) -> None:
-    """Every remedy, asked about as a job of its own, fits; the same devices first, then by time per token."""
+def test_fit_options_fit_and_are_sorted(model: str, workload: dict[str, Any], layout: dict[str, Any]) -> None:
+    """Every option fits when estimated as a job; options on the same devices come first, then by time per token."""
     found = shapewright.fits(model, device="h100-sxm-80gb", workload=workload, layout=layout)
 
     assert found.verdict == "does not fit"
-    assert found.remedies
+    assert found.fit_options
     present = found.layout.num_devices
     costs = [
         (remedy.num_devices > present, remedy.slowdown_fraction)
-        for remedy in found.remedies
+        for remedy in found.fit_options
         if remedy.slowdown_fraction is not None
     ]
     assert costs == sorted(costs)
-    for remedy in found.remedies:
+    for remedy in found.fit_options:
         of_layout = {name: value for name, value in remedy.changes.items() if hasattr(found.layout, name)}
         of_workload = {name: value for name, value in remedy.changes.items() if name not in of_layout}
         after = shapewright.fits(
@@ -122,45 +122,45 @@ def test_remedies_fit_and_are_sorted(model: str, workload: dict[str, Any], layou
         assert after.fits
         assert after.layout.num_devices == remedy.num_devices
         assert after.busiest.total_bytes == pytest.approx(remedy.needed_bytes)
-        assert after.remedies == ()
+        assert after.fit_options == ()
 
 
-def test_remedy_on_the_same_devices_is_the_mildest() -> None:
-    """Eight replicas of an 8 B model need sharded states, and stage 1 is enough: 2 and 3 are not listed beside it."""
+def test_option_on_the_same_devices_is_the_weakest() -> None:
+    """Eight replicas of an 8 B model need sharded states, and stage 1 is sufficient: 2 and 3 are not listed."""
     found = shapewright.fits(
         "llama-3-8b", device="h100-sxm-80gb", workload={"micro_batch_size": 1}, layout={"data_parallel": 8}
     )
-    same_devices = [dict(remedy.changes) for remedy in found.remedies if remedy.num_devices == 8]
+    same_devices = [dict(remedy.changes) for remedy in found.fit_options if remedy.num_devices == 8]
     assert {"zero_stage": 1} in same_devices
     assert {"zero_stage": 2} not in same_devices
 
 
 def test_long_sequences_get_context_ranks() -> None:
-    """A million tokens fit on no single layer's device; splitting the sequence is among what helps."""
+    """A million tokens do not fit without context parallelism, which is among the options."""
     found = shapewright.fits(
         "llama-3-8b", device="h100-sxm-80gb", workload={"micro_batch_size": 1, "seq_len": 1_048_576}
     )
-    assert any("context_parallel" in remedy.changes for remedy in found.remedies)
+    assert any("context_parallel" in remedy.changes for remedy in found.fit_options)
 
 
-def test_hopeless_job_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """Layers of 800 G parameters fit nowhere that was looked at: what comes closest is named, with what it needs."""
+def test_job_without_options_names_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers of 800 G parameters never fit: the closest option is named with its memory."""
     huge = TransformerConfig(hidden_size=262_144, num_layers=500, num_heads=1024, vocab_size=128_000)
     found = shapewright.fits(huge, device="h100-sxm-80gb")
-    nearest = found.nearest
+    nearest = found.closest_option
 
-    assert found.remedies == ()
-    assert any("nothing looked at makes it fit" in note for note in found.notes)
+    assert found.fit_options == ()
+    assert any("no change makes it fit" in note for note in found.notes)
     assert nearest is not None
     assert nearest.needed_bytes > found.device.memory_bytes
     assert nearest.num_devices % 8 == 0
     print_capacity(found, make_console())
     assert f"on {nearest.num_devices:,} devices with --" in capsys.readouterr().out
-    assert capacity_to_json(found)["nearest"]["total_bytes"] == nearest.needed_bytes
+    assert memory_output(found).to_json()["nearest"]["total_bytes"] == nearest.needed_bytes
 
 
-def test_verdict_has_a_band() -> None:
-    """Between the estimate and the estimate with the allocator's share lies ``tight``."""
+def test_verdict_is_tight_within_the_allocator_overhead() -> None:
+    """A job that fits only without allocator overhead is ``tight``."""
     found = shapewright.fits("gpt2", device="h100-sxm-80gb")
     needed = found.busiest.total_bytes
     for memory_bytes, verdict in (
@@ -172,8 +172,8 @@ def test_verdict_has_a_band() -> None:
         assert shapewright.fits("gpt2", device=device, workload=found.workload).verdict == verdict
 
 
-def test_layout_that_divides_nothing_is_an_error() -> None:
-    """Memory of a job that cannot exist is not estimated."""
+def test_layout_that_does_not_divide_is_an_error() -> None:
+    """A layout that does not divide the model raises an error."""
     with pytest.raises(LayoutError, match="tensor_parallel=5"):
         shapewright.fits("gpt2", device="h100-sxm-80gb", layout={"tensor_parallel": 5})
 
@@ -220,14 +220,14 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
     assert words in err
 
 
-def test_optimizer_without_effect_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    """An optimiser changes nothing in decode, and the report says so."""
+def test_optimizer_without_effect_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    """An optimiser has no effect in decode, and a note states it."""
     _, out, _ = run(["memory", "gpt2", "--device", "a100-sxm-80gb", "--phase", "decode", "--optimizer", "lion"], capsys)
     assert "optimizer=lion has no effect in decode" in out
 
 
 def test_batches_that_do_not_divide_are_refused() -> None:
-    """A global batch that replicas and micro-batches do not divide has no memory, as it has no step."""
+    """A global batch that replicas and micro-batches do not divide raises an error."""
     with pytest.raises(WorkloadError, match=r"global_batch_size=63 must be a multiple of .* = 2 \* 8; try 48 or 64"):
         shapewright.fits(
             "llama-3-8b",
@@ -237,8 +237,8 @@ def test_batches_that_do_not_divide_are_refused() -> None:
         )
 
 
-def test_remedies_over_nodes_without_a_network_say_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    """More cards than a box holds cannot be priced without a network: the option that gives one is named."""
+def test_options_over_nodes_without_a_network_have_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    """Options over several nodes cannot be priced without a network: a note names the missing field."""
     box = ["--node-size", "8", "--dp", "8"]
     job = [
         "memory",
@@ -254,7 +254,7 @@ def test_remedies_over_nodes_without_a_network_say_what_is_missing(capsys: pytes
     ]
     lonely, linked = (json.loads(run([*job, *more], capsys)[1]) for more in ([], ["--network-gbit-per-s", "100"]))
 
-    assert any("--network-gbit-per-s gives one" in note for note in lonely["notes"])
+    assert any("set inter_node_bandwidth_bytes_per_s" in note for note in lonely["notes"])
     assert any(remedy["step_time_s"] is None for remedy in lonely["remedies"])
-    assert not any("--network-gbit-per-s" in note for note in linked["notes"])
+    assert not any("inter_node_bandwidth" in note for note in linked["notes"])
     assert all(remedy["step_time_s"] for remedy in linked["remedies"])

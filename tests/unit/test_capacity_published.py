@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 import shapewright
-from shapewright.config import TransformerConfig
-from shapewright.layout import ParallelLayout
+from shapewright.core.units import GIB, MIB
 from shapewright.memory import estimate_memory, estimate_stages, list_saved_tensors
-from shapewright.saved_tensors import keep_tensors
-from shapewright.units import GIB, MIB
-from shapewright.workload import Workload
+from shapewright.memory.saved_tensors import select_kept_tensors
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 # arXiv 2205.05198, Figure 1 and Table 2: parameters with optimiser states, then activations of the first stage in GiB
 # with tensor and sequence parallelism and selective recomputation, with tensor parallelism alone, with full
@@ -132,7 +131,9 @@ def test_share_of_tensor_parallel_activations(name: str, percent: tuple[float, .
     def layer_bytes(recompute: str, sequence_parallel: bool) -> float:
         workload = Workload(micro_batch_size=1, seq_len=2048, attention="unfused", recompute=recompute)
         layout = ParallelLayout(tensor_parallel=8, sequence_parallel=sequence_parallel)
-        return sum(saved.num_bytes for saved in keep_tensors(list_saved_tensors(config, workload, layout), recompute))
+        return sum(
+            saved.num_bytes for saved in select_kept_tensors(list_saved_tensors(config, workload, layout), recompute)
+        )
 
     # The last is full recomputation with its input on every rank.
     schemes = (("none", False), ("none", True), ("selective", False), ("selective", True), ("full", False))

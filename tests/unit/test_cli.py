@@ -16,10 +16,10 @@ import pytest
 
 from calibration_files import H100, write_late_calibration
 from command_line import COMMANDS, examples, run
-from shapewright.operations import Gemm
-from shapewright.report.pdf import find_browser
-from shapewright.store.file import Store
-from shapewright.store.record import Case, Row, Run, row_facts
+from shapewright.app.report.pdf import find_browser
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import Case, Row, Run, row_facts
 
 SURFACE = Path(__file__).with_name("cli_surface.json")
 DEMO = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
@@ -47,7 +47,7 @@ def test_options_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("path", [path for path in COMMANDS if path])
 def test_every_command_explains_itself(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--help of each command says what it does and shows an example that begins with the command."""
+    """--help of each command has a description and an example that starts with the command."""
     code, out, err = run([*path.split(), "--help"], capsys)
 
     assert (code, err) == (0, "")
@@ -56,7 +56,7 @@ def test_every_command_explains_itself(path: str, capsys: pytest.CaptureFixture[
 
 
 def measure_little(folder: Path) -> None:
-    """Two measured products, in both forms that the accuracy command knows."""
+    """Write two measured GEMMs in both formats that the accuracy command reads."""
     parquet = pytest.importorskip("pyarrow.parquet", reason="parquet tables need the fit extra")
     folder.mkdir()
     rows = {"device": "h100_sxm", "library": "x 1", "kernel": "x", "dtype": "bf16", "m": 4096, "n": 4096, "k": 4096}
@@ -67,8 +67,8 @@ def measure_little(folder: Path) -> None:
     (folder / "mm.out").write_text("Throughput (in TFLOP/s) for 1024x1280x1024: 68.985\n", encoding="utf-8")
 
 
-def measure_products(path: Path) -> None:
-    """A store with as many products as a fit needs."""
+def measure_gemms(path: Path) -> None:
+    """Write a store with as many GEMMs as a fit needs."""
     pytest.importorskip("scipy", reason="fitting needs the fit extra")
     pytest.importorskip("pandas", reason="fitting needs the fit extra")
     run = Run(
@@ -85,7 +85,7 @@ def measure_products(path: Path) -> None:
 def test_examples_of_help_run(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a help page shows can be typed in as it is, beside a config.json, a device file and measured tables."""
+    """Examples of help pages run as printed, given a config.json, a device file and measured tables."""
     monkeypatch.chdir(tmp_path)
     if " bench " in example:
         pytest.importorskip("torch", reason="measuring needs the bench extra")
@@ -94,10 +94,10 @@ def test_examples_of_help_run(
     if "--pdf" in example and find_browser() is None:
         pytest.skip("needs Chromium, Chrome or Edge")
     if "products.sqlite" in example:
-        measure_products(tmp_path / "products.sqlite")
+        measure_gemms(tmp_path / "products.sqlite")
     if example.split()[1] == "serve":
         pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
-        monkeypatch.setattr("shapewright.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
+        monkeypatch.setattr("shapewright.app.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
     if "cpu.json" in example:
@@ -115,7 +115,7 @@ def test_examples_of_help_run(
 
 
 def test_paper_case_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """GPT-3 2.7B on an A100: the check says 20 heads by itself, first in line among the better shapes."""
+    """GPT-3 2.7B on an A100: check proposes 20 heads, first among the better shapes."""
     code, out, err = run(["check", *DEMO, "--micro-batch-size", "4", "--seq-len", "2048"], capsys)
 
     assert (code, err) == (1, "")
@@ -141,7 +141,7 @@ def test_exit_code_follows_severity(fail_on: str | None, expected: int, capsys: 
         (["predict", "gpt2", "--device", "h100-sxm-80bg"], ["h100-sxm-80bg", "did you mean 'h100-sxm-80gb'"]),
         (["predict", "gpt22", "--device", "h100-sxm-80gb"], ["gpt22", "'gpt2'"]),
         (["predict", "gpt2"], ["--device", "shapewright devices"]),
-        (["predict", "gpt2", "--device", "a100-sxm-40gb", "--dtype", "fp8"], ["fp8", "bf16, fp16", "--dtype"]),
+        (["predict", "gpt2", "--device", "a100-sxm-40gb", "--dtype", "fp8"], ["fp8", "bf16, fp16", "set dtype"]),
         (["predict", "gpt2", "--device", "cerebras-wse-3"], ["cerebras-wse-3", "bf16", "device file"]),
         (["predict", "gpt2", "--device", "h100-sxm-80gb", "--tp", "5"], ["tensor_parallel=5", "num_heads=12", "try 4"]),
         (["predict", "gpt2", "--device", "h100-sxm-80gb", "--num-heads", "7"], ["num_heads=7", "768", "try"]),
@@ -154,16 +154,19 @@ def test_exit_code_follows_severity(fail_on: str | None, expected: int, capsys: 
         ),
         (["predict", "gpt2", "--device", "h100-sxm-80gb", "--explain", "qkv"], ["'qkv'", "attention.qkv"]),
         (["predict", "gpt2", "--device", "h100-sxm-80gb", "--all", "--json"], ["--all", "no effect"]),
-        (["predict", "--device", "h100-sxm-80gb"], ["hidden_size, num_layers, num_heads, vocab_size", "config.json"]),
+        (
+            ["predict", "--device", "h100-sxm-80gb"],
+            ["--hidden-size, --num-layers, --num-heads, --vocab-size", "config.json"],
+        ),
         (["predict", "gpt2", "--device", "./nothing.toml"], ["./nothing.toml", "template"]),
         (["check", "gpt2", "--device", "h100-sxm-80gb", "--ignore", "TC999"], ["TC999", "TC109"]),
         (["check", "gpt2", "--device", "h100-sxm-80gb", "--fix"], ["--fix", "-o FILE"]),
         (["check", "gpt2", "--device", "h100-sxm-80gb", "-o", "x.json"], ["-o", "--fix"]),
         (["check", "gpt2", "--device", "h100-sxm-80gb", "--fix", "-o", "-"], ["-o", "file name"]),
-        (["check", "gpt2", "--device", "h100-sxm-80gb", "--json", "--format", "sarif"], ["contradict"]),
+        (["check", "gpt2", "--device", "h100-sxm-80gb", "--json", "--format", "sarif"], ["cannot be combined"]),
         (["rule", "TC1O1"], ["TC1O1"]),
         (["models", "nonesuch"], ["nonesuch", "shapewright models"]),
-        (["devices", "show", "h100"], ["'h100'", "h100-sxm-80gb", "name one"]),
+        (["devices", "show", "h100"], ["'h100'", "h100-sxm-80gb", "choose one"]),
         (["chek"], ["no command 'chek'; did you mean 'check'?; see 'shapewright --help'"]),
         (["xyzzy"], ["no command 'xyzzy'; see 'shapewright --help'"]),
         (["devices", "h100-sxm-80gb"], ["'devices show h100-sxm-80gb'"]),
@@ -183,10 +186,10 @@ def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys: p
         assert word in err
 
 
-def test_help_leads_with_what_most_questions_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """A model's usual sizes stand above knobs that few turn, in 130 lines; CONFIG, told of in words, has no row."""
+def test_help_lists_common_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Common options come in the first 130 lines, before advanced ones; CONFIG has no separate row."""
     _, out, _ = run(["predict", "--help"], capsys)
-    common, _, finer = out.partition("\nWorkload, finer points:")
+    common, _, finer = out.partition("\nWorkload, advanced:")
 
     assert common.count("\n") < 130
     assert "--intermediate-size" in common
@@ -238,7 +241,7 @@ def test_flags_alone_describe_a_model(capsys: pytest.CaptureFixture[str]) -> Non
 def test_device_file_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The template is a device file as it stands; its predictions say that nobody measured it."""
+    """The template is a valid device file; its predictions are marked as those of an unmeasured device."""
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
     code, out, _ = run(["predict", "gpt2", "--device", "./mine.toml", "--json"], capsys)
@@ -264,7 +267,7 @@ def test_pipe_and_no_color() -> None:
 
 
 def on_terminal(arguments: list[str], environment: dict[str, str]) -> str:
-    """What a command prints when its output is a terminal."""
+    """Return what a command prints if its output is a terminal."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(python(*arguments), stdout=follower, env={**os.environ, **environment})
     os.close(follower)
@@ -297,7 +300,7 @@ def test_reader_that_goes_away_is_no_error() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_full_disk_is_one_line() -> None:
-    """Output that cannot be written is said in one line."""
+    """A failed write gives a one-line error."""
     with Path("/dev/full").open("w") as full:
         outcome = subprocess.run(python("devices"), stdout=full, stderr=subprocess.PIPE, text=True, check=False)
 
@@ -312,7 +315,7 @@ def test_ctrl_c_is_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shapewright.report.devices.device_columns", interrupt)
+    monkeypatch.setattr("shapewright.app.report.devices.device_columns", interrupt)
     code, out, err = run(["devices"], capsys)
 
     assert (code, out, err.strip()) == (130, "", "stopped")

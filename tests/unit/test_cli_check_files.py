@@ -1,4 +1,4 @@
-"""What check writes: SARIF for code hosts, and a repaired config in the form it was read."""
+"""Files written by check: SARIF for code hosts, and a fixed config in its original format."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shapewright.cli import main
-from shapewright.config import read_model
+from shapewright.app.cli import main
+from shapewright.models import read_model
 
 DEVICE = ["--device", "a100-sxm-80gb", "--fail-on", "never"]
 GPT2 = {
@@ -73,16 +73,16 @@ def test_preset_is_written_as_upstream_has_it(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "work"),
     [
-        (["search", "gpt2", "--device", "l40s", "-o"], "shapewright.api.search"),
-        (["search", "gpt2", "--device", "l40s", "--html"], "shapewright.api.search"),
-        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--trace"], "shapewright.api.plan"),
-        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--html"], "shapewright.api.plan"),
-        (["report", "gpt2", "--device", "l40s", "-o"], "shapewright.report.gather_review.gather_review"),
+        (["search", "gpt2", "--device", "l40s", "-o"], "shapewright.app.api.search"),
+        (["search", "gpt2", "--device", "l40s", "--html"], "shapewright.app.api.search"),
+        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--trace"], "shapewright.app.api.plan"),
+        (["plan", "gpt2", "--device", "l40s", "--gpus", "8", "--html"], "shapewright.app.api.plan"),
+        (["report", "gpt2", "--device", "l40s", "-o"], "shapewright.app.report.review.gather_review"),
         (
             ["serve-plan", "gpt2", "--device", "l40s", "--isl", "8", "--osl", "8", "--html"],
-            "shapewright.api.serve_plan",
+            "shapewright.app.api.serve_plan",
         ),
-        (["calibrate", "--store", "none.sqlite", "-o"], "shapewright.store.file.Store"),
+        (["calibrate", "--store", "none.sqlite", "-o"], "shapewright.measure.store.database.Store"),
     ],
 )
 @pytest.mark.parametrize("target", ["no-such-folder/x", "."])
@@ -105,7 +105,9 @@ def test_bench_does_not_begin_for_a_store_that_cannot_be_written(
     """One line before a process is started and PyTorch is loaded; what was there stays as it was."""
     (tmp_path / "notes.txt").write_text("no store " * 20, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shapewright.bench.request.open_measurer", lambda _options: pytest.fail("the work began"))
+    monkeypatch.setattr(
+        "shapewright.measure.bench.request.open_measurer", lambda _options: pytest.fail("the work began")
+    )
     with pytest.raises(SystemExit) as stop:
         main(["bench", "smoke", "--cpu", "--store", target])
     err = capsys.readouterr().err
@@ -130,7 +132,7 @@ def test_unwritable_target_leaves_nothing(folder: Path, target: str, capsys: pyt
 
 
 def test_flags_alone_have_no_form(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model of flags alone cannot be written back, and no report is printed before that is said."""
+    """A model given by flags cannot be written back; the error comes before any report."""
     shape = ["--hidden-size", "1024", "--num-layers", "2", "--num-heads", "16", "--vocab-size", "50257"]
     code = run(["check", *shape, *DEVICE, "--fix", "-o", "fixed.json"])
     captured = capsys.readouterr()
@@ -186,7 +188,7 @@ def test_sarif_without_findings(folder: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_json_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The JSON report says what was suppressed, what each finding costs and what the nearest better shapes are."""
+    """The JSON report lists suppressed findings, the cost of each finding and the nearest better shapes."""
     assert folder.is_dir()
     run(["check", "config.json", *DEVICE, "--json", "--ignore", "tile-tail"])
     report = json.loads(capsys.readouterr().out)

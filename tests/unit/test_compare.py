@@ -9,8 +9,8 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.compare import BOUNDS, Comparison
-from shapewright.errors import ConfigError, DeviceError, UnknownDeviceError, WorkloadError
+from shapewright.core.errors import ConfigError, DeviceError, UnknownDeviceError, WorkloadError
+from shapewright.prediction.compare import BOUNDS, Comparison
 
 DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb")
 JOB = {"micro_batch_size": 1, "seq_len": 4096}
@@ -23,7 +23,7 @@ def compared(**changes: object) -> Comparison:
 
 
 def test_rows_are_predictions() -> None:
-    """Each row is what predict says of that device, in the order asked for."""
+    """Each row equals the prediction for that device, in the given order."""
     found = compared()
     assert tuple(row.device.name for row in found.rows) == DEVICES
     for row in found.rows:
@@ -79,7 +79,7 @@ def test_tokens_per_joule_take_the_board_power() -> None:
     ids=["train", "decode", "deep pipeline"],
 )
 def test_bounds_are_shares_of_the_step(workload: dict[str, object], layout: dict[str, int], largest: str) -> None:
-    """What a step waits for adds up to all of it; big GEMMs wait for arithmetic, single tokens for memory."""
+    """Bounds add up to the whole step; large GEMMs are compute-bound, single tokens memory-bound."""
     row = compared(workload=workload, layout=layout).rows[0]
 
     assert set(row.bound_fractions) == set(BOUNDS)
@@ -108,21 +108,21 @@ def test_device_without_room_says_so() -> None:
     assert any("does not fit on l4" in note for note in large.notes)
 
 
-def test_bounds_of_the_data_sheet_are_called_so() -> None:
-    """A device priced by its roofline alone is named, so that nobody takes its row for a prediction."""
+def test_bounds_of_the_data_sheet_are_marked() -> None:
+    """A device priced by its roofline alone is marked as such."""
     found = shapewright.compare("gpt2", devices=["cerebras-wse-2", "h100-sxm-80gb"], workload={"phase": "prefill"})
-    assert any("no prediction" in note and "cerebras-wse-2" in note for note in found.notes)
+    assert any("not predictions" in note and "cerebras-wse-2" in note for note in found.notes)
 
 
-def test_formats_that_differ_are_said() -> None:
-    """A V100 has no bf16 and runs fp16: the notes say that formats differ."""
+def test_formats_that_differ_are_noted() -> None:
+    """A V100 has no bf16 and runs fp16: a note states that formats differ."""
     found = shapewright.compare("gpt2", devices=["v100-sxm2-32gb", "a100-sxm-80gb"])
     assert [row.prediction.workload.dtype for row in found.rows if row.prediction] == ["fp16", "bf16"]
     assert any("different formats (bf16, fp16)" in note for note in found.notes)
 
 
 def test_each_device_once() -> None:
-    """An alias beside its name is the same device."""
+    """An alias and the canonical name are the same device."""
     assert len(compared(devices=("h100-sxm-80gb", "h100_sxm")).rows) == 1
 
 
@@ -133,16 +133,16 @@ def test_each_device_once() -> None:
         ({"devices": ("h100-sxm-80bg",)}, UnknownDeviceError, "did you mean"),
         ({"workload": {"micro_batch_size": 0}}, WorkloadError, "micro_batch_size=0"),
         ({"usd_per_hour": {"l4": 1.0}}, WorkloadError, "'l4', which is not compared"),
-        ({"usd_per_hour": {"h100-sxm-80gb": 0.0}}, WorkloadError, "a price from 1e-06 to 1e\\+06"),
-        ({"usd_per_hour": {"h100-sxm-80gb": 1e-320}}, WorkloadError, "a price from 1e-06 to 1e\\+06"),
-        ({"usd_per_hour": {"h100-sxm-80gb": float("nan")}}, WorkloadError, "a price from 1e-06 to 1e\\+06"),
-        ({"usd_per_hour": {"h100-sxm-80gb": float("inf")}}, WorkloadError, "a price from 1e-06 to 1e\\+06"),
+        ({"usd_per_hour": {"h100-sxm-80gb": 0.0}}, WorkloadError, "must be a number from 1e-06 to 1e\\+06"),
+        ({"usd_per_hour": {"h100-sxm-80gb": 1e-320}}, WorkloadError, "must be a number from 1e-06 to 1e\\+06"),
+        ({"usd_per_hour": {"h100-sxm-80gb": float("nan")}}, WorkloadError, "must be a number from 1e-06 to 1e\\+06"),
+        ({"usd_per_hour": {"h100-sxm-80gb": float("inf")}}, WorkloadError, "must be a number from 1e-06 to 1e\\+06"),
         ({"overrides": {"num_heads": 7}}, ConfigError, "num_heads=7"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_impossible_comparisons(changes: dict[str, object], error: type[Exception], words: str) -> None:
-    """A misspelt name, a job that makes sense nowhere, a price that is none: an error, and no rows."""
+    """A misspelled name, a job that no device can run or an invalid price is an error without rows."""
     with pytest.raises(error, match=words):
         compared(**changes)
 
@@ -167,31 +167,31 @@ def test_command_line_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
-    """A table with what each waits for, and the refused device with its reason on a line of its own."""
+    """The table shows the bottleneck of each device, and the refused device with its reason on a separate line."""
     code, out, _ = run(["compare", "gpt2", "--devices", "a100-sxm-80gb,cerebras-wse-3"], capsys)
 
     assert code == 0
-    for words in ("tokens/s", "tokens/J", "waits for", "1.00x", "cerebras-wse-3: cannot run it: "):
+    for words in ("tokens/s", "tokens/J", "bound by", "1.00x", "cerebras-wse-3: cannot run the job: "):
         assert words in out
 
 
 def test_devices_refused_alike_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line says it of all devices that lack a rate and have the same others; a device alone keeps its own words."""
+    """Devices refused for the same reason share a line; another reason has its own."""
     devices = "h100-sxm-80gb,a100-sxm-80gb,t4,a30"
     _, out, _ = run(["compare", "gpt2", "--devices", devices, "--dtype", "fp8"], capsys)
 
-    lines = [line for line in out.splitlines() if "cannot run it" in line]
+    lines = [line for line in out.splitlines() if "cannot run the job" in line]
     have = ["bf16, fp16, fp32, int8, tf32", "fp16, fp32, int8"]
     assert [line.partition(")")[0] for line in lines] == [
-        f"a100-sxm-80gb, a30: cannot run it: each has no fp8 rate (it has {have[0]}",
-        f"t4: cannot run it: t4 has no fp8 rate (it has {have[1]}",
+        f"a100-sxm-80gb, a30: cannot run the job: each has no fp8 rate (it has {have[0]}",
+        f"t4: cannot run the job: t4 has no fp8 rate (it has {have[1]}",
     ]
 
 
 def test_device_file_can_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A device file of one's own stands beside the known ones."""
+    """A custom device file can be compared with the known devices."""
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
     _, out, _ = run(["compare", "gpt2", "--devices", "./mine.toml,h100-sxm-80gb", "--json"], capsys)
@@ -205,7 +205,7 @@ def test_device_file_can_be_compared(
         (["--devices", ","], "no device to compare"),
         (["--devices", "h100-sxm-80gb", "--usd-per-hour", "2.1"], "NAME=USD"),
         (["--devices", "h100-sxm-80gb", "--usd-per-hour", "h100-sxm-80gb=cheap"], "NAME=USD"),
-        (["--devices", "h100-sxm-80gb", "--usd-per-hour", "h100-sxm-80gb=-1"], "give a price from 1e-06"),
+        (["--devices", "h100-sxm-80gb", "--usd-per-hour", "h100-sxm-80gb=-1"], "must be a number from 1e-06"),
         (["--devices", "h100-sxm-80gb,", "--tp", "5"], "tensor_parallel=5"),
     ],
 )
@@ -218,7 +218,7 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 @pytest.mark.parametrize(("phase", "heading"), [("decode", "MBU"), ("prefill", "MFU")])
 def test_decode_is_compared_by_bandwidth(phase: str, heading: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A decode step is a share of bandwidth, and its share of arithmetic would say nothing."""
+    """A decode step is shown as a fraction of bandwidth instead of arithmetic."""
     arguments = ["compare", "llama-3-8b", "--devices", "h100-sxm-80gb,l40s", "--micro-batch-size", "1"]
     code, out, _ = run([*arguments, "--phase", phase], capsys)
 

@@ -1,4 +1,4 @@
-"""Whatever is done to a real config, reading it gives a model or one line that says what is wrong."""
+"""Reading a corrupted config gives a model or an error on one line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shapewright.config import Model, count_parameters, list_presets, load_preset, read_model, with_changes, write_back
-from shapewright.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError
+from shapewright.models import (
+    Model,
+    count_parameters,
+    list_presets,
+    load_preset,
+    read_model,
+    to_config_json,
+    with_changes,
+)
 
 REAL_CONFIGS: list[dict[str, Any]] = [load_preset(name).config for name in list_presets()]
 # One multimodal config, so that the way down to the text part is walked as well.
@@ -38,7 +46,7 @@ GARBAGE = st.one_of(
 
 @st.composite
 def mutated_configs(draw: st.DrawFn) -> dict[str, Any]:
-    """A real config with a few keys dropped, replaced by garbage, or borrowed from another family."""
+    """Strategy: a real config with some keys dropped, replaced by garbage, or taken from another family."""
     config = copy.deepcopy(draw(st.sampled_from(REAL_CONFIGS)))
     other = draw(st.sampled_from(REAL_CONFIGS))
     for _ in range(draw(st.integers(1, 4))):
@@ -60,7 +68,7 @@ def mutated_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def assert_model_or_one_line(path: Path, overrides: dict[str, Any]) -> None:
-    """Read; count what was read; or check that the error is one line."""
+    """Read a config; count its parameters, or check that the error has one line."""
     try:
         model = read_model(path, overrides)
     except ShapewrightError as error:
@@ -75,12 +83,12 @@ def assert_model_or_one_line(path: Path, overrides: dict[str, Any]) -> None:
     assert all("\n" not in note for note in model.notes)
     if model.config.vocab_size < 2**40:
         wanted = with_changes(model.config, {"vocab_size": model.config.vocab_size + 1})
-        assert json.loads(json.dumps(write_back(model, wanted)))
+        assert json.loads(json.dumps(to_config_json(model, wanted)))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the mutated config goes."""
+    """Path of the mutated config."""
     return tmp_path / "config.json"
 
 
@@ -98,7 +106,7 @@ OVERRIDES = st.dictionaries(
 @example(config={"model_type": "gemma2", "num_hidden_layers": 65536, "layer_types": None}, overrides={})
 @example(config={"model_type": "shapewright", "hidden_size": []}, overrides={})
 def test_mutated_configs(path: Path, config: dict[str, Any], overrides: dict[str, Any]) -> None:
-    """Dropped keys and garbage values never end in a traceback."""
+    """Dropped keys and garbage values never cause a traceback."""
     path.write_text(json.dumps(config), encoding="utf-8")
     assert_model_or_one_line(path, overrides)
 
@@ -110,7 +118,7 @@ def test_mutated_configs(path: Path, config: dict[str, Any], overrides: dict[str
 )
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_files(path: Path, text: str, cut: float, inserted: bytes) -> None:
-    """Files cut short, with bytes put in, never end in a traceback."""
+    """Truncated files and files with inserted bytes never cause a traceback."""
     content = text.encode()
     place = int(cut * len(content))
     path.write_bytes(content[:place] + inserted)
@@ -123,8 +131,8 @@ def test_damaged_files(path: Path, text: str, cut: float, inserted: bytes) -> No
 @example(name="~")
 @example(name="CON")
 @example(name="..")
-def test_names_that_nobody_meant(name: str) -> None:
-    """Any text as a name is a model or one line; with a slash it could be a hub's, and is tried elsewhere."""
+def test_arbitrary_names(name: str) -> None:
+    """Any text as a name is a model or an error on one line; hub ids are tested elsewhere."""
     message = ""
     try:
         read_model(name)

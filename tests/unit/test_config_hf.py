@@ -1,4 +1,4 @@
-"""Reading config.json objects: text parts, unknown types, notes, values that make no sense."""
+"""Reading config.json objects: text parts, unknown types, notes, invalid values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from shapewright.config.hf import read_hf
-from shapewright.errors import ConfigError
+from shapewright.core.errors import ConfigError
+from shapewright.models.hf_config import read_hf_config
 
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
 
 
 def test_text_part_of_a_multimodal_config() -> None:
-    """The language model of a multimodal config is read, and a note says that the rest is not."""
-    reading = read_hf(
+    """The language model of a multimodal config is read; a note lists the parts that are not modelled."""
+    reading = read_hf_config(
         {"model_type": "llava", "vision_config": {"hidden_size": 999}, "text_config": {"model_type": "llama", **TINY}}
     )
     assert (reading.config.hidden_size, reading.config.model_type) == (64, "llama")
@@ -22,25 +22,27 @@ def test_text_part_of_a_multimodal_config() -> None:
 
 
 def test_text_part_within_a_part() -> None:
-    """Parts within parts are followed (thinker_config.text_config), and a type can be implied by the parent's name."""
-    reading = read_hf({"model_type": "gemma3", "thinker_config": {"model_type": "gemma3", "text_config": TINY}})
+    """Nested parts are followed (thinker_config.text_config), and a type can be implied by its parent's."""
+    reading = read_hf_config({"model_type": "gemma3", "thinker_config": {"model_type": "gemma3", "text_config": TINY}})
     assert reading.text_path == ("thinker_config", "text_config")
     assert reading.config.model_type == "gemma3_text"
     assert reading.config.qk_norm == "per-head"
 
 
 def test_sizes_beside_a_vision_part() -> None:
-    """Where the language model's sizes stand beside a vision part, they are read, and the note is there too."""
-    reading = read_hf({"model_type": "qwen2_vl", **TINY, "num_key_value_heads": 2, "vision_config": {"depth": 32}})
+    """Sizes of the language model at the top level, next to a vision part, are read, with the same note."""
+    reading = read_hf_config(
+        {"model_type": "qwen2_vl", **TINY, "num_key_value_heads": 2, "vision_config": {"depth": 32}}
+    )
     assert reading.config.num_kv_heads == 2
     assert any("only the language model" in note for note in reading.notes)
 
 
 def test_tying_is_inherited_by_the_text_part() -> None:
-    """tie_word_embeddings beside the parts holds for the text part unless that says otherwise."""
+    """tie_word_embeddings at the top level applies to the text part unless that has its own."""
     part = {"model_type": "llama", **TINY}
-    assert read_hf({"tie_word_embeddings": True, "text_config": part}).config.tied_embeddings
-    assert not read_hf(
+    assert read_hf_config({"tie_word_embeddings": True, "text_config": part}).config.tied_embeddings
+    assert not read_hf_config(
         {"tie_word_embeddings": True, "text_config": {**part, "tie_word_embeddings": False}}
     ).config.tied_embeddings
 
@@ -55,15 +57,15 @@ def test_tying_is_inherited_by_the_text_part() -> None:
         (None, False),
     ],
 )
-def test_checkpoints_in_fp8_blocks_are_told(quantization: object, expected: bool) -> None:
-    """quantization_config says whether fp8 weights have a scale for each block, beside a text part or within it."""
+def test_block_scales_of_fp8_checkpoints(quantization: object, expected: bool) -> None:
+    """Block scales are recognised in quantization_config, at the top level or in the text part."""
     plain = {"model_type": "llama", **TINY}
     own = {**plain, "quantization_config": quantization}
 
-    assert read_hf(own).has_block_scales == expected
-    assert read_hf({"quantization_config": quantization, "text_config": plain}).has_block_scales == expected
-    assert read_hf({"text_config": own}).has_block_scales == expected
-    assert not read_hf(plain).has_block_scales
+    assert read_hf_config(own).has_block_scales == expected
+    assert read_hf_config({"quantization_config": quantization, "text_config": plain}).has_block_scales == expected
+    assert read_hf_config({"text_config": own}).has_block_scales == expected
+    assert not read_hf_config(plain).has_block_scales
 
 
 @pytest.mark.parametrize(
@@ -73,15 +75,15 @@ def test_checkpoints_in_fp8_blocks_are_told(quantization: object, expected: bool
         ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size=128 must be a list"),
     ],
 )
-def test_a_quantization_that_makes_no_sense(quantization: object, words: str) -> None:
-    """What is no object, or has no list of block sizes, is refused."""
+def test_malformed_quantization_configs(quantization: object, words: str) -> None:
+    """A quantization config of the wrong type, or without a list of block sizes, is an error."""
     with pytest.raises(ConfigError, match=words):
-        read_hf({"model_type": "llama", **TINY, "quantization_config": quantization})
+        read_hf_config({"model_type": "llama", **TINY, "quantization_config": quantization})
 
 
 def test_unknown_type_is_read_by_field_names() -> None:
-    """An unknown model_type is read by the names of its fields, and a note says so and what was assumed."""
-    reading = read_hf(
+    """An unknown model_type is read by common field names; a note lists the assumptions."""
+    reading = read_hf_config(
         {
             "model_type": "brandnew",
             "n_embd": 96,
@@ -107,7 +109,7 @@ def test_unknown_type_is_read_by_field_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("stated", "expected"),
     [
         ({"mlp_layer_types": ["dense", "sparse", "sparse"]}, (False, True, True)),
         ({"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 1}, (True, False, True)),
@@ -116,54 +118,54 @@ def test_unknown_type_is_read_by_field_names() -> None:
         ({}, (True, True, True)),
     ],
 )
-def test_unknown_type_says_which_layers_have_experts(told: dict[str, Any], expected: tuple[bool, ...]) -> None:
-    """The kinds of MLP are read from the list that transformers writes, else the first layers are the dense ones."""
+def test_layers_with_experts_of_an_unknown_type(stated: dict[str, Any], expected: tuple[bool, ...]) -> None:
+    """Layers with experts come from mlp_layer_types, or else all but the first dense layers have them."""
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "rms_norm_eps": 1e-5}
-    config = read_hf({"model_type": "brandnew", **TINY, "num_hidden_layers": 3, **experts, **told}).config
+    config = read_hf_config({"model_type": "brandnew", **TINY, "num_hidden_layers": 3, **experts, **stated}).config
     assert tuple(config.is_moe_layer(layer) for layer in range(3)) == expected
 
 
 @pytest.mark.parametrize("key", ["hidden_act", "activation_function", "hidden_activation"])
 def test_unknown_type_with_a_gate(key: str) -> None:
-    """A SiLU tells of a gated MLP under whatever name it stands."""
-    assert read_hf({"model_type": "brandnew", **TINY, key: "silu"}).config.gated_mlp
+    """SiLU implies a gated MLP, under any of the keys for the activation."""
+    assert read_hf_config({"model_type": "brandnew", **TINY, key: "silu"}).config.gated_mlp
     for plain in ("gelu_new", "gelu_pytorch_tanh"):  # GPT-BigCode has the second
-        assert not read_hf({"model_type": "brandnew", **TINY, key: plain}).config.gated_mlp
+        assert not read_hf_config({"model_type": "brandnew", **TINY, key: plain}).config.gated_mlp
 
 
 def test_unknown_encoder_decoder() -> None:
-    """An unknown encoder-decoder is read with both its stacks."""
+    """An unknown encoder-decoder is read with both stacks."""
     values = {"model_type": "brandnew", "is_encoder_decoder": True, "d_model": 64, "vocab_size": 100}
     layers = {"encoder_layers": 3, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96}
-    config = read_hf({**values, **layers}).config
+    config = read_hf_config({**values, **layers}).config
     assert (config.stack, config.num_encoder_layers, config.num_layers) == ("encoder-decoder", 3, 2)
     assert config.intermediate_size == 96
 
 
 def test_unknown_encoder() -> None:
-    """Token types mark an encoder, unless the config says that it decodes."""
-    assert read_hf({**TINY, "model_type": "brandnew", "type_vocab_size": 2}).config.stack == "encoder"
+    """Token types imply an encoder, unless is_decoder is true."""
+    assert read_hf_config({**TINY, "model_type": "brandnew", "type_vocab_size": 2}).config.stack == "encoder"
     decoder = {**TINY, "model_type": "brandnew", "type_vocab_size": 2, "is_decoder": True}
-    assert read_hf(decoder).config.stack == "decoder"
+    assert read_hf_config(decoder).config.stack == "decoder"
 
 
-def test_no_type_at_all() -> None:
-    """Without model_type the field names are read as well."""
-    reading = read_hf({**TINY, "activation_function": "gelu_new"})
+def test_config_without_model_type() -> None:
+    """Without model_type, the config is read by common field names."""
+    reading = read_hf_config({**TINY, "activation_function": "gelu_new"})
     assert (reading.config.norm, reading.config.position_embedding) == ("layernorm", "learned")
     assert "no model_type" in reading.notes[0]
 
 
 def test_unknown_type_without_a_size() -> None:
-    """A size that no default can stand in for is an error that names the spellings."""
+    """A required size without a default is an error that lists the accepted keys."""
     with pytest.raises(ConfigError, match=r"hidden_size or n_embd or d_model .* is missing"):
-        read_hf({"model_type": "brandnew", "num_hidden_layers": 2})
+        read_hf_config({"model_type": "brandnew", "num_hidden_layers": 2})
 
 
 def test_assumed_sizes_are_noted() -> None:
-    """Sizes that the config leaves to transformers' defaults are named."""
-    (note,) = read_hf({"model_type": "mistral", **TINY, "num_attention_heads": 8}).notes
-    assert "transformers assumes for mistral" in note
+    """Sizes taken from the defaults of transformers are listed in a note."""
+    (note,) = read_hf_config({"model_type": "mistral", **TINY, "num_attention_heads": 8}).notes
+    assert "transformers defaults of mistral" in note
     assert "num_key_value_heads=8, intermediate_size=14336" in note
     assert "hidden_size" not in note.partition(":")[2]
 
@@ -172,7 +174,7 @@ def test_assumed_sizes_are_noted() -> None:
     ("values", "words"),
     [
         ({"hidden_size": None}, ["hidden_size is null"]),
-        ({"hidden_size": "4096"}, ["hidden_size='4096'", "whole number"]),
+        ({"hidden_size": "4096"}, ["hidden_size='4096'", "an integer"]),
         ({"num_attention_heads": 0}, ["num_attention_heads=0"]),
         ({"num_attention_heads": -4}, ["num_attention_heads=-4"]),
         ({"num_attention_heads": [4, 4]}, ["num_attention_heads=[4, 4]"]),
@@ -194,10 +196,10 @@ def test_assumed_sizes_are_noted() -> None:
         ({"model_type": "qwen3_moe", "mlp_only_layers": ["1"]}, ["mlp_only_layers holds '1'"]),
     ],
 )
-def test_values_that_make_no_sense(values: dict[str, Any], words: list[str]) -> None:
-    """One line names the key as the config spells it, the value, and what is allowed."""
+def test_invalid_values(values: dict[str, Any], words: list[str]) -> None:
+    """The error names the key as the config spells it, the value, and what is allowed, on one line."""
     with pytest.raises(ConfigError) as caught:
-        read_hf({"model_type": "llama", **TINY, **values})
+        read_hf_config({"model_type": "llama", **TINY, **values})
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -219,40 +221,44 @@ def test_values_that_make_no_sense(values: dict[str, Any], words: list[str]) -> 
     ],
 )
 def test_windows(values: dict[str, Any], windows: tuple[int, ...]) -> None:
-    """Each family's way to say which layers slide is understood, an explicit null included."""
-    assert read_hf({**TINY, "num_key_value_heads": 2, **values}).config.attention_windows == windows
+    """Each family's keys for sliding windows are read, including an explicit null."""
+    assert read_hf_config({**TINY, "num_key_value_heads": 2, **values}).config.attention_windows == windows
 
 
 def test_falcon_variants() -> None:
-    """Falcon's switches decide heads and normalisations (checked against transformers in the oracle tests)."""
-    multi_query = read_hf({"model_type": "falcon", **TINY}).config
+    """Falcon's flags decide heads and normalisations (checked against transformers in the oracle tests)."""
+    multi_query = read_hf_config({"model_type": "falcon", **TINY}).config
     assert (multi_query.num_kv_heads, multi_query.num_norms_per_layer) == (1, 1)
-    new = read_hf({"model_type": "falcon", **TINY, "new_decoder_architecture": True, "num_kv_heads": 2}).config
+    new = read_hf_config({"model_type": "falcon", **TINY, "new_decoder_architecture": True, "num_kv_heads": 2}).config
     assert (new.num_kv_heads, new.num_norms_per_layer, new.parallel_attention_mlp) == (2, 2, True)
 
 
-def test_dbrx_keeps_heads_and_experts_in_objects_of_their_own() -> None:
-    """Key-value heads come from attn_config, experts from ffn_config, and a wrong value in there is named."""
+def test_nested_objects_of_dbrx() -> None:
+    """Key-value heads come from attn_config, experts from ffn_config; an invalid value in there is named."""
     experts = {"ffn_hidden_size": 48, "moe_num_experts": 6, "moe_top_k": 2, "ffn_act_fn": {"name": "gelu"}}
     sizes = {"model_type": "dbrx", "d_model": 64, "n_layers": 3, "n_heads": 4, "vocab_size": 320}
-    config = read_hf({**sizes, "attn_config": {"kv_n_heads": 2, "attn_pdrop": 0.1}, "ffn_config": experts}).config
+    config = read_hf_config(
+        {**sizes, "attn_config": {"kv_n_heads": 2, "attn_pdrop": 0.1}, "ffn_config": experts}
+    ).config
     assert (config.num_heads, config.num_kv_heads, config.attention_dropout) == (4, 2, 0.1)
     assert (config.num_experts, config.num_experts_per_token, config.moe_intermediate_size) == (6, 2, 48)
     assert config.activation == "gelu"
     with pytest.raises(ConfigError, match="moe_top_k"):
-        read_hf({**sizes, "ffn_config": {**experts, "moe_top_k": "two"}})
+        read_hf_config({**sizes, "ffn_config": {**experts, "moe_top_k": "two"}})
 
 
-def test_parts_left_out_are_noted() -> None:
-    """Multi-token prediction layers, and T5's separate logit matrix, are named where they are left out."""
+def test_omitted_parts_are_noted() -> None:
+    """Multi-token-prediction layers and T5's separate logit matrix are mentioned in notes."""
     (deepseek,) = (
         note
-        for note in read_hf({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}).notes
+        for note in read_hf_config({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}).notes
         if "multi-token" in note
     )
     assert deepseek.startswith("1 ")
-    assert any("logit matrix" in note for note in read_hf({"model_type": "t5", "tie_word_embeddings": False}).notes)
-    assert not any("logit matrix" in note for note in read_hf({"model_type": "t5"}).notes)
+    assert any(
+        "logit matrix" in note for note in read_hf_config({"model_type": "t5", "tie_word_embeddings": False}).notes
+    )
+    assert not any("logit matrix" in note for note in read_hf_config({"model_type": "t5"}).notes)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +283,13 @@ def test_parts_left_out_are_noted() -> None:
     ],
 )
 def test_dropout_of_branches_and_of_scores(model_type: str, of_branches: str, of_scores: str) -> None:
-    """Each family's two chances of dropping are not mistaken for one another; each costs kernels of its own."""
+    """Hidden dropout and attention dropout are read from each family's keys."""
     given = {of_branches: 0.25, of_scores: 0.125, "attention_types": [[["global", "local"], 1]]}
-    config = read_hf({"model_type": model_type, **TINY, "num_key_value_heads": 4, **given}).config
+    config = read_hf_config({"model_type": model_type, **TINY, "num_key_value_heads": 4, **given}).config
     assert (config.hidden_dropout, config.attention_dropout) == (0.25 if of_branches else 0.0, 0.125)
 
 
-def test_one_rate_drops_everywhere_in_t5() -> None:
-    """dropout_rate is that of branches and of scores."""
-    config = read_hf({"model_type": "t5", "dropout_rate": 0.25}).config
+def test_dropout_of_t5() -> None:
+    """dropout_rate applies to hidden states and attention weights."""
+    config = read_hf_config({"model_type": "t5", "dropout_rate": 0.25}).config
     assert (config.hidden_dropout, config.attention_dropout) == (0.25, 0.25)

@@ -1,4 +1,4 @@
-"""Hub ids, against a hub of our own on this machine."""
+"""Hub ids, tested with a local HTTP server."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from shapewright.config import read_model
-from shapewright.errors import ConfigError, MissingExtraError, UnknownModelError
+from shapewright.core.errors import ConfigError, MissingExtraError, UnknownModelError
+from shapewright.models import read_model
 
 CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 96, "n_layer": 3, "n_head": 6}).encode()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(ThreadingHTTPServer):
-    """A hub with one repository, that remembers what it was asked for."""
+    """A hub with one repository that records requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as the hub does: a file's metadata in headers, errors by code and header."""
+    """Answers like the hub: metadata of a file in headers, errors by status and header."""
 
     def do_HEAD(self) -> None:
         """Metadata of a file."""
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         assert isinstance(self.server, Hub)
-        self.server.asked.append(self.path)
+        self.server.requested.append(self.path)
         known = {f"/org/model/resolve/{revision}/config.json": CONFIG for revision in ("main", "v2", COMMIT)} | {
             "/org/broken/resolve/main/config.json": b"<html>busy</html>"
         }
@@ -82,18 +82,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_only_the_config_is_fetched(hub: Hub) -> None:
-    """A hub id is read from the hub that HF_ENDPOINT names, and nothing but config.json is asked for."""
+    """A hub id is read from the hub in HF_ENDPOINT, and only config.json is requested."""
     model = read_model("org/model", {"num_heads": 3})
     assert (model.config.hidden_size, model.config.head_dim, model.config.name) == (96, 32, "model")
     assert model.source == "hub org/model"
-    assert hub.asked
-    assert all(path.endswith("/config.json") for path in hub.asked)
+    assert hub.requested
+    assert all(path.endswith("/config.json") for path in hub.requested)
 
 
 def test_a_revision(hub: Hub) -> None:
-    """What follows an @ is the revision."""
+    """The part after @ is the revision."""
     assert read_model("org/model@v2").config.num_layers == 3
-    assert hub.asked[0] == "/org/model/resolve/v2/config.json"
+    assert hub.requested[0] == "/org/model/resolve/v2/config.json"
 
 
 @pytest.mark.parametrize(
@@ -106,25 +106,25 @@ def test_a_revision(hub: Hub) -> None:
     ],
 )
 @pytest.mark.usefixtures("hub")
-def test_what_a_hub_can_answer(hub_id: str, error: type[Exception], words: str) -> None:
-    """No repository, no config, no access, no JSON: each is one line."""
+def test_errors_of_the_hub(hub_id: str, error: type[Exception], words: str) -> None:
+    """No repository, no config.json, no access, invalid JSON: each is an error on one line."""
     with pytest.raises(error, match=words) as caught:
         read_model(hub_id)
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_that_is_not_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that cannot be reached is one line that names HF_ENDPOINT."""
+def test_unreachable_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that cannot be reached is an error that names HF_ENDPOINT."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setattr(time, "sleep", lambda _: None)  # the library waits between its attempts
     with pytest.raises(ConfigError, match="HF_ENDPOINT") as caught:
         read_model("org/model")
     assert "\n" not in str(caught.value)
-    assert hub.asked == []
+    assert hub.requested == []
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without huggingface_hub the message says what to install, and what else would do."""
+    """Without huggingface_hub the message names the extra to install, and an alternative."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'shapewright\[hub\]'.*config.json"):
         read_model("org/model")

@@ -1,4 +1,4 @@
-"""Families of 2025: config.json as their makers publish it, and the parameters that they publish of it."""
+"""Families of 2025: published config.json files and parameter counts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import count_parameters
-from shapewright.config.hf import read_hf
-from shapewright.errors import ConfigError
+from shapewright.core.errors import ConfigError
+from shapewright.models import count_parameters
+from shapewright.models.hf_config import read_hf_config
 
 _SEED_OSS_36B = {
     "model_type": "seed_oss",
@@ -154,51 +154,51 @@ _DEEPSEEK_V32 = {"model_type": "deepseek_v32", "index_topk": 2048, "index_n_head
     ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
 )
 def test_published_counts(config: dict[str, Any], total: float, active: float | None) -> None:
-    """The total is the published one but for its rounding; so are the parameters that a token uses."""
-    count = count_parameters(read_hf(config).config)
+    """Total and active parameters equal the published ones up to rounding."""
+    count = count_parameters(read_hf_config(config).config)
 
     assert count.total / 1e9 == pytest.approx(total, rel=0.01)
     if active is not None:
         assert count.active / 1e9 == pytest.approx(active, rel=0.05)
 
 
-def test_what_a_token_uses_of_minimax() -> None:
-    """MiniMax publishes 10 billion, without the embedding and the logit matrix."""
-    count = count_parameters(read_hf(_MINIMAX_M2).config)
+def test_active_parameters_of_minimax() -> None:
+    """MiniMax publishes 10 billion active parameters, without embedding and logit matrix."""
+    count = count_parameters(read_hf_config(_MINIMAX_M2).config)
     embedding_and_head = 2 * 200064 * 3072
     assert (count.active - embedding_and_head) / 1e9 == pytest.approx(10, rel=0.05)
 
 
 def test_the_pattern_of_exaone() -> None:
-    """Three layers slide and have rotary positions, the fourth sees everything and has none."""
-    config = read_hf(_EXAONE_32B).config
+    """Three layers have a window and rotary positions, the fourth has full attention without positions."""
+    config = read_hf_config(_EXAONE_32B).config
     assert [config.window_of_layer(layer) for layer in range(8)] == [4096, 4096, 4096, 0] * 2
     assert config.rotary_layers[:4] == (True, True, True, False)
 
 
-def test_layers_that_hold_experts_in_ernie() -> None:
-    """The first three layers are dense, the last has experts though its index is given as -1."""
-    config = read_hf({**_ERNIE_300B, "moe_layer_end_index": -1}).config
+def test_layers_with_experts_of_ernie() -> None:
+    """The first three layers are dense; the last one has experts although its index is given as -1."""
+    config = read_hf_config({**_ERNIE_300B, "moe_layer_end_index": -1}).config
     assert [config.is_moe_layer(layer) for layer in (0, 2, 3, 53)] == [False, False, True, True]
 
 
-def test_granite_with_state_spaces_is_refused() -> None:
-    """The type of a model all of attention is read; the same type with one Mamba layer is not."""
+def test_granite_with_mamba_layers_is_an_error() -> None:
+    """The type is supported if all layers are attention, and an error with one Mamba layer."""
     mixed = {**_GRANITE_4_MICRO, "layer_types": ["attention"] * 39 + ["mamba"]}
     with pytest.raises(ConfigError, match="'granitemoehybrid' has layers without softmax attention"):
-        read_hf(mixed)
-    assert read_hf(_GRANITE_4_MICRO).config.position_embedding == "rotary"
+        read_hf_config(mixed)
+    assert read_hf_config(_GRANITE_4_MICRO).config.position_embedding == "rotary"
 
 
 def test_experts_that_differ_between_layers() -> None:
-    """Hunyuan's lists may say one number for all layers; two numbers are refused."""
+    """Hunyuan's lists of equal numbers are read as one number; different numbers are an error."""
     with pytest.raises(ConfigError, match=r"moe_topk=.* differs between layers"):
-        read_hf({**_HUNYUAN_A13B, "moe_topk": [8] * 31 + [4]})
+        read_hf_config({**_HUNYUAN_A13B, "moe_topk": [8] * 31 + [4]})
 
 
-def test_what_is_left_out_is_said() -> None:
-    """Multi-token prediction and the indexer of sparse attention are named in notes."""
-    assert "3 multi-token-prediction layer(s) left out, as in transformers" in read_hf(_MINIMAX_M2).notes
-    notes = " ".join(read_hf(_DEEPSEEK_V32).notes)
-    assert "sparse attention is priced as attention to all positions" in notes
+def test_omitted_parts_are_noted() -> None:
+    """Multi-token prediction and the indexer of sparse attention are mentioned in notes."""
+    assert "3 multi-token-prediction layer(s) omitted, as in transformers" in read_hf_config(_MINIMAX_M2).notes
+    notes = " ".join(read_hf_config(_DEEPSEEK_V32).notes)
+    assert "sparse attention is priced as dense attention" in notes
     assert "index_topk=2048" in notes

@@ -1,17 +1,17 @@
-"""Parameter counts against published numbers and sums by hand."""
+"""Parameter counts against published numbers and hand calculations."""
 
 from __future__ import annotations
 
 import pytest
 
-from shapewright.config import TransformerConfig, count_parameters
-from shapewright.config.hf import read_hf
+from shapewright.models import TransformerConfig, count_parameters
+from shapewright.models.hf_config import read_hf_config
 
 GPT = {"norm": "layernorm", "norm_bias": True, "qkv_bias": True, "attention_out_bias": True, "mlp_bias": True}
 
 
 def llama(*, h: int, layers: int, heads: int, kv: int, f: int, v: int) -> TransformerConfig:
-    """A Llama: RMSNorm, SwiGLU, no biases, untied."""
+    """A Llama config: RMSNorm, SwiGLU, no biases, untied."""
     return TransformerConfig(
         hidden_size=h,
         num_layers=layers,
@@ -34,13 +34,13 @@ def llama(*, h: int, layers: int, heads: int, kv: int, f: int, v: int) -> Transf
     ],
 )
 def test_llamas(config: TransformerConfig, published: int) -> None:
-    """The counts of the published checkpoints."""
+    """Counts of the published checkpoints."""
     assert count_parameters(config).total == published
 
 
 def test_bloom() -> None:
-    """BLOOM's official count: 12 L h^2 + 13 L h + 250880 h + 4 h, the last for the embedding's normalisation."""
-    bloom = read_hf({"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "n_head": 112}).config
+    """BLOOM's official count: 12 L h^2 + 13 L h + 250880 h + 4 h, the last for the embedding normalisation."""
+    bloom = read_hf_config({"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "n_head": 112}).config
     assert count_parameters(bloom).total == 176_247_271_424
 
 
@@ -53,7 +53,7 @@ def test_bloom() -> None:
     ],
 )
 def test_mpt_with_biases(d_model: int, n_layers: int, n_heads: int, max_seq_len: int, published: int) -> None:
-    """MPT as llm-foundry's benchmark table has it: biases and learned positions."""
+    """MPT of llm-foundry's benchmark table: biases and learned positions."""
     config = {
         "model_type": "mpt",
         "d_model": d_model,
@@ -63,12 +63,12 @@ def test_mpt_with_biases(d_model: int, n_layers: int, n_heads: int, max_seq_len:
         "no_bias": False,
         "attn_config": {"alibi": False},
     }
-    assert count_parameters(read_hf(config).config).total == published
+    assert count_parameters(read_hf_config(config).config).total == published
 
 
 @pytest.mark.parametrize(("attention", "num_kv_heads"), [("multiquery", 1), ("grouped_query", 2), ("multihead", 4)])
 def test_mpt_with_shared_keys(attention: str, num_kv_heads: int) -> None:
-    """llm-foundry's MPT by hand: one matrix for queries, keys and values, an MLP of expansion_ratio times the width."""
+    """llm-foundry's MPT by hand: fused QKV and an MLP of expansion_ratio times the width."""
     h, layers, head, ratio, v = 64, 3, 16, 3, 320
     config = {
         "model_type": "mpt",
@@ -79,7 +79,7 @@ def test_mpt_with_shared_keys(attention: str, num_kv_heads: int) -> None:
         "vocab_size": v,
         "attn_config": {"attn_type": f"{attention}_attention", "kv_n_heads": 2, "alibi": True, "attn_pdrop": 0.125},
     }
-    found = read_hf(config).config
+    found = read_hf_config(config).config
     layer = h * (h + 2 * num_kv_heads * head) + h * h + 2 * h * ratio * h + 2 * h
     assert count_parameters(found).total == v * h + layers * layer + h
     assert (found.position_embedding, found.attention_dropout) == ("alibi", 0.125)
@@ -90,7 +90,7 @@ def test_mpt_with_shared_keys(attention: str, num_kv_heads: int) -> None:
     [(2304, 24, 24, 1.7), (3072, 30, 32, 3.6), (12288, 80, 96, 145.6), (25600, 128, 160, 1008.0)],
 )
 def test_megatron_table(h: int, layers: int, heads: int, billions: float) -> None:
-    """Rows of Table 1 of arXiv 2104.04473 (v = 51200, s = 2048), whose formula leaves out 2 h."""
+    """Rows of Table 1 of arXiv 2104.04473 (v = 51200, s = 2048), whose formula omits 2 h."""
     config = TransformerConfig(
         hidden_size=h,
         num_layers=layers,
@@ -107,15 +107,15 @@ def test_megatron_table(h: int, layers: int, heads: int, billions: float) -> Non
 
 
 def test_active_parameters_of_mixtral() -> None:
-    """Mixtral 8x7B: a token passes 2 of 8 experts of 3 * 4096 * 14336 in each of 32 layers."""
-    counts = count_parameters(read_hf({"model_type": "mixtral"}).config)
+    """Mixtral 8x7B: a token uses 2 of 8 experts of 3 * 4096 * 14336 in each of 32 layers."""
+    counts = count_parameters(read_hf_config({"model_type": "mixtral"}).config)
     assert counts.total == 46_702_792_704
     assert counts.active == counts.total - 32 * 6 * 3 * 4096 * 14336 == 12_879_925_248
 
 
 def test_components_add_up() -> None:
-    """The breakdown sums to the total, and a tied logit matrix appears once."""
-    counts = count_parameters(read_hf({"model_type": "gemma2"}).config)
+    """The components add up to the total, and a tied logit matrix is counted once."""
+    counts = count_parameters(read_hf_config({"model_type": "gemma2"}).config)
     assert sum(counts.by_component.values()) == counts.total
     assert counts.by_component["head"] == 0
     assert counts.token_embedding == 256000 * 2304
@@ -141,6 +141,6 @@ def test_latent_attention_by_hand() -> None:
 
 
 def test_huge_models_stay_exact() -> None:
-    """Whole numbers beyond 2**64 are counted without rounding."""
+    """Counts beyond 2**64 are exact."""
     config = llama(h=2**40, layers=65536, heads=1, kv=1, f=2**40, v=2**40)
     assert count_parameters(config).total == 2 * 2**80 + 65536 * (4 * 2**80 + 3 * 2**80 + 2 * 2**40) + 2**40

@@ -1,4 +1,4 @@
-"""read_model: where models come from, overrides on top, and input that is no config."""
+"""read_model: sources of models, overrides, and invalid input."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import list_presets, load_preset, read_model
-from shapewright.config.json_file import LARGEST_FILE_BYTES
-from shapewright.errors import ConfigError, UnknownModelError
+from shapewright.core.errors import ConfigError, UnknownModelError
+from shapewright.models import list_presets, load_preset, read_model
+from shapewright.models.config_file import MAX_FILE_BYTES
 
 LLAMA = {
     "model_type": "llama",
@@ -36,7 +36,7 @@ def write_config(folder: Path, content: object) -> Path:
 
 
 def one_line(source: object, overrides: dict[str, Any] | None = None) -> str:
-    """Read something that must fail, and return the message."""
+    """Read an invalid source and return the error message, which has one line."""
     with pytest.raises(ConfigError) as caught:
         read_model(source, overrides)
     message = str(caught.value)
@@ -46,26 +46,26 @@ def one_line(source: object, overrides: dict[str, Any] | None = None) -> str:
 
 
 def test_a_preset() -> None:
-    """A bare name is a preset, in upper or lower case."""
+    """A plain name is a preset, in any case."""
     model = read_model("GPT3-2.7b")
     assert (model.source, model.config.name) == ("preset gpt3-2.7b", "gpt3-2.7b")
     assert (model.config.hidden_size, model.config.num_heads, model.config.head_dim) == (2560, 32, 80)
 
 
 def test_a_null_in_a_preset() -> None:
-    """TOML has no null; the one preset that needs it still holds what the published file holds."""
+    """The preset whose config has a null is read with it, although TOML has no null."""
     assert load_preset("deepseek-v2-lite").config["q_lora_rank"] is None
 
 
 def test_every_preset_can_be_read() -> None:
-    """No preset is damaged, and each knows its own name."""
+    """Every preset can be read and has the right name."""
     for name in list_presets():
         assert load_preset(name).name == name == read_model(name).config.name
 
 
 @pytest.mark.parametrize("as_folder", [False, True])
 def test_a_file_or_its_folder(tmp_path: Path, as_folder: bool) -> None:
-    """A config.json and the folder that holds it read alike, named after the folder; the object is kept."""
+    """A config.json and its folder give the same model, named after the folder; the object is kept."""
     folder = tmp_path / "my-model"
     folder.mkdir()
     path = write_config(folder, {**LLAMA, "unrelated": [1, 2]})
@@ -76,7 +76,7 @@ def test_a_file_or_its_folder(tmp_path: Path, as_folder: bool) -> None:
 
 
 def test_a_path_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """organisation/name is a path if something is there."""
+    """organisation/name is a path if the path exists."""
     folder = tmp_path / "org" / "name"
     folder.mkdir(parents=True)
     write_config(folder, LLAMA)
@@ -84,37 +84,64 @@ def test_a_path_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert read_model("org/name").config.name == "name"
 
 
-def test_flags_alone() -> None:
-    """Four flags make a model."""
+def test_fields_alone() -> None:
+    """Four fields make a model."""
     model = read_model(None, FLAGS)
     assert (model.config.head_dim, model.raw, model.source) == (16, None, "flags")
 
 
-def test_too_few_flags() -> None:
-    """The flags that are missing are named."""
+def test_missing_fields() -> None:
+    """The missing fields are listed."""
     assert "missing: num_heads, vocab_size" in one_line(None, {"hidden_size": 64, "num_layers": 2})
 
 
 def test_overrides_on_a_preset() -> None:
-    """Overrides go on top, derived widths follow, and a note says which."""
+    """Overrides change fields, derived widths follow, and a note lists them."""
     model = read_model("gpt3-2.7b", {"num_heads": 20})
     assert (model.config.head_dim, model.config.num_kv_heads, model.config.intermediate_size) == (128, 20, 10240)
-    assert "followed the overrides: head_dim=128" in model.notes[0]
+    assert "changed with the overrides: head_dim=128" in model.notes[0]
     assert read_model("gpt3-2.7b", {"hidden_size": 2048}).config.intermediate_size == 8192
     assert read_model("llama-3-8b", {"hidden_size": 2048}).config.intermediate_size == 14336
+
+
+KINDS_OF_CONFIG = {
+    "preset": "gpt3-2.7b",
+    "dict": load_preset("gpt3-2.7b").config,
+    "Model": read_model("gpt3-2.7b"),
+    "TransformerConfig": read_model("gpt3-2.7b").config,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_CONFIG)
+def test_overrides_apply_to_every_kind_of_config(kind: str) -> None:
+    """Overrides change the fields of any kind of config, derived fields follow, and the original is unchanged."""
+    source = KINDS_OF_CONFIG[kind]
+    before = read_model(source)
+    after = read_model(source, {"num_heads": 20, "num_layers": 8})
+
+    assert (before.config.num_heads, before.config.num_layers) == (32, 32)
+    assert (after.config.num_heads, after.config.head_dim, after.config.num_layers) == (20, 128, 8)
+    assert after.notes == (*before.notes, "changed with the overrides: head_dim=128, v_head_dim=128, num_kv_heads=20")
+    assert (after.raw, after.source) == (before.raw, before.source)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_CONFIG)
+def test_unknown_overrides_are_errors_for_every_kind_of_config(kind: str) -> None:
+    """A misspelt field is never ignored."""
+    assert "did you mean 'num_heads'" in one_line(KINDS_OF_CONFIG[kind], {"num_haeds": 20})
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"num_heads": "20"}, "num_heads='20' must be a whole number"),
+        ({"num_heads": "20"}, "num_heads='20' must be an integer"),
         ({"num_heads": 0}, "num_heads=0"),
         ({"num_haeds": 20}, "did you mean 'num_heads'"),
         ({"num_heads": 24}, "hidden_size=2560 is not divisible by num_heads=24"),
     ],
 )
-def test_overrides_that_make_no_sense(overrides: dict[str, Any], words: str) -> None:
-    """Overrides are checked like everything else."""
+def test_invalid_overrides(overrides: dict[str, Any], words: str) -> None:
+    """Overrides are validated like other fields."""
     assert words in one_line("gpt3-2.7b", overrides)
 
 
@@ -133,19 +160,19 @@ def test_overrides_that_make_no_sense(overrides: dict[str, Any], words: str) -> 
         ("../../etc/presets/gpt2", "nothing at path"),
     ],
 )
-def test_names_of_nothing(name: str, words: str) -> None:
-    """A name that leads nowhere is one line with what was meant, or where to look."""
+def test_unknown_names(name: str, words: str) -> None:
+    """An unknown name is an error on one line with similar names, or where to look."""
     assert words in one_line(name)
 
 
 def test_unknown_preset_has_its_own_error() -> None:
-    """The error of an unknown name can be told from others."""
+    """An unknown name raises UnknownModelError."""
     with pytest.raises(UnknownModelError):
         load_preset("gpt3-2.7")
 
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
-    """A folder that holds no config.json says so."""
+    """A folder without config.json is an error."""
     assert "has no config.json" in one_line(tmp_path)
 
 
@@ -165,43 +192,43 @@ def test_a_folder_without_a_config(tmp_path: Path) -> None:
         (b'{"a": 1, "a": 2}', "key 'a' appears twice"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nests deeper than 64"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "10000 digits"),
-        (b'{"a": 1' + b" " * LARGEST_FILE_BYTES + b"}", "larger than 8 MiB"),
+        (b'{"a": 1' + b" " * MAX_FILE_BYTES + b"}", "larger than 8 MiB"),
         (b'{"model_type": "llama", "hidden_size": 1e999}', "hidden_size=inf"),
         (b'{"model_type": "\\ud800", "hidden_size": 0}', "hidden_size=0"),
         (b"{}", "hidden_size or"),
     ],
 )
-def test_files_that_are_no_config(tmp_path: Path, content: bytes, words: str) -> None:
-    """Whatever the bytes, the answer is one line that says what is wrong with them."""
+def test_invalid_files(tmp_path: Path, content: bytes, words: str) -> None:
+    """Invalid content is an error with a one-line message."""
     path = tmp_path / "config.json"
     path.write_bytes(content)
     assert words in one_line(path)
 
 
 def test_the_message_names_the_file(tmp_path: Path) -> None:
-    """A value that makes no sense is reported with the file that it stands in."""
+    """An invalid value is reported with the path of its file."""
     path = write_config(tmp_path, {**LLAMA, "num_attention_heads": 0})
-    assert one_line(path).endswith("num_attention_heads=0 must be a whole number from 1 to 2**40")
+    assert one_line(path).endswith("num_attention_heads=0 must be an integer from 1 to 2**40")
     assert one_line(path).startswith("in '")
 
 
-def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
-    """Files that editors on Windows wrote are read."""
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
+    """Files with a byte order mark, as written by editors on Windows, are read."""
     path = tmp_path / "config.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
     assert read_model(path).config.hidden_size == 64
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
-    """A pipe, which could block for ever, is refused."""
+def test_a_pipe_is_an_error(tmp_path: Path) -> None:
+    """A pipe, which could block forever, is an error."""
     path = tmp_path / "config.json"
     os.mkfifo(path)
-    assert "no regular file" in one_line(path)
+    assert "not a regular file" in one_line(path)
 
 
 def test_import_is_light() -> None:
-    """Importing the package of models loads neither NumPy nor the hub's client nor TOML."""
+    """Importing the models package loads neither NumPy nor the hub client nor tomllib."""
     heavy = ("numpy", "huggingface_hub", "tomllib")
-    code = f"import sys, shapewright.config; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, shapewright.models; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

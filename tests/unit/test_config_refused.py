@@ -1,4 +1,4 @@
-"""Models with layers that nothing here prices are refused by name, never read as a transformer of their sizes."""
+"""Models with unsupported layers are errors and never read as a plain transformer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from shapewright.config.hf import read_hf
-from shapewright.errors import ConfigError
+from shapewright.core.errors import ConfigError
+from shapewright.models.hf_config import read_hf_config
 
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100, "rms_norm_eps": 1e-5}
 
 
 @pytest.mark.parametrize(
-    ("model_type", "key", "value", "told"),
+    ("model_type", "key", "value", "stated"),
     [
         # Keys as config.json files of the hub have them.
         ("jamba", "attn_layer_period", 8, "attn_layer_period"),
@@ -28,76 +28,76 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vo
         ("recurrent_gemma", "lru_width", 2560, "lru_width"),
     ],
 )
-def test_layers_without_softmax_attention(model_type: str, key: str, value: object, told: str) -> None:
-    """State-space, linear-attention and convolution layers are refused, with the key that tells of them."""
+def test_layers_without_softmax_attention(model_type: str, key: str, value: object, stated: str) -> None:
+    """State-space, linear-attention and convolution layers are errors that name the key."""
     with pytest.raises(ConfigError) as caught:
-        read_hf({**TINY, "model_type": model_type, key: value})
+        read_hf_config({**TINY, "model_type": model_type, key: value})
 
     message = str(caught.value)
-    assert message.startswith(f"model_type '{model_type}' has layers without softmax attention ({told})")
+    assert message.startswith(f"model_type '{model_type}' has layers without softmax attention ({stated})")
     assert "give a transformer" in message
 
 
 @pytest.mark.parametrize("beside", [{}, {"rms_norm_eps": 1e-6}])
 def test_a_model_without_heads(beside: dict[str, Any]) -> None:
-    """A pure state-space model is refused for what it is, not for the heads that it lacks."""
+    """A pure state-space model is rejected for its layers, not for its missing heads."""
     mamba = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100, "state_size": 16}
     with pytest.raises(ConfigError, match=r"without softmax attention \(state_size\)"):
-        read_hf({**mamba, **beside})
+        read_hf_config({**mamba, **beside})
 
 
 @pytest.mark.parametrize(
     ("model_type", "words"),
     [
-        ("gemma3n_text", "embeddings of their own"),
-        ("gemma4_text", "heads of several widths"),
-        ("longcat_flash", "two attentions"),
+        ("gemma3n_text", "per-layer embeddings"),
+        ("gemma4_text", "several head widths"),
+        ("longcat_flash", "two attention blocks"),
         ("nemotron-nas", "different widths"),
-        ("step3_text", "queries in two factors"),
+        ("step3_text", "factorised query projections"),
         ("xlstm", "recurrent layers"),
     ],
 )
-def test_types_whose_keys_do_not_tell(model_type: str, words: str) -> None:
-    """Types that have sizes like everybody's and layers like nobody's are refused by name, with what they have."""
-    with pytest.raises(ConfigError, match=f"'{model_type}' is not modelled: it has .*{words}"):
-        read_hf({**TINY, "model_type": model_type})
+def test_unsupported_model_types(model_type: str, words: str) -> None:
+    """Types that cannot be recognised by their keys are rejected by name, with the unsupported part."""
+    with pytest.raises(ConfigError, match=f"'{model_type}' is not supported: it has .*{words}"):
+        read_hf_config({**TINY, "model_type": model_type})
 
 
 @pytest.mark.parametrize(("key", "value"), [("use_cla", True), ("num_kv_shared_layers", 10)])
 def test_layers_that_share_keys_and_values(key: str, value: object) -> None:
-    """Hunyuan-Large's layers share caches in twos: their keys and values would be counted twice."""
+    """Hunyuan-Large shares KV caches between pairs of layers, which would be counted twice."""
     with pytest.raises(
-        ConfigError, match=f"'hunyuan' has layers that share the keys and values of others .{key}={value}"
+        ConfigError, match=f"'hunyuan' has layers that share the keys and values of other layers .{key}={value}"
     ):
-        read_hf({**TINY, "model_type": "hunyuan", key: value})
-    assert read_hf({**TINY, "model_type": "hunyuan", key: type(value)(0)}).config.num_layers == 2
+        read_hf_config({**TINY, "model_type": "hunyuan", key: value})
+    assert read_hf_config({**TINY, "model_type": "hunyuan", key: type(value)(0)}).config.num_layers == 2
 
 
-def test_a_dense_mlp_beside_experts() -> None:
-    """Grok-2's layers run a dense MLP beside their experts: 269 billion would be read as 150."""
-    with pytest.raises(ConfigError, match="'git' has a dense MLP beside the experts of a layer"):
-        read_hf({**TINY, "model_type": "git", "residual_moe": True})
+def test_a_dense_mlp_in_layers_with_experts() -> None:
+    """Grok-2's layers have a dense MLP and experts: 269 billion parameters would be read as 150 billion."""
+    with pytest.raises(ConfigError, match="'git' has layers with both a dense MLP and experts"):
+        read_hf_config({**TINY, "model_type": "git", "residual_moe": True})
 
 
-def test_layers_of_different_sizes_are_named() -> None:
-    """A list that gives each layer another size is refused as that, one that gives all the same is a size."""
+def test_sizes_that_differ_between_layers() -> None:
+    """A list of different sizes is an error, a list of equal sizes is one size."""
     config = {**TINY, "model_type": "brandnew", "intermediate_size": [128, 256]}
     with pytest.raises(ConfigError, match=r"intermediate_size=\[128, 256\] differs between layers"):
-        read_hf(config)
-    assert read_hf({**config, "intermediate_size": [128, 128]}).config.intermediate_size == 128
+        read_hf_config(config)
+    assert read_hf_config({**config, "intermediate_size": [128, 128]}).config.intermediate_size == 128
 
 
-def test_a_part_of_a_multimodal_model_is_refused_too() -> None:
-    """What stands within text_config counts as what stands at the top."""
+def test_unsupported_text_part() -> None:
+    """Unsupported layers in text_config are found too."""
     part = {**TINY, "model_type": "gemma3n_text", "intermediate_size": [128, 128]}
-    with pytest.raises(ConfigError, match="'gemma3n_text' is not modelled"):
-        read_hf({"model_type": "gemma3n", "text_config": part})
+    with pytest.raises(ConfigError, match="'gemma3n_text' is not supported"):
+        read_hf_config({"model_type": "gemma3n", "text_config": part})
 
 
-def test_a_config_without_a_type_is_refused_too() -> None:
-    """Without model_type the keys tell."""
+def test_unsupported_layers_without_model_type() -> None:
+    """Without model_type, the keys are checked."""
     with pytest.raises(ConfigError, match=r"the config has layers without softmax attention \(ssm_cfg\)"):
-        read_hf({**TINY, "ssm_cfg": {"layer": "Mamba2"}})
+        read_hf_config({**TINY, "ssm_cfg": {"layer": "Mamba2"}})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_config_without_a_type_is_refused_too() -> None:
         ("conv_bias", False),
     ],
 )
-def test_layers_that_are_all_softmax_attention(key: str, value: object) -> None:
-    """Lists that name softmax attention alone, and keys that are null or false, tell of no other layers."""
-    reading = read_hf({**TINY, "model_type": "brandnew", key: value, "sliding_window": 16})
+def test_keys_of_supported_layers(key: str, value: object) -> None:
+    """Lists with softmax attention only, and keys that are null or false, are accepted."""
+    reading = read_hf_config({**TINY, "model_type": "brandnew", key: value, "sliding_window": 16})
     assert reading.config.num_layers == 2

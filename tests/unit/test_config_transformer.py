@@ -1,4 +1,4 @@
-"""TransformerConfig: defaults, contradictions, layers that are alike, changes."""
+"""TransformerConfig: defaults, validation, layer groups, changes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig, with_changes
-from shapewright.errors import ConfigError
+from shapewright.core.errors import ConfigError
+from shapewright.models import TransformerConfig, with_changes
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "vocab_size": 100}
 
@@ -21,7 +21,7 @@ def small(**fields: Any) -> TransformerConfig:
 
 
 def test_defaults_follow_from_the_sizes() -> None:
-    """Zeros are filled in: heads, head widths, inner width."""
+    """Zeros are replaced by defaults: heads, head widths, inner width."""
     config = small()
     assert (config.num_kv_heads, config.head_dim, config.v_head_dim) == (4, 16, 16)
     assert (config.intermediate_size, config.embedding_size) == (256, 64)
@@ -32,7 +32,7 @@ def test_defaults_follow_from_the_sizes() -> None:
     [
         ({"hidden_size": 0}, ["hidden_size=0", "from 1 to 2**40"]),
         ({"hidden_size": -64}, ["hidden_size=-64"]),
-        ({"hidden_size": "64"}, ["hidden_size='64'", "whole number"]),
+        ({"hidden_size": "64"}, ["hidden_size='64'", "an integer"]),
         ({"hidden_size": True}, ["hidden_size=True"]),
         ({"hidden_size": math.nan}, ["hidden_size=nan"]),
         ({"hidden_size": 64.0}, ["hidden_size=64.0"]),
@@ -52,7 +52,7 @@ def test_defaults_follow_from_the_sizes() -> None:
         ({"num_experts": 4}, ["num_experts_per_token=0", "from 1 to num_experts=4"]),
         ({"num_experts": 4, "num_experts_per_token": 5}, ["num_experts_per_token=5", "num_experts=4"]),
         ({"num_experts_per_token": 2}, ["num_experts_per_token=2", "needs num_experts"]),
-        ({"num_experts": 4, "num_experts_per_token": 1, "moe_layers": (False,)}, ["names no layer"]),
+        ({"num_experts": 4, "num_experts_per_token": 1, "moe_layers": (False,)}, ["has no true entry"]),
         ({"num_encoder_layers": 3}, ["num_encoder_layers=3", "encoder-decoder"]),
         ({"q_lora_rank": 8}, ["q_lora_rank=8", "kv_lora_rank"]),
         ({"kv_lora_rank": 8, "qk_rope_head_dim": 16}, ["qk_rope_head_dim=16", "below head_dim=16"]),
@@ -60,7 +60,7 @@ def test_defaults_follow_from_the_sizes() -> None:
     ],
 )
 def test_contradictions_are_named(fields: dict[str, Any], words: list[str]) -> None:
-    """One line says what is wrong, with the value, and what is allowed."""
+    """An error states the field, its value and what is allowed, on one line."""
     with pytest.raises(ConfigError) as caught:
         small(**fields)
     message = str(caught.value)
@@ -69,8 +69,8 @@ def test_contradictions_are_named(fields: dict[str, Any], words: list[str]) -> N
         assert word in message
 
 
-def test_layers_alike_are_grouped() -> None:
-    """Windows and experts that repeat with periods 2 and 3 make groups whose counts sum to the layers."""
+def test_layer_groups() -> None:
+    """Windows and experts that repeat with periods 2 and 3 give groups whose counts add up to the layers."""
     config = small(
         num_layers=7, attention_windows=(8, 0), num_experts=2, num_experts_per_token=1, moe_layers=(True, True, False)
     )
@@ -90,8 +90,8 @@ def test_layers_alike_are_grouped() -> None:
     windows=st.lists(st.sampled_from([0, 8, 16]), max_size=5),
     moe_layers=st.lists(st.booleans(), max_size=4).filter(lambda flags: not flags or flags[0]),
 )
-def test_groups_are_what_the_layers_say(num_layers: int, windows: list[int], moe_layers: list[bool]) -> None:
-    """Counting layer by layer gives the same groups, whatever the patterns."""
+def test_layer_groups_agree_with_the_layers(num_layers: int, windows: list[int], moe_layers: list[bool]) -> None:
+    """Counting layer by layer gives the same groups for any pattern."""
     config = small(
         num_layers=num_layers,
         attention_windows=tuple(windows),
@@ -109,27 +109,27 @@ def test_groups_are_what_the_layers_say(num_layers: int, windows: list[int], moe
 
 
 def test_stacks_are_separate() -> None:
-    """An encoder-decoder has groups for each stack; the encoder is as deep as the decoder unless it says."""
+    """An encoder-decoder has groups for each stack; the encoder has the depth of the decoder by default."""
     config = small(stack="encoder-decoder", num_layers=3)
     assert [tuple(group) for group in config.layer_groups()] == [(0, False, 3)]
     assert [tuple(group) for group in config.encoder_layer_groups()] == [(0, False, 3)]
     assert small().encoder_layer_groups() == ()
 
 
-def test_patterns_are_cut_to_what_repeats() -> None:
-    """Two ways to write the same layers make equal configs."""
+def test_patterns_are_reduced_to_one_period() -> None:
+    """Two ways to write the same layers give equal configs."""
     assert small(attention_windows=(8, 0, 8, 0)) == small(attention_windows=(8, 0))
     assert small(attention_windows=(0, 0, 0, 0)) == small()
 
 
 def test_derived_widths_follow_a_change() -> None:
-    """Fewer heads get wider, key-value heads and the inner width follow, as long as they had their default."""
+    """Derived fields with their default values follow a change of the number of heads or the width."""
     config = with_changes(small(), {"num_heads": 2, "hidden_size": 96})
     assert (config.head_dim, config.num_kv_heads, config.intermediate_size) == (48, 2, 384)
 
 
-def test_chosen_widths_stay() -> None:
-    """What was not the default stays as it is."""
+def test_explicit_widths_stay() -> None:
+    """Fields that differ from their defaults do not change."""
     config = with_changes(
         small(head_dim=24, num_kv_heads=2, intermediate_size=200), {"num_heads": 2, "hidden_size": 96}
     )
@@ -137,7 +137,7 @@ def test_chosen_widths_stay() -> None:
 
 
 def test_first_dense_layers_stay_first() -> None:
-    """A pattern that does not repeat is cut, or continued with its last value."""
+    """A pattern that does not repeat is truncated, or extended with its last value."""
     config = small(num_experts=2, num_experts_per_token=1, moe_layers=(False, True, True, True))
     longer = with_changes(config, {"num_layers": 6})
     assert [longer.is_moe_layer(index) for index in range(6)] == [False, True, True, True, True, True]
@@ -145,7 +145,7 @@ def test_first_dense_layers_stay_first() -> None:
 
 
 def test_one_expert_width_under_two_names() -> None:
-    """Where no layer is dense, the MLP's and the experts' width are one."""
+    """If no layer is dense, intermediate_size and moe_intermediate_size change together."""
     config = small(num_experts=2, num_experts_per_token=1, intermediate_size=96)
     for name in ("intermediate_size", "moe_intermediate_size"):
         changed = with_changes(config, {name: 80})
@@ -153,6 +153,6 @@ def test_one_expert_width_under_two_names() -> None:
 
 
 def test_unknown_field_names_have_a_hint() -> None:
-    """A misspelled field is an error with the name that was meant."""
+    """A misspelt field is an error with a suggestion."""
     with pytest.raises(ConfigError, match="did you mean 'hidden_size'"):
         with_changes(small(), {"hiden_size": 8})

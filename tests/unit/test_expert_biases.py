@@ -1,4 +1,4 @@
-"""Biases and clamps of routed experts: where software runs kernels of their own for them."""
+"""Biases and clamps of routed experts, fused or in separate kernels."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import TransformerConfig, read_model
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
+from shapewright.lowering.operations import Collective, Pointwise
 from shapewright.memory import estimate_memory
-from shapewright.operations import Collective, Pointwise
-from shapewright.perf.software import load_software
-from shapewright.predict import predict
-from shapewright.question import ask
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, read_model
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import predict
+from shapewright.pricing.software import load_software
+from shapewright.workload import ParallelLayout, Workload
 
 H, E, K, F, TOKENS = 64, 8, 2, 48, 64
 CONFIG = TransformerConfig(
@@ -45,8 +44,8 @@ def moved_bytes(workload: Workload, *names: str, config: TransformerConfig = CON
     )
 
 
-def test_kernels_of_their_own() -> None:
-    """28 and 40 bytes an element of a result for the scaled bias, 8 both ways for what is clamped."""
+def test_separate_bias_and_clamp_kernels() -> None:
+    """28 and 40 bytes per element for the scaled bias, 8 per clamped element in each pass."""
     assert moved_bytes(APART, "moe.bias") == 28 * ROWS * H
     assert moved_bytes(APART, "moe.bias.backward", "moe.scaled_bias_gradient") == 40 * ROWS * H
     assert moved_bytes(APART, "moe.clamp") == moved_bytes(APART, "moe.clamp.backward") == 8 * ROWS * 2 * F
@@ -55,8 +54,8 @@ def test_kernels_of_their_own() -> None:
     assert bias.num_kernels == 2 * E + 2
 
 
-def test_fused_experts_sum_gradients_alone() -> None:
-    """A fused stack reads the gradients of both products once more, for those of the biases."""
+def test_fused_experts_only_sum_bias_gradients() -> None:
+    """A fused stack reads the gradients of both GEMMs once more, to sum the bias gradients."""
     names = {
         each.name for each in lower(CONFIG, FUSED, ParallelLayout()) if "bias" in each.name or "clamp" in each.name
     }
@@ -66,32 +65,32 @@ def test_fused_experts_sum_gradients_alone() -> None:
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_servers_have_them_in_their_kernels(phase: str) -> None:
-    """Nothing is listed outside of training."""
+def test_inference_has_no_separate_kernels(phase: str) -> None:
+    """No separate operations outside training."""
     operations = lower(CONFIG, replace(APART, phase=phase, context_len=8), ParallelLayout())
     assert not [each.name for each in operations if "bias" in each.name or "clamp" in each.name]
 
 
-def test_experts_without_biases_cost_nothing_more() -> None:
+def test_experts_without_biases_have_no_separate_kernels() -> None:
     """Either way, experts without biases and clamps run the same operations."""
     config = replace(CONFIG, expert_bias=False, expert_clamp=False)
     assert lower(config, APART, ParallelLayout()) == lower(config, FUSED, ParallelLayout())
 
 
-def test_a_clamp_of_its_own_keeps_what_it_made() -> None:
-    """What is clamped, two bytes an element of both halves, is kept beside what the clamp read."""
+def test_separate_clamp_saves_its_output() -> None:
+    """The clamped input, two bytes per element of both halves, is saved in addition to the clamp's input."""
     fused, apart = (estimate_memory(CONFIG, each, ParallelLayout()) for each in (FUSED, APART))
     assert apart.activations_bytes - fused.activations_bytes == CONFIG.num_layers * ROWS * 2 * F * 2
 
 
-def test_gpt_oss_has_both() -> None:
-    """Its configuration file says so by its type."""
+def test_gpt_oss_has_biases_and_clamps() -> None:
+    """The model type of gpt-oss implies both."""
     config = read_model("gpt-oss-20b").config
     assert (config.expert_bias, config.expert_clamp) == (True, True)
 
 
-def test_rows_travel_in_sixteen_bits_where_software_sends_so() -> None:
-    """In fp8 a dispatched element is 1 byte and its scale, or 2 both ways."""
+def test_dispatch_in_16_bits() -> None:
+    """With fp8 GEMMs a dispatched element has 1 byte and its scale, or 2 bytes in both passes."""
     layout = ParallelLayout(data_parallel=4, expert_parallel=4)
     narrow = replace(FUSED, dtype="fp8")
     for workload, width in ((narrow, 1 + 4 / 128), (replace(narrow, narrow_dispatch=False), 2.0)):
@@ -108,27 +107,27 @@ def test_rows_travel_in_sixteen_bits_where_software_sends_so() -> None:
         }
 
 
-def test_software_decides_whatever_was_asked() -> None:
-    """A generation of Megatron runs them apart, and its prediction says so; what was asked has no effect."""
+def test_software_overrides_fused_experts() -> None:
+    """A generation of Megatron runs the kernels separately, which its prediction notes; the option has no effect."""
     device, software = load_device("b200-sxm-180gb"), "nemo-moe-2025"
     config, layout = read_model("gpt-oss-20b").config, ParallelLayout(data_parallel=8, expert_parallel=8)
     prediction = predict(config, device=device, workload=Workload(), layout=layout, software=software)
     assert load_software(software).workload == {"fused_experts": False, "narrow_dispatch": False}
     assert not prediction.workload.fused_experts
     assert [entry.operation.name for entry in prediction.operations].count("moe.bias") == 1
-    (remark,) = ask(config, device, workload={"fused_experts": True}, software=software).remarks
-    assert remark == "fused_experts=True has no effect: software='nemo-moe-2025' decides it, fused_experts=False"
+    (remark,) = build_scenario(config, device, workload={"fused_experts": True}, software=software).remarks
+    assert remark == "fused_experts=True has no effect: software='nemo-moe-2025' sets fused_experts=False"
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "said"),
+    ("model", "given", "message"),
     [
         ("llama-3-8b", {"fused_experts": False}, "neither biases nor a clamp"),
         ("gpt-oss-20b", {"fused_experts": False, "phase": "decode", "context_len": 64}, "no effect in decode"),
-        ("mixtral-8x7b", {"narrow_dispatch": False}, "no effect but on experts in fp8"),
+        ("mixtral-8x7b", {"narrow_dispatch": False}, "affects fp8 experts only"),
     ],
 )
-def test_a_choice_without_effect_is_said(model: str, given: dict[str, Any], said: str) -> None:
-    """One line says why."""
-    (remark,) = ask(model, "h100-sxm-80gb", workload=given).remarks
-    assert said in remark
+def test_option_without_effect_is_noted(model: str, given: dict[str, Any], message: str) -> None:
+    """An option without effect is noted in one line."""
+    (remark,) = build_scenario(model, "h100-sxm-80gb", workload=given).remarks
+    assert message in remark

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shapewright.hardware import load_device
-from shapewright.perf.calibration import load_record
-from shapewright.perf.experts import read_lone_row_s_per_byte
-from shapewright.question import ask
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.experts.price import read_lone_row_s_per_byte
 
 DEVICES = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 MODELS = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "dbrx")
@@ -30,7 +30,8 @@ def test_steps_get_shorter_from_h100_to_h200_to_b200(model: str) -> None:
     for workload in WORKLOADS:
         for layout in layouts:
             h100_s, h200_s, b200_s = (
-                ask(model, device, workload=workload, layout=layout).predict().step_time_s for device in DEVICES
+                build_scenario(model, device, workload=workload, layout=layout).predict().step_time_s
+                for device in DEVICES
             )
 
             assert b200_s < h200_s <= h100_s, (workload, layout)
@@ -38,12 +39,12 @@ def test_steps_get_shorter_from_h100_to_h200_to_b200(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_experts_train_no_slower_on_h200_than_on_h100(model: str) -> None:
-    """Their products alone take at most a hundredth longer: the multiprocessors are the same."""
+    """Their GEMMs alone take at most 1 % longer: the multiprocessors are equal."""
     for layout in ({"data_parallel": 8, "expert_parallel": 8}, {"tensor_parallel": 8}):
         h100_s, h200_s = (
             sum(
                 each.total_time_s
-                for each in ask(model, device, layout=layout).predict().operations
+                for each in build_scenario(model, device, layout=layout).predict().operations
                 if each.operation.name.startswith(("moe.gate_up", "moe.down"))
             )
             for device in DEVICES[:2]

@@ -7,20 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.config import read_model
-from shapewright.errors import CalibrationError
+from shapewright.app.report.step.explain import explain_operation, explanation_rows
+from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import GroupedGemm
-from shapewright.perf.calibration import load_record
-from shapewright.perf.expert_tiles import TUNED, TileRule, read_rule, tuned_shapes
-from shapewright.perf.experts import estimate_grouped_gemm_s, price_grouped_gemm, price_grouped_gemms, say_tiles
-from shapewright.perf.price import GemmPrice
-from shapewright.perf.residual import load_residuals
-from shapewright.question import ask
-from shapewright.report.explain import explain_operation, explanation_rows
-from shapewright.workload import Workload
+from shapewright.lowering.operations import GroupedGemm
+from shapewright.models import read_model
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.residual import load_residuals
+from shapewright.pricing.experts.price import (
+    describe_tiles,
+    estimate_grouped_gemm_s,
+    price_grouped_gemm,
+    price_grouped_gemms,
+)
+from shapewright.pricing.experts.tiles import TUNED, TileRule, read_rule, tuned_shapes
+from shapewright.pricing.price import GemmPrice
+from shapewright.workload import ParallelLayout, Workload
 
 H100 = load_device("h100-sxm-80gb")
 SGLANG = "sglang 0.5.14/sglang_fused_moe_triton"
@@ -41,11 +45,11 @@ TRIED = [
 
 def price(operation: GroupedGemm, *, library: str = "", **words: bool) -> GemmPrice:
     """Price on an H100."""
-    return price_grouped_gemm(operation, H100, load_record("moe", H100, **words), library=library)
+    return price_grouped_gemm(operation, H100, load_record("moe", H100.with_pricing(**words)), library=library)
 
 
 def test_rules_step_by_tokens() -> None:
-    """A step ends with the tokens it names; sglang counts them for each expert; tuned shapes leave the rule."""
+    """A step includes its largest number of tokens; sglang counts them per expert; tuned shapes are exempt."""
     tokens, experts = np.array([32.0, 33.0, 65.0, 64.0]), np.full(4, 64.0)
     tuned = np.array([64 * 2.0**24 + 192])
     inner = np.array([100.0, 100.0, 100.0, 192.0])
@@ -79,12 +83,12 @@ def test_tuned_shapes_are_those_of_library_format_and_device() -> None:
     ],
 )
 def test_a_rule_holds_for_its_kernels_and_defaults(library: str, transfer: str, holds: bool) -> None:
-    """Another family of kernels has none, nor a release with other defaults; on another family no unknown library."""
-    assert RULES["vllm"].holds_for(library, transfer) == holds
+    """The rule excludes other kernel families and defaults, and unknown libraries on another architecture."""
+    assert RULES["vllm"].applies_to(library, transfer) == holds
 
 
 def test_untuned_shapes_are_slower() -> None:
-    """Sglang's default takes an H100 twice as long as its tuned tiles for one width next to the other."""
+    """Sglang's default tiles take an H100 twice as long as tuned tiles of an adjacent width."""
     tuned, untuned = (price(replace(SERVED, n=2 * f, inner=f), library=SGLANG) for f in (3584, 3600))
 
     assert 1.6 * tuned.time_s < untuned.time_s
@@ -92,7 +96,7 @@ def test_untuned_shapes_are_slower() -> None:
 
 
 def test_training_takes_the_best_tile() -> None:
-    """A training stack asks no list: neighbours of a tuned width cost the same, and nothing learned is applied."""
+    """Training has no tile rule: widths next to a tuned one cost the same, without residual correction."""
     near, tuned = (
         price(replace(SERVED, n=2 * f, inner=f, is_training=True, dtype="bf16"), library=SGLANG) for f in (3648, 3584)
     )
@@ -102,9 +106,9 @@ def test_training_takes_the_best_tile() -> None:
 
 
 def test_training_takes_a_default_that_beats_old_tuned_tiles() -> None:
-    """On L40S vllm's tuned tiles are older and slower than its default for large batches, which training takes."""
+    """On L40S vllm's tuned tiles are slower than its default for large batches, so training uses the default."""
     device = load_device("l40s")
-    record = load_record("moe", device, physics_only=True)
+    record = load_record("moe", device.with_pricing(physics_only=True))
     large = replace(SERVED, m=32768, tokens=16384)
 
     tuned, default, training = (
@@ -132,7 +136,7 @@ def test_one_by_one_together_and_without_reasons_agree(name: str) -> None:
 
 
 def test_price_is_physics_times_what_was_learned() -> None:
-    """The price says by how much it was corrected; --physics-only leaves it aside, and the interval is wider then."""
+    """A price contains its correction; with ``physics_only`` it is absent and the interval wider."""
     learned, physics = (price(SERVED, library=SGLANG, physics_only=each) for each in (False, True))
 
     assert physics.correction == 1.0 != learned.correction
@@ -175,14 +179,18 @@ def test_a_step_counts_what_reaches_a_device() -> None:
     assert {(each.tokens, each.experts, each.inner) for each in trained} == {(None, None, None)}
 
 
-def test_an_explanation_says_whether_tiles_are_tuned() -> None:
+def test_an_explanation_states_whether_tiles_are_tuned() -> None:
     """Qwen3-30B whole on an H100 is untuned in vllm 0.24, Mixtral over four devices is tuned."""
-    prediction = ask("qwen3-30b-a3b", "h100-sxm-80gb", workload={"phase": "decode", "context_len": 64}).predict()
-    (entry,) = explain_operation(prediction, "moe.down")["operations"]
+    prediction = build_scenario(
+        "qwen3-30b-a3b", "h100-sxm-80gb", workload={"phase": "decode", "context_len": 64}
+    ).predict()
+    (entry,) = explain_operation(prediction, "moe.down")
 
     assert "no tuned tiles for 128 experts of inner width 768" in explanation_rows(entry)["tiles"]
-    assert say_tiles(SERVED, H100, load_record("moe", H100)).startswith("vllm 0.24.0 has tuned tiles for 8 experts")
-    assert say_tiles(replace(SERVED, tokens=None), H100, load_record("moe", H100)) == ""
+    assert describe_tiles(SERVED, H100, load_record("moe", H100)).startswith(
+        "vllm 0.24.0 has tuned tiles for 8 experts"
+    )
+    assert describe_tiles(replace(SERVED, tokens=None), H100, load_record("moe", H100)) == ""
 
 
 def test_a_malformed_rule_is_an_error() -> None:

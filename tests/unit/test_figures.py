@@ -1,4 +1,4 @@
-"""Figures show what was measured and what is predicted, at the right places, and say what they lack."""
+"""Figures show measured and predicted values at the right positions, and state what is missing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from shapewright.cli.main import main
-from shapewright.config import TransformerConfig
-from shapewright.errors import MeasuredFileError
+from shapewright.app.cli.main import main
+from shapewright.app.figures.chart import Band, HeatMap, Line, Points, XYChart
+from shapewright.app.figures.charts.heat_maps import measured_layer_map
+from shapewright.app.figures.charts.operation_sweep import find_operation_sweeps, operation_sweep_chart
+from shapewright.app.figures.data.samples import Sample, samples_from_rows
+from shapewright.app.figures.registry import FIGURE_NAMES, FigureRequest, draw_figure
+from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Attention, Gemm, Pointwise
-from shapewright.perf.pricing import price_operations
-from shapewright.question import ask
-from shapewright.report.charts import Band, HeatMap, Line, Points, XYChart
-from shapewright.report.figures import FIGURE_NAMES, FigureRequest, Sample, draw_figure, samples_of
-from shapewright.report.figures.heat_map import measured_map
-from shapewright.report.figures.sweep import find_sweeps, sweep_chart
-from shapewright.store.file import Store
-from shapewright.store.record import Case, Row, Run, row_facts
-from shapewright.whole import layer_run
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import Case, Row, Run, row_facts
+from shapewright.models import TransformerConfig
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.model_runs import layer_run
+from shapewright.pricing.operations import price_operations
+from shapewright.workload import ParallelLayout, Workload
 
 A100 = load_device("a100-sxm-40gb")
 RUN = Run(
@@ -39,7 +39,7 @@ def make_row(case: Case, median_s: float | None, **fields: object) -> Row:
 
 def request(samples: tuple[Sample, ...] = (), rows: tuple[Row, ...] = ()) -> FigureRequest:
     """A request for GPT-2 on the A100."""
-    question = ask("gpt2", A100, workload={"dtype": "fp16", "seq_len": 512})
+    question = build_scenario("gpt2", A100, workload={"dtype": "fp16", "seq_len": 512})
     return FigureRequest(
         device=A100, dtype="fp16", config=question.config, workload=question.workload,
         operations=lower(question.config, question.workload, ParallelLayout()), samples=samples, rows=rows,
@@ -47,15 +47,15 @@ def request(samples: tuple[Sample, ...] = (), rows: tuple[Row, ...] = ()) -> Fig
 
 
 def widths(*sizes: int, measured_s: float | None = None, **dims: int) -> list[Sample]:
-    """Products that differ in n."""
+    """GEMMs that differ in n."""
     fixed = {"m": 2304, "k": 4096, **dims}
     return [Sample(Gemm(name="x", dtype="fp16", n=n, **fixed), measured_s, name="x") for n in sizes]
 
 
 def test_samples_fall_into_sweeps() -> None:
-    """Products that differ in one dimension are a sweep along it; too few, or of another name, are none."""
+    """GEMMs that differ in one dimension form a sweep along it; too few, or of another name, do not."""
     named = [Sample(Gemm(name="y", dtype="fp16", m=8, n=8, k=k), name="y") for k in (8, 16, 24, 32)]
-    found = find_sweeps([*widths(512, 128, 384, 256, 640), *widths(128, 256, 384, m=64), *named])
+    found = find_operation_sweeps([*widths(512, 128, 384, 256, 640), *widths(128, 256, 384, m=64), *named])
 
     assert [(sweep.name, sweep.dimension, len(sweep.samples)) for sweep in found] == [("x", "n", 5), ("y", "k", 4)]
     assert [int(sample.operation.n) for sample in found[0].samples] == [128, 256, 384, 512, 640]
@@ -77,19 +77,19 @@ def test_attention_and_pointwise_are_swept_too() -> None:
         Sample(Pointwise(name="p", dtype="fp16", operation="norm", read_bytes=2.0**s, written_bytes=2.0**s))
         for s in (16, 18, 20, 22)
     ]
-    found = {sweep.kind: sweep for sweep in find_sweeps([*attention, *moved])}
+    found = {sweep.kind: sweep for sweep in find_operation_sweeps([*attention, *moved])}
 
     assert (found["attention"].dimension, found["pointwise"].dimension) == ("head_dim", "num_bytes")
-    chart = sweep_chart(found["pointwise"], A100)
+    chart = operation_sweep_chart(found["pointwise"], A100)
     assert (chart.y_label, chart.x_log) == ("GB/s", True)
-    assert sweep_chart(found["attention"], A100).y_label == "TFLOP/s"
+    assert operation_sweep_chart(found["attention"], A100).y_label == "TFLOP/s"
 
 
 def test_points_are_measured_and_lines_predicted() -> None:
     """Each point is the FLOPs over its median, the line FLOPs over the price, inside its band and under the roof."""
     samples = widths(1024, 1536, 1600, 2048, measured_s=1e-4)
-    (sweep,) = find_sweeps(samples)
-    chart = sweep_chart(sweep, A100)
+    (sweep,) = find_operation_sweeps(samples)
+    chart = operation_sweep_chart(sweep, A100)
     band, line, roof, *points = chart.series
     assert isinstance(band, Band)
     assert isinstance(line, Line)
@@ -111,18 +111,18 @@ def test_points_are_measured_and_lines_predicted() -> None:
 
 def test_wave_ends_are_marked_where_the_rate_falls() -> None:
     """The paper's falls after 1536, 3072 and 4608 are marks."""
-    (sweep,) = find_sweeps(widths(*range(512, 6145, 64)))
-    marks = {mark.value: mark.text for mark in sweep_chart(sweep, A100).marks}
+    (sweep,) = find_operation_sweeps(widths(*range(512, 6145, 64)))
+    marks = {mark.value: mark.text for mark in operation_sweep_chart(sweep, A100).marks}
 
     assert {1536.0, 3072.0, 4608.0} <= set(marks)
     assert "1 wave of" in marks[1536.0]
 
 
-def test_alignment_classes_are_told_apart() -> None:
+def test_alignment_classes_are_distinguished() -> None:
     """Points of different alignment are series of their own, the widest first."""
     sizes = [4096, 4097, 4098, 4100, 4104]
-    (sweep,) = find_sweeps([Sample(Gemm(name="x", dtype="fp16", m=8192, n=4096, k=k), 1e-3) for k in sizes])
-    names = [part.name for part in sweep_chart(sweep, A100).series if isinstance(part, Points)]
+    (sweep,) = find_operation_sweeps([Sample(Gemm(name="x", dtype="fp16", m=8192, n=4096, k=k), 1e-3) for k in sizes])
+    names = [part.name for part in operation_sweep_chart(sweep, A100).series if isinstance(part, Points)]
 
     assert names == ["measured, 128 B aligned", "measured, 16 B aligned", "measured, 8 B aligned",
                      "measured, 4 B aligned", "measured, 2 B aligned"]  # fmt: skip
@@ -130,8 +130,9 @@ def test_alignment_classes_are_told_apart() -> None:
 
 def test_collectors_overhead_moves_the_curve_alone() -> None:
     """A factor and a fixed cost of the collector change predictions, not points."""
-    (sweep,) = find_sweeps(widths(1024, 2048, 3072, 4096, measured_s=1e-3))
-    plain, moved = sweep_chart(sweep, A100), sweep_chart(sweep, A100, measured_scale=2.0, measured_extra_s=1e-4)
+    (sweep,) = find_operation_sweeps(widths(1024, 2048, 3072, 4096, measured_s=1e-3))
+    plain = operation_sweep_chart(sweep, A100)
+    moved = operation_sweep_chart(sweep, A100, measured_scale=2.0, measured_extra_s=1e-4)
 
     for before, after in zip(plain.series, moved.series, strict=True):
         if isinstance(before, Points):
@@ -160,8 +161,8 @@ def test_vocabulary_shows_the_saw_tooth() -> None:
     assert (rate[50304] or 0.0) > 2.0 * (rate[50257] or 1e9)
 
 
-def test_heads_are_read_from_products() -> None:
-    """A batch of 4 x 32 products of width 64 is a = 32, h = 2048, with its measured and predicted rate."""
+def test_heads_are_read_from_gemms() -> None:
+    """A batch of 4 x 32 GEMMs of width 64 is read as a = 32, h = 2048, with measured and predicted rate."""
     operation = Gemm(name="s", dtype="fp16", m=2048, n=2048, k=64, batch=128)
     (chart,) = draw_figure("heads", request((Sample(operation, 1e-3), Sample(Gemm(name="x", m=8, n=8, k=8), 1.0))))
     assert isinstance(chart, XYChart)
@@ -180,7 +181,7 @@ def test_scatter_says_how_far_off() -> None:
     (chart,) = draw_figure("scatter", request(doubled))
     assert isinstance(chart, XYChart)
 
-    assert chart.series[0].name == "gemm, fp16: 50 % off in the mean of 3"
+    assert chart.series[0].name == "gemm, fp16: 50 % mean error over 3"
     layer = layer_run(TransformerConfig(hidden_size=1024, num_layers=1, num_heads=8, vocab_size=9), Workload())
     (with_layer,) = draw_figure("scatter", request(doubled, (make_row(Case(operation=layer), 1e-3),)))
     assert isinstance(with_layer, XYChart)
@@ -199,27 +200,27 @@ def test_measured_layers_have_a_map() -> None:
         make_row(Case(operation=layer, variant="compiled"), 1e-3),
         make_row(Case(operation=layer_run(config, workload, passes="forward")), 1e-6),
     ]
-    chart = measured_map(rows, A100)
+    chart = measured_layer_map(rows, A100)
     assert isinstance(chart, HeatMap)
 
     assert (chart.x_values, chart.y_values) == (["1024"], ["16"])
     assert chart.values == [[pytest.approx(layer.flops / 1e-3 / 1e12)]]
-    assert measured_map(rows[2:], A100) is None
+    assert measured_layer_map(rows[2:], A100) is None
 
 
 def test_samples_are_good_rows_of_one_device() -> None:
     """Failed rows, repetitions, layers and other devices are no samples."""
-    product = Case(operation=Gemm(name="x", m=8, n=8, k=8))
+    gemm = Case(operation=Gemm(name="x", m=8, n=8, k=8))
     layer = layer_run(TransformerConfig(hidden_size=64, num_layers=1, num_heads=4, vocab_size=9), Workload())
     rows = [
-        make_row(product, 1.0),
-        make_row(product, None, status="failed"),
-        make_row(product, 1.0, repetition=1),
+        make_row(gemm, 1.0),
+        make_row(gemm, None, status="failed"),
+        make_row(gemm, 1.0, repetition=1),
         make_row(Case(operation=layer), 1.0),
     ]
 
-    assert [sample.measured_s for sample in samples_of(rows, device=A100.name)] == [1.0]
-    assert samples_of(rows, device="l40s") == []
+    assert [sample.measured_s for sample in samples_from_rows(rows, device=A100.name)] == [1.0]
+    assert samples_from_rows(rows, device="l40s") == []
 
 
 @pytest.fixture
@@ -278,8 +279,8 @@ def test_bad_input_draws_nothing(
     """One line, exit code 2, no file."""
     monkeypatch.chdir(store.parent)
     code = plot(*(str(store) if word == "STORE" else word for word in arguments))
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
 
-    assert (code, said.count("\n")) == (2, 1)
-    assert words in said
+    assert (code, message.count("\n")) == (2, 1)
+    assert words in message
     assert {path.name for path in store.parent.iterdir()} <= {"s.db", "s.db-wal", "s.db-shm"}

@@ -1,20 +1,20 @@
-"""Making intervals: pools that count alike, stretches that cover, parts left out in turn."""
+"""Making intervals: pools that count alike, stretch_factors that cover, parts left out in turn."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from shapewright.fit.intervals import (
+from shapewright.measure.fit.shared import Array
+from shapewright.measure.refit.intervals.residual_intervals import (
     LARGEST_SPREAD,
-    Array,
-    form_of,
+    fitted_interval,
     is_inside,
+    leave_one_out_widening,
     pool,
-    spread_over,
     stretch,
+    stretch_factors,
     stretch_scores,
-    stretches,
 )
 
 
@@ -28,7 +28,7 @@ def rows(count: int, spread: float, shift: float = 0.0, seed: int = 0) -> tuple[
 def test_form_covers_its_own_rows() -> None:
     """Nine of ten rows lie inside, in every regime."""
     predicted, measured = rows(20_000, 0.1)
-    inside = is_inside(form_of(predicted, measured), predicted, measured)
+    inside = is_inside(fitted_interval(predicted, measured), predicted, measured)
 
     assert inside.mean() == pytest.approx(0.9, abs=0.01)
     assert inside[predicted < 5e-6].mean() == pytest.approx(0.9, abs=0.02)
@@ -36,9 +36,9 @@ def test_form_covers_its_own_rows() -> None:
 
 def test_stretch_covers_rows_that_scatter_more() -> None:
     """Unseen rows with twice the scatter stretch the form of fitted rows by two, and 90 % of others like them fit."""
-    form = form_of(*rows(20_000, 0.05))
+    form = fitted_interval(*rows(20_000, 0.05))
     unseen, others = rows(5_000, 0.1, seed=1), rows(5_000, 0.1, seed=2)
-    factors = stretches(stretch_scores(form, *unseen), unseen[0])
+    factors = stretch_factors(stretch_scores(form, *unseen), unseen[0])
     stretched = stretch(form, factors)
 
     assert factors["factor"] == pytest.approx([2.0] * len(factors["factor"]), rel=0.15)
@@ -74,10 +74,10 @@ def test_both_ways_takes_each_sign() -> None:
 
 
 def test_spread_grows_until_parts_left_out_fit() -> None:
-    """Alike parts need none; one far outside widens the pool, up to a limit; a single part says nothing."""
+    """Equal parts need no spread; an outlier widens the pool up to a limit; a single part gives none."""
     alike = {name: rows(3_000, 0.1, seed=seed) for seed, name in enumerate("abc")}
-    stranger = {**alike, "d": rows(3_000, 0.1, shift=0.8, seed=9)}
+    unmeasured = {**alike, "d": rows(3_000, 0.1, shift=0.8, seed=9)}
 
-    assert spread_over(alike) == pytest.approx(1.0, abs=0.05)
-    assert 1.0 < spread_over(stranger) <= LARGEST_SPREAD
-    assert spread_over({"a": alike["a"]}) == 1.0
+    assert leave_one_out_widening(alike) == pytest.approx(1.0, abs=0.05)
+    assert 1.0 < leave_one_out_widening(unmeasured) <= LARGEST_SPREAD
+    assert leave_one_out_widening({"a": alike["a"]}) == 1.0

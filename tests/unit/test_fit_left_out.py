@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapewright.fit.intervals import LARGEST_SPREAD
-from shapewright.fit.left_out import (
+from shapewright.measure.refit.intervals.left_out import (
     LARGEST_END,
+    PriorBias,
     Rows,
-    UsualBias,
     bias_of,
     left_out_interval,
-    spread_of,
-    usual_bias,
+    left_out_widening,
+    prior_bias_of,
 )
+from shapewright.measure.refit.intervals.residual_intervals import LARGEST_SPREAD
 
 
 def rows(bias: float, scatter: float = 0.1, count: int = 2000, seed: int = 0) -> Rows:
@@ -49,14 +49,14 @@ def test_one_device_says_less_than_four() -> None:
 
 def test_a_wider_class_moderates_one_device() -> None:
     """A device that happened to be right does not promise that the next will be, nor one far off that all are."""
-    usual = UsualBias(0.1)
+    prior = PriorBias(0.1)
 
-    assert upper_end({"a": rows(0.0)}, usual=usual) > upper_end({"a": rows(0.0)})
-    assert upper_end({"a": rows(0.4)}, usual=usual) < upper_end({"a": rows(0.4)})
+    assert upper_end({"a": rows(0.0)}, prior=prior) > upper_end({"a": rows(0.0)})
+    assert upper_end({"a": rows(0.4)}, prior=prior) < upper_end({"a": rows(0.4)})
 
 
 def test_biases_of_single_rows_count_as_devices() -> None:
-    """Two devices with a bias of 0.5 beside two of none: ends lie beyond a half."""
+    """Two devices with a bias of 0.5 and two without: the interval exceeds 0.5."""
     parts = {str(seed): rows(0.0, seed=seed) for seed in range(2)}
 
     assert upper_end(parts, biases={"a": 0.5, "b": -0.5}) > 0.5 > upper_end(parts)
@@ -68,9 +68,9 @@ def test_chips_of_one_maker_count_as_one_device() -> None:
     makers = {"x1": "x", "x2": "x", "y": "y"}
     of_two = np.sqrt((0.5 * (0.3**2 + 0.5**2) + 0.2**2) / 2.0) * 2.92
 
-    assert upper_end(parts, kin=makers) == pytest.approx(of_two, rel=0.05)
-    assert upper_end(parts, kin=makers) > upper_end(parts)
-    assert upper_end({"x1": parts["x1"], "y": parts["y"]}, biases={"x2": 0.5}, kin=makers) == pytest.approx(
+    assert upper_end(parts, causes=makers) == pytest.approx(of_two, rel=0.05)
+    assert upper_end(parts, causes=makers) > upper_end(parts)
+    assert upper_end({"x1": parts["x1"], "y": parts["y"]}, biases={"x2": 0.5}, causes=makers) == pytest.approx(
         of_two, rel=0.05
     )
 
@@ -79,8 +79,8 @@ def test_chips_of_a_maker_say_once_what_is_usual() -> None:
     """Of two makers, one without errors and one with three chips at 0.4: the root of half of 0.16."""
     biases = {"x1": 0.4, "x2": -0.4, "x3": 0.4, "y": 0.0}
 
-    assert usual_bias(biases, {"x1": "x", "x2": "x", "x3": "x"}) == UsualBias(pytest.approx(np.sqrt(0.08)))
-    assert usual_bias(biases) == UsualBias(pytest.approx(np.sqrt(0.12)))
+    assert prior_bias_of(biases, {"x1": "x", "x2": "x", "x3": "x"}) == PriorBias(pytest.approx(np.sqrt(0.08)))
+    assert prior_bias_of(biases) == PriorBias(pytest.approx(np.sqrt(0.12)))
 
 
 def test_share_of_an_end_that_is_the_bias() -> None:
@@ -94,7 +94,7 @@ def test_share_of_an_end_that_is_the_bias() -> None:
     assert left_out_interval(unbiased)["shared"] == pytest.approx([0.0], abs=1e-9)
 
 
-def test_a_class_that_nobody_measured_takes_the_scatter_of_a_nearer_one() -> None:
+def test_an_unmeasured_class_takes_the_scatter_of_a_nearer_one() -> None:
     """Its biases are those that are known, its scatter is wider by a stated factor."""
     near = {"a": rows(0.0), "b": rows(0.0, seed=1)}
     once, twice = (
@@ -106,7 +106,7 @@ def test_a_class_that_nobody_measured_takes_the_scatter_of_a_nearer_one() -> Non
 
 
 def test_nothing_known_is_an_error() -> None:
-    """Without any device there is no interval; nor where nobody knows a bias."""
+    """Without devices or without known biases there is no interval."""
     with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
         left_out_interval({}, biases={"b": 0.1})
     with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
@@ -123,9 +123,9 @@ def test_spread_asks_devices_that_scatter_unlike_each_other() -> None:
     alike = {str(seed): rows(0.0, seed=seed) for seed in range(3)}
     unlike = {**alike, "wild": rows(0.0, 0.5, seed=5)}
 
-    assert spread_of(alike) == pytest.approx(1.0, abs=0.05)
-    assert 1.05 < spread_of(unlike) <= LARGEST_SPREAD
-    assert spread_of({"0": alike["0"]}) == 1.0
+    assert left_out_widening(alike) == pytest.approx(1.0, abs=0.05)
+    assert 1.05 < left_out_widening(unlike) <= LARGEST_SPREAD
+    assert left_out_widening({"0": alike["0"]}) == 1.0
 
 
 @settings(max_examples=20)
@@ -149,5 +149,5 @@ def test_biases_by_hand() -> None:
     predicted = np.ones(3)
 
     assert bias_of((predicted, np.exp([0.1, 0.2, 0.9]))) == pytest.approx(0.2)
-    assert usual_bias({"a": 0.3, "b": -0.4}) == UsualBias(pytest.approx(np.sqrt(0.125)))
-    assert usual_bias({}) is None
+    assert prior_bias_of({"a": 0.3, "b": -0.4}) == PriorBias(pytest.approx(np.sqrt(0.125)))
+    assert prior_bias_of({}) is None

@@ -1,4 +1,4 @@
-"""Learning what physics leaves over: runners-up by hand, sections told apart, shapes really left out."""
+"""Fit of residuals: runner-up kernels by hand, separate sections, held-out shapes."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shapewright.fit.residual import (
+from shapewright.hardware import load_device
+from shapewright.measure.refit.gemm.residual_trees import (
+    NUM_RUNNERS_UP,
     OWN_TREES,
     Correction,
     LearnedSection,
-    between,
+    combined_section,
     learn_section,
     learn_together,
+    runner_up_columns,
     shape_folds,
 )
-from shapewright.fit.runner_up import NUM_RUNNERS_UP, runner_up_columns
-from shapewright.hardware import load_device
-from shapewright.perf.alignment import contiguous_letters
-from shapewright.perf.calibration import load_record
-from shapewright.perf.gemm_job import make_gemm_job
-from shapewright.perf.products import Products
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.gemm.alignment import contiguous_letters
+from shapewright.pricing.gemm.section import prepare_gemm_pricing
+from shapewright.pricing.gemm.shapes import Gemms
 
 KNOTS = pd.DataFrame(
     [(m, n, k) for m in range(1, 41) for n in (256, 512, 1024, 2048) for k in (256, 512, 1024)], columns=["m", "n", "k"]
@@ -39,14 +40,14 @@ def section_of(offset: float) -> LearnedSection:
 
 @pytest.fixture(scope="module")
 def runners_up() -> np.ndarray:
-    """Of the H100's menu in bf16: one product of two full waves of 128 x 256, one that only a split can spread."""
+    """Of the H100's bf16 menu: a GEMM of two full waves of 128 x 256, and one that needs split-k to fill the device."""
     device = load_device("h100-sxm-80gb")
-    job = make_gemm_job("bf16", None, device, load_record("gemm", device, physics_only=True))
-    assert job.section is not None
-    assert job.rates is not None
+    pricing = prepare_gemm_pricing("bf16", None, device, load_record("gemm", device.with_pricing(physics_only=True)))
+    assert pricing.section is not None
+    assert pricing.rates is not None
     m, n, k = np.array([[4096.0, 64.0], [8192.0, 128.0], [4096.0, 65536.0]])
-    products = Products(m, n, k, np.ones(2), contiguous_letters("NT"))
-    return runner_up_columns(products, job.section.parameters, job.rates)
+    gemms = Gemms(m, n, k, np.ones(2), contiguous_letters("NT"))
+    return runner_up_columns(gemms, pricing.section.parameters, pricing.rates)
 
 
 def test_runners_up_are_ordered(runners_up: np.ndarray) -> None:
@@ -60,13 +61,13 @@ def test_runners_up_are_ordered(runners_up: np.ndarray) -> None:
 
 
 def test_what_a_split_is_worth(runners_up: np.ndarray) -> None:
-    """A large product wants none; 64 x 128 outputs of k = 65536 keep one or two SMs busy without."""
+    """A large GEMM needs no split; 64 x 128 outputs of k = 65536 keep one or two SMs busy without one."""
     assert runners_up[0, -1] == 0.0
     assert runners_up[1, -1] > np.log(2.0)
 
 
-def test_sections_learned_together_are_told_apart_by_their_marks() -> None:
-    """Two sections that see the same shapes, one a fifth slower and one a fifth faster than physics."""
+def test_sections_learned_together_are_distinguished_by_indicator_columns() -> None:
+    """Two sections with the same shapes, one 20 % slower and one 20 % faster than physics."""
     fitted = np.ones(len(KNOTS), dtype=bool)
     slow, fast = learn_together(
         [section_of(0.2), section_of(-0.2)],
@@ -82,7 +83,7 @@ def test_sections_learned_together_are_told_apart_by_their_marks() -> None:
 
 
 def test_a_shape_left_out_is_not_learned() -> None:
-    """Rows of one (n, k) alone take e times as long: trees that saw it say so, those that did not say nothing."""
+    """Rows of one (n, k) take e times as long: only trees fitted to them predict that."""
     odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
     section = section_of(0.0)
     section.measured_s["some"][odd] *= np.e
@@ -98,25 +99,27 @@ def test_a_shape_left_out_is_not_learned() -> None:
     assert np.abs(found.left_out[odd]).max() < 0.1
 
 
-def test_judges_are_learned_by_nobody() -> None:
-    """Knots that are not fitted leave no mark, and are predicted by the trees of all shapes."""
+def test_knots_that_are_not_fitted_have_no_effect() -> None:
+    """Knots that are not fitted do not change the trees, and are predicted by the trees of all shapes."""
     odd = ((KNOTS.n == 2048) & (KNOTS.k == 1024)).to_numpy()
     section = section_of(0.0)
     section.measured_s["some"][odd] *= np.e
     (found,) = learn_together([section], np.zeros((1, 0)), ~odd, shape_folds(KNOTS), trees=SMALL_TREES)
 
     assert np.abs(found.of_all[odd]).max() < 0.1
-    chosen = Correction(of_all=np.array([1.0, 2.0]), left_out=np.array([3.0, 4.0])).unseen(np.array([True, False]))
+    chosen = Correction(of_all=np.array([1.0, 2.0]), left_out=np.array([3.0, 4.0])).without_own_shape(
+        np.array([True, False])
+    )
     assert chosen.tolist() == [3.0, 2.0]
 
 
 def test_a_section_is_priced_at_all_knots() -> None:
-    """Physics and what the trees see have a row for each knot; between libraries they see sizes and what those say."""
+    """Times and features have a row per knot; the section of all libraries has sizes and their corrections."""
     device = load_device("a100-sxm-80gb")
-    record = load_record("gemm", device, physics_only=True)
-    words = {"dtype": "bf16", "layout": "NT", "hot_cache": False, "library": "", "sees_runners_up": True}
+    record = load_record("gemm", device.with_pricing(physics_only=True))
+    words = {"dtype": "bf16", "layout": "NT", "hot_cache": False, "library": "", "uses_runners_up": True}
     section = learn_section(KNOTS, {}, device, record, **words)
-    middle = between(section, KNOTS, np.ones((len(KNOTS), 2)))
+    middle = combined_section(section, KNOTS, np.ones((len(KNOTS), 2)))
 
     assert section.physics_s.shape == (len(KNOTS),)
     assert np.isfinite(section.seen).all()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from published_gpts import PUBLISHED, gpt
-from shapewright.config import TransformerConfig, count_parameters, read_model
-from shapewright.lowering.conventions import (
+from shapewright.lowering.flops import (
     CONVENTIONS,
+    count_convention_flops,
     count_rule_of_thumb_flops,
-    count_step_flops,
     estimate_training_s,
 )
+from shapewright.models import TransformerConfig, count_parameters, read_model
 from shapewright.workload import Workload
 
 A100_FLOPS_PER_S = 312e12
@@ -30,7 +30,7 @@ SECONDS_PER_DAY = 86_400.0
 def test_flops_follow_the_paper(name: str, model_flops: float, hardware_flops: float) -> None:
     """Equations 7 and 9 of arXiv 2205.05198 by hand for its four models."""
     shape, _, batch, _, _ = PUBLISHED[name]
-    flops = count_step_flops(gpt(*shape), Workload(seq_len=2048, recompute="selective"), batch, "megatron")
+    flops = count_convention_flops(gpt(*shape), Workload(seq_len=2048, recompute="selective"), batch, "megatron")
 
     assert flops.model_flops == pytest.approx(model_flops, rel=1e-6)
     assert flops.hardware_flops == pytest.approx(hardware_flops, rel=1e-6)
@@ -50,7 +50,7 @@ def test_flops_follow_the_paper(name: str, model_flops: float, hardware_flops: f
 def test_bloom_logs(num_layers: int, hidden_size: int, num_heads: int, seconds: float, tflops: float) -> None:
     """TFLOP/s per device that BLOOM's logs print: 384 A100, batch 2048, s = 2048, v = 250880, full recomputation."""
     config = gpt(num_layers, hidden_size, num_heads, vocab_size=250880)
-    flops = count_step_flops(config, Workload(seq_len=2048, recompute="full"), 2048, "megatron")
+    flops = count_convention_flops(config, Workload(seq_len=2048, recompute="full"), 2048, "megatron")
 
     assert flops.hardware_flops is not None
     assert flops.hardware_flops / (384 * seconds) / 1e12 == pytest.approx(tflops, abs=0.01)
@@ -60,7 +60,9 @@ def test_conventions_of_llama_3_8b() -> None:
     """FLOPs per token at s = 8192, from W counted by hand and N = 8,030,261,248."""
     config = read_model("llama-3-8b").config
     workload = Workload(seq_len=8192)
-    per_token = {name: count_step_flops(config, workload, 4, name).model_flops / (4 * 8192) for name in CONVENTIONS}
+    per_token = {
+        name: count_convention_flops(config, workload, 4, name).model_flops / (4 * 8192) for name in CONVENTIONS
+    }
     # Per layer 2 * 4096^2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 = 218,103,808; logits 128256 * 4096 = 525,336,576.
     weights = 32 * 218_103_808 + 525_336_576
     square = 12 * 32 * 4096 * 8192
@@ -74,25 +76,25 @@ def test_conventions_of_llama_3_8b() -> None:
 
 def test_torchtitan_publishes_56_8_percent() -> None:
     """Llama-3-8B, 2904 tokens a second and A100 at s = 8192: 56.8 % of 312 TFLOP/s (torchtitan, 2024)."""
-    flops = count_step_flops(read_model("llama-3-8b").config, Workload(seq_len=8192), 1, "torchtitan").model_flops
+    flops = count_convention_flops(read_model("llama-3-8b").config, Workload(seq_len=8192), 1, "torchtitan").model_flops
     assert 2904 * flops / 8192 / A100_FLOPS_PER_S == pytest.approx(0.568, abs=5e-4)
 
 
 @pytest.mark.parametrize(("recompute", "ratio"), [("none", 1.0), ("selective", 1.0), ("full", 4 / 3)])
 def test_llm_foundry_hardware_flops(recompute: str, ratio: float) -> None:
     """llm-foundry multiplies by 4/3 where activations are checkpointed."""
-    flops = count_step_flops(gpt(24, 2048, 16), Workload(recompute=recompute), 8, "llm-foundry")
+    flops = count_convention_flops(gpt(24, 2048, 16), Workload(recompute=recompute), 8, "llm-foundry")
     assert flops.hardware_flops == pytest.approx(ratio * flops.model_flops)
 
 
-def test_causal_convention_halves_the_core_whatever_runs_it() -> None:
+def test_causal_convention_halves_attention() -> None:
     """72 B L s h^2 (1 + s/(12h) + v/(12hL)), and s/(6h) where the core is recomputed: half of eq. 7 and 9."""
     gpt = TransformerConfig(hidden_size=1024, num_layers=4, num_heads=8, vocab_size=51200)
     matrices, tokens = 72.0 * 4 * 1024**2, 8 * 2048
     for attention in ("flash", "unfused"):
         for recompute, core in (("none", 1 / 12), ("selective", 1 / 6)):
             step = Workload(seq_len=2048, attention=attention, recompute=recompute)
-            counted = count_step_flops(gpt, step, 8, "megatron-causal")
+            counted = count_convention_flops(gpt, step, 8, "megatron-causal")
             terms = 1.0 + 51200 / (12 * 1024 * 4)
             assert counted.model_flops == pytest.approx(matrices * tokens * (terms + 2048 / 1024 / 12))
             assert counted.hardware_flops == pytest.approx(matrices * tokens * (terms + core * 2048 / 1024))
@@ -102,19 +104,20 @@ def test_bidirectional_attention_is_not_halved() -> None:
     """An encoder sees the whole square, so that both Megatron conventions agree."""
     config = read_model("bert-large").config
     by_square, by_half = (
-        count_step_flops(config, Workload(seq_len=512), 8, name).model_flops for name in ("megatron", "megatron-causal")
+        count_convention_flops(config, Workload(seq_len=512), 8, name).model_flops
+        for name in ("megatron", "megatron-causal")
     )
     assert by_square == by_half
 
 
-def test_experts_count_as_far_as_they_are_used() -> None:
+def test_rule_of_thumb_counts_active_parameters() -> None:
     """Mixtral's rule of thumb takes the 12.9 billion parameters that a token uses, and not all 46.7."""
     config = read_model("mixtral-8x7b").config
-    flops = count_step_flops(config, Workload(seq_len=4096), 2, "6n").model_flops
+    flops = count_convention_flops(config, Workload(seq_len=4096), 2, "6n").model_flops
     assert flops == 6 * count_parameters(config).active * 2 * 4096
 
 
-def test_one_liner_of_the_rule_of_thumb() -> None:
+def test_rule_of_thumb_flops() -> None:
     """8 FLOPs a parameter and token: 52 B parameters, batch 1024 x 2048, 127 s, 64 devices (ml-engineering)."""
     flops = count_rule_of_thumb_flops(52e9, 1024 * 2048, recompute="full")
     assert flops / (127 * 64 * 1e12) == pytest.approx(107.334551181102, rel=1e-13)

@@ -1,4 +1,4 @@
-"""What training frameworks are told: every field arrives, or an error says why not."""
+"""Files for training frameworks: every field is written, or an error gives the reason."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig, list_presets, read_model
-from shapewright.errors import ConfigError, LayoutError, ShapewrightError, WorkloadError
-from shapewright.formats import FORMATS, write_format
-from shapewright.formats.form import PLAIN_DECODER
-from shapewright.layout import ParallelLayout
-from shapewright.workload import Workload
+from shapewright.app.formats import FORMATS, write_format
+from shapewright.app.formats.output_format import PLAIN_DECODER
+from shapewright.core.errors import ConfigError, LayoutError, ShapewrightError, WorkloadError
+from shapewright.models import TransformerConfig, list_presets, read_model
+from shapewright.workload import ParallelLayout, Workload
 
 
 def read_arguments(text: str) -> dict[str, Any]:
@@ -57,10 +56,10 @@ def read_assignments(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_field_can_get_lost(name: str) -> None:
-    """Each field of a config is written or held to values; one that is added later has to be decided on."""
+def test_every_field_is_classified(name: str) -> None:
+    """Every config field is written or checked; a new field must be classified."""
     form = FORMATS[name]
-    decided = form.written | set(form.fixed) | set(PLAIN_DECODER)
+    decided = form.written_fields | set(form.fixed_values) | set(PLAIN_DECODER)
 
     assert {spec.name for spec in fields(TransformerConfig)} - {"name", "model_type", "fused_qkv", "fused_gate_up"} == (
         decided
@@ -78,19 +77,19 @@ def test_every_preset_is_written_or_refused_in_one_line(name: str) -> None:
             refusals.append(str(error))
 
     assert len(refusals) < len(list_presets()) - 25 or name == "nanogpt"
-    assert [words for words in refusals if not words.startswith(f"--format {name} cannot express ")] == []
+    assert [words for words in refusals if not words.startswith(f"format {name} cannot express ")] == []
 
 
 def test_megatron_arguments_of_a_dense_model() -> None:
     """Llama 3 8B over 2 x 4 x 2 devices, in the flags of NVIDIA's own recipe."""
     workload = Workload(seq_len=8192, micro_batch_size=1, global_batch_size=128, recompute="selective")
     layout = ParallelLayout(tensor_parallel=2, pipeline_parallel=4, data_parallel=2, virtual_pipeline=2, zero_stage=1)
-    said = read_arguments(
+    arguments = read_arguments(
         write_format("megatron-args", read_model("llama-3-8b").config, workload=workload, layout=layout)
     )
 
     assert (
-        said
+        arguments
         | {
             "num_layers": "32",
             "hidden_size": "4096",
@@ -118,10 +117,10 @@ def test_megatron_arguments_of_a_dense_model() -> None:
             "recompute_granularity": "selective",
             "bf16": True,
         }
-        == said
+        == arguments
     )
     # Megatron pads to a multiple of this times the tensor axis: 128256 = 250.5 * 256 * 2 = 501 * 128 * 2.
-    assert said["make_vocab_size_divisible_by"] == "128"
+    assert arguments["make_vocab_size_divisible_by"] == "128"
 
 
 def test_megatron_fuses_activations_unless_told() -> None:
@@ -135,52 +134,63 @@ def test_megatron_fuses_activations_unless_told() -> None:
     assert "--no-bias-swiglu-fusion" in plain
 
 
-def test_megatron_is_told_the_chunks_of_layers_that_stages_do_not_divide() -> None:
+def test_megatron_gets_the_chunks_of_layers_that_stages_do_not_divide() -> None:
     """61 layers on 16 stages of two chunks: every layer once, no stage above the four that a plan gives it."""
     layout = ParallelLayout(pipeline_parallel=16, virtual_pipeline=2)
-    said = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config, layout=layout))
-    chunks = str(said["pipeline_model_parallel_layout"]).split("|")
+    arguments = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config, layout=layout))
+    chunks = str(arguments["pipeline_model_parallel_layout"]).split("|")
 
     assert len(chunks) == 32
     assert [chunks[0][0], chunks[-1][-1]] == ["E", "L"]
     assert sum(chunk.count("t") for chunk in chunks) == 61
     assert max(sum(chunk.count("t") for chunk in chunks[stage::16]) for stage in range(16)) == 4
-    assert "num_virtual_stages_per_pipeline_rank" not in said
+    assert "num_virtual_stages_per_pipeline_rank" not in arguments
 
 
 def test_megatron_arguments_of_experts_and_latent_attention() -> None:
     """DeepSeek-V3: three dense layers, shared expert, and the parts of a latent head."""
-    said = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config))
+    arguments = read_arguments(write_format("megatron-args", read_model("deepseek-v3").config))
 
-    assert (said["num_experts"], said["moe_router_topk"], said["moe_ffn_hidden_size"]) == ("256", "8", "2048")
-    assert json.loads(said["moe_layer_freq"]) == [0] * 3 + [1] * 58
-    assert said["moe_shared_expert_intermediate_size"] == "2048"
-    assert (said["qk_head_dim"], said["qk_pos_emb_head_dim"], said["v_head_dim"]) == ("128", "64", "128")
-    assert "kv_channels" not in said
+    assert (arguments["num_experts"], arguments["moe_router_topk"], arguments["moe_ffn_hidden_size"]) == (
+        "256",
+        "8",
+        "2048",
+    )
+    assert json.loads(arguments["moe_layer_freq"]) == [0] * 3 + [1] * 58
+    assert arguments["moe_shared_expert_intermediate_size"] == "2048"
+    assert (arguments["qk_head_dim"], arguments["qk_pos_emb_head_dim"], arguments["v_head_dim"]) == ("128", "64", "128")
+    assert "kv_channels" not in arguments
 
 
 def test_gpt_neox_cuts_a_gated_mlp_to_its_width() -> None:
     """GPT-NeoX takes three times the width of a gated MLP, and two of its three matrices are one."""
-    said = read_neox(write_format("neox-yaml", read_model("llama-2-7b").config))
+    arguments = read_neox(write_format("neox-yaml", read_model("llama-2-7b").config))
     # megatron/model/transformer.py: 2/3 of it is the first product's width, a third the second's.
-    first = int(said["intermediate_size"] * 2 / 3)
+    first = int(arguments["intermediate_size"] * 2 / 3)
 
     assert (first, first // 2) == (2 * 11008, 11008)
-    assert (said["activation"], said["norm"], said["pos_emb"]) == ("swiglu", "rmsnorm", "rotary")
-    assert (said["use_bias_in_mlp"], said["no_weight_tying"], said["mlp_multiple_of"]) == (False, True, 1)
+    assert (arguments["activation"], arguments["norm"], arguments["pos_emb"]) == ("swiglu", "rmsnorm", "rotary")
+    assert (arguments["use_bias_in_mlp"], arguments["no_weight_tying"], arguments["mlp_multiple_of"]) == (
+        False,
+        True,
+        1,
+    )
 
 
 def test_gpt_neox_says_which_tokenizers_fit() -> None:
-    """Pythia's 50432 rows come of 50277 tokens padded over the tensor axis, and the file says so."""
+    """Pythia's 50432 rows are 50277 tokens padded over the tensor axis, which the file states."""
     layout = ParallelLayout(tensor_parallel=2, data_parallel=4, zero_stage=1)
     workload = Workload(seq_len=2048, micro_batch_size=16, global_batch_size=1024)
     text = write_format("neox-yaml", read_model("pythia-6.9b").config, workload=workload, layout=layout)
-    said = read_neox(text)
+    arguments = read_neox(text)
 
     assert "tokenizers of 50177 to 50432 tokens" in text
-    assert -(-50277 // (said["make_vocab_size_divisible_by"] * 2)) * said["make_vocab_size_divisible_by"] * 2 == 50432
-    assert (said["gpt_j_residual"], said["gpt_j_tied"]) == (True, False)
-    assert said["gradient_accumulation_steps"] * said["train_micro_batch_size_per_gpu"] * 4 == 1024
+    assert (
+        -(-50277 // (arguments["make_vocab_size_divisible_by"] * 2)) * arguments["make_vocab_size_divisible_by"] * 2
+        == 50432
+    )
+    assert (arguments["gpt_j_residual"], arguments["gpt_j_tied"]) == (True, False)
+    assert arguments["gradient_accumulation_steps"] * arguments["train_micro_batch_size_per_gpu"] * 4 == 1024
 
 
 @given(st.integers(8, 20_000), st.integers(1, 60_000))
@@ -251,21 +261,21 @@ def test_torchtitan_cuts_as_many_chunks(preset: str, stages: int, chunks: int, s
 
 
 def test_torchtitan_names_the_kind_of_selective_recomputation() -> None:
-    """Recomputing by operation is what is priced, and has a name of its own beside every so many layers."""
+    """Priced recomputation is by operation, which torchtitan names differently from every n layers."""
     text = write_format("torchtitan-toml", read_model("llama-3-8b").config, workload=Workload(recompute="selective"))
 
     assert tomllib.loads(text)["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "op"}
 
 
 def test_optimizer_states_on_the_host() -> None:
-    """Megatron-LM and DeepSpeed are told; others move weights and gradients with them, or nothing, and refuse."""
+    """Megatron-LM and DeepSpeed support it; others offload weights and gradients as well, or nothing, and raise."""
     config = read_model("llama-3-8b").config
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "workload": Workload(offload_optimizer=True),
         "layout": ParallelLayout(data_parallel=8, zero_stage=1),
     }
-    megatron = read_arguments(write_format("megatron-args", config, **asked))
-    deepspeed = json.loads(write_format("deepspeed-json", config, **asked))
+    megatron = read_arguments(write_format("megatron-args", config, **options))
+    deepspeed = json.loads(write_format("deepspeed-json", config, **options))
 
     assert megatron["optimizer_cpu_offload"] is True
     assert megatron["optimizer_offload_fraction"] == "1.0"
@@ -273,7 +283,7 @@ def test_optimizer_states_on_the_host() -> None:
     assert deepspeed["zero_optimization"]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     for name in ("torchtitan-toml", "accelerate-yaml"):
         with pytest.raises(WorkloadError, match="offload_optimizer"):
-            write_format(name, config, **asked)
+            write_format(name, config, **options)
     with pytest.raises(WorkloadError, match="offload_activations"):
         write_format("megatron-args", config, workload=Workload(offload_activations=True))
 
@@ -283,16 +293,23 @@ def test_nanogpt_takes_gpt2_with_a_padded_vocabulary() -> None:
     config = read_model("gpt2").config
     padded = replace(config, vocab_size=50304)
     workload = Workload(seq_len=1024, micro_batch_size=12, global_batch_size=480)
-    said = read_assignments(write_format("nanogpt", padded, workload=workload, layout=ParallelLayout(data_parallel=8)))
+    arguments = read_assignments(
+        write_format("nanogpt", padded, workload=workload, layout=ParallelLayout(data_parallel=8))
+    )
 
-    assert (said["n_layer"], said["n_head"], said["n_embd"], said["block_size"]) == (12, 12, 768, 1024)
-    assert (said["batch_size"], said["gradient_accumulation_steps"], said["bias"]) == (12, 40, True)
+    assert (arguments["n_layer"], arguments["n_head"], arguments["n_embd"], arguments["block_size"]) == (
+        12,
+        12,
+        768,
+        1024,
+    )
+    assert (arguments["batch_size"], arguments["gradient_accumulation_steps"], arguments["bias"]) == (12, 40, True)
     with pytest.raises(ConfigError, match="vocab_size=50257"):
         write_format("nanogpt", config)
 
 
 @pytest.mark.parametrize(
-    ("name", "preset", "asked", "error", "words"),
+    ("name", "preset", "options", "error", "words"),
     [
         ("megatron-args", "mpt-7b", {}, ConfigError, "LayerNorm without bias"),
         ("neox-yaml", "mixtral-8x7b", {}, ConfigError, "num_experts=8"),
@@ -311,25 +328,27 @@ def test_nanogpt_takes_gpt2_with_a_padded_vocabulary() -> None:
         ("megatron", "llama-2-7b", {}, ConfigError, "did you mean"),
     ],
 )
-def test_what_cannot_be_said_is_an_error(
-    name: str, preset: str, asked: dict[str, Any], error: type[ShapewrightError], words: str
+def test_what_a_format_cannot_express_is_an_error(
+    name: str, preset: str, options: dict[str, Any], error: type[ShapewrightError], words: str
 ) -> None:
-    """A framework that cannot be told a field, a workload or a layout makes an error that names it."""
+    """A field, workload or layout that a framework cannot express is an error that names it."""
     with pytest.raises(error, match=words):
-        write_format(name, read_model(preset).config, **asked)
+        write_format(name, read_model(preset).config, **options)
 
 
 def test_deepspeed_shares_the_batch() -> None:
     """Micro-batch, accumulation and replicas make the global batch; the ZeRO stage and recomputation arrive."""
     workload = Workload(micro_batch_size=2, global_batch_size=64, recompute="full")
     layout = ParallelLayout(data_parallel=8, zero_stage=3)
-    said = json.loads(write_format("deepspeed-json", read_model("llama-3-8b").config, workload=workload, layout=layout))
+    arguments = json.loads(
+        write_format("deepspeed-json", read_model("llama-3-8b").config, workload=workload, layout=layout)
+    )
 
-    assert said["train_batch_size"] == 64
-    assert said["train_micro_batch_size_per_gpu"] * said["gradient_accumulation_steps"] * 8 == 64
-    assert said["zero_optimization"]["stage"] == 3
-    assert said["activation_checkpointing"]["number_checkpoints"] == 32
-    assert said["bf16"] == {"enabled": True}
+    assert arguments["train_batch_size"] == 64
+    assert arguments["train_micro_batch_size_per_gpu"] * arguments["gradient_accumulation_steps"] * 8 == 64
+    assert arguments["zero_optimization"]["stage"] == 3
+    assert arguments["activation_checkpointing"]["number_checkpoints"] == 32
+    assert arguments["bf16"] == {"enabled": True}
 
 
 def test_accelerate_spreads_by_fsdp() -> None:
@@ -338,12 +357,14 @@ def test_accelerate_spreads_by_fsdp() -> None:
     for stage, reshards in ((2, "false"), (3, "true")):
         layout = ParallelLayout(data_parallel=8, zero_stage=stage)
         text = write_format("accelerate-yaml", read_model("llama-3-8b").config, workload=workload, layout=layout)
-        said = dict(line.strip().split(": ") for line in text.splitlines() if ": " in line and not line.startswith("#"))
-        assert said["distributed_type"] == "FSDP"
-        assert said["fsdp_version"] == "2"
-        assert said["fsdp_reshard_after_forward"] == reshards
-        assert said["fsdp_activation_checkpointing"] == "true"
-        assert said["num_processes"] == "8"
+        arguments = dict(
+            line.strip().split(": ") for line in text.splitlines() if ": " in line and not line.startswith("#")
+        )
+        assert arguments["distributed_type"] == "FSDP"
+        assert arguments["fsdp_version"] == "2"
+        assert arguments["fsdp_reshard_after_forward"] == reshards
+        assert arguments["fsdp_activation_checkpointing"] == "true"
+        assert arguments["num_processes"] == "8"
         assert "#   gradient_accumulation_steps: 4" in text
 
 
@@ -358,6 +379,6 @@ def test_accelerate_spreads_by_fsdp() -> None:
     ],
 )
 def test_layouts_that_a_framework_does_not_have(name: str, fields: dict[str, Any], message: str) -> None:
-    """An axis or a schedule that cannot be told is an error that names it."""
+    """An axis or a schedule that cannot be expressed is an error that names it."""
     with pytest.raises(LayoutError, match=message):
         write_format(name, read_model("llama-3-8b").config, workload=Workload(), layout=ParallelLayout(**fields))

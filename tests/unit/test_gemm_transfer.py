@@ -1,4 +1,4 @@
-"""Rules by which a device that nobody measured takes numbers from its lender's record."""
+"""Transfer rules of GEMM records to unmeasured devices."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ import numpy as np
 import pytest
 
 from shapewright.hardware import Device, load_device
-from shapewright.operations import Gemm
-from shapewright.perf.calibration import CalibrationRecord, list_records, load_record
-from shapewright.perf.gemm import price_gemm
-from shapewright.perf.gemm_job import make_gemm_job
-from shapewright.perf.gemm_menu import GemmParameters, read_parameters
-from shapewright.perf.gemm_transfer import adapt_parameters, borrowed_feed_scale
-from shapewright.perf.lending import sibling_rate_share
-from shapewright.perf.power import borrowed_power_share
+from shapewright.lowering.operations import Gemm
+from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
+from shapewright.pricing.calibration.transfer import sustained_clock_ratio, transfer_rate_fraction
+from shapewright.pricing.gemm.parameters import GemmParameters, read_parameters
+from shapewright.pricing.gemm.price import price_gemm
+from shapewright.pricing.gemm.section import prepare_gemm_pricing
+from shapewright.pricing.gemm.transfer import transfer_feed_scale, transfer_parameters
 
 
 def adapted(
-    device: Device, lender: str, dtype: str, section: str = "bf16", transfer: str = "generic"
+    device: Device, donor: str, dtype: str, section: str = "bf16", transfer: str = "generic"
 ) -> tuple[GemmParameters, GemmParameters]:
-    """A lender's own parameters, and what the device makes of them."""
-    record = replace(load_record("gemm", load_device(lender)), transfer=transfer)
+    """A donor's own parameters, and those transferred to the device."""
+    record = replace(load_record("gemm", load_device(donor)), transfer=transfer)
     raw = record.parameters["dtypes"]
     own = read_parameters(raw[section])
-    return own, adapt_parameters(own, raw, device, record, dtype)
+    return own, transfer_parameters(own, raw, device, record, dtype)
 
 
 def test_a_start_is_a_number_of_cycles() -> None:
-    """A100 at 1.41 GHz lends L40S at 2.52 GHz: its start costs 1.41 / 2.52 of the time."""
+    """A100 at 1.41 GHz as donor of L40S at 2.52 GHz: its start takes 1.41 / 2.52 of the time."""
     own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "bf16")
 
     assert borrowed.start_s == pytest.approx(own.start_s * 1.41 / 2.52)
@@ -37,7 +36,7 @@ def test_a_start_is_a_number_of_cycles() -> None:
 
 
 def test_a_cast_starts_as_slowly_elsewhere() -> None:
-    """Of an 8-bit product's start only what a 16-bit one has is cycles; the kernel before it waits for memory."""
+    """Only the 16-bit part of an 8-bit GEMM's start is cycles; the cast kernel before it waits for memory."""
     record = load_record("gemm", load_device("h100-sxm-80gb"))
     bf16_s = record.parameters["dtypes"]["bf16"]["start_s"]
     own, borrowed = adapted(load_device("b200-sxm-180gb"), "h100-sxm-80gb", "fp8", "fp8")
@@ -48,12 +47,12 @@ def test_a_cast_starts_as_slowly_elsewhere() -> None:
 
 def test_power_takes_the_cube_root_of_what_is_missing() -> None:
     """An eighth of the watts at the same chip holds half of the clock, eight times as many would hold twice of it."""
-    lender = load_device("h100-sxm-80gb")
-    assert lender.tdp_watts is not None
+    donor = load_device("h100-sxm-80gb")
+    assert donor.tdp_watts is not None
 
-    assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts / 8.0), lender) == pytest.approx(0.5)
-    assert borrowed_power_share(replace(lender, tdp_watts=lender.tdp_watts * 8.0), lender) == pytest.approx(2.0)
-    assert borrowed_power_share(replace(lender, tdp_watts=None), lender) == 1.0
+    assert sustained_clock_ratio(replace(donor, tdp_watts=donor.tdp_watts / 8.0), donor) == pytest.approx(0.5)
+    assert sustained_clock_ratio(replace(donor, tdp_watts=donor.tdp_watts * 8.0), donor) == pytest.approx(2.0)
+    assert sustained_clock_ratio(replace(donor, tdp_watts=None), donor) == 1.0
 
 
 def test_power_share_of_l40s_by_hand() -> None:
@@ -61,7 +60,7 @@ def test_power_share_of_l40s_by_hand() -> None:
     clocks = 362e12 / (142 * 1024), 312e12 / (108 * 2048)
     by_hand = ((350 / 362) / (clocks[0] ** 2 * 0.7) / ((400 / 312) / clocks[1] ** 2)) ** (1 / 3)
 
-    assert borrowed_power_share(load_device("l40s"), load_device("a100-sxm-80gb")) == pytest.approx(by_hand, rel=1e-3)
+    assert sustained_clock_ratio(load_device("l40s"), load_device("a100-sxm-80gb")) == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_power_share_of_a40_by_hand() -> None:
@@ -69,19 +68,19 @@ def test_power_share_of_a40_by_hand() -> None:
     clocks = 149.7e12 / (84 * 1024), 362e12 / (142 * 1024)
     by_hand = ((300 / 149.7) / (clocks[0] ** 2 * 1.35) / ((350 / 362) / (clocks[1] ** 2 * 0.7))) ** (1 / 3)
 
-    assert borrowed_power_share(load_device("a40"), load_device("l40s")) == pytest.approx(by_hand, rel=1e-3)
+    assert sustained_clock_ratio(load_device("a40"), load_device("l40s")) == pytest.approx(by_hand, rel=1e-3)
 
 
-def test_power_lowers_the_lenders_sustained_rate() -> None:
-    """What the lender sustains on endless work is multiplied by the share."""
+def test_less_power_lowers_the_sustained_rate() -> None:
+    """The donor's sustained rate on endless work is multiplied by the clock ratio."""
     device = load_device("l40s")
     own, borrowed = adapted(device, "a100-sxm-80gb", "bf16")
-    share = borrowed_power_share(device, load_device("a100-sxm-80gb"))
+    share = sustained_clock_ratio(device, load_device("a100-sxm-80gb"))
 
     assert 1.0 - borrowed.power_drop_fraction == pytest.approx((1.0 - own.power_drop_fraction) * share)
 
 
-def test_more_watts_give_back_what_the_lender_loses() -> None:
+def test_more_power_recovers_the_donors_loss() -> None:
     """L40 has half of L40S's multipliers and most of its watts: it holds more of its clock, and RTX 4090 all of it."""
     own, l40 = adapted(load_device("l40"), "l40s", "bf16", transfer="architecture")
     _, rtx = adapted(load_device("rtx-4090"), "l40s", "bf16", transfer="architecture")
@@ -91,15 +90,15 @@ def test_more_watts_give_back_what_the_lender_loses() -> None:
     assert rtx.power_drop_fraction < 0.05
 
 
-def test_slow_cases_stay_with_their_family() -> None:
-    """What V100's libraries run slowly says nothing of Turing; a V100 of another form has the same libraries."""
+def test_slow_cases_are_not_transferred() -> None:
+    """V100's slow cases do not apply to Turing; a V100 of another form factor keeps them."""
     assert adapted(load_device("t4"), "v100-sxm2-16gb", "fp16", "fp16")[1].slow_cases is None
     sibling = adapted(load_device("v100-pcie-16gb"), "v100-sxm2-16gb", "fp16", "fp16", "architecture")
     assert sibling[1].slow_cases == sibling[0].slow_cases is not None
 
 
 def test_a_format_comes_from_who_has_it() -> None:
-    """L40S borrows A100's kernels, which know no fp8, and from Hopper what casting to it costs."""
+    """L40S borrows A100's kernels, which lack fp8, and the cost of casting to it from Hopper."""
     own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "fp8")
     hopper = load_record("gemm", load_device("h100-sxm-80gb")).parameters["dtypes"]["fp8"]
 
@@ -109,21 +108,21 @@ def test_a_format_comes_from_who_has_it() -> None:
     assert (borrowed.tile_rate_fraction == own.tile_rate_fraction).all()
 
 
-def test_no_format_is_borrowed_where_nobody_else_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cast_costs_without_another_record_of_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without another record of 8 bits the wider kernels stand as they are."""
-    monkeypatch.setattr("shapewright.perf.gemm_transfer.list_records", lambda _: ())
+    monkeypatch.setattr("shapewright.pricing.gemm.transfer.list_records", lambda _: ())
     own, borrowed = adapted(load_device("l40s"), "a100-sxm-80gb", "fp8")
 
     assert borrowed.cast_bytes_per_element == own.cast_bytes_per_element == 0.0
 
 
 def test_an_integer_format_on_a_measured_device_is_cast_too() -> None:
-    """A100's own record has 16 bits alone: int8 on it pays for casting, and its label says whose fractions it has."""
+    """A100's own record has 16 bits only: int8 includes the cost of casting, and the label names the stand-in."""
     device = load_device("a100-sxm-80gb")
     price = price_gemm(Gemm(name="x", m=16, n=4096, k=4096, dtype="int8"), device, load_record("gemm", device))
     wide = price_gemm(Gemm(name="x", m=16, n=4096, k=4096), device, load_record("gemm", device))
 
-    assert "fractions of bf16" in price.calibration
+    assert price.calibration.fractions_of == "bf16"
     assert price.start_s > wide.start_s
 
 
@@ -131,7 +130,7 @@ def test_a_record_of_ones_own_is_taken_as_it_is() -> None:
     """No rule touches what was measured on the device itself."""
     device = load_device("l40s")
     record: CalibrationRecord = load_record("gemm", device)
-    section = make_gemm_job("fp8", None, device, record).section
+    section = prepare_gemm_pricing("fp8", None, device, record).section
     assert section is not None
 
     assert section.parameters.start_s == record.parameters["dtypes"]["fp8"]["start_s"]
@@ -140,18 +139,18 @@ def test_a_record_of_ones_own_is_taken_as_it_is() -> None:
 
 def test_feed_of_a_device_with_slower_memory() -> None:
     """A100's memory gives an SM 2.039e12 / 108 / 1.41e9 bytes a clock, 5.5 times what L40S's does."""
-    scale = borrowed_feed_scale(load_device("l40s"), load_device("a100-sxm-80gb"))
+    scale = transfer_feed_scale(load_device("l40s"), load_device("a100-sxm-80gb"))
 
     assert scale == pytest.approx((2.039e12 / 108 / 1.41e9) / (864e9 / 142 / 2.52e9), rel=2e-3)
-    assert borrowed_feed_scale(load_device("b200-sxm-180gb"), load_device("h100-sxm-80gb")) == 1.0
-    assert borrowed_feed_scale(load_device("h200-sxm-141gb"), load_device("h100-sxm-80gb")) == pytest.approx(3.35 / 4.8)
+    assert transfer_feed_scale(load_device("b200-sxm-180gb"), load_device("h100-sxm-80gb")) == 1.0
+    assert transfer_feed_scale(load_device("h200-sxm-141gb"), load_device("h100-sxm-80gb")) == pytest.approx(3.35 / 4.8)
     # GA102's SM draws as many bytes a clock as Ada's, of which its memory gives twice as many.
-    scale = borrowed_feed_scale(load_device("a40"), load_device("l40s"))
+    scale = transfer_feed_scale(load_device("a40"), load_device("l40s"))
     assert scale == pytest.approx((864e9 / 142 / 2.52e9) / (696e9 / 84 / 1.74e9))
 
 
 def test_rules_leave_prices_finite_and_above_the_roofline() -> None:
-    """Every device that borrows gets a price that no sheet forbids."""
+    """Every device with a borrowed record gets finite prices above its roofline."""
     operation = Gemm(name="x", m=np.array([1, 64, 4096]), n=4096, k=np.array([64, 4096, 16384]), dtype="fp16")
     for name in ("t4", "l4", "rtx-4090", "mi300x", "a10", "gh200-141gb"):
         device = load_device(name)
@@ -160,19 +159,19 @@ def test_rules_leave_prices_finite_and_above_the_roofline() -> None:
         assert (np.asarray(price.time_s) >= np.asarray(price.roofline_s)).all()
 
 
-def test_another_family_lends_another_version_by_the_middle_of_its_libraries() -> None:
+def test_another_version_on_another_architecture_uses_all_libraries() -> None:
     """A100's record has vllm 0.14.0, which stands for newer ones on another A100 and not on L40S."""
     operation = Gemm(name="x", m=64, n=4096, k=4096)
     for name, is_middle in (("l40s", True), ("a100-pcie-80gb", False)):
         device = load_device(name)
-        record = load_record("gemm", device, uncalibrated=True)
+        record = load_record("gemm", device.with_pricing(uncalibrated=True))
         middle, own = (price_gemm(operation, device, record, library=library) for library in ("", "vllm 0.24.0"))
         assert record.device == "a100-sxm-80gb"
         assert (middle.time_s == own.time_s) == is_middle
 
 
-def test_what_no_sheet_tells_is_the_mean_of_all_families() -> None:
-    """B200 without its record: Ampere, Hopper (two devices, one vote) and Ada; a sibling keeps its lender's."""
+def test_undetermined_parameters_are_the_mean_of_all_architectures() -> None:
+    """Uncalibrated B200: Ampere, Hopper (two devices, one vote) and Ada; a sibling keeps its donor's parameters."""
     sections = {
         name: load_record("gemm", load_device(name)).parameters["dtypes"]["bf16"]
         for name in ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "l40s")
@@ -190,8 +189,8 @@ def test_what_no_sheet_tells_is_the_mean_of_all_families() -> None:
     assert sibling.bandwidth_fraction < own.bandwidth_fraction != borrowed.bandwidth_fraction
 
 
-def test_a_sweep_of_one_paper_is_no_family() -> None:
-    """V100 and MI250X were measured in fp16 sweeps: they have no vote, and lend all but the share of bandwidth."""
+def test_sweeps_of_one_paper_are_excluded_from_means() -> None:
+    """V100 and MI250X (fp16 sweeps) have no vote in means, and give everything but the bandwidth fraction."""
     _, v100 = adapted(load_device("v100-sxm2-16gb"), "a100-sxm-80gb", "fp16")
     _, t4 = adapted(load_device("t4"), "a100-sxm-80gb", "fp16")
     own, mi300x = adapted(load_device("mi300x"), "mi250x-gcd", "fp16", "fp16")
@@ -201,8 +200,8 @@ def test_a_sweep_of_one_paper_is_no_family() -> None:
     assert mi300x.wave_give_back == own.wave_give_back
 
 
-def test_a_borrowing_chip_streams_weights_as_measured_families_do() -> None:
-    """One row against 8192 x 28672 is bound by memory: MI300X takes no more than 1.5 times its roofline for it."""
+def test_a_recipient_streams_weights_like_measured_architectures() -> None:
+    """One row times 8192 x 28672 is memory-bound: MI300X takes at most 1.5 times its roofline."""
     device = load_device("mi300x")
     price = price_gemm(
         Gemm(name="x", m=1, n=28672, k=8192, layout="NT", dtype="bf16"), device, load_record("gemm", device)
@@ -216,7 +215,7 @@ def test_slower_multipliers_leave_less_to_wait_for() -> None:
     h20 = load_device("h20-96gb")
     record = load_record("gemm", h20)
 
-    share = sibling_rate_share(np.array([0.25, 1.0]), h20, record)
+    share = transfer_rate_fraction(np.array([0.25, 1.0]), h20, record)
 
     assert share == pytest.approx([1.0 / (1.0 + 3.0 * 0.234), 1.0], rel=2e-3)
 
@@ -229,28 +228,30 @@ def test_slower_multipliers_lose_less_to_narrow_loads() -> None:
     h20 = load_device("h20-96gb")
     own, borrowed = adapted(h20, "h100-sxm-80gb", "bf16", transfer="architecture")
     rates = [float(each.tile_rate_fraction.max()) for each in (own, borrowed)]
-    lent, carried = own.alignment_factor[0], borrowed.alignment_factor[0]
+    transferred, carried = own.alignment_factor[0], borrowed.alignment_factor[0]
 
-    assert carried[1] == pytest.approx(1.0 / (1.0 + (1.0 / lent[1] - 1.0) * 0.234 * rates[1] / rates[0]), rel=2e-3)
-    assert (carried[:4] > 1.5 * lent[:4]).all()
-    assert (carried[4:] == lent[4:]).all()
+    assert carried[1] == pytest.approx(
+        1.0 / (1.0 + (1.0 / transferred[1] - 1.0) * 0.234 * rates[1] / rates[0]), rel=2e-3
+    )
+    assert (carried[:4] > 1.5 * transferred[:4]).all()
+    assert (carried[4:] == transferred[4:]).all()
 
 
 def test_like_multipliers_lose_as_much() -> None:
-    """GH200 and H200 are one SM by sheets that round clocks; a TPU's multipliers are none of an SM's."""
-    for name, lender in (("gh200-141gb", "h200-sxm-141gb"), ("gaudi3", "a100-sxm-80gb")):
-        own, borrowed = adapted(load_device(name), lender, "bf16", transfer="architecture")
+    """GH200 and H200 have the same SM up to rounded clocks; a TPU has no SM to compare."""
+    for name, donor in (("gh200-141gb", "h200-sxm-141gb"), ("gaudi3", "a100-sxm-80gb")):
+        own, borrowed = adapted(load_device(name), donor, "bf16", transfer="architecture")
 
         assert borrowed.alignment_factor == pytest.approx(own.alignment_factor)
 
 
 @pytest.mark.parametrize("name", ["gh200-96gb", "h100-pcie-80gb", "a30", "gb200", "h100-sxm-80gb"])
 def test_the_same_multipliers_keep_their_share(name: str) -> None:
-    """Siblings whose SMs multiply as much a clock, and a device of its own record, take shares as they are."""
+    """Siblings with the same rate per clock, and own records, keep their rate fractions."""
     device = load_device(name)
     share = np.array([0.25, 0.9])
 
-    assert sibling_rate_share(share, device, load_record("gemm", device)).tolist() == share.tolist()
+    assert transfer_rate_fraction(share, device, load_record("gemm", device)).tolist() == share.tolist()
 
 
 @pytest.mark.parametrize(
@@ -258,13 +259,13 @@ def test_the_same_multipliers_keep_their_share(name: str) -> None:
     [("h100-sxm-80gb", True), ("gh200-141gb", True), ("rtx-4090", True), ("a100-sxm-80gb", False), ("t4", False)],
 )
 def test_alignment_of_another_sm_widens_the_interval(name: str, wider: bool) -> None:
-    """An odd contraction is 1.5 times less sure on either side where only A100's factors are known, an even one is not.
+    """An odd contraction has a 1.5 times wider interval where only A100's factors are known, an even one has not.
 
-    The two errors are independent: their logarithms add as squares.
+    The two errors are independent: their logarithms add in quadrature.
     """
     device = load_device(name)
     dims = {"m": 8192, "n": 4096, "k": np.array([4096, 4097]), "dtype": "fp16"}
-    price = price_gemm(Gemm(name="x", **dims), device, load_record("gemm", device, physics_only=True))
+    price = price_gemm(Gemm(name="x", **dims), device, load_record("gemm", device.with_pricing(physics_only=True)))
 
     ends = np.log(price.high_s / price.time_s)
 
@@ -272,10 +273,10 @@ def test_alignment_of_another_sm_widens_the_interval(name: str, wider: bool) -> 
 
 
 @pytest.mark.parametrize(("name", "origin", "wider"), [("a100-sxm-80gb", "h100-sxm-80gb", True), ("l40s", "", False)])
-def test_the_section_says_whose_alignment_it_carries(name: str, origin: str, wider: bool) -> None:
-    """A field of the section decides, whatever the provenance says: A100 is less sure with it, L40S surer without."""
+def test_the_section_names_the_device_of_its_alignment_factors(name: str, origin: str, wider: bool) -> None:
+    """The section's field decides, not the provenance: A100's interval is wider with it, L40S's narrower without."""
     device = load_device(name)
-    record = load_record("gemm", device, physics_only=True)
+    record = load_record("gemm", device.with_pricing(physics_only=True))
     fields = {"alignment_from": origin} if origin else {}
     sections = {
         dtype: {key: entry for key, entry in section.items() if key != "alignment_from"} | fields
@@ -304,11 +305,11 @@ def test_records_name_who_taught_their_alignment() -> None:
         assert origins == {expected[record.device]}
 
 
-def test_products_that_wait_for_memory_are_as_sure_as_aligned_ones() -> None:
+def test_memory_bound_gemms_have_the_interval_of_aligned_ones() -> None:
     """One row against 4096 x 4097 in fp16 on RTX 4090 streams its weights: a slower kernel would hardly show."""
     device = load_device("rtx-4090")
     operation = Gemm(name="x", m=1, n=4096, k=np.array([4096, 4097]), dtype="fp16")
-    price = price_gemm(operation, device, load_record("gemm", device, physics_only=True))
+    price = price_gemm(operation, device, load_record("gemm", device.with_pricing(physics_only=True)))
 
     ends = np.log(price.high_s / price.time_s)
 

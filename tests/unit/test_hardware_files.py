@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import shapewright
-from shapewright.errors import ShapewrightError, UnknownDeviceError, UnknownRateError
+from shapewright.core.errors import ShapewrightError, UnknownDeviceError, UnknownRateError
 from shapewright.hardware import find_aliases, list_devices, load_device
-from shapewright.hardware.catalogue import fold_name, read_device_text
-from shapewright.hardware.spec import ARCHITECTURES, Device
+from shapewright.hardware.architectures import ARCHITECTURE_NAMES
+from shapewright.hardware.device import Device
+from shapewright.hardware.loader import normalize_name, read_device_text
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -109,12 +110,12 @@ SHEET_RATES = [
 
 @pytest.fixture(params=list_devices())
 def device(request: pytest.FixtureRequest) -> Device:
-    """Every device of the package in turn."""
+    """Every device of the package."""
     return load_device(request.param)
 
 
 def test_every_number_has_provenance_and_every_entry_a_number(device: Device) -> None:
-    """Numbers and provenance match one to one; a number without a source would be one nobody can check."""
+    """Numbers and provenance match one to one."""
     written = set(device.numbers)
     if "node_size" not in tomllib.loads(read_device_text(device.name)):
         written.discard("node_size")
@@ -122,19 +123,19 @@ def test_every_number_has_provenance_and_every_entry_a_number(device: Device) ->
 
 
 def test_every_source_is_used_and_resolves(device: Device) -> None:
-    """Each source id named is defined, and each one defined is named."""
+    """Every source id that is used is defined, and every defined one is used."""
     assert {entry["source"] for entry in device.provenance.values()} == set(device.sources)
     assert all(source.get("url", "https://").startswith("https://") for source in device.sources.values())
 
 
-def test_what_was_recalled_does_not_claim_to_have_been_read(device: Device) -> None:
-    """An entry from memory says that its source was not opened again, and only such an entry says so."""
+def test_recalled_numbers_have_no_date(device: Device) -> None:
+    """Entries of kind recalled, and only those, have 'not re-read' in place of a date."""
     for number, entry in device.provenance.items():
         assert (entry["kind"] == "recalled") == (entry["read"] == "not re-read"), number
 
 
 def test_units_times_fma_times_clock_is_the_rate(device: Device) -> None:
-    """SMs x FMA x 2 x clock is within 1 % of the 16-bit rate, or the file says why not; a reason nobody needs is wrong.
+    """SMs x FMA x 2 x clock is within 1 % of the 16-bit rate, or the file gives a reason; unneeded reasons fail.
 
     108 x 1024 x 2 x 1.41 GHz = 311.9 TFLOP/s for the A100.
     """
@@ -153,8 +154,8 @@ def test_units_times_fma_times_clock_is_the_rate(device: Device) -> None:
 LARGEST_STEPS = (("fp32", "tf32", 16.0), ("tf32", "bf16", 4.0), ("bf16", "fp8", 2.05), ("fp8", "fp4", 4.0))
 
 
-def test_rates_rise_as_elements_narrow_and_never_by_sparsity(device: Device) -> None:
-    """No format is slower than a wider one, nor faster by the further factor of two that a sparse rate would show."""
+def test_rates_by_element_width(device: Device) -> None:
+    """A narrower format is not slower, and not faster by the additional factor of two of a sparse rate."""
     rates = device.dense_flops_per_s
     for wide, narrow, largest in LARGEST_STEPS:
         if wide in rates and narrow in rates and (narrow != "fp8" or device.vendor != "Tenstorrent"):
@@ -162,7 +163,7 @@ def test_rates_rise_as_elements_narrow_and_never_by_sparsity(device: Device) -> 
 
 
 def test_numbers_are_of_a_plausible_size(device: Device) -> None:
-    """A slip of a thousand in a unit puts a number outside the range of all known devices."""
+    """Numbers are in the range of known devices, which catches mistaken units."""
     assert 1e8 < device.memory_bytes < 1e12
     assert 1e11 < device.memory_bandwidth_bytes_per_s < 1e17
     assert all(1e12 < rate < 2e16 for rate in device.dense_flops_per_s.values())
@@ -172,20 +173,20 @@ def test_numbers_are_of_a_plausible_size(device: Device) -> None:
 
 
 def test_file_name_and_family(device: Device) -> None:
-    """The file is called as the device is, its family is a known one, and a tile model has units or is waived."""
-    assert device.architecture in ARCHITECTURES
+    """The file has the name of the device, its architecture is known, and a tile model has SMs or is waived."""
+    assert device.architecture in ARCHITECTURE_NAMES
     assert device.architecture != "other"
     assert load_device(device.name).name == device.name
     assert device.roofline_only == (device.num_sms is None and device.vendor != "Google")
 
 
-def test_text_of_a_file_is_ascii_and_base_units(device: Device) -> None:
-    """Files read alike everywhere: ASCII."""
+def test_text_of_a_file_is_ascii(device: Device) -> None:
+    """Device files are ASCII."""
     assert read_device_text(device.name).isascii()
 
 
 def test_sparse_rates_are_twice_the_dense_ones(device: Device) -> None:
-    """2:4 sparsity doubles a rate: a sparse rate stands beside a dense one of half its size, on sheets that round.
+    """A 2:4 sparse rate is twice the dense one, up to rounding in data sheets.
 
     Blackwell Ultra's fp4 was made faster without sparsity alone: 1.3 times.
     """
@@ -198,7 +199,7 @@ def test_sparse_rates_are_twice_the_dense_ones(device: Device) -> None:
 
 
 def test_nothing_is_priced_with_sparsity(device: Device) -> None:
-    """Without its sparse rates and its dies a device predicts the same."""
+    """A prediction does not depend on sparse rates and the number of dies."""
     plain = replace(device, sparse_flops_per_s={}, num_dies=None)
     workload = {"dtype": next(iter(device.dense_flops_per_s), "bf16")}
     steps = []
@@ -210,50 +211,50 @@ def test_nothing_is_priced_with_sparsity(device: Device) -> None:
     assert steps[0] == steps[1]
 
 
-def test_who_has_sparsity() -> None:
-    """NVIDIA from Ampere on and AMD from CDNA 3 on advertise it; who has not, has no table of it."""
+def test_devices_with_sparse_rates() -> None:
+    """NVIDIA from Ampere on and AMD from CDNA 3 on have sparse rates; other devices have none."""
     families = {load_device(name).architecture for name in list_devices() if load_device(name).sparse_flops_per_s}
     expected = {"ampere", "ada", "hopper", "blackwell", "blackwell-ultra", "blackwell-consumer", "cdna3", "cdna4"}
     assert families == expected
 
 
-def test_no_name_finds_two_devices() -> None:
-    """Canonical names and aliases of all files are distinct once folded."""
+def test_names_are_unique() -> None:
+    """Canonical names and aliases of all files are distinct after normalisation."""
     seen: dict[str, str] = {}
     for name in list_devices():
         aliases = tomllib.loads(read_device_text(name)).get("aliases", [])
-        for folded in {name, *map(fold_name, aliases)}:
+        for folded in {name, *map(normalize_name, aliases)}:
             assert seen.setdefault(folded, name) == name, folded
 
 
 def test_alias_scan_agrees_with_the_parser() -> None:
-    """The quick cut through the text finds the same aliases as parsing every file."""
-    parsed = {fold_name(alias): name for name in list_devices() for alias in load_device(name).aliases}
+    """Extracting aliases from the text gives the same as parsing every file."""
+    parsed = {normalize_name(alias): name for name in list_devices() for alias in load_device(name).aliases}
     assert find_aliases() == parsed
 
 
 @pytest.mark.parametrize(("given", "expected"), EXPECTED_NAMES.items())
-def test_names_of_others_find_the_device(given: str, expected: str) -> None:
-    """Every spelling in use outside finds its file, whatever the case and the separators."""
+def test_names_used_elsewhere(given: str, expected: str) -> None:
+    """Names used by other tools find the device, in any case and with any separators."""
     assert load_device(given).name == expected
 
 
 @pytest.mark.parametrize(("given", "candidates"), AMBIGUOUS_NAMES.items())
 def test_ambiguous_names_list_their_candidates(given: str, candidates: set[str]) -> None:
-    """A name that several SKUs share is an error that names them all, never a guess."""
+    """A name shared by several SKUs is an error that lists them."""
     with pytest.raises(UnknownDeviceError) as caught:
         load_device(given)
     assert all(candidate in str(caught.value) for candidate in candidates)
 
 
 @pytest.mark.parametrize(("name", "dtype", "sheet"), SHEET_RATES)
-def test_rates_of_the_sheets(name: str, dtype: str, sheet: float) -> None:
-    """Dense rates are the sheet's, to its own rounding."""
+def test_rates_of_the_data_sheets(name: str, dtype: str, sheet: float) -> None:
+    """Dense rates equal those of the data sheet up to its rounding."""
     assert load_device(name).peak_flops_per_s(dtype) == pytest.approx(sheet * 1e12, rel=2e-3)
 
 
-def test_unknown_rate_is_an_error_that_says_what_there_is() -> None:
-    """Volta has no bf16; asking for it names the rates there are and borrows none."""
+def test_unknown_rate_is_an_error() -> None:
+    """Volta has no bf16: the error lists the rates that it has."""
     with pytest.raises(UnknownRateError, match=r"v100-sxm2-16gb has no bf16 rate .*fp16"):
         load_device("v100-sxm2-16gb").peak_flops_per_s("bf16")
 
@@ -268,7 +269,7 @@ def test_a_die_is_half_of_its_card() -> None:
 
 
 def test_files_travel_with_the_package() -> None:
-    """The data folder is reached as package data, not by a path of the checkout."""
+    """The data folder is read as package data, not by a path of the checkout."""
     folder = resources.files("shapewright.hardware") / "data"
     assert sum(entry.name.endswith(".toml") for entry in folder.iterdir()) == len(list_devices()) >= 60
 
@@ -279,7 +280,7 @@ def test_files_travel_with_the_package() -> None:
     [("device_specs.csv", "name"), ("published_training_throughput.csv", "gpu"), ("mamf.csv", "accelerator")],
 )
 def test_every_name_of_the_reference_data_resolves(file: str, column: str) -> None:
-    """Each device that a reference file names has a file here."""
+    """Every device named in the reference data has a device file."""
     with (SHARED_DATA / file).open(encoding="utf-8") as handle:
         names = {row[column] for row in csv.DictReader(handle) if row[column]}
     assert names
@@ -289,7 +290,7 @@ def test_every_name_of_the_reference_data_resolves(file: str, column: str) -> No
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared reference data are not beside this checkout")
 def test_capacities_and_rates_agree_with_the_reference_table() -> None:
-    """Bandwidth, 16-bit rates and power equal the table that the files were written from."""
+    """Bandwidth, 16-bit rates and power equal those of the reference table."""
     with (SHARED_DATA / "device_specs.csv").open(encoding="utf-8") as handle:
         for row in csv.DictReader(handle):
             numbers = load_device(row["name"]).numbers

@@ -1,4 +1,4 @@
-"""Loading: files of one's own, names nobody knows, detection by what a driver reports, and any malformed text."""
+"""Loading devices: users' device files, unknown names, detection, and malformed text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shapewright.errors import DeviceError, UnknownDeviceError
+from shapewright.core.errors import DeviceError, UnknownDeviceError
 from shapewright.hardware import detect_device, device_template, list_devices, load_device
-from shapewright.hardware.catalogue import read_device_text
-from shapewright.hardware.fileformat import AMOUNT_KEYS, COUNT_KEYS, KEYS, REQUIRED_KEYS, parse_device
-from shapewright.hardware.loader import LARGEST_FILE_BYTES
+from shapewright.hardware.device_file import AMOUNT_KEYS, COUNT_KEYS, KEYS, REQUIRED_KEYS, parse_device
+from shapewright.hardware.loader import MAX_FILE_BYTES, read_device_text
 
 H100 = read_device_text("h100-sxm-80gb")
 _MEMORY = next(line.partition("  #")[0] for line in H100.splitlines() if line.startswith("memory_bytes = "))
@@ -27,7 +26,7 @@ def write(folder: Path, text: str | bytes, name: str = "mine.toml") -> str:
 
 
 def complaint(text: str) -> str:
-    """Return the one line that a malformed file is refused with."""
+    """Parse a malformed file and return the error message, which has one line."""
     with pytest.raises(DeviceError) as caught:
         parse_device(text, where="device file 'mine.toml'", complete=False)
     message = str(caught.value)
@@ -36,8 +35,8 @@ def complaint(text: str) -> str:
     return message
 
 
-def test_template_loads_as_it_stands(tmp_path: Path) -> None:
-    """The template is a whole device file, and says of itself that nothing in it has a source."""
+def test_template_loads_without_changes(tmp_path: Path) -> None:
+    """The template is a complete device file whose numbers have no source."""
     device = load_device(write(tmp_path, device_template()))
     assert device.name == "my-device-80gb"
     assert device.peak_flops_per_s("bf16") == pytest.approx(100 * 1024 * 2 * 1.5e9)
@@ -45,7 +44,7 @@ def test_template_loads_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_template_names_every_number() -> None:
-    """A number that the template left out would never be given."""
+    """The template mentions every number that a device file may have."""
     named = {line.lstrip("# ").split("=")[0].strip() for line in device_template().splitlines() if "=" in line}
     assert {*AMOUNT_KEYS, *COUNT_KEYS, *REQUIRED_KEYS} - {"dense_flops_per_s"} <= named
 
@@ -63,22 +62,22 @@ def test_commented_lines_of_the_template_are_valid_too() -> None:
 
 
 def test_path_is_a_path_by_suffix_or_separator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in this folder is found by its suffix, one elsewhere by its separator, whatever its suffix."""
+    """A name is a path if it ends in .toml or has a separator."""
     write(tmp_path, H100)
     write(tmp_path, H100, "device.txt")
     monkeypatch.chdir(tmp_path)
     assert load_device("mine.toml").name == load_device("./device.txt").name == "h100-sxm-80gb"
 
 
-def test_own_file_with_the_name_of_a_known_device_is_read_and_not_the_known_one(tmp_path: Path) -> None:
-    """A path always wins over a name, so that a corrected sheet is used."""
+def test_a_path_takes_precedence_over_a_name(tmp_path: Path) -> None:
+    """A file whose device has a known name is read, so that a corrected data sheet is used."""
     path = write(tmp_path, H100.replace(_MEMORY, "memory_bytes = 94e9"))
     assert load_device(path).memory_bytes == 94e9
     assert load_device("h100-sxm-80gb").memory_bytes < 86e9
 
 
-def test_file_is_read_again_when_it_changed(tmp_path: Path) -> None:
-    """Files of one's own are not cached: edit, run again."""
+def test_device_files_are_not_cached(tmp_path: Path) -> None:
+    """A changed file is read again."""
     path = write(tmp_path, H100)
     assert load_device(path).tdp_watts == 700
     write(tmp_path, H100.replace("tdp_watts = 700", "tdp_watts = 650"))
@@ -89,15 +88,15 @@ def test_file_is_read_again_when_it_changed(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         (b"\xff\xfe\x00binary", "not UTF-8"),
-        (b"x" * (LARGEST_FILE_BYTES + 1), "more than"),
+        (b"x" * (MAX_FILE_BYTES + 1), "is larger than"),
         (b"a = " + b"[" * 5000, "not valid TOML"),
-        (b"", "lacks name"),
+        (b"", "lacks the required key name"),
         (b"name = 'x'\nname = 'y'", "not valid TOML"),
         (b"a = 1" + b"0" * 5000, "not valid TOML"),
     ],
 )
-def test_files_that_are_no_device_files(tmp_path: Path, content: bytes, reason: str) -> None:
-    """Binary, huge, nested, empty, contradictory: each is refused in one line that says what it is."""
+def test_invalid_files(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Binary, huge, nested, empty or contradictory files are errors on one line."""
     with pytest.raises(DeviceError, match=reason) as caught:
         load_device(write(tmp_path, content))
     assert "\n" not in str(caught.value)
@@ -105,7 +104,7 @@ def test_files_that_are_no_device_files(tmp_path: Path, content: bytes, reason: 
 
 @pytest.mark.parametrize("path", ["missing.toml", "./missing", "folder/", "bad\0name.toml"])
 def test_paths_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """A missing file, a folder or an impossible path is one line with what to do."""
+    """A missing file, a folder or an invalid path is an error on one line."""
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DeviceError, match="cannot be read") as caught:
@@ -117,15 +116,15 @@ def test_paths_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("old", "new", "expected"),
     [
         ("num_sms = 132", "num_sm = 132", "unknown key 'num_sm'; did you mean 'num_sms'"),
-        ("num_sms = 132", "num_sms = 132.0", "num_sms=132.0 must be a whole number"),
-        ("num_sms = 132", "num_sms = 0", "num_sms=0 must be a whole number"),
-        ("num_sms = 132", "num_sms = true", "num_sms=True must be a whole number"),
-        (_MEMORY, "memory_bytes = -80e9", "must be a positive number"),
-        (_MEMORY, "memory_bytes = nan", "memory_bytes=nan must be a positive number"),
-        (_MEMORY, "memory_bytes = inf", "memory_bytes=inf must be a positive number"),
+        ("num_sms = 132", "num_sms = 132.0", "num_sms=132.0 must be an integer"),
+        ("num_sms = 132", "num_sms = 0", "num_sms=0 must be an integer"),
+        ("num_sms = 132", "num_sms = true", "num_sms=True must be an integer"),
+        (_MEMORY, "memory_bytes = -80e9", "must be a number from"),
+        (_MEMORY, "memory_bytes = nan", "memory_bytes=nan must be a number from"),
+        (_MEMORY, "memory_bytes = inf", "memory_bytes=inf must be a number from"),
         (_MEMORY, "memory_bytes = 80", "80 GB is 80e9"),
         (_MEMORY, "memory_bytes = '80 GB'", "must be a number"),
-        (_MEMORY, "", "lacks memory_bytes"),
+        (_MEMORY, "", "lacks the required key memory_bytes"),
         ("memory_bandwidth_bytes_per_s = 3.35e12", "memory_bandwidth_bytes_per_s = 3350", "3.35 TB/s is 3.35e12"),
         ("fp16 = 989.4e12", "fp16 = 989.4", "989 TFLOP/s is 989e12"),
         ("fp16 = 989.4e12", "fp17 = 989.4e12", "fp17 is not one of"),
@@ -136,13 +135,13 @@ def test_paths_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("tdp_watts = 700", 'tdp_watts = 700\nroofline_only = "no"', "must be true or false"),
         ("tdp_watts = 700", "tdp_watts = 700\nlink_group_size = 2", None),
         ('kind = "secondary" }', 'kind = "guess" }', "kind='guess'; choose one of"),
-        ('read = "2026-11-21"', 'read = "yesterday"', "give the date as"),
+        ('read = "2026-11-21"', 'read = "yesterday"', "give a date such as"),
         ("[sources.ml-engineering]", "[sources.other]", "which [sources] lacks"),
-        ("num_sms = { source", "num_sm = { source", "is of a number that the file does not give"),
+        ("num_sms = { source", "num_sm = { source", "belongs to a number that the file lacks"),
     ],
 )
-def test_one_wrong_thing_is_named(old: str, new: str, expected: str | None) -> None:
-    """Each kind of slip is found, named with its value, and answered with what is allowed."""
+def test_invalid_entries(old: str, new: str, expected: str | None) -> None:
+    """Each kind of mistake is reported with its value and what is allowed."""
     assert old in H100
     text = H100.replace(old, new, 1)
     if expected is None:
@@ -151,8 +150,8 @@ def test_one_wrong_thing_is_named(old: str, new: str, expected: str | None) -> N
         assert expected in complaint(text)
 
 
-def test_package_file_without_provenance_of_one_number_is_refused() -> None:
-    """Files of the package must source every number; the same text is fine as a file of one's own."""
+def test_package_files_need_provenance() -> None:
+    """A number without provenance is an error in the package's files and accepted in users' files."""
     entry = next(line for line in H100.splitlines() if line.startswith("tdp_watts = {"))
     text = H100.replace(entry + "\n", "")
     with pytest.raises(DeviceError, match="tdp_watts has no entry in"):
@@ -171,7 +170,7 @@ def test_package_file_without_provenance_of_one_number_is_refused() -> None:
     ],
 )
 def test_unknown_names_suggest_close_ones_and_the_template(given_name: str, part: str) -> None:
-    """An unknown name is an error with close names and the way to describe a device of one's own."""
+    """An unknown name is an error with similar names and a pointer to the template."""
     with pytest.raises(UnknownDeviceError) as caught:
         load_device(given_name)
     assert part in str(caught.value)
@@ -181,7 +180,7 @@ def test_unknown_names_suggest_close_ones_and_the_template(given_name: str, part
 @settings(max_examples=60, deadline=None)
 @given(name=st.text(max_size=300))
 def test_any_text_as_a_name_is_one_line(name: str) -> None:
-    """Whatever is typed as a device, the answer is a device or one printable line."""
+    """Any text as a name gives a device or an error of one printable line."""
     message = ""
     try:
         load_device(name)
@@ -208,7 +207,7 @@ def test_any_text_as_a_name_is_one_line(name: str) -> None:
     ],
 )
 def test_detection_of_what_drivers_report(gpu_name: str, num_sms: int, memory_bytes: float, expected: str) -> None:
-    """Name, units and memory together find the file, although drivers count memory in binary and keep some back."""
+    """Name, SMs and memory identify the device, although drivers report binary units and reserve some memory."""
     assert detect_device(gpu_name, num_sms, memory_bytes).name == expected
 
 
@@ -216,25 +215,25 @@ def test_detection_of_what_drivers_report(gpu_name: str, num_sms: int, memory_by
     ("gpu_name", "num_sms", "memory_bytes", "reason"),
     [
         ("NVIDIA H100 80GB HBM3", 114, 85e9, "h100-sxm-80gb has 132 SMs"),  # a slice, or another SKU of that name
-        ("NVIDIA H100 80GB HBM3", 132, 40e9, "no device file is of"),
+        ("NVIDIA H100 80GB HBM3", 132, 40e9, "no device file matches"),
         ("NVIDIA H999", 132, 85e9, "devices template"),
-        ("", 132, 85e9, "no device file is of"),
+        ("", 132, 85e9, "no device file matches"),
     ],
 )
 def test_detection_never_guesses(gpu_name: str, num_sms: int, memory_bytes: float, reason: str) -> None:
-    """One thing that does not agree is an error that shows what the file has."""
+    """A mismatch is an error that shows the numbers of the device file."""
     with pytest.raises(UnknownDeviceError, match=reason):
         detect_device(gpu_name, num_sms, memory_bytes)
 
 
-def test_detection_refuses_two_matches() -> None:
-    """A name that lies within those of two SKUs alike in units and memory is an error that names both."""
+def test_ambiguous_detection() -> None:
+    """A name that matches two SKUs with equal SMs and memory is an error that names both."""
     with pytest.raises(UnknownDeviceError, match="could be any of a100-pcie-40gb, a100-sxm-40gb"):
         detect_device("a100", 108, 40e9)
 
 
 def test_no_device_of_the_package_is_detected_as_another() -> None:
-    """The sheet's own title name, units and memory lead back to the same file for every alias of it."""
+    """Every alias of a device, with its SMs and memory, is detected as that device."""
     for name in list_devices():
         device = load_device(name)
         if device.num_sms is None:
@@ -256,8 +255,8 @@ _VALUES = st.one_of(
 
 @settings(max_examples=250, deadline=None)
 @given(data=st.data())
-def test_mutated_files_load_or_complain_in_one_line(data: st.DataObject) -> None:
-    """Lines of a real file dropped, doubled, renamed or given other values never end in a traceback."""
+def test_mutated_files(data: st.DataObject) -> None:
+    """Dropped, doubled, renamed or changed lines never cause a traceback."""
     lines = H100.splitlines()
     for _ in range(data.draw(st.integers(1, 3))):
         row = data.draw(st.integers(0, len(lines) - 1))

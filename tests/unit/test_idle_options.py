@@ -1,4 +1,4 @@
-"""Options that change nothing in a model are told in one line, where they are given to a prediction or to a plan."""
+"""Options without effect on a model are noted in one line, in predictions and plans."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.plan import PlanResult
-from shapewright.question import ask
+from shapewright.optimize.plan import PlanResult
+from shapewright.prediction.build import build_scenario
 
 DEVICE = "h100-sxm-80gb"
 CUT = "expert_tensor_parallel=1 has no effect in a model without experts"
@@ -30,11 +30,11 @@ def plan(model: str = "llama-3-8b", **given: Any) -> PlanResult:
     ],
 )
 def test_a_kernel_of_experts_in_16_bits(model: str, workload: dict[str, str], is_said: bool) -> None:
-    """There is one kernel for them; it is said of the option alone, not of the default of checkpoints in blocks."""
+    """In 16 bits there is one expert kernel: an explicit option is noted, the default of block checkpoints is not."""
     given = {"phase": "decode", **workload}
-    asked = ask(model, DEVICE, workload={**given, "expert_kernel": "as-16-bit"})
-    assert (KERNEL in asked.notes) == is_said
-    assert KERNEL not in ask(model, DEVICE, workload=given).notes
+    requested = build_scenario(model, DEVICE, workload={**given, "expert_kernel": "as-16-bit"})
+    assert (KERNEL in requested.notes) == is_said
+    assert KERNEL not in build_scenario(model, DEVICE, workload=given).notes
 
 
 @pytest.mark.parametrize(("model", "layout", "is_said"), [
@@ -43,29 +43,29 @@ def test_a_kernel_of_experts_in_16_bits(model: str, workload: dict[str, str], is
     ("mixtral-8x7b", {"expert_tensor_parallel": 1}, False),
 ])  # fmt: skip
 def test_experts_that_are_not_there_are_not_cut(model: str, layout: dict[str, int], is_said: bool) -> None:
-    """A dense model takes the option and says so."""
-    assert (CUT in ask(model, DEVICE, layout=layout).notes) == is_said
+    """A dense model ignores the option and notes that."""
+    assert (CUT in build_scenario(model, DEVICE, layout=layout).notes) == is_said
 
 
 def test_a_plan_of_a_dense_model_does_not_hang_on_the_cut_of_experts() -> None:
     """The same plans, with a line more; before, tensor degrees above 1 were left out."""
-    free, told = plan(), plan(layout={"expert_tensor_parallel": 1})
-    assert [each.layout for each in told.plans] == [each.layout for each in free.plans]
-    assert told.tally == free.tally
-    assert CUT in told.notes
+    free, stated = plan(), plan(layout={"expert_tensor_parallel": 1})
+    assert [each.layout for each in stated.plans] == [each.layout for each in free.plans]
+    assert stated.tally == free.tally
+    assert CUT in stated.notes
     assert CUT not in free.notes
 
 
 @pytest.mark.parametrize(
-    ("model", "given", "said"),
+    ("model", "given", "message"),
     [
         ("llama-3-8b", {}, "moe has no effect in a model without experts"),
-        ("llama-3-8b", {"recompute": "full"}, "changes selective recomputation alone"),
+        ("llama-3-8b", {"recompute": "full"}, "affects selective recomputation only"),
         ("qwen1.5-moe-a2.7b", {}, None),
     ],
 )
-def test_parts_that_a_plan_computes_again(model: str, given: dict[str, str], said: str | None) -> None:
-    """A plan tries the selective recomputation itself; only what it would take and is not there is told."""
+def test_parts_that_a_plan_computes_again(model: str, given: dict[str, str], message: str | None) -> None:
+    """A plan tries selective recomputation itself; only modules that the model lacks are noted."""
     found = plan(model, workload={"recompute_modules": "moe_act", "seq_len": 2048, **given})
     lines = [line for line in found.notes if line.startswith("recompute_modules=")]
-    assert [said in line for line in lines] == ([True] if said else [])
+    assert [message in line for line in lines] == ([True] if message else [])

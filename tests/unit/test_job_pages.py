@@ -9,10 +9,10 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.report.design_review import memory_chart, waterfall_chart
-from shapewright.report.job_pages import comparison_chart, worth_charts
-from shapewright.units import GIB
-from shapewright.utilization import LOSSES, WAYS_OUT, Utilization
+from shapewright.app.figures.charts.devices import comparison_chart, worth_charts
+from shapewright.app.figures.charts.step import memory_chart, waterfall_chart
+from shapewright.core.units import GIB
+from shapewright.prediction.utilization import LOSSES, MITIGATIONS, Utilization
 
 JOBS = {
     "memory": ["memory", "llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "2", "--pp", "2"],
@@ -97,7 +97,7 @@ def test_reachable_without_each_loss() -> None:
     first, *others = found.reachable
     assert found.prediction is not None
 
-    assert set(WAYS_OUT) == set(LOSSES)
+    assert set(MITIGATIONS) == set(LOSSES)
     assert (first.without, first.step_time_s) == ("unexplained", found.prediction.step_time_s)
     assert [one.step_time_s for one in others] == sorted(one.step_time_s for one in others)
     for one in others:
@@ -119,7 +119,7 @@ def test_json_of_reachable_and_offload(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_comparison_says_the_job_and_what_it_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page names model and batch, and draws tokens for a dollar and a joule of devices whose price is known."""
+    """The page names model and batch, and draws tokens per dollar and per joule of devices whose price is known."""
     page = tmp_path / "page.html"
     command = ["compare", "llama-3-8b", "--devices", "a100-sxm-80gb,h100-sxm-80gb,tpu-v5p", "--micro-batch-size", "1"]
     command += ["--dp", "16", "--zero-stage", "3", "--usd-per-hour", "a100-sxm-80gb=1.2,h100-sxm-80gb=2.4"]

@@ -1,4 +1,4 @@
-"""The lint: what a check finds and costs, reports, fixes and the paper's own case."""
+"""check_scenario: findings and their costs, reports, fixes, and the example of the paper."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import read_model
-from shapewright.errors import LayoutError, UnknownRuleError
+from shapewright.app.report.outputs.check import check_output
+from shapewright.app.report.step.sarif import to_sarif
+from shapewright.core.errors import LayoutError, UnknownRuleError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lint import (
     CheckReport,
     Finding,
-    check_model,
+    check_scenario,
     exact_changes,
     exit_code,
     find_better_shapes,
     fix_config,
     get_rule,
     list_rules,
-    to_json,
-    to_sarif,
 )
-from shapewright.lint.check import find_violations
-from shapewright.lint.example import example_case
-from shapewright.lint.judge import judge
-from shapewright.workload import Workload
+from shapewright.lint.check import run_rules
+from shapewright.lint.evaluate import evaluate
+from shapewright.lint.example import example_scenario
+from shapewright.models import read_model
+from shapewright.prediction.scenario import Scenario
+from shapewright.workload import ParallelLayout, Workload
 
 A100 = load_device("a100-sxm-40gb")
 GPT3_2_7B = read_model("gpt3-2.7b").config
@@ -36,7 +36,7 @@ GPT3_2_7B = read_model("gpt3-2.7b").config
 def check_gpt3(**changes: Any) -> CheckReport:
     """Check GPT-3 2.7B as published on an A100, training in fp16 with four sequences of 2048."""
     workload = Workload(**{"micro_batch_size": 4, "seq_len": 2048, "dtype": "fp16", **changes})
-    return check_model(GPT3_2_7B, device=A100, workload=workload)
+    return check_scenario(Scenario.of(GPT3_2_7B, A100, workload))
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def report() -> CheckReport:
 
 @pytest.mark.parametrize("attention", ["unfused", "flash"])
 @pytest.mark.parametrize("phase", ["train", "prefill"])
-def test_gpt3_2_7b_is_told_to_use_20_heads(attention: str, phase: str) -> None:
-    """The paper's case by itself: 32 heads of 80 should be 20 of 128, and this is the best change of heads."""
+def test_gpt3_2_7b_should_use_20_heads(attention: str, phase: str) -> None:
+    """The example of the paper: 20 heads of 128 instead of 32 of 80 is the best change of heads."""
     found = check_gpt3(attention=attention, phase=phase)
     heads = [finding for finding in found.findings if finding.code == "TC103"]
     best = heads[0].suggestions[0]
@@ -60,8 +60,8 @@ def test_gpt3_2_7b_is_told_to_use_20_heads(attention: str, phase: str) -> None:
     assert found.better_shapes[0].speedup > 1.0
 
 
-def test_gpt3_2_7b_is_told_to_pad_its_vocabulary(report: CheckReport) -> None:
-    """50257 is odd: padding to 50304 is exact, and names the logit GEMM as what suffers."""
+def test_gpt3_2_7b_should_pad_its_vocabulary(report: CheckReport) -> None:
+    """50257 is odd: padding to 50304 is an exact fix, and the message names the logit GEMM."""
     finding = next(finding for finding in report.findings if finding.code == "TC101")
 
     assert finding.message.startswith("vocab_size=50257 is not a multiple of 64 (fp16 on a100-sxm-40gb): logits")
@@ -71,7 +71,7 @@ def test_gpt3_2_7b_is_told_to_pad_its_vocabulary(report: CheckReport) -> None:
 
 
 def test_findings_are_sorted_by_cost(report: CheckReport) -> None:
-    """What cannot run comes first, then the costliest."""
+    """Findings that prevent the step from running come first, then the costliest."""
     stops = [finding.severity == "error" and finding.cost_s is None for finding in report.findings]
     costs = [finding.cost_s or 0.0 for finding in report.findings if finding.cost_s or finding.severity != "error"]
 
@@ -80,12 +80,10 @@ def test_findings_are_sorted_by_cost(report: CheckReport) -> None:
 
 
 def test_cost_is_what_the_suggestion_saves(report: CheckReport) -> None:
-    """The cost of an exact fix is the step as it is less the step with the fix."""
+    """The cost of a finding is the step without the exact fix minus the step with it."""
     finding = next(finding for finding in report.findings if finding.code == "TC101")
-    fixed = check_model(
-        fix_config(GPT3_2_7B, report),
-        device=A100,
-        workload=Workload(micro_batch_size=4, seq_len=2048, dtype="fp16"),
+    fixed = check_scenario(
+        Scenario.of(fix_config(GPT3_2_7B, report), A100, Workload(micro_batch_size=4, seq_len=2048, dtype="fp16")),
         look_around=False,
     )
 
@@ -95,10 +93,10 @@ def test_cost_is_what_the_suggestion_saves(report: CheckReport) -> None:
 
 
 def test_ignored_findings_are_counted(report: CheckReport) -> None:
-    """Code, name and family all suppress, and the report says how many findings it left out."""
+    """Rules are ignored by code, name or family, and the report counts their findings."""
     workload = Workload(micro_batch_size=4, seq_len=2048, dtype="fp16")
-    found = check_model(
-        GPT3_2_7B, device=A100, workload=workload, ignore=("vocab-not-aligned", "ME"), look_around=False
+    found = check_scenario(
+        Scenario.of(GPT3_2_7B, A100, workload), ignore=("vocab-not-aligned", "ME"), look_around=False
     )
     left_out = [finding for finding in report.findings if finding.code == "TC101" or finding.code.startswith("ME")]
 
@@ -109,16 +107,14 @@ def test_ignored_findings_are_counted(report: CheckReport) -> None:
 
 
 def test_ignoring_an_unknown_rule_is_an_error() -> None:
-    """A misspelt rule would otherwise be ignored in silence."""
+    """A misspelt rule raises an error."""
     with pytest.raises(UnknownRuleError, match="TC999"):
-        check_model(GPT3_2_7B, device=A100, workload=Workload(dtype="fp16"), ignore=["TC999"])
+        check_scenario(Scenario.of(GPT3_2_7B, A100, Workload(dtype="fp16")), ignore=["TC999"])
 
 
 def test_a_step_that_cannot_run_is_a_finding() -> None:
-    """Heads that do not divide give a report without a prediction, with a way out."""
-    found = check_model(
-        GPT3_2_7B, device=A100, workload=Workload(dtype="fp16"), layout=ParallelLayout(tensor_parallel=6)
-    )
+    """Heads that do not divide give a report with suggestions and without a prediction."""
+    found = check_scenario(Scenario.of(GPT3_2_7B, A100, Workload(dtype="fp16"), ParallelLayout(tensor_parallel=6)))
 
     assert found.prediction is None
     assert "tensor_parallel=6" in found.problem
@@ -127,36 +123,33 @@ def test_a_step_that_cannot_run_is_a_finding() -> None:
     assert exit_code(found, "error") == 1
 
 
-def test_a_step_that_cannot_run_for_no_rule_of_ours_is_an_error() -> None:
-    """What no rule explains is raised as it is."""
+def test_an_error_that_no_rule_explains_is_raised() -> None:
+    """Errors that no rule explains are raised unchanged."""
     with pytest.raises(LayoutError, match="expert_parallel"):
-        check_model(
-            GPT3_2_7B,
-            device=A100,
-            workload=Workload(dtype="fp16"),
-            layout=ParallelLayout(data_parallel=2, expert_parallel=2),
+        check_scenario(
+            Scenario.of(GPT3_2_7B, A100, Workload(dtype="fp16"), ParallelLayout(data_parallel=2, expert_parallel=2))
         )
 
 
-def test_severity_has_a_ceiling_where_a_default_decides() -> None:
-    """A bubble that follows from a batch that nobody gave is told, but fails nothing."""
-    given = example_case(pipeline_parallel=4, micro_batch_size=4, global_batch_size=16)
-    assumed = example_case(pipeline_parallel=4, micro_batch_size=4)
+def test_severity_is_limited_where_a_default_decides() -> None:
+    """A bubble that follows from the default batch is at most an info."""
+    given = example_scenario(pipeline_parallel=4, micro_batch_size=4, global_batch_size=16)
+    assumed = example_scenario(pipeline_parallel=4, micro_batch_size=4)
     severities = []
-    for case in (given, assumed):
-        (violation,) = get_rule("PL107").check(case)
-        finding = judge(get_rule("PL107"), violation, case)
+    for scenario in (given, assumed):
+        (violation,) = get_rule("PL107").check(scenario)
+        finding = evaluate(get_rule("PL107"), violation, scenario)
         assert finding is not None
         severities.append(finding.severity)
 
     assert severities == ["error", "info"]
 
 
-def test_uneven_stages_cost_no_more_than_the_layers_too_few() -> None:
-    """33 layers on 4 stages waste a twelfth; one stage saves more, having no bubble: no fault of the 33."""
-    case = example_case(num_layers=33, pipeline_parallel=4, global_batch_size=16, device="a100-sxm-80gb")
-    (violation,) = get_rule("PL106").check(case)
-    finding = judge(get_rule("PL106"), violation, case)
+def test_cost_of_uneven_stages_is_limited() -> None:
+    """33 layers on 4 stages waste a twelfth of the time; the gain of removing the bubble is not part of the cost."""
+    scenario = example_scenario(num_layers=33, pipeline_parallel=4, global_batch_size=16, device="a100-sxm-80gb")
+    (violation,) = get_rule("PL106").check(scenario)
+    finding = evaluate(get_rule("PL106"), violation, scenario)
 
     assert finding is not None
     assert finding.cost_fraction == pytest.approx(1.0 - 33 / 36)
@@ -164,38 +157,40 @@ def test_uneven_stages_cost_no_more_than_the_layers_too_few() -> None:
     assert "slower" not in finding.message
 
 
-def test_a_layout_that_does_not_fit_gets_none_that_needs_more() -> None:
-    """Where memory is exceeded, changes of layout and batch fit or need no more than now; better shapes stay."""
-    case = example_case(num_layers=48, tensor_parallel=2, data_parallel=2, micro_batch_size=8, vocab_size=50257)
-    found = find_violations(case)
+def test_fixes_of_a_scenario_that_does_not_fit_need_no_more_memory() -> None:
+    """Where memory is exceeded, fixes of layout and batch fit or need no more memory; fixes of the shape stay."""
+    scenario = example_scenario(num_layers=48, tensor_parallel=2, data_parallel=2, micro_batch_size=8, vocab_size=50257)
+    found = run_rules(scenario)
     runtime = [made for finding in found for made in finding.suggestions if made.kind == "runtime"]
 
-    assert not case.fits
+    assert not scenario.fits
     assert runtime
     for made in runtime:
-        after = case.changed(made.changes)
+        after = scenario.try_replace(made.changes)
         assert after is not None
-        assert after.prediction.memory.total_bytes <= case.prediction.memory.total_bytes
+        assert after.predict().memory.total_bytes <= scenario.predict().memory.total_bytes
     assert "TC101" in {finding.code for finding in found}
 
 
-def test_memory_asks_for_no_sharded_weights_under_a_pipeline() -> None:
-    """ZeRO stage 3 is a remedy of replicas alone, as plan and memory have it."""
+def test_sharded_weights_are_not_suggested_in_a_pipeline() -> None:
+    """ZeRO stage 3 is suggested without a pipeline only, as in plan and memory."""
     stages = {}
     for pipeline_parallel in (1, 2):
-        case = example_case(num_layers=64, pipeline_parallel=pipeline_parallel, data_parallel=8, micro_batch_size=1)
-        (violation,) = get_rule("ME101").check(case)
-        stages[pipeline_parallel] = {repair.changes.get("zero_stage") for repair in violation.repairs}
+        scenario = example_scenario(
+            num_layers=64, pipeline_parallel=pipeline_parallel, data_parallel=8, micro_batch_size=1
+        )
+        (violation,) = get_rule("ME101").check(scenario)
+        stages[pipeline_parallel] = {fix.changes.get("zero_stage") for fix in violation.fixes}
 
     assert 3 in stages[1]
     assert 3 not in stages[2]
 
 
-def test_heads_of_a_narrower_width_are_not_asked_for() -> None:
-    """80 wide heads become 128 wide, and not 64 wide, which the next rule would find too small."""
-    case = example_case(num_heads=32, attention="flash")
-    (violation,) = get_rule("TC103").check(case)
-    finding = judge(get_rule("TC103"), violation, case)
+def test_smaller_heads_are_not_suggested() -> None:
+    """Heads of 80 become heads of 128, not of 64, which the rule on small heads would report."""
+    scenario = example_scenario(num_heads=32, attention="flash")
+    (violation,) = get_rule("TC103").check(scenario)
+    finding = evaluate(get_rule("TC103"), violation, scenario)
 
     assert finding is not None
     assert {made.changes["head_dim"] for made in finding.suggestions} == {128}
@@ -213,7 +208,7 @@ def test_heads_of_a_narrower_width_are_not_asked_for() -> None:
     ],
 )
 def test_exit_code(fail_on: str, severities: list[str], expected: int) -> None:
-    """1 from the given severity on."""
+    """The exit code is 1 for findings of at least the given severity."""
     findings = tuple(
         Finding(code="TC101", name="x", severity=severity, field="f", actual=1, wanted="", message="")
         for severity in severities
@@ -223,7 +218,7 @@ def test_exit_code(fail_on: str, severities: list[str], expected: int) -> None:
 
 
 def test_fix_takes_exact_suggestions_only(report: CheckReport) -> None:
-    """The vocabulary is padded and the heads stay."""
+    """The vocabulary is padded and the heads stay unchanged."""
     fixed = fix_config(GPT3_2_7B, report)
 
     assert exact_changes(report) == {"vocab_size": 50304}
@@ -232,7 +227,7 @@ def test_fix_takes_exact_suggestions_only(report: CheckReport) -> None:
 
 
 def test_better_shapes_keep_the_parameters(report: CheckReport) -> None:
-    """Shapes are sorted by what they gain, within 2 % of the parameters, and say what changes."""
+    """Shapes are sorted by gain, within 2 % of the parameters, and describe their changes."""
     gains = [shape.gain_fraction for shape in report.better_shapes]
 
     assert gains == sorted(gains, reverse=True)
@@ -243,59 +238,59 @@ def test_better_shapes_keep_the_parameters(report: CheckReport) -> None:
 
 
 def test_better_shapes_of_a_mixture_of_experts_change_expert_widths() -> None:
-    """With experts the MLP width that matters is theirs."""
-    case = example_case(num_layers=4, num_experts=8, num_experts_per_token=2, moe_intermediate_size=1366)
+    """In a mixture of experts the expert width is varied."""
+    scenario = example_scenario(num_layers=4, num_experts=8, num_experts_per_token=2, moe_intermediate_size=1366)
 
-    assert any("moe_intermediate_size" in shape.changes for shape in find_better_shapes(case))
+    assert any("moe_intermediate_size" in shape.changes for shape in find_better_shapes(scenario))
 
 
-def test_a_check_asks_for_few_predictions() -> None:
-    """The whole check stays cheap because rules ask for little: at most a few dozen predictions."""
-    case = example_case(num_heads=32, vocab_size=50257, attention="unfused")
+def test_a_check_needs_few_predictions() -> None:
+    """A whole check needs at most a few dozen predictions."""
+    scenario = example_scenario(num_heads=32, vocab_size=50257, attention="unfused")
     for rule in list_rules():
-        list(rule.check(case))
-    find_better_shapes(case)
+        list(rule.check(scenario))
+    find_better_shapes(scenario)
 
-    assert case.num_predictions <= 40
+    assert scenario.num_predictions <= 40
 
 
 @pytest.mark.parametrize("name", ["tpu-v6e", "gaudi3", "mi300x", "groq-lpu-v1", "cerebras-wse-2", "rtx-4090", "t4"])
 def test_devices_without_tiles_or_links_are_checked_too(name: str) -> None:
-    """Where only a bound can be given, rules on tiles keep silent and nothing fails."""
+    """On devices priced by the roofline, rules on tiles do not fire and nothing fails."""
     device = load_device(name)
     dtype = "bf16" if "bf16" in device.dense_flops_per_s else "fp16"
     attention = "unfused" if name == "t4" else "flash"
-    found = check_model(GPT3_2_7B, device=device, workload=Workload(dtype=dtype, attention=attention))
+    found = check_scenario(Scenario.of(GPT3_2_7B, device, Workload(dtype=dtype, attention=attention)))
 
     assert found.prediction is not None
     if device.roofline_only:
         assert not {"WQ102", "WQ103", "TC101"} & {finding.code for finding in found.findings}
 
 
-def test_asking_twice_predicts_once() -> None:
-    """A changed copy shares what is known, and a change back is the situation itself."""
-    case = example_case()
-    wider = case.changed({"vocab_size": 51200})
+def test_equal_scenarios_are_predicted_once() -> None:
+    """Changed copies share a cache of predictions, so a change back needs no new prediction."""
+    scenario = example_scenario()
+    wider = scenario.try_replace({"vocab_size": 51200})
     assert wider is not None
-    back = wider.changed({"vocab_size": 50304})
+    back = wider.try_replace({"vocab_size": 50304})
     assert back is not None
 
-    assert back.prediction is case.prediction
-    assert case.num_predictions == 1
+    assert back.predict() is scenario.predict()
+    assert scenario.num_predictions == 1
 
 
-def test_contradictory_changes_are_no_situation() -> None:
-    """Values that config, workload or layout refuse give None."""
-    case = example_case()
+def test_contradictory_changes_give_none() -> None:
+    """try_replace returns None for values that config, workload or layout refuse."""
+    scenario = example_scenario()
 
-    assert case.changed({"num_kv_heads": 3}) is None
-    assert case.changed({"micro_batch_size": 0}) is None
-    assert case.changed({"virtual_pipeline": 2}) is None
+    assert scenario.try_replace({"num_kv_heads": 3}) is None
+    assert scenario.try_replace({"micro_batch_size": 0}) is None
+    assert scenario.try_replace({"virtual_pipeline": 2}) is None
 
 
 def test_json_is_plain_and_whole(report: CheckReport) -> None:
     """The JSON form survives a round trip and holds every finding, suggestion and shape."""
-    written = to_json(report)
+    written = check_output(report, example_scenario()).to_json()
 
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert written["schema_version"] == 1

@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from shapewright.lint import Finding, list_rules
-from shapewright.lint.example import example_case
-from shapewright.lint.judge import judge
+from shapewright.lint.evaluate import evaluate
+from shapewright.lint.example import example_scenario
 from shapewright.lint.registry import get_rule
-from shapewright.lint.what_if import WhatIf
+from shapewright.prediction.scenario import Scenario
 
 CASES = Path(__file__).parents[1] / "lint"
 SECTION = re.compile(r"^## (Fires|Silent|Boundary)\b[^\n]*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -50,25 +50,25 @@ def all_blocks() -> list[Any]:
 
 
 def config_changes(block: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a block changes, lists as the tuples that they stand for."""
+    """Fields that a block changes, with lists as tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in block.items() if name != "expect"
     }
 
 
-def findings_of(code: str, case: WhatIf) -> list[Finding]:
-    """What one rule finds."""
+def findings_of(code: str, scenario: Scenario) -> list[Finding]:
+    """Findings of one rule."""
     rule = get_rule(code)
-    judged = [judge(rule, violation, case) for violation in rule.check(case)]
+    judged = [evaluate(rule, violation, scenario) for violation in rule.check(scenario)]
     return [finding for finding in judged if finding is not None]
 
 
 @pytest.mark.parametrize(("code", "heading", "block"), all_blocks())
 def test_case(code: str, heading: str, block: dict[str, Any]) -> None:
-    """A rule fires, is silent, and says what its case file says."""
+    """A rule fires or does not, with the message that its case file expects."""
     expected = block.get("expect", {})
     fires = FIRES_BY_HEADING.get(heading, expected.get("fires"))
-    found = findings_of(code, example_case(**config_changes(block)))
+    found = findings_of(code, example_scenario(**config_changes(block)))
 
     assert fires is not None, "a block under Boundary says expect.fires"
     assert bool(found) == fires, [finding.message for finding in found]
@@ -77,21 +77,21 @@ def test_case(code: str, heading: str, block: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("code", "heading", "block"), all_blocks())
-def test_suggestions_of_a_case_mend_it(code: str, heading: str, block: dict[str, Any]) -> None:
-    """Taking any suggestion silences the rule at that field; where it promises a gain, the step is no slower."""
-    case = example_case(**config_changes(block))
-    for finding in findings_of(code, case):
+def test_suggestions_of_a_case_resolve_it(code: str, heading: str, block: dict[str, Any]) -> None:
+    """With a suggestion applied, the rule does not fire for that field, and the step is not slower."""
+    scenario = example_scenario(**config_changes(block))
+    for finding in findings_of(code, scenario):
         for suggestion in finding.suggestions:
-            after = case.changed(suggestion.changes)
+            after = scenario.try_replace(suggestion.changes)
 
             assert after is not None
             assert finding.field not in [again.field for again in findings_of(code, after)], heading
             if suggestion.predicted_gain_fraction is not None:
-                assert after.time_per_token_s <= case.time_per_token_s
+                assert after.time_per_token_s <= scenario.time_per_token_s
 
 
 def check_finding(finding: Finding, expected: dict[str, Any]) -> None:
-    """Compare a finding with what its case says of it."""
+    """Compare a finding with the expectations of its case."""
     assert expected.get("field", finding.field) == finding.field
     assert expected.get("severity", finding.severity) == finding.severity
     assert expected.get("message", "") in finding.message
@@ -113,14 +113,14 @@ def test_every_rule_has_cases_of_each_sort(rule: Any) -> None:
     assert {heading for heading, _ in blocks_of(text)} == {"Fires", "Silent", "Boundary"}
 
 
-def test_every_file_is_of_a_rule() -> None:
-    """No case file is left over from a rule that is gone."""
+def test_every_file_has_a_rule() -> None:
+    """There is no case file without a rule."""
     assert {path.stem for path in CASES.glob("*.md")} == {rule.code for rule in list_rules()}
 
 
 def test_a_wrong_case_fails() -> None:
     """The checker can fail: a case that expects another suggestion is refused."""
-    finding = findings_of("TC101", example_case(vocab_size=50257))[0]
+    finding = findings_of("TC101", example_scenario(vocab_size=50257))[0]
 
     with pytest.raises(AssertionError):
         check_finding(finding, {"suggests": {"vocab_size": 50257}})

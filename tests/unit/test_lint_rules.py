@@ -1,4 +1,4 @@
-"""The rules of the lint as such: codes, names, pages with examples, the fields they read, and how they are found."""
+"""Registry of the lint rules: codes, names, pages with examples, fields, look-up."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from typing import Any
 
 import pytest
 
-import shapewright.lint
-from shapewright.config import TransformerConfig
-from shapewright.errors import UnknownRuleError
+from shapewright.core.errors import UnknownRuleError
 from shapewright.hardware import Device
-from shapewright.layout import ParallelLayout
 from shapewright.lint import get_rule, list_rules, rule_page
 from shapewright.lint.rule import FAMILIES
 from shapewright.lint.rules import MODULES
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 HEADINGS = (
     "What it does",
@@ -46,18 +44,14 @@ def test_codes_and_names_are_unique_and_well_formed() -> None:
 def test_a_rule_lives_in_the_module_of_its_name() -> None:
     """Module and rule share their name, and every module in the folder is listed."""
     names = {module.__name__.rpartition(".")[2] for module in MODULES}
+    folder = importlib.import_module("shapewright.lint.rules").__path__
     in_folder = {
-        found.name
-        for found in pkgutil.iter_modules(
-            shapewright.lint.__path__ + importlib.import_module("shapewright.lint.rules").__path__
-        )
+        found.name.rpartition(".")[2]
+        for found in pkgutil.walk_packages(folder, "shapewright.lint.rules.")
+        if not found.ispkg
     }
 
-    assert {rule.name.replace("-", "_") for rule in list_rules()} == names
-    assert names <= in_folder
-    assert {
-        found.name for found in pkgutil.iter_modules(importlib.import_module("shapewright.lint.rules").__path__)
-    } == names
+    assert {rule.name.replace("-", "_") for rule in list_rules()} == names == in_folder
 
 
 @pytest.mark.parametrize("rule", list_rules(), ids=lambda rule: rule.code)
@@ -74,16 +68,16 @@ def test_every_page_has_all_headings(rule: Any) -> None:
 
 @pytest.mark.parametrize("module", [module.__name__ for module in MODULES])
 def test_examples_on_pages_hold(module: str) -> None:
-    """The example fires, and what to use instead does not."""
+    """The rule fires on the example, and not on the replacement."""
     outcome = doctest.testmod(importlib.import_module(module))
 
     assert outcome.failed == 0
     assert outcome.attempted >= 3
 
 
-@pytest.mark.parametrize("name", ["needs", "reshape"])
+@pytest.mark.parametrize("name", ["shape_fixes"])
 def test_examples_in_helpers_hold(name: str) -> None:
-    """Doctests of the modules that rules share."""
+    """Doctests of the shared modules hold."""
     assert doctest.testmod(importlib.import_module(f"shapewright.lint.{name}")).failed == 0
 
 
@@ -102,7 +96,7 @@ def test_rules_read_fields_that_exist(rule: Any) -> None:
 
 
 def test_field_names_of_config_workload_and_layout_do_not_overlap() -> None:
-    """A change is given by its bare field name, so no two owners may share one."""
+    """Changes are given by bare field names, so names must be unique."""
     names = [spec.name for owner in (TransformerConfig, Workload, ParallelLayout) for spec in fields(owner)]
 
     assert len(names) == len(set(names))
@@ -110,7 +104,7 @@ def test_field_names_of_config_workload_and_layout_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("given", ["TC101", "tc101", " vocab-not-aligned "])
 def test_rules_are_found_by_code_and_name(given: str) -> None:
-    """Case and blanks around do not matter."""
+    """Look-up ignores case and surrounding blanks."""
     assert get_rule(given).code == "TC101"
 
 
@@ -118,7 +112,7 @@ def test_rules_are_found_by_code_and_name(given: str) -> None:
     ("given", "hint"), [("TC11", "'TC101'"), ("vocab-unaligned", "'vocab-not-aligned'"), ("?", "PL101, ")]
 )
 def test_an_unknown_rule_is_an_error_with_close_names(given: str, hint: str) -> None:
-    """The error names what was asked for, and what there is."""
+    """The error names the given rule and the known ones."""
     with pytest.raises(UnknownRuleError, match="unknown rule") as caught:
         rule_page(given)
 

@@ -1,4 +1,4 @@
-"""Lowering a model: products, gradients, repeats and stages worked out by hand."""
+"""Lowering a model: GEMMs, gradients, repeats and stages worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 
 from lowered import LATENT, ONE_DEVICE, gpt, letters, named
-from shapewright.config import TransformerConfig
-from shapewright.errors import WorkloadError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import WorkloadError
 from shapewright.lowering import lower
-from shapewright.operations import Attention, Gemm, GroupedGemm
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Attention, Gemm, GroupedGemm
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 
 def test_layer_gemms_of_the_paper_on_one_device() -> None:
-    """The products of h=2560, a=32, b=4, s=2048 as the paper's benchmark labels them (arXiv 2401.14489, table II)."""
+    """The GEMMs of h=2560, a=32, b=4, s=2048 as the paper's benchmark labels them (arXiv 2401.14489, table II)."""
     workload = Workload(micro_batch_size=4, seq_len=2048, attention="unfused")
     operations = lower(gpt(hidden_size=2560, num_heads=32), workload, ONE_DEVICE)
     # b s = 8192, b a = 128, h/a = 80
@@ -30,7 +29,7 @@ def test_layer_gemms_of_the_paper_on_one_device() -> None:
 
 
 def test_layer_gemms_of_the_paper_on_four_devices() -> None:
-    """The same for h=8192, a=64, t=4: columns of the first products and rows of the second are shared out."""
+    """The same for h=8192, a=64, t=4: columns of the first GEMMs and rows of the second are split."""
     workload = Workload(micro_batch_size=4, seq_len=2048, attention="unfused")
     layout = ParallelLayout(tensor_parallel=4)
     operations = lower(gpt(hidden_size=8192, num_heads=64, vocab_size=50257), workload, layout)
@@ -51,7 +50,7 @@ def test_gradients_of_a_linear_layer_permute_its_letters() -> None:
     assert letters(named(operations, "mlp.up.wgrad", "backward")) == (1, 256, 64, 16, "TN")
 
 
-def test_repeats_count_layers_of_the_stage_and_micro_batches() -> None:
+def test_repeats_are_layers_of_a_stage_times_micro_batches() -> None:
     """61 layers on 16 stages are at most 4; B=64, b=2, d=4 are 8 passes: 32 executions, 8 at the ends of the model."""
     workload = Workload(micro_batch_size=2, seq_len=8, global_batch_size=64)
     layout = ParallelLayout(pipeline_parallel=16, data_parallel=4)
@@ -73,7 +72,7 @@ def test_repeats_count_layers_of_the_stage_and_micro_batches() -> None:
     ],
 )
 def test_fused_projections_are_one_gemm(flags: dict[str, bool], names: dict[str, int]) -> None:
-    """Flags of the config say which projections share a GEMM; the widths add up."""
+    """Config flags define which projections share a GEMM; their widths add up."""
     config = TransformerConfig(
         hidden_size=64, num_heads=4, num_kv_heads=2, num_layers=1, vocab_size=96, intermediate_size=160, **flags
     )
@@ -81,8 +80,8 @@ def test_fused_projections_are_one_gemm(flags: dict[str, bool], names: dict[str,
     assert {name: named(operations, name).n for name in names} == names
 
 
-def test_prefill_needs_the_last_tokens_logits_alone() -> None:
-    """There are b s rows in the layers, b in the logits; the cached context is seen by attention."""
+def test_prefill_computes_logits_of_last_tokens_only() -> None:
+    """Layers have b s rows, logits b rows, and attention reads the cached context."""
     workload = Workload(phase="prefill", micro_batch_size=3, seq_len=16, context_len=32)
     operations = lower(gpt(hidden_size=64, num_heads=4), workload, ONE_DEVICE)
     assert (named(operations, "mlp.up").m, named(operations, "logits").m) == (48, 3)
@@ -126,14 +125,14 @@ def test_experts_are_grouped_gemms_over_routed_rows() -> None:
     assert (named(spread, "moe.down").m, named(spread, "moe.down").groups) == (32, 2)
 
 
-def test_few_tokens_read_few_experts() -> None:
+def test_decode_reads_weights_of_selected_experts_only() -> None:
     """One token in decode reads the weights of its 2 experts, not of all 8."""
     config = gpt(hidden_size=64, num_heads=4, num_experts=8, num_experts_per_token=2, moe_intermediate_size=48)
     operations = lower(config, Workload(phase="decode", micro_batch_size=1, context_len=7), ONE_DEVICE)
     assert named(operations, "moe.up").groups == 2
 
 
-def test_narrow_formats_leave_activations_in_bf16() -> None:
+def test_activations_of_fp8_gemms_are_bf16() -> None:
     """fp8 weight GEMMs, bf16 logits, router, attention and pointwise."""
     config = gpt(
         hidden_size=64, num_heads=4, num_experts=8, num_experts_per_token=2, moe_layers=(False, True), num_layers=2
@@ -150,7 +149,7 @@ ENCODER_DECODER = TransformerConfig(
 )  # fmt: skip
 
 
-def test_encoder_decoder_trains_both_stacks() -> None:
+def test_encoder_decoder_training_lowers_both_stacks() -> None:
     """2 encoder and 3 decoder layers; cross attention takes keys and values from the encoder's tokens."""
     operations = lower(ENCODER_DECODER, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
     assert named(operations, "encoder.mlp.up").repeats == 2
@@ -163,7 +162,7 @@ def test_encoder_decoder_trains_both_stacks() -> None:
     assert named(operations, "attention.fused").causal
 
 
-def test_encoder_decoder_reads_its_prompt_once() -> None:
+def test_encoder_runs_in_prefill_but_not_in_decode() -> None:
     """Prefill: the encoder over the prompt, the decoder over its start token. Decode: no encoder, cached cross keys."""
     prefill = lower(ENCODER_DECODER, Workload(phase="prefill", micro_batch_size=2, seq_len=8), ONE_DEVICE)
     assert (named(prefill, "encoder.mlp.up").m, named(prefill, "mlp.up").m) == (16, 2)
@@ -172,16 +171,16 @@ def test_encoder_decoder_reads_its_prompt_once() -> None:
     assert (named(decode, "cross_attention.fused").kv_len, named(decode, "attention.fused").kv_len) == (8, 6)
 
 
-def test_an_encoder_has_no_decode() -> None:
-    """The error says what the model is and what it can do."""
+def test_decode_of_an_encoder_is_rejected() -> None:
+    """The message states the reason and the supported phases."""
     config = gpt(hidden_size=64, num_heads=4, stack="encoder")
-    with pytest.raises(WorkloadError, match=r"phase='decode'.*encoder.*--phase prefill or train"):
+    with pytest.raises(WorkloadError, match=r"phase='decode'.*encoder.*phase='prefill' or 'train'"):
         lower(config, Workload(phase="decode"), ONE_DEVICE)
     prefill = lower(config, Workload(phase="prefill", micro_batch_size=2, seq_len=8), ONE_DEVICE)
     assert named(prefill, "logits").m == 16
 
 
-def test_the_busiest_stage_has_the_experts() -> None:
+def test_stage_with_experts_is_the_busiest() -> None:
     """3 dense layers then 5 with experts on 2 stages: the second stage, 4 expert layers, is what is lowered."""
     config = gpt(
         hidden_size=64, num_heads=4, num_layers=8, num_experts=8, num_experts_per_token=2,
@@ -201,11 +200,11 @@ def test_narrow_embeddings_are_projected() -> None:
     assert letters(named(operations, "logits")) == (1, 16, 96, 32, "NT")
 
 
-def test_every_product_knows_its_gradient() -> None:
-    """In training each forward GEMM has a dgrad and a wgrad that run as often as it does."""
+def test_each_forward_gemm_has_two_gradients() -> None:
+    """In training each forward GEMM has a dgrad and a wgrad with the same repeats."""
     operations = lower(LATENT, Workload(micro_batch_size=2, seq_len=8, attention="unfused"), ONE_DEVICE)
     forward = [each for each in operations if isinstance(each, Gemm | GroupedGemm) and each.pass_name == "forward"]
     assert len(forward) == 10
-    for product in forward:
+    for gemm in forward:
         for gradient in ("dgrad", "wgrad"):
-            assert named(operations, f"{product.name}.{gradient}", "backward").repeats == product.repeats
+            assert named(operations, f"{gemm.name}.{gradient}", "backward").repeats == gemm.repeats

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowered import LATENT, ONE_DEVICE, gpt, letters, moved, named
-from shapewright.config import TransformerConfig
 from shapewright.lowering import lower
-from shapewright.operations import Attention, Gemm
+from shapewright.lowering.operations import Attention, Gemm
+from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
 
 
@@ -49,8 +49,8 @@ def test_fused_attention_keeps_scores_out_of_memory() -> None:
     assert not [each for each in operations if "score" in each.name or "softmax" in each.name]
 
 
-def test_windows_make_groups_of_fused_layers_only() -> None:
-    """5 of 6 layers see 4 positions of 8; unfused attention computes the whole square for all of them."""
+def test_windows_apply_to_fused_attention_only() -> None:
+    """5 of 6 layers attend to 4 positions of 8; unfused attention computes all scores in every layer."""
     config = gpt(hidden_size=64, num_heads=4, num_layers=6, attention_windows=(4, 4, 4, 4, 4, 0))
     workload = Workload(micro_batch_size=2, seq_len=8)
     calls = [each for each in lower(config, workload, ONE_DEVICE) if each.name == "attention.fused"]
@@ -62,8 +62,8 @@ def test_windows_make_groups_of_fused_layers_only() -> None:
     assert (named(short, "attention.fused").window_size, named(short, "attention.fused").repeats) == (0, 6)
 
 
-def test_chunked_attention_is_more_and_shorter_sequences() -> None:
-    """20 tokens in chunks of 8: two whole chunks and one of four; in decode what is left of the query's chunk."""
+def test_chunked_attention_becomes_shorter_sequences() -> None:
+    """20 tokens in chunks of 8: two full chunks and one of four; in decode the current chunk only."""
     config = gpt(hidden_size=64, num_heads=4, attention_windows=(8,), attention_window_kind="chunked")
     operations = lower(config, Workload(micro_batch_size=3, seq_len=20), ONE_DEVICE)
     whole, rest = named(operations, "attention.fused"), named(operations, "attention.fused.rest")
@@ -77,7 +77,7 @@ def test_chunked_attention_is_more_and_shorter_sequences() -> None:
     assert named(lower(config, decode, ONE_DEVICE), "attention.fused").kv_len == 3
 
 
-def test_decode_runs_one_token_per_sequence_against_the_cache() -> None:
+def test_decode_attends_to_cached_keys() -> None:
     """b=5 rows in every GEMM, 101 keys of which 100 are cached, in the cache's own format."""
     workload = Workload(phase="decode", micro_batch_size=5, context_len=100, kv_cache_dtype="fp8")
     operations = lower(gpt(hidden_size=64, num_heads=4, num_layers=2), workload, ONE_DEVICE)
@@ -87,7 +87,7 @@ def test_decode_runs_one_token_per_sequence_against_the_cache() -> None:
     assert {each.pass_name for each in operations} == {"forward"}
 
 
-def test_rolling_cache_holds_no_more_than_the_window() -> None:
+def test_decode_reads_at_most_the_window() -> None:
     """With a window of 64 the hundredth token reads 64 keys."""
     config = gpt(hidden_size=64, num_heads=4, num_layers=2, attention_windows=(64, 0))
     workload = Workload(phase="decode", micro_batch_size=1, context_len=100, attention="unfused")
@@ -107,7 +107,7 @@ def test_latent_attention_expands_in_training() -> None:
     assert (call.num_kv_heads, call.head_dim, call.v_head_dim) == (4, 24, 16)
 
 
-def test_latent_attention_absorbs_in_decode() -> None:
+def test_latent_attention_absorbs_projections_in_decode() -> None:
     """Queries enter the latent space head by head; attention reads one latent of 32 + 8 per token, 32 being values."""
     operations = lower(LATENT, Workload(phase="decode", micro_batch_size=2, context_len=9), ONE_DEVICE)
     assert letters(named(operations, "attention.absorb_q")) == (4, 2, 32, 16, "NN")
@@ -120,21 +120,21 @@ def test_latent_attention_absorbs_in_decode() -> None:
     assert letters(named(lower(LATENT, unfused, ONE_DEVICE), "attention.score")) == (2, 4, 10, 40, "NT")
 
 
-def test_narrow_weights_are_narrow_in_every_product_of_a_layer() -> None:
-    """Int8 weights of MLA in decode: projections and the two that absorb it; scores have none, logits their own."""
+def test_stored_weight_dtype_applies_to_all_weight_gemms_of_a_layer() -> None:
+    """Int8 weights of MLA in decode: projections and the two absorbed ones; not scores and logits."""
     stored = Workload(phase="decode", micro_batch_size=2, context_len=9, weight_dtype="int8", attention="unfused")
-    products = [each for each in lower(LATENT, stored, ONE_DEVICE) if isinstance(each, Gemm)]
-    wide = {each.name for each in products if each.weight_dtype != "int8"}
+    gemms = [each for each in lower(LATENT, stored, ONE_DEVICE) if isinstance(each, Gemm)]
+    wide = {each.name for each in gemms if each.weight_dtype != "int8"}
     assert wide == {"attention.score", "attention.over_value", "logits"}
 
 
-def test_latents_of_a_cached_context_are_expanded_again() -> None:
+def test_cached_latents_are_expanded_again_in_prefill() -> None:
     """A prompt of 8 after 24 cached tokens expands 32 latents per sequence."""
     workload = Workload(phase="prefill", micro_batch_size=2, seq_len=8, context_len=24)
     assert named(lower(LATENT, workload, ONE_DEVICE), "attention.kv_b").m == 64
 
 
-def test_rotary_positions_turn_queries_and_keys() -> None:
+def test_rotary_positions_read_and_write_queries_and_keys() -> None:
     """T (a + a_kv) d = 16 * (4 + 2) * 16 elements in and out; of MLA the rope part of 4 heads and one shared key."""
     config = TransformerConfig(hidden_size=64, num_heads=4, num_kv_heads=2, num_layers=1, vocab_size=96)
     workload = Workload(micro_batch_size=2, seq_len=8)

@@ -1,13 +1,13 @@
-"""Bytes that the lowered operations beside products move, worked out by hand."""
+"""Bytes moved by the lowered operations other than GEMMs, worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from lowered import ONE_DEVICE, gpt, letters, moved, named
-from shapewright.config import count_parameters, read_model
 from shapewright.lowering import lower
-from shapewright.operations import Pointwise
+from shapewright.lowering.operations import Pointwise
+from shapewright.models import count_parameters, read_model
 from shapewright.workload import Workload
 
 
@@ -29,7 +29,7 @@ def test_residual_stream_of_a_layer() -> None:
 
 
 def test_gated_activation_reads_two_inputs() -> None:
-    """Gate and up in, product out; backward reads those and dy and writes two gradients."""
+    """Forward reads gate and up and writes their product; backward reads those and dy and writes two gradients."""
     config = gpt(hidden_size=64, num_heads=4, gated_mlp=True, intermediate_size=160)
     operations = lower(config, Workload(micro_batch_size=2, seq_len=8), ONE_DEVICE)
     bytes_of_f = 16 * 160 * 2
@@ -68,7 +68,7 @@ def test_routing_reads_scores_and_moves_rows() -> None:
     assert moved(named(operations, "moe.unpermute")) == (32 * 64 * 2, 16 * 64 * 2)
 
 
-def test_biases_cost_a_sum_over_tokens_in_backward() -> None:
+def test_bias_gradients_read_all_tokens() -> None:
     """Columns: qkv 192, out 64, up 256 and down 64, of 16 rows each, for 3 layers of 2 micro-batches."""
     config = gpt(hidden_size=64, num_heads=4, num_layers=3, qkv_bias=True, attention_out_bias=True, mlp_bias=True)
     operations = lower(config, Workload(micro_batch_size=2, seq_len=8, global_batch_size=4), ONE_DEVICE)
@@ -81,7 +81,7 @@ def test_biases_cost_a_sum_over_tokens_in_backward() -> None:
 
 
 @pytest.mark.parametrize("preset", ["llama-3-8b", "gpt3-2.7b", "mixtral-8x7b", "qwen2.5-0.5b", "deepseek-v3"])
-def test_the_optimizer_steps_over_the_weights_of_the_model(preset: str) -> None:
+def test_optimizer_updates_all_weights(preset: str) -> None:
     """Weights counted from GEMMs are the model's parameters but for norms, biases and positions: within 0.3 %."""
     config = read_model(preset).config
     operations = lower(config, Workload(micro_batch_size=1, seq_len=64), ONE_DEVICE)
@@ -93,8 +93,8 @@ def test_the_optimizer_steps_over_the_weights_of_the_model(preset: str) -> None:
     assert sum(each.written_bytes for each in steps) / 14 == weights
 
 
-def test_muon_moves_one_moment_less_but_for_the_ends() -> None:
-    """Layers keep one fp32 moment instead of two, read and written; embeddings and logits stay with AdamW."""
+def test_muon_moves_one_moment_per_layer_weight() -> None:
+    """Layers keep one fp32 moment instead of two; embeddings and logits are updated by AdamW."""
     config = gpt(hidden_size=64, num_heads=4, vocab_size=512)
     adamw, muon = (
         lower(config, Workload(micro_batch_size=2, seq_len=8, optimizer=name), ONE_DEVICE) for name in ("adamw", "muon")
@@ -112,8 +112,8 @@ def test_muon_moves_one_moment_less_but_for_the_ends() -> None:
 
 
 @pytest.mark.parametrize("pass_name", ["forward", "backward"])
-def test_a_loss_in_parts_moves_as_much(pass_name: str) -> None:
-    """Four parts of 4 tokens each: a quarter of the bytes, four times as often, and so are the logits."""
+def test_chunked_loss_moves_the_same_bytes(pass_name: str) -> None:
+    """Four chunks of 4 tokens: a quarter of the bytes, four times as often, for loss and logits."""
     config = gpt(hidden_size=64, num_heads=4, vocab_size=512)
     whole, parts = (
         lower(config, Workload(micro_batch_size=2, seq_len=8, loss_chunks=chunks), ONE_DEVICE) for chunks in (1, 4)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from lowered import gpt
-from shapewright.config import TransformerConfig, read_model
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import count_hardware_flops, count_model_flops, lower
 from shapewright.lowering.flops import sum_flops
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, read_model
+from shapewright.workload import ParallelLayout, Workload
 
 VOCAB_SIZE, SEQ_LEN = 51200, 2048
 
@@ -90,8 +89,8 @@ def test_published_mfu(size: str, published: float) -> None:
     assert 100 * mfu == pytest.approx(published, abs=0.2)
 
 
-def test_selective_recomputation_runs_the_attention_core_once_more() -> None:
-    """What is lowered is 4 b s^2 h per layer and pass; eq. 9 counts three times that."""
+def test_selective_recomputation_lowers_the_attention_core_once() -> None:
+    """Lowering recomputes 4 b s^2 h per layer and pass; eq. 9 counts three times that."""
     config, workload = iteration("175B", "selective")
     operations = lower(config, workload, ParallelLayout())
     core = 4 * SEQ_LEN**2 * config.hidden_size * config.num_layers * 64
@@ -99,7 +98,7 @@ def test_selective_recomputation_runs_the_attention_core_once_more() -> None:
     assert count_hardware_flops(config, workload) - count_model_flops(config, workload) == 3 * core
 
 
-def test_a_layout_changes_the_batch_and_nothing_else() -> None:
+def test_layout_changes_flops_only_through_the_batch() -> None:
     """Two replicas and four stages without a global batch: 2 * 4 micro-batches; with one, slicing does not show."""
     config, workload = iteration("22B")
     layout = ParallelLayout(data_parallel=2, pipeline_parallel=4, tensor_parallel=8)
@@ -127,7 +126,7 @@ def test_llama_layer_per_token() -> None:
 
 
 def test_llama_7b_forward() -> None:
-    """b=1, s=4096: 54.125e12 in weights and 8.796e12 in attention, as PyTorch's FlopCounterMode says (torch 2.13)."""
+    """b=1, s=4096: 54.125e12 in weights and 8.796e12 in attention, equal to PyTorch's FlopCounterMode (torch 2.13)."""
     config = read_model("llama-7b").config
     operations = lower(config, Workload(micro_batch_size=1, seq_len=4096), ParallelLayout())
     attention = sum_flops((each for each in operations if each.name == "attention.fused"), ("forward",))
@@ -145,7 +144,7 @@ def test_decode_flops_grow_with_the_context() -> None:
 @pytest.mark.parametrize("preset", ["gpt2", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "flan-t5-xl", "gemma-2-9b"])
 @pytest.mark.parametrize("attention", ["unfused", "flash"])
 def test_gradients_have_twice_the_flops_of_the_forward_pass(preset: str, attention: str) -> None:
-    """What model FLOPs count on for the backward pass holds for every product that is lowered, the chunked loss too."""
+    """Model FLOPs count backward as twice forward, which holds for every lowered GEMM, chunked loss included."""
     config = read_model(preset).config
     workload = Workload(seq_len=512, attention=attention, loss_chunks=3)
 

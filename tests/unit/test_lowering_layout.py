@@ -1,4 +1,4 @@
-"""What a parallel layout does to a lowered model: slices, collectives, counts, and what it refuses."""
+"""Parallel layouts in lowering: sharded sizes, collectives, counts, and rejected layouts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import TransformerConfig
-from shapewright.errors import LayoutError, WorkloadError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering import layers_per_stage, lower, num_microbatches, validate_layout
-from shapewright.lowering.communication import ranks_per_node
-from shapewright.operations import Attention, Collective, Gemm, Operation
-from shapewright.workload import Workload
+from shapewright.lowering.collectives import ranks_per_node
+from shapewright.lowering.operations import Attention, Collective, Gemm, Operation
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 B, S, H = 2, 32, 64
 CONFIG = TransformerConfig(
@@ -56,7 +55,7 @@ def test_tensor_parallel_reduces_twice_forward_and_twice_backward() -> None:
     assert whole == 8 * RESIDUAL_BYTES * 3 / 4 * CONFIG.num_layers
 
 
-def test_sequence_parallel_moves_as_much_and_gathers_once_more() -> None:
+def test_sequence_parallel_adds_one_all_gather() -> None:
     """all_gather + reduce_scatter for each all_reduce; one gather more for wgrad (arXiv 2205.05198, 4.2.2)."""
     plain = collectives(ParallelLayout(tensor_parallel=4, sequence_parallel=False), axis="tensor", stage="every")
     split = collectives(ParallelLayout(tensor_parallel=4), axis="tensor", stage="every")
@@ -66,8 +65,8 @@ def test_sequence_parallel_moves_as_much_and_gathers_once_more() -> None:
     assert volume(split) - volume(again) == volume(plain)
 
 
-def test_the_backward_pass_adds_gradients_towards_inputs_beside_products() -> None:
-    """What runs beside the gradient of weights overlaps; what a product waits for does not."""
+def test_input_gradient_reduction_overlaps_with_weight_gradients() -> None:
+    """Collectives that only the input gradient waits for overlap; those that a GEMM waits for do not."""
     plain, split = (
         {
             (each.op_name, each.pass_name, each.overlaps)
@@ -87,8 +86,8 @@ def test_the_backward_pass_adds_gradients_towards_inputs_beside_products() -> No
     }
 
 
-def test_stages_scatter_what_all_tensor_ranks_hold() -> None:
-    """Each rank sends 1/t of the residual stream and gathers the rest; split already, it sends what it has."""
+def test_pipeline_send_is_split_over_the_tensor_axis() -> None:
+    """Each rank sends 1/t of the residual stream; without sequence parallelism the next stage gathers it."""
     sent = {
         splits: {
             each.op_name: (each.message_bytes, each.num_ranks, each.ranks_per_node)
@@ -104,7 +103,7 @@ def test_stages_scatter_what_all_tensor_ranks_hold() -> None:
     assert sent[True] == {"send_recv": (RESIDUAL_BYTES / 4, 2, 2)}
 
 
-def test_the_ends_of_the_model_gather_and_reduce_like_its_layers() -> None:
+def test_collectives_of_embedding_and_logits() -> None:
     """Embedding: reduced forward, gathered backward. Logits: gathered forward and for wgrad, reduced for dgrad."""
     found = {each.name: each for each in collectives(ParallelLayout(tensor_parallel=4)) if each.stage != "every"}
     assert {name for name in found if "cross_entropy" not in name} == {
@@ -146,7 +145,7 @@ def test_parallel_attention_and_mlp_share_one_reduction() -> None:
     assert [(each.op_name, each.repeats) for each in split] == [("all_gather", 4), ("reduce_scatter", 4)]
 
 
-def test_key_value_heads_are_copied_when_there_are_too_few() -> None:
+def test_few_key_value_heads_are_replicated() -> None:
     """4 key heads on 8 devices: each device has one, and one query head."""
     operations = lower(CONFIG, WORKLOAD, ParallelLayout(tensor_parallel=8))
     (qkv,) = (each for each in operations if each.name == "attention.qkv")
@@ -161,7 +160,7 @@ def test_key_value_heads_are_copied_when_there_are_too_few() -> None:
     ("zero_stage", "elements"),
     [(0, 2), (1, 2), (2, 2), (3, 3)],
 )
-def test_replicas_move_two_elements_per_weight_and_three_with_sharded_weights(zero_stage: int, elements: int) -> None:
+def test_zero_communication_volume_per_weight(zero_stage: int, elements: int) -> None:
     """Times (d-1)/d (arXiv 1910.02054, section 7), gradients and weights in bf16, hidden behind computation."""
     workload = Workload(micro_batch_size=B, seq_len=S, global_batch_size=8 * B)
     traffic = collectives(ParallelLayout(data_parallel=8, zero_stage=zero_stage), workload=workload, axis="data")
@@ -193,7 +192,7 @@ def test_optimizer_states_are_sharded_over_replicas() -> None:
     assert bytes_read(1) == bytes_read(0) / 8
 
 
-def test_stages_send_the_residual_stream_both_ways() -> None:
+def test_pipeline_sends_in_both_passes() -> None:
     """4 micro-batches, b s h elements each; interleaving twice as often; the tensor axis sends its share."""
     sends = collectives(ParallelLayout(pipeline_parallel=4), op_name="send_recv")
     assert [(each.pass_name, each.num_ranks, each.repeats, each.message_bytes) for each in sends] == [
@@ -205,7 +204,7 @@ def test_stages_send_the_residual_stream_both_ways() -> None:
     assert (send.repeats, send.message_bytes, send.overlaps) == (2 * 2, RESIDUAL_BYTES / 4, True)
 
 
-def test_context_parallel_passes_keys_and_values_around() -> None:
+def test_context_parallel_ring_exchanges_keys_and_values() -> None:
     """3 steps of a ring of 4: b s/4 tokens, keys and values of 4 heads; own square causal, then halves of others."""
     layout = ParallelLayout(context_parallel=4)
     (ring,) = collectives(layout, axis="context", pass_name="forward")
@@ -240,7 +239,7 @@ def test_expert_parallel_exchanges_routed_rows() -> None:
     assert not [each for each in collectives(layout, config, axis="data") if each.name.startswith("experts")]
 
 
-def test_fp8_rows_go_out_narrow_and_come_back_wide() -> None:
+def test_fp8_rows_are_dispatched_in_fp8_and_combined_in_bf16() -> None:
     """Dispatched rows and the gradients of what comes back are FP8 with scales; combined ones stay in 16 bits."""
     config = TransformerConfig(
         hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=3
@@ -261,7 +260,7 @@ def test_fp8_rows_go_out_narrow_and_come_back_wide() -> None:
     assert set(sent["fp4"].values()) == {wide}
 
 
-def test_a_token_crosses_to_each_node_once() -> None:
+def test_dispatch_sends_a_token_to_each_node_once() -> None:
     """Two experts of 8 over 4 nodes of 2: of 1.5 rows that leave a node, those to the same one are sent once."""
     config = TransformerConfig(
         hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=2
@@ -280,7 +279,7 @@ def test_a_token_crosses_to_each_node_once() -> None:
     assert by_node_size == {2: {1.75 / 2.0}, 8: {1.0}}
 
 
-def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:
+def test_tied_embedding_gradients_are_reduced_over_stages() -> None:
     """First and last stage each hold the matrix; on one stage there is nothing to add."""
     config = TransformerConfig(hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, tied_embeddings=True)
     (reduction,) = collectives(ParallelLayout(pipeline_parallel=4), config, pass_name="step")
@@ -297,7 +296,7 @@ def test_tied_embeddings_of_two_stages_add_their_gradients() -> None:
     assert not collectives(ParallelLayout(), config)
 
 
-def test_copies_of_an_expert_are_one_expert_group_apart() -> None:
+def test_stride_of_expert_replicas() -> None:
     """8 replicas, experts over 2: 4 copies of each, every second device, so 2 of them in a node of 4."""
     config = TransformerConfig(
         hidden_size=H, num_heads=8, num_layers=4, vocab_size=96, num_experts=8, num_experts_per_token=3
@@ -321,11 +320,11 @@ def test_the_loss_of_split_logits_reduces_three_numbers_per_token() -> None:
     [(8, 1, 8, 8), (16, 1, 8, 8), (4, 2, 8, 4), (4, 4, 8, 2), (4, 8, 8, 1), (64, 8, 8, 1), (6, 1, 6, 6), (4, 3, 1, 1)],
 )
 def test_ranks_of_a_group_that_share_a_node(num_ranks: int, stride: int, node_size: int, expected: int) -> None:
-    """As many neighbours, a stride apart, as fit in the node."""
+    """As many neighbors, a stride apart, as fit in the node."""
     assert ranks_per_node(num_ranks, stride, node_size) == expected
 
 
-def test_axes_nest_in_the_node_from_tensor_to_pipeline() -> None:
+def test_ranks_per_node_of_nested_axes() -> None:
     """t=2, context 2, d=2, p=2 on nodes of 4: tensor inside, context inside, data half, pipeline across."""
     layout = ParallelLayout(tensor_parallel=2, context_parallel=2, data_parallel=2, pipeline_parallel=2)
     found = {each.axis: each for each in lower(CONFIG, WORKLOAD, layout, node_size=4) if isinstance(each, Collective)}
@@ -344,11 +343,11 @@ def test_axes_nest_in_the_node_from_tensor_to_pipeline() -> None:
     ],
 )  # fmt: skip
 def test_micro_batches_of_a_step(workload: dict[str, Any], layout: dict[str, int], expected: int) -> None:
-    """GBS = MBS * DP * accumulation; one per stage when nothing is said; a pass is a step in inference."""
+    """GBS = MBS * DP * accumulation; by default one micro-batch per stage; in inference a pass is a step."""
     assert num_microbatches(Workload(**workload), ParallelLayout(**layout)) == expected
 
 
-def test_a_global_batch_that_does_not_split_is_refused() -> None:
+def test_indivisible_global_batch_is_rejected() -> None:
     """Both numbers and the nearest that work."""
     with pytest.raises(WorkloadError, match=r"global_batch_size=100 .* 4 \* 8; try 96 or 128"):
         num_microbatches(Workload(micro_batch_size=4, global_batch_size=100), ParallelLayout(data_parallel=8))
@@ -393,18 +392,19 @@ EXPERTS = TransformerConfig(
         (
             CONFIG,
             {"expert_parallel": 2, "data_parallel": 2},
-            "expert_parallel=2 needs a model with experts, but num_experts=0; use expert_parallel=1",
+            "expert_parallel=2 requires a model with experts, but num_experts=0; use expert_parallel=1",
         ),
         (
             CONFIG,
             {"pipeline_parallel": 5},
-            "pipeline_parallel * virtual_pipeline = 5 * 1 must not exceed num_layers=4; lower --pipeline-parallel to 4",
+            "pipeline_parallel * virtual_pipeline = 5 * 1 must not exceed num_layers=4; lower pipeline_parallel to 4",
         ),
         (
             CONFIG,
             {"pipeline_parallel": 2, "virtual_pipeline": 3},
-            "pipeline_parallel * virtual_pipeline = 2 * 3 must not exceed num_layers=4; lower --pipeline-parallel, or "
-            "count both ends as layers: --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split",
+            "pipeline_parallel * virtual_pipeline = 2 * 3 must not exceed num_layers=4; lower pipeline_parallel, or "
+            "count both ends as layers with account_for_embedding_in_pipeline_split and "
+            "account_for_loss_in_pipeline_split",
         ),
         (
             CONFIG,
@@ -415,11 +415,11 @@ EXPERTS = TransformerConfig(
             CONFIG,
             {"context_parallel": 8, "tensor_parallel": 8},
             "seq_len=32 must be a multiple of context_parallel * tensor_parallel = 8 * 8; "
-            "try seq_len 64, or turn sequence_parallel off",
+            "try seq_len 64, or use sequence_parallel=False",
         ),
     ],
 )
-def test_a_layout_that_does_not_divide_the_model_is_refused(
+def test_layout_that_does_not_divide_the_model_is_rejected(
     config: TransformerConfig, layout: dict[str, int], message: str
 ) -> None:
     """One line with what is wrong, both numbers and the nearest values that work for every field at once."""
@@ -428,7 +428,7 @@ def test_a_layout_that_does_not_divide_the_model_is_refused(
     assert str(caught.value) == message
 
 
-def test_key_value_heads_must_divide_or_be_divided() -> None:
+def test_key_value_heads_must_split_or_replicate_evenly() -> None:
     """6 key heads on 4 devices can be neither shared out nor copied evenly; 12 query heads allow 3 or 6."""
     config = TransformerConfig(hidden_size=96, num_heads=12, num_kv_heads=6, num_layers=1, vocab_size=96)
     with pytest.raises(
@@ -437,7 +437,7 @@ def test_key_value_heads_must_divide_or_be_divided() -> None:
         validate_layout(config, WORKLOAD, ParallelLayout(tensor_parallel=4))
 
 
-def test_sizes_that_only_other_phases_split_are_not_checked() -> None:
+def test_decode_does_not_check_the_sequence_length() -> None:
     """A decode step has no sequence to split: 33 tokens of context on 2 devices are fine."""
     decode = Workload(phase="decode", micro_batch_size=1, seq_len=33, context_len=33)
     operations: tuple[Operation, ...] = lower(CONFIG, decode, ParallelLayout(context_parallel=2))

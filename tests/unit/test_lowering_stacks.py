@@ -1,4 +1,4 @@
-"""Two stacks, mixed stacks and projected embeddings: each part is lowered as often as the model has it."""
+"""Two stacks, mixed stacks and projected embeddings: each part is lowered as often as it occurs in the model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import TransformerConfig
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
-from shapewright.operations import Attention, Operation
-from shapewright.workload import Workload
+from shapewright.lowering.operations import Attention, Operation
+from shapewright.models import TransformerConfig, read_model
+from shapewright.workload import ParallelLayout, Workload
 
 SINGLE = ParallelLayout()
 TRAINING = Workload(seq_len=64, micro_batch_size=2)
@@ -25,7 +24,7 @@ def named(operations: tuple[Operation, ...], name: str, pass_name: str = "forwar
     return [one for one in operations if one.name == name and one.pass_name == pass_name]
 
 
-def test_selective_recomputation_takes_every_attention() -> None:
+def test_selective_recomputation_repeats_all_attention_blocks() -> None:
     """Scores of the encoder, of the decoder and of attention to the encoder run again, once for each layer."""
     operations = lower(T5, replace(TRAINING, recompute="selective"), SINGLE)
     again = {one.name: one.repeats for one in operations if one.pass_name == "recompute" and one.kind == "attention"}
@@ -34,7 +33,7 @@ def test_selective_recomputation_takes_every_attention() -> None:
 
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 @pytest.mark.parametrize("degree", [2, 4])
-def test_a_start_token_is_not_cut_over_the_context_axis(degree: int, attention: str) -> None:
+def test_start_token_is_replicated_over_the_context_axis(degree: int, attention: str) -> None:
     """A prompt's encoder is cut; the decoder's one token reads its own key, a share of the source, and joins shares."""
     prompt = Workload(phase="prefill", seq_len=64, micro_batch_size=2, attention=attention)
     operations = lower(T5, prompt, ParallelLayout(context_parallel=degree))
@@ -61,7 +60,7 @@ def test_stages_hold_both_stacks_and_masks_only_the_decoder() -> None:
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_queries_of_the_decoder_meet_keys_of_the_encoder(degree: int) -> None:
+def test_cross_attention_shapes(degree: int) -> None:
     """Two prompts of 64 tokens, two start tokens; 4 heads of 24 over 2 key-value heads, whose values are 40 wide."""
     config = replace(T5, head_dim=24, v_head_dim=40, num_kv_heads=2)
     workload = Workload(phase="prefill", seq_len=64, micro_batch_size=2)
@@ -78,7 +77,7 @@ def test_queries_of_the_decoder_meet_keys_of_the_encoder(degree: int) -> None:
     }
 
 
-def test_only_batched_products_leave_heads_to_be_merged() -> None:
+def test_unfused_attention_copies_heads_before_the_output_projection() -> None:
     """Unfused attention leaves heads outermost, for which a copy of 128 rows of 128 runs; a fused kernel does not."""
     config = TransformerConfig(**SMALL)
     copies = [
@@ -91,7 +90,7 @@ def test_only_batched_products_leave_heads_to_be_merged() -> None:
     assert copies == [[128 * 128 * 2], []]
 
 
-def test_the_slowest_stage_is_the_one_with_fewer_windows() -> None:
+def test_stage_with_fewer_windows_is_the_busiest() -> None:
     """Two layers that see 16 tokens stand before two that see all: a pipeline waits for the latter."""
     config = replace(TransformerConfig(**SMALL), num_layers=4, attention_windows=(16, 16, 0, 0))
     operations = lower(config, TRAINING, ParallelLayout(pipeline_parallel=2))
@@ -100,7 +99,7 @@ def test_the_slowest_stage_is_the_one_with_fewer_windows() -> None:
 
 
 @pytest.mark.parametrize(("name", "num_layers"), [("encoder.attention.fused", 4), ("cross_attention.fused", 6)])
-def test_a_rank_has_its_tokens_and_sees_all_of_the_source(name: str, num_layers: int) -> None:
+def test_context_parallel_cross_attention_reads_all_source_tokens(name: str, num_layers: int) -> None:
     """Four ranks of the context axis have 16 tokens each, and keys of all 64 come round the ring."""
     operations = lower(T5, TRAINING, ParallelLayout(context_parallel=4))
     calls = [*named(operations, name), *named(operations, f"{name}.ring")]
@@ -108,27 +107,27 @@ def test_a_rank_has_its_tokens_and_sees_all_of_the_source(name: str, num_layers:
     assert sum(one.kv_len * one.repeats for one in calls) == 64 * num_layers
 
 
-def test_a_prompt_goes_through_the_encoder() -> None:
+def test_prefill_encodes_the_prompt() -> None:
     """Prefill encodes 64 tokens, and the decoder runs its start token alone, which attends to them."""
     operations = lower(T5, Workload(phase="prefill", seq_len=64), SINGLE)
     lengths = {one.name: (one.query_len, one.kv_len) for one in operations if isinstance(one, Attention)}
     assert lengths == dict(zip(ATTENTIONS, ((64, 64), (1, 1), (1, 64)), strict=True))
 
 
-def test_activations_around_tf32_products_are_fp32() -> None:
-    """TF32 is how products run; what norms read has 4 bytes a number."""
+def test_activations_of_tf32_gemms_are_fp32() -> None:
+    """TF32 is the format of GEMM operands; norms read 4 bytes per element."""
     (norm,) = named(lower(TransformerConfig(**SMALL), replace(TRAINING, dtype="tf32"), SINGLE), "norm")
     assert (norm.dtype, norm.read_bytes) == ("fp32", 4 * 2 * 64 * 128)
 
 
-def test_chosen_modules_run_again_in_both_stacks() -> None:
-    """Norms alone run again where they are asked for: two of an encoder layer, three of a decoder's, no attention."""
-    asked = replace(TRAINING, recompute="selective", recompute_modules="layernorm")
-    again = {one.name: one.repeats for one in lower(T5, asked, SINGLE) if one.pass_name == "recompute"}
+def test_recompute_modules_apply_to_both_stacks() -> None:
+    """Recomputing norms only: two of an encoder layer, three of a decoder layer, no attention."""
+    requested = replace(TRAINING, recompute="selective", recompute_modules="layernorm")
+    again = {one.name: one.repeats for one in lower(T5, requested, SINGLE) if one.pass_name == "recompute"}
     assert again == {"encoder.norm": 8, "norm": 18}
 
 
-def test_biases_have_gradients_where_their_layers_are() -> None:
+def test_bias_gradients_of_dense_and_expert_layers() -> None:
     """Of six layers two have experts: four MLPs and two sets of experts sum the gradients of their biases."""
     mixed = TransformerConfig(
         **SMALL,
@@ -145,8 +144,8 @@ def test_biases_have_gradients_where_their_layers_are() -> None:
     assert dense.num_kernels == 2  # of the first product and of the second
 
 
-def test_orthogonalization_knows_no_scores() -> None:
-    """Products of scores have no weights: what Muon multiplies does not depend on how attention runs."""
+def test_orthogonalization_excludes_attention_scores() -> None:
+    """Score GEMMs have no weights, so the GEMMs of Muon do not depend on the kind of attention."""
     steps = []
     for attention in ("flash", "unfused"):
         workload = replace(TRAINING, optimizer="muon", attention=attention)
@@ -216,8 +215,8 @@ def test_the_residual_stream_by_hand(kind: str) -> None:
     assert (plain.read_bytes, plain.written_bytes) == (8 * numbers, 4 * numbers)  # every token on each device
 
 
-def test_unfused_decode_reads_a_window_and_unfused_prefill_whole_squares() -> None:
-    """A new token multiplies with the window's keys alone; a new sequence is multiplied whole and masked afterwards."""
+def test_windows_of_unfused_attention() -> None:
+    """Decode reads only the keys of the window; prefill computes all scores and masks them."""
     windowed = TransformerConfig(**SMALL, attention_windows=(16,))
     decode = Workload(phase="decode", context_len=99, attention="unfused")
     prefill = Workload(phase="prefill", seq_len=100, attention="unfused")
@@ -226,7 +225,7 @@ def test_unfused_decode_reads_a_window_and_unfused_prefill_whole_squares() -> No
     assert (one.n, many.n) == (16, 100)
 
 
-def test_experts_get_back_what_they_were_sent() -> None:
+def test_expert_exchange_is_symmetric() -> None:
     """Rows return as many as they went, also where devices that share an expert gather them; both see own tokens."""
     config = TransformerConfig(
         **SMALL, num_experts=4, num_experts_per_token=2, shared_expert_intermediate_size=64, expert_bias=True
@@ -251,7 +250,30 @@ def test_experts_get_back_what_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize(("stack", "causal"), [("encoder", False), ("decoder", True)])
-def test_an_encoder_sees_both_sides(stack: str, causal: bool) -> None:
+def test_encoder_attention_is_bidirectional(stack: str, causal: bool) -> None:
     """Each token of an encoder attends to all, each of a decoder to those before it."""
     operations = lower(TransformerConfig(**SMALL, stack=stack), TRAINING, SINGLE)
     assert [one.causal for one in named(operations, "attention.fused")] == [causal]
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "bert-base", "flan-t5-small", "mixtral-8x7b", "deepseek-v3"])
+def test_operations_state_their_block_and_gradient(preset: str) -> None:
+    """Fields agree with the displayed name: block first, gradient last, and the same module in both directions."""
+    config = read_model(preset).config
+    layout = ParallelLayout(tensor_parallel=2, data_parallel=2)
+    operations = lower(config, Workload(seq_len=512, optimizer="muon"), layout)
+
+    modules = {each.module for each in operations if not each.gradient}
+    for each in operations:
+        assert each.block
+        assert bool(each.gradient) == (each.gradient in each.name.split("."))
+        if each.gradient and each.kind != "collective":
+            assert each.module in modules
+
+
+def test_gemms_of_unfused_attention_have_no_weight_gradient() -> None:
+    """Scores and attention over values multiply activations by activations."""
+    unfused = lower(read_model("gpt2").config, Workload(seq_len=512, attention="unfused"), ParallelLayout())
+
+    weightless = {each.name for each in unfused if each.gradient == "wgrad" and not each.is_weight_gradient}
+    assert weightless == {"attention.score.wgrad", "attention.over_value.wgrad"}

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from shapewright.config import TransformerConfig, count_parameters, list_presets, read_model
-from shapewright.errors import WorkloadError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import WorkloadError
+from shapewright.core.units import GIB, MIB
 from shapewright.memory import (
     CUDA_CONTEXT_BYTES,
     MemoryEstimate,
@@ -18,10 +17,10 @@ from shapewright.memory import (
     list_saved_tensors,
 )
 from shapewright.memory.estimate import count_microbatches_in_flight
+from shapewright.memory.saved_tensors import select_kept_tensors
 from shapewright.memory.states import DeviceParameters, estimate_states
-from shapewright.saved_tensors import keep_tensors
-from shapewright.units import GIB, MIB
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, count_parameters, list_presets, read_model
+from shapewright.workload import ParallelLayout, Workload
 
 # 16-bit weights and gradients, fp32 weights and moments: 2 + 2 + K bytes, K = 12 (arXiv 1910.02054, section 3.1).
 NARROW_GRADIENTS = Workload(optimizer="adamw-narrow-gradients")
@@ -81,13 +80,13 @@ SCHEMES = (
         ("1T", (4.7852, 1.0254, 0.5981, 0.6348, 0.2075, 0.0977)),
     ],
 )
-def test_layer_keeps_what_table_2_says(model: str, expected_gib: tuple[float, ...]) -> None:
+def test_activations_of_a_layer_match_table_2(model: str, expected_gib: tuple[float, ...]) -> None:
     """Per layer, in GiB, the six schemes of arXiv 2205.05198 Table 2 at s = 2048."""
     config, _, _, batch = MODELS[model]
     for (degree, sequence_parallel, recompute), expected in zip(SCHEMES, expected_gib, strict=True):
         workload = Workload(micro_batch_size=batch, seq_len=2048, attention="unfused", recompute=recompute)
         layout = ParallelLayout(tensor_parallel=degree, sequence_parallel=sequence_parallel)
-        kept = keep_tensors(list_saved_tensors(config, workload, layout), recompute)
+        kept = select_kept_tensors(list_saved_tensors(config, workload, layout), recompute)
         assert sum(saved.num_bytes for saved in kept) / GIB == pytest.approx(expected, abs=5e-5)
 
 
@@ -101,7 +100,7 @@ def test_layer_keeps_what_table_2_says(model: str, expected_gib: tuple[float, ..
     ],
 )
 def test_first_stage_agrees_with_megatrons_calculator(model: str, states_mib: float, activations_mib: float) -> None:
-    """Weights with optimiser, and activations with logits, equal what NVIDIA/Megatron-LM at d98e8a6 prints.
+    """Weights with optimizer, and activations with logits, equal what NVIDIA/Megatron-LM at d98e8a6 prints.
 
     It also counts 8 bytes a token for the token ids, which is the difference of at most 0.2 MiB.
     """
@@ -122,7 +121,7 @@ def test_first_stage_agrees_with_megatrons_calculator(model: str, states_mib: fl
 
 
 def test_distributed_optimizer_agrees_with_megatrons_calculator() -> None:
-    """Llama-3-8B over 8 replicas with sharded optimiser states: 6 + 12/8 bytes a parameter, 57,436.90 MiB."""
+    """Llama-3-8B over 8 replicas with sharded optimizer states: 6 + 12/8 bytes a parameter, 57,436.90 MiB."""
     workload = Workload(micro_batch_size=1, seq_len=8192, global_batch_size=8)
     memory = estimate_memory(LLAMA_3_8B, workload, ParallelLayout(data_parallel=8, zero_stage=1))
     states_bytes = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
@@ -131,7 +130,7 @@ def test_distributed_optimizer_agrees_with_megatrons_calculator() -> None:
 
 
 @pytest.mark.parametrize(("zero_stage", "expected_gb"), [(0, 120.0), (1, 31.40625), (2, 16.640625), (3, 1.875)])
-def test_zero_stages_shard_what_figure_1_says(zero_stage: int, expected_gb: float) -> None:
+def test_zero_stages_match_figure_1(zero_stage: int, expected_gb: float) -> None:
     """7.5 B parameters on 64 replicas: 120, 31.4, 16.6 and 1.9 GB (arXiv 1910.02054, Figure 1)."""
     layout = ParallelLayout(data_parallel=64, zero_stage=zero_stage)
     parameters = DeviceParameters(dense=7.5e9, experts=0.0, largest_layer=2e8)
@@ -156,8 +155,8 @@ def test_usual_recipe_follows_the_dtype(dtype: str, bytes_per_parameter: int) ->
     assert states_bytes == bytes_per_parameter * 8_030_261_248
 
 
-def test_own_recipe_is_used() -> None:
-    """SGD with momentum in bf16 keeps 2 + 2 + 2 bytes a parameter if told so."""
+def test_given_recipe_is_used() -> None:
+    """SGD with momentum in bf16 keeps 2 + 2 + 2 bytes per parameter if given as a recipe."""
     recipe = TrainingRecipe(weight_bytes=2, gradient_bytes=2, optimizer_bytes=2)
     memory = estimate_memory(LLAMA_3_8B, Workload(), ParallelLayout(), recipe=recipe)
     assert memory.optimizer_bytes == 2 * 8_030_261_248
@@ -175,7 +174,7 @@ def test_own_recipe_is_used() -> None:
     ],
 )
 def test_inference_keeps_weights_in_the_dtype(dtype: str, stored: str | None, width: float) -> None:
-    """No gradients and no optimiser; layers as wide as their format, embeddings and logits 16 bits at least.
+    """No gradients and no optimizer; layers as wide as their format, embeddings and logits 16 bits at least.
 
     Formats of four bits have a 16-bit scale for each group of 128 weights.
     """
@@ -195,7 +194,7 @@ def test_kv_cache_of_llama_3() -> None:
     assert estimate_memory(LLAMA_3_8B, half, ParallelLayout()).kv_cache_bytes == GIB / 2
 
 
-def test_kv_heads_fewer_than_ranks_are_copied() -> None:
+def test_few_kv_heads_are_replicated() -> None:
     """8 key-value heads over 16 ranks: every rank keeps one, in the cache and in the weights.
 
     Weights: 8 heads more of K and V: 8 * 2 * 128 * 4096 * 32 layers = 268,435,456 parameters over all 16 ranks.
@@ -247,7 +246,7 @@ def test_windowed_layers_keep_their_window() -> None:
     ],
 )
 def test_microbatches_in_flight(stages: int, chunks: int, stage: int, batch: int | None, expected: float) -> None:
-    """1F1B and interleaved schedules hold what arXiv 2104.04473 and 2205.05198 say."""
+    """1F1B and interleaved schedules keep as many micro-batches as arXiv 2104.04473 and 2205.05198 state."""
     workload = Workload(micro_batch_size=1, global_batch_size=batch)
     layout = ParallelLayout(pipeline_parallel=stages, virtual_pipeline=chunks)
     assert count_microbatches_in_flight(workload, layout, stage) == pytest.approx(expected)
@@ -259,7 +258,7 @@ def test_logits_of_a_long_sequence() -> None:
     assert memory.logits_bytes / GIB == pytest.approx(15.66, abs=0.005)
 
 
-def test_full_recompute_keeps_inputs_and_works_on_one_layer() -> None:
+def test_full_recomputation_of_llama_3() -> None:
     """Llama-3-8B, 32,768 tokens: checkpoints 8 GiB (one hidden state of 0.25 GiB a layer) and one layer at work."""
     whole = Workload(micro_batch_size=1, seq_len=32768)
     full = dataclasses.replace(whole, recompute="full")
@@ -282,11 +281,11 @@ def test_swiglu_layer_by_hand() -> None:
 
 
 def kept_bytes(workload: Workload) -> float:
-    """What a layer of Llama-3-8B keeps."""
+    """Bytes that a layer of Llama-3-8B saves for backward."""
     return sum(tensor.num_bytes for tensor in list_saved_tensors(LLAMA_3_8B, workload, ParallelLayout()))
 
 
-def test_inputs_kept_as_products_read_them() -> None:
+def test_narrow_inputs_are_saved_quantized() -> None:
     """In fp8, inputs of attention, MLP and down projection take 1 + 1/32 bytes, attention's output as much more."""
     wide = Workload(micro_batch_size=1, seq_len=1, dtype="fp8")
     narrow = dataclasses.replace(wide, narrow_inputs=True)
@@ -295,8 +294,8 @@ def test_inputs_kept_as_products_read_them() -> None:
     assert kept_bytes(dataclasses.replace(narrow, dtype="bf16")) == kept_bytes(dataclasses.replace(wide, dtype="bf16"))
 
 
-def test_fused_experts_keep_no_outputs() -> None:
-    """Where the activation weights its output, neither its factors nor the experts' outputs are kept."""
+def test_fused_activation_saves_no_expert_outputs() -> None:
+    """A fused activation applies the routing weights, so neither its factors nor expert outputs are saved."""
     config = TransformerConfig(
         hidden_size=64,
         num_layers=1,
@@ -311,17 +310,17 @@ def test_fused_experts_keep_no_outputs() -> None:
         {tensor.name for tensor in list_saved_tensors(config, workload, ParallelLayout(), has_experts=True)}
         for workload in (Workload(fused_activation=False), Workload())
     ]
-    assert names[0] - names[1] == {"expert.activation_output", "expert.output"}
+    assert names[0] - names[1] == {"moe.activation_output", "moe.output"}
     assert not names[1] - names[0]
 
 
-def test_narrow_inputs_belong_to_training() -> None:
+def test_narrow_inputs_require_training() -> None:
     """Nothing is kept for a backward pass in inference."""
-    with pytest.raises(WorkloadError, match="narrow_inputs has no meaning in decode"):
+    with pytest.raises(WorkloadError, match="narrow_inputs has no effect in decode"):
         Workload(phase="decode", narrow_inputs=True)
 
 
-def test_relu_needs_only_its_output() -> None:
+def test_relu_saves_only_its_output() -> None:
     """ReLU's gradient follows from its output, so one tensor of width f less is kept than with GELU."""
     gelu = TransformerConfig(hidden_size=64, num_layers=1, num_heads=4, vocab_size=100)
     relu = dataclasses.replace(gelu, activation="relu")
@@ -330,7 +329,7 @@ def test_relu_needs_only_its_output() -> None:
     assert kept[0] - kept[1] == 2 * 8 * 256
 
 
-def test_experts_are_split_and_tokens_are_copied() -> None:
+def test_expert_parallel_memory() -> None:
     """8 experts over 4 ranks leave 2 a rank; a token sent to 2 experts is kept twice."""
     config = TransformerConfig(
         hidden_size=64,
@@ -350,8 +349,8 @@ def test_experts_are_split_and_tokens_are_copied() -> None:
     # 6 of 8 experts elsewhere: 2 layers * 6 experts * 3 matrices * 64 * 96 parameters of 2 bytes
     assert alone.weights_bytes - spread.weights_bytes == 2 * 2 * 6 * 3 * 64 * 96
     tensors = {tensor.name: tensor for tensor in list_saved_tensors(config, workload, layout, has_experts=True)}
-    assert (tensors["expert.input"].rows, tensors["expert.input"].columns) == (32, 64)
-    assert (tensors["expert.down_input"].rows, tensors["expert.down_input"].columns) == (32, 96)
+    assert (tensors["moe.input"].rows, tensors["moe.input"].columns) == (32, 64)
+    assert (tensors["moe.down_input"].rows, tensors["moe.down_input"].columns) == (32, 96)
 
 
 def test_context_parallel_splits_tokens() -> None:
@@ -363,7 +362,7 @@ def test_context_parallel_splits_tokens() -> None:
     assert quarter.logits_bytes == whole.logits_bytes / 4
 
 
-def test_tied_embedding_is_copied_to_the_last_stage() -> None:
+def test_last_stage_has_a_copy_of_a_tied_embedding() -> None:
     """With two stages the last holds its own copy of a tied embedding, as it would of a separate matrix."""
     tied = dataclasses.replace(LLAMA_3_8B, tied_embeddings=True)
     # A micro-batch of one token: activations are small and the last stage, with the final norm, is the larger.
@@ -372,8 +371,8 @@ def test_tied_embedding_is_copied_to_the_last_stage() -> None:
     assert memories[0].weights_bytes == memories[1].weights_bytes
 
 
-def test_busiest_stage_may_be_any() -> None:
-    """Where only some layers have experts, the stage that holds those is found."""
+def test_any_stage_can_need_most_memory() -> None:
+    """If only some layers have experts, the stage with those is found."""
     config = TransformerConfig(
         hidden_size=64,
         num_layers=6,
@@ -388,7 +387,7 @@ def test_busiest_stage_may_be_any() -> None:
 
 
 def test_unfused_prefill_needs_scores_and_weights() -> None:
-    """Attention of one layer: scores and their softmax, 2 * 4 heads * 64 * 64, beside q, k, v, o and the residual."""
+    """Attention of one layer: scores and their softmax, 2 * 4 heads * 64 * 64, plus q, k, v, o and the residual."""
     config = TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100)
     workload = Workload(phase="prefill", micro_batch_size=1, seq_len=64, attention="unfused")
     memory = estimate_memory(config, workload, ParallelLayout())
@@ -397,7 +396,7 @@ def test_unfused_prefill_needs_scores_and_weights() -> None:
 
 
 @pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
-def test_every_preset_has_its_weights(phase: str) -> None:
+def test_weights_of_every_preset(phase: str) -> None:
     """On one device the weights of every preset are its parameters, two bytes each."""
     names = [preset if isinstance(preset, str) else preset.name for preset in list_presets()]
     assert len(names) >= 60

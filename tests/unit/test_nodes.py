@@ -1,4 +1,4 @@
-"""Nodes and networks that differ from a device's reference system."""
+"""Node sizes and networks other than those of the reference system."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.errors import DeviceError, LayoutError
+from shapewright.core.errors import DeviceError, LayoutError
 from shapewright.hardware import load_device, with_nodes
 
 H100 = load_device("h100-sxm-80gb")
 
 
-def test_a_slower_network_takes_longer_between_nodes_alone() -> None:
-    """Sixteen devices wait for a quarter of the network, eight of one node do not."""
+def test_a_slower_network_affects_only_traffic_between_nodes() -> None:
+    """With a quarter of the bandwidth, 16 devices are slower, and 8 in one node are not."""
     slow = with_nodes(H100, inter_node_bandwidth_bytes_per_s=12.5e9)
     workload = {"micro_batch_size": 1, "seq_len": 2048, "global_batch_size": 16}
     times_s = {
@@ -33,7 +33,7 @@ def test_a_slower_network_takes_longer_between_nodes_alone() -> None:
 
 
 def test_smaller_nodes_send_over_the_network() -> None:
-    """Tensor parallelism over eight devices crosses the edge of nodes of four, four network cards beside each other."""
+    """Tensor parallelism of 8 over nodes of 4 uses the network, with one network card per device."""
     workload = {"micro_batch_size": 1, "seq_len": 2048}
     whole, halved = (
         shapewright.predict("llama-3-8b", device=device, workload=workload, layout={"tensor_parallel": 8}).step_time_s
@@ -43,8 +43,8 @@ def test_smaller_nodes_send_over_the_network() -> None:
     assert halved > 1.1 * whole
 
 
-def test_what_the_reader_gave_has_no_source() -> None:
-    """The title says so, and the file's source is no more claimed for it; nothing asked leaves the device as it is."""
+def test_values_of_the_user_have_no_source() -> None:
+    """The title mentions them, and the provenance of the file is dropped; without arguments the device is unchanged."""
     own = with_nodes(H100, node_size=4, inter_node_bandwidth_bytes_per_s=25e9)
 
     assert own.title == "NVIDIA H100 SXM5 80 GB (nodes of 4, network of 200 Gb/s each)"
@@ -53,21 +53,21 @@ def test_what_the_reader_gave_has_no_source() -> None:
 
 
 @pytest.mark.parametrize("node_size", [0, -1, 16_385, 2.0, True])
-def test_impossible_nodes_are_refused(node_size: int) -> None:
-    """A node has a whole number of devices."""
-    with pytest.raises(DeviceError, match="must be a whole number from 1 to 16384"):
+def test_invalid_node_sizes(node_size: int) -> None:
+    """node_size is an integer of at least 1."""
+    with pytest.raises(DeviceError, match="must be an integer from 1 to 16384"):
         with_nodes(H100, node_size=node_size)
 
 
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, 1e5, 4e14, float("nan")])
-def test_impossible_networks_are_refused(bandwidth: float) -> None:
-    """A slip of unit is told with the range, in the unit of the option."""
+def test_invalid_networks(bandwidth: float) -> None:
+    """A bandwidth in the wrong unit is an error with the range in Gb/s."""
     with pytest.raises(DeviceError, match=r"from 0\.008 to 80000 Gb/s"):
         with_nodes(H100, inter_node_bandwidth_bytes_per_s=bandwidth)
 
 
-def test_consumer_cards_are_planned_in_a_box(capsys: pytest.CaptureFixture[str]) -> None:
-    """Eight cards without a reference system are told how to say what joins them, and then planned."""
+def test_plans_for_consumer_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight cards without a reference system need node_size to be planned."""
     job = ["plan", "llama-3-8b", "--device", "rtx-4090", "--gpus", "8", "--global-batch", "64", "--json"]
     code, _, err = run(job, capsys)
 
@@ -81,8 +81,8 @@ def test_consumer_cards_are_planned_in_a_box(capsys: pytest.CaptureFixture[str])
     assert json.loads(out)["device"]["node_size"] == 8
 
 
-def test_compare_says_which_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    """All devices of a comparison stand in the nodes that were given."""
+def test_compare_with_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """All devices of a comparison have the given nodes."""
     job = ["compare", "gpt2", "--devices", "h100-sxm-80gb,l40s", "--dp", "16", "--json"]
     given = ["--node-size", "4", "--network-gbit-per-s", "100"]
     (own, given_nodes) = (json.loads(run([*job, *more], capsys)[1]) for more in ([], given))
@@ -93,8 +93,8 @@ def test_compare_says_which_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert given_nodes["devices"][0]["step_time_s"] > own["devices"][0]["step_time_s"]
 
 
-def test_a_card_without_a_network_plans_tied_models_inside_its_node() -> None:
-    """Nothing leaves a node of eight L40S, of whose network nothing is known: not the gradients of a tied embedding."""
+def test_plans_without_a_known_network() -> None:
+    """A node of eight L40S, whose network is unknown, runs plans without traffic between nodes."""
     found = shapewright.plan("gpt2", device="l40s", num_devices=8, global_batch_size=32, top=100)
 
     assert {plan.layout.num_devices for plan in found.plans} == {8}
@@ -113,14 +113,12 @@ def test_a_card_without_a_network_plans_tied_models_inside_its_node() -> None:
         ("tensor_parallel", 12, 32, [8, 16]),
     ],
 )
-def test_degrees_in_place_of_a_part_of_a_node_are_possible(
-    axis: str, degree: int, num_layers: int, tries: list[int]
-) -> None:
-    """Whole nodes are not enough: each degree that the line names is one that the model is predicted with."""
+def test_suggested_degrees_are_possible(axis: str, degree: int, num_layers: int, tries: list[int]) -> None:
+    """Every degree that the error suggests can be predicted."""
     model: dict[str, Any] = {"overrides": {"num_layers": num_layers}}
-    with pytest.raises(LayoutError, match=f"{axis}={degree} must be a multiple of the 8") as refused:
+    with pytest.raises(LayoutError, match=f"{axis}={degree} must be a multiple of 8") as refused:
         shapewright.predict("llama-3-8b", device="h100-sxm-80gb", layout={axis: degree}, **model)
-    words = re.search(r"try ([0-9]+)(?: or ([0-9]+))?, or --node-size", str(refused.value))
+    words = re.search(r"try ([0-9]+)(?: or ([0-9]+))?, or set node_size", str(refused.value))
     assert words is not None
     named = [int(word) for word in words.groups() if word]
 

@@ -1,4 +1,4 @@
-"""Activations and optimiser states in the host's memory: what leaves the device, what moves, what it costs."""
+"""Activations and optimizer states in the host's memory: what leaves the device, what moves, what it costs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.capacity.offload import LINK_FRACTION
-from shapewright.cli import main
-from shapewright.errors import UnknownRateError, WorkloadError
+from shapewright.app.cli import main
+from shapewright.core.errors import UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
+from shapewright.lowering.operations import Collective
 from shapewright.memory import estimate_memory, list_saved_tensors
-from shapewright.operations import Collective
-from shapewright.perf.host import HOST_OPTIMIZER_BYTES_PER_S
-from shapewright.perf.software import OVERLAP_SHARE
-from shapewright.predict import Prediction, predict
-from shapewright.question import ask
-from shapewright.workload import Workload
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.capacity.offload import LINK_FRACTION
+from shapewright.prediction.predict import Prediction, predict
+from shapewright.pricing.host import HOST_OPTIMIZER_BYTES_PER_S
+from shapewright.pricing.software import OVERLAP_SHARE
+from shapewright.workload import ParallelLayout, Workload
 
 TRAINING = {"micro_batch_size": 2, "seq_len": 2048}
 LAYERS = 32  # of Llama-3-8B
@@ -56,7 +55,7 @@ def test_activations_by_hand() -> None:
     assert exposed_s > 0.1
 
 
-def test_checkpoints_move_for_next_to_nothing() -> None:
+def test_full_recomputation_offloads_layer_inputs_only() -> None:
     """With full recomputation only each layer's input moves, and computation hides it."""
     plain, moved = llama(recompute="full"), llama(recompute="full", offload_activations=True)
     inputs = 2 * 2048 * 4096 * 2
@@ -87,15 +86,17 @@ def test_optimizer_by_hand() -> None:
     assert step.total_time_s == pytest.approx(8 * 30 * weights / HOST_OPTIMIZER_BYTES_PER_S)
 
 
-def test_the_host_keeps_weights_that_have_no_master() -> None:
-    """In fp32 a weight is its own master: the host that updates it has a copy, beside 8 bytes of moments."""
+def test_fp32_weights_are_also_on_the_host() -> None:
+    """In fp32 a weight is its own master copy: the host holds a copy and 8 bytes of moments."""
     memory = estimate_memory(
-        ask("gpt3-125m", "h100-sxm-80gb").config, Workload(dtype="fp32", offload_optimizer=True), ParallelLayout()
+        build_scenario("gpt3-125m", "h100-sxm-80gb").config,
+        Workload(dtype="fp32", offload_optimizer=True),
+        ParallelLayout(),
     )
     assert memory.host_bytes == pytest.approx(3 * memory.weights_bytes)
 
 
-def test_a_superchip_has_a_faster_link() -> None:
+def test_nvlink_c2c_hides_more_than_pcie() -> None:
     """NVLink-C2C carries 450 GB/s each way, seven times PCIe 5.0, and hides what that one shows."""
     times = [
         entry.price.time_s
@@ -107,8 +108,8 @@ def test_a_superchip_has_a_faster_link() -> None:
     assert llama("gh200-96gb", offload_activations=True).step_time_s == llama("gh200-96gb").step_time_s
 
 
-def test_capacity_counts_it() -> None:
-    """A job that fits only so does fit, longer sequences too; the result says what it costs."""
+def test_capacity_includes_offload() -> None:
+    """Offloading lets larger jobs and longer sequences fit; the result states its cost."""
     job: dict[str, Any] = {"device": "h100-sxm-80gb", "layout": {"tensor_parallel": 8}}
     workload = {"micro_batch_size": 1, "seq_len": 131072}
     plain = shapewright.fits("llama-3-8b", workload=workload, **job)
@@ -151,10 +152,10 @@ def test_what_moves_by_hand(uncalibrated: bool) -> None:
             assert saved.exposed_fraction == pytest.approx((saved.exposed_s or 0.0) / (2 * (saved.transfer_s or 0.0)))
 
 
-def test_it_is_among_the_remedies() -> None:
-    """Where one device must do, offloaded optimiser states are what makes it fit, priced."""
+def test_offload_is_a_remedy() -> None:
+    """Where one device must do, offloaded optimizer states are what makes it fit, priced."""
     found = shapewright.fits("llama-3-8b", device="gh200-96gb", workload={"micro_batch_size": 1, "seq_len": 4096})
-    on_one = [remedy for remedy in found.remedies if remedy.num_devices == 1]
+    on_one = [remedy for remedy in found.fit_options if remedy.num_devices == 1]
 
     assert on_one
     for remedy in on_one:
@@ -163,13 +164,13 @@ def test_it_is_among_the_remedies() -> None:
         assert remedy.needed_bytes <= found.device.memory_bytes
 
 
-def test_the_other_layers_are_a_remedy() -> None:
+def test_recomputing_all_layers_is_a_remedy() -> None:
     """Where only some layers are computed again, all of them may be enough, and it is priced."""
     workload = {"micro_batch_size": 1, "seq_len": 4096, "recompute": "full", "recompute_layers": 8}
     found = shapewright.fits(
         "mixtral-8x7b", device="h100-sxm-80gb", workload=workload, layout={"data_parallel": 16, "zero_stage": 3}
     )
-    assert {"recompute_layers": 32} in [dict(remedy.changes) for remedy in found.remedies]
+    assert {"recompute_layers": 32} in [dict(remedy.changes) for remedy in found.fit_options]
 
 
 def test_waterfall_and_pipelines() -> None:
@@ -190,7 +191,7 @@ def test_waterfall_and_pipelines() -> None:
     assert sum(parts.values()) == pytest.approx(3.6)
 
 
-def test_a_plan_keeps_to_it() -> None:
+def test_plan_and_predict_agree_on_offload() -> None:
     """Plans of a job that offloads take the step and the memory of predict."""
     job: dict[str, Any] = {"device": "h100-sxm-80gb", "num_devices": 8}
     workload = {"global_batch_size": 16, "seq_len": 8192, "offload_activations": True, "offload_optimizer": True}
@@ -205,25 +206,25 @@ def test_a_plan_keeps_to_it() -> None:
     [
         (
             {"phase": "decode", "offload_activations": True},
-            "offload_activations has no meaning in decode; leave it out",
+            "offload_activations has no effect in decode; omit it",
         ),
-        ({"phase": "prefill", "offload_optimizer": True}, "offload_optimizer has no meaning in prefill"),
-        ({"offload_optimizer": True, "optimizer": "muon"}, "use --optimizer adamw, or leave it out"),
+        ({"phase": "prefill", "offload_optimizer": True}, "offload_optimizer has no effect in prefill"),
+        ({"offload_optimizer": True, "optimizer": "muon"}, "use optimizer='adamw' or omit offload_optimizer"),
         ({"offload_activations": 1}, "offload_activations=1 must be true or false"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_offload_is_rejected(fields: dict[str, Any], message: str) -> None:
     """Inference saves nothing, no host multiplies Muon's matrices, and a flag is true or false."""
     with pytest.raises(WorkloadError, match=message):
         Workload(**fields)
 
 
-def test_a_device_without_a_link() -> None:
+def test_device_without_a_host_link_rate() -> None:
     """There is no price without the link's rate: predict names the key, memory leaves times out."""
     device = replace(load_device("h100-sxm-80gb"), pcie_bandwidth_bytes_per_s=None)
-    question = ask("llama-3-8b", device, workload=TRAINING | {"offload_activations": True})
+    scenario = build_scenario("llama-3-8b", device, workload=TRAINING | {"offload_activations": True})
     with pytest.raises(UnknownRateError, match="neither host_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s"):
-        predict(question.config, device=device, workload=question.workload)
+        predict(scenario.config, device=device, workload=scenario.workload)
     offload = shapewright.fits("llama-3-8b", device=device, workload=TRAINING).offload
     assert offload is not None
     assert (offload.transfer_s, offload.exposed_s, offload.step_time_s) == (None, None, None)
@@ -231,7 +232,7 @@ def test_a_device_without_a_link() -> None:
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The flags, what they say of host, link and exposed share, and the same in JSON."""
+    """The flags report host memory, link and exposed fraction, in text and in JSON."""
     command = ["memory", "llama-3-8b", "--device", "h100-sxm-80gb", "--seq-len", "8192", "--micro-batch-size", "1"]
     command += ["--offload-activations", "--offload-optimizer"]
     outputs = []

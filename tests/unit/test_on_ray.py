@@ -1,4 +1,4 @@
-"""Searches and measurements on a local Ray cluster: the same answers, and nothing lost with a worker."""
+"""Searches and measurements on a local Ray cluster: identical results, and recovery from lost workers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.api import search
-from shapewright.errors import BenchError, ClusterError
-from shapewright.search import job as search_job
-from shapewright.search import runners
-from shapewright.search.engine import explore, run_here
-from shapewright.search.findings import Findings
-from shapewright.search.job import Job
-from shapewright.search.space import Space
-from shapewright.store.file import Store
+from shapewright.app.api import search
+from shapewright.core.errors import BenchError, ClusterError
+from shapewright.measure.store.database import Store
+from shapewright.optimize.search import engine as search_engine
+from shapewright.optimize.search import runners
+from shapewright.optimize.search.engine import Job, explore, run_here
+from shapewright.optimize.search.findings import Findings
+from shapewright.optimize.search.space.space import Space
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadlySpace(Space):
-    """A space whose first reader dies, as a worker does that is killed for its memory."""
+    """A search space whose first user dies, like a worker that is killed for lack of memory."""
 
     grave: Path
 
@@ -40,7 +39,7 @@ class DeadlySpace(Space):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A cluster of two workers, for all of these."""
+    """A cluster of two workers for all tests in this file."""
     ray = pytest.importorskip("ray", reason="needs the ray extra")
     ray.init(
         address="local",
@@ -54,16 +53,16 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-def test_ray_gives_the_local_answer_to_the_last_bit(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same jobs, the same rows, the same floats; a worker that dies takes nothing with it."""
-    from shapewright.search.on_ray import ray_runner
+def test_ray_gives_exactly_the_local_result(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs, rows and floats are identical to a local search, even if a worker dies."""
+    from shapewright.optimize.search.runners import ray_runner
 
-    monkeypatch.setattr(search_job, "_SHAPES_OF_A_JOB", 50_000)
+    monkeypatch.setattr(search_engine, "_SHAPES_OF_A_JOB", 50_000)
     jobs: list[Job] = []
 
-    def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:
-        jobs.extend(asked)
-        return run_here(asked, show)
+    def keep_jobs(requested: Any, show: Any) -> Iterator[Findings]:
+        jobs.extend(requested)
+        return run_here(requested, show)
 
     monkeypatch.setattr(runners, "run_here", keep_jobs)
     search("gpt3-1.3b", device="h100-sxm-80gb")
@@ -85,14 +84,14 @@ def test_ray_gives_the_local_answer_to_the_last_bit(cluster: Any, monkeypatch: p
 
 def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose worker is killed runs again on another one."""
-    from shapewright.search.on_ray import ray_runner
+    from shapewright.optimize.search.runners import ray_runner
 
     cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     jobs: list[Job] = []
 
-    def keep_jobs(asked: Any, show: Any) -> Iterator[Findings]:
-        jobs.extend(asked)
-        return run_here(asked, show)
+    def keep_jobs(requested: Any, show: Any) -> Iterator[Findings]:
+        jobs.extend(requested)
+        return run_here(requested, show)
 
     monkeypatch.setattr(runners, "run_here", keep_jobs)
     search("gpt3-1.3b", device="h100-sxm-80gb", vary=("heads", "ffn", "width"))
@@ -113,23 +112,23 @@ def test_a_lost_worker_is_replaced(cluster: Any, tmp_path: Path, monkeypatch: py
 
 
 def test_an_address_that_does_not_answer_is_one_line() -> None:
-    """Nothing listens there, or it is no address at all."""
-    from shapewright.cluster import _check_answers
+    """An unreachable or malformed address is a one-line error."""
+    from shapewright.core.ray_cluster import _check_reachable
 
     pytest.importorskip("ray", reason="needs the ray extra")
     with pytest.raises(ClusterError, match="no Ray cluster answers"):
-        _check_answers("127.0.0.1:1")
-    with pytest.raises(ClusterError, match="is no address of a cluster"):
-        _check_answers("somewhere")
+        _check_reachable("127.0.0.1:1")
+    with pytest.raises(ClusterError, match="is not a cluster address"):
+        _check_reachable("somewhere")
 
 
 def test_rows_of_a_cluster_go_to_one_store(cluster: Any, tmp_path: Path) -> None:
-    """Two processes measure at a time; one that is lost comes back, and its row is measured again."""
+    """Two processes measure concurrently; a lost one is restarted and repeats its row."""
     pytest.importorskip("torch", reason="needs the bench extra")
-    from shapewright.bench.on_ray import ClusterMeasurer
-    from shapewright.bench.run import make_run
-    from shapewright.bench.suites import make_suite
-    from shapewright.bench.worker import WorkerOptions
+    from shapewright.measure.bench.ray_measurer import ClusterMeasurer
+    from shapewright.measure.bench.run import make_run
+    from shapewright.measure.bench.suites.registry import make_suite
+    from shapewright.measure.bench.worker import WorkerOptions
 
     measurer = ClusterMeasurer(cluster, WorkerOptions(cpu=True), num_actors=2)
     cases = make_suite("smoke", ("fp32",), small=True, seed=0)[:6]
@@ -142,8 +141,8 @@ def test_rows_of_a_cluster_go_to_one_store(cluster: Any, tmp_path: Path) -> None
             cluster.kill(measurer._actors[0], no_restart=False)
 
     with Store(tmp_path / "rows.sqlite") as store:
-        asked = {"budget_s": 30.0, "ci_fraction": 1.0, "on_start": lambda _count: None}
-        outcome = measurer.run_cases(cases, store, run, retry_failed=False, on_row=on_row, **asked)
+        requested = {"budget_s": 30.0, "ci_fraction": 1.0, "on_start": lambda _count: None}
+        outcome = measurer.run_cases(cases, store, run, retry_failed=False, on_row=on_row, **requested)
         rows = store.rows()
     measurer.close()
 
@@ -153,12 +152,12 @@ def test_rows_of_a_cluster_go_to_one_store(cluster: Any, tmp_path: Path) -> None
 
 
 def test_collectives_stay_on_one_node() -> None:
-    """A suite whose processes talk to each other is refused."""
-    from shapewright.bench.on_ray import open_cluster_measurer
-    from shapewright.bench.worker import WorkerOptions
+    """The collectives suite is rejected on a cluster."""
+    from shapewright.measure.bench.ray_measurer import open_cluster_measurer
+    from shapewright.measure.bench.worker import WorkerOptions
 
     with (
-        pytest.raises(BenchError, match="processes on one node"),
+        pytest.raises(BenchError, match="processes of one node"),
         open_cluster_measurer(WorkerOptions(cpu=True, num_ranks=2), None),
     ):
         pass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
-from shapewright.operations.gemm import contiguous_dims
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.lowering.operations.gemm import contiguous_dims
 
 
 def test_gemm_by_hand() -> None:
@@ -26,7 +26,7 @@ def test_gemm_of_gpt3() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp8", "fp4"])
 def test_gemm_bytes_follow_the_dtype(dtype: str) -> None:
-    """Operands and result are as wide as the dtype says."""
+    """Operands and result have the width of the dtype."""
     width = {"fp32": 4.0, "fp8": 1.0, "fp4": 0.5}[dtype]
     assert Gemm(name="x", m=4, n=6, k=8, dtype=dtype).num_bytes == 104 * width
 

@@ -1,13 +1,13 @@
-"""Optimisers: bytes of states a parameter, sources, and names that are none."""
+"""Optimizers: bytes of states a parameter, sources, and names that are none."""
 
 from __future__ import annotations
 
 import pytest
 
 import shapewright
-from shapewright.errors import WorkloadError
+from shapewright.core.errors import WorkloadError
 from shapewright.memory import OPTIMIZERS, find_recipe
-from shapewright.optimizers import Optimizer
+from shapewright.workload.optimizers import Optimizer
 
 LLAMA_3_8B_PARAMETERS = 8_030_261_248
 LLAMA_3_8B_EMBEDDINGS = 2 * 128_256 * 4096 + 4096  # and the final norm
@@ -28,7 +28,7 @@ LLAMA_3_8B_EMBEDDINGS = 2 * 128_256 * 4096 + 4096  # and the final norm
     ],
 )
 def test_optimizers_in_mixed_precision(name: str, bytes_per_parameter: int) -> None:
-    """Weight, gradient, master and states, by the tables of ml-engineering and the optimisers' papers."""
+    """Weight, gradient, master and states, by the tables of ml-engineering and the optimizers' papers."""
     found = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", optimizer=name).busiest
     total_bytes = found.weights_bytes + found.gradients_bytes + found.optimizer_bytes
     assert total_bytes == bytes_per_parameter * LLAMA_3_8B_PARAMETERS
@@ -43,8 +43,8 @@ def test_muon_leaves_embeddings_to_adamw() -> None:
 
 
 @pytest.mark.parametrize(("name", "bytes_per_parameter"), [("adamw", 16), ("adamw-8bit", 10), ("sgd-momentum", 12)])
-def test_fp32_is_its_own_master(name: str, bytes_per_parameter: int) -> None:
-    """In fp32 the weight takes 4 bytes and has no copy beside it."""
+def test_fp32_training_has_no_separate_master(name: str, bytes_per_parameter: int) -> None:
+    """In fp32 the weight takes 4 bytes without a separate master copy."""
     recipe = find_recipe(name, "fp32")
     assert recipe.weight_bytes + recipe.gradient_bytes + recipe.optimizer_bytes == bytes_per_parameter
 
@@ -63,7 +63,7 @@ def test_every_optimizer_has_a_source(optimizer: Optimizer) -> None:
         ("adamw-bf16", "fp32", "cannot train in dtype=fp32"),
     ],
 )
-def test_unknown_optimizers_are_refused(name: str, dtype: str, words: str) -> None:
+def test_unknown_optimizers_are_rejected(name: str, dtype: str, words: str) -> None:
     """The error names the value and what there is."""
     with pytest.raises(WorkloadError, match=words):
         find_recipe(name, dtype)

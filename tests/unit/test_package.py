@@ -1,4 +1,4 @@
-"""What a user installs: everything that the source tree holds, and three dependencies."""
+"""Contents of the installed package: everything in the source tree, and three dependencies."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ def test_core_needs_three_packages(wheel: zipfile.ZipFile) -> None:
     assert core == {"numpy", "click", "rich"}
     assert "License-Expression: Apache-2.0" in metadata
     assert f"{folder}/licenses/LICENSE" in wheel.namelist()
-    assert "shapewright = shapewright.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert "shapewright = shapewright.app.cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shapewright.accuracy.paper_layers import PaperLayer
-from shapewright.operations import Gemm
-from shapewright.predict import Prediction
-from shapewright.question import ask
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.accuracy.tables.paper_layers import PaperLayer
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import Prediction
 
 # Forward of one layer of GPT-3 2.7B's width on A100, fp16, b = 4, s = 2048, unfused, by number of heads.
 # Measured, TFLOP/s: results/full_transformer_models.out. [TFLOP/s]
@@ -20,7 +20,7 @@ def predict_layer(hidden_size: int, num_heads: int) -> Prediction:
     Its logs have 0.41 % of the layer for dropout on the attention weights: that dropout did not run.
     """
     layer = PaperLayer(num_heads, hidden_size, micro_batch_size=4, seq_len=2048, tensor_parallel=1)
-    return ask(layer.config, "a100-sxm-40gb", workload=layer.workload(is_flash=False)).predict()
+    return build_scenario(layer.config, "a100-sxm-40gb", workload=layer.workload(is_flash=False)).predict()
 
 
 def layer_tflops(hidden_size: int, num_heads: int) -> float:
@@ -58,7 +58,7 @@ def test_share_of_gemms_in_a_layer(hidden_size: int, num_heads: int, measured: f
 
 def test_odd_width_costs_what_no_roofline_sees() -> None:
     """Llama-3-8B at h = 4097 instead of 4096: 0.05 % more FLOPs, predicted at least half slower per step on H100."""
-    good = ask("llama-3-8b", "h100-sxm-80gb").predict()
-    bad = ask("llama-3-8b", "h100-sxm-80gb", overrides={"hidden_size": 4097, "head_dim": 128}).predict()
+    good = build_scenario("llama-3-8b", "h100-sxm-80gb").predict()
+    bad = build_scenario("llama-3-8b", "h100-sxm-80gb", overrides={"hidden_size": 4097, "head_dim": 128}).predict()
 
     assert bad.step_time_s > 1.5 * good.step_time_s

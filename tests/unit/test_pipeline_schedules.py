@@ -1,4 +1,4 @@
-"""What the order of a pipeline's passes costs in time and in memory."""
+"""Time and memory of pipeline schedules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from shapewright.adding_up import WEIGHT_GRADIENTS, join_stages
-from shapewright.errors import LayoutError, WorkloadError
-from shapewright.layout import ParallelLayout
-from shapewright.lowering import is_weight_gradient, num_microbatches
+from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.lowering import num_microbatches
 from shapewright.memory import count_microbatches_in_flight
-from shapewright.question import ask
-from shapewright.workload import Workload
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import WEIGHT_GRADIENTS, combine_stages
+from shapewright.workload import ParallelLayout, Workload
 
 H100 = "h100-sxm-80gb"
 
@@ -21,7 +20,7 @@ def bubble_share(num_microbatches: int, weight_gradients_s: float = 0.0, **layou
     """Bubble over the work of a stage that needs one second for each micro-batch."""
     work_s = float(num_microbatches)
     sums = {"every": work_s, "first": 0.0, "last": 0.0, "step": 0.0, WEIGHT_GRADIENTS: weight_gradients_s}
-    _, bubble_s = join_stages(sums, num_microbatches, ParallelLayout(**layout))
+    _, bubble_s = combine_stages(sums, num_microbatches, ParallelLayout(**layout))
     return float(bubble_s) / work_s
 
 
@@ -32,7 +31,7 @@ def test_bubbles_of_published_formulas() -> None:
     assert bubble_share(64, pipeline_parallel=8, virtual_pipeline=3) == pytest.approx(0.036458, abs=1e-6)
 
 
-def test_zero_bubble_leaves_a_third_where_passes_are_equal() -> None:
+def test_zero_bubble_of_equal_passes() -> None:
     """With T_F = T_B = T_W, ZB-H1 waits a third as long as 1F1B; never less than nothing (arXiv 2401.10241)."""
     layout = {"pipeline_parallel": 8, "pipeline_schedule": "zero-bubble"}
     assert bubble_share(64, 64 / 3, **layout) == pytest.approx(0.109375 / 3)
@@ -46,19 +45,21 @@ def test_dualpipe_by_its_formula() -> None:
     assert bubble_share(64, 64 / 3, **layout) == pytest.approx(2 / 64)
 
 
-def test_dualpipe_shares_the_ends() -> None:
+def test_dualpipe_shares_embedding_and_logits() -> None:
     """Embedding and logits are on the same devices, each for half of the micro-batches."""
     sums = {"every": 64.0, "first": 2.0, "last": 6.0, "step": 1.0, WEIGHT_GRADIENTS: 32.0}
-    step_s, bubble_s = join_stages(sums, 64, ParallelLayout(pipeline_parallel=8, pipeline_schedule="dualpipe"))
+    step_s, bubble_s = combine_stages(sums, 64, ParallelLayout(pipeline_parallel=8, pipeline_schedule="dualpipe"))
     assert (step_s, bubble_s) == (64.0 + 4.0 + 1.0, 0.0)
 
 
-def test_dualpipe_hides_exchanges_of_experts() -> None:
-    """Three quarters of the exchange run beside another micro-batch, but for the first and the last one's half."""
+def test_dualpipe_overlaps_expert_exchange() -> None:
+    """Three quarters of the exchange overlap with another micro-batch, except half of the first and the last one."""
     layout = {"pipeline_parallel": 2, "data_parallel": 8, "expert_parallel": 8}
     workload = {"micro_batch_size": 1, "global_batch_size": 64, "seq_len": 4096}
     shown, hidden = (
-        ask("mixtral-8x7b", H100, workload=workload, layout={**layout, "pipeline_schedule": schedule}).predict()
+        build_scenario(
+            "mixtral-8x7b", H100, workload=workload, layout={**layout, "pipeline_schedule": schedule}
+        ).predict()
         for schedule in ("1f1b", "dualpipe")
     )
     (shown_share,), (hidden_share,) = (
@@ -69,11 +70,13 @@ def test_dualpipe_hides_exchanges_of_experts() -> None:
     assert hidden.step_time_s < shown.step_time_s
 
 
-def test_dualpipe_has_weights_twice() -> None:
-    """A device has a stage from either end: weights and gradients twice, optimiser states once."""
+def test_dualpipe_doubles_weights() -> None:
+    """A device has a stage from each end: weights and gradients twice, optimizer states once."""
     workload = {"micro_batch_size": 1, "global_batch_size": 16}
     one, two = (
-        ask("llama-3-8b", H100, workload=workload, layout={"pipeline_parallel": 4, "pipeline_schedule": schedule})
+        build_scenario(
+            "llama-3-8b", H100, workload=workload, layout={"pipeline_parallel": 4, "pipeline_schedule": schedule}
+        )
         .predict()
         .memory
         for schedule in ("zero-bubble", "dualpipe")
@@ -83,38 +86,40 @@ def test_dualpipe_has_weights_twice() -> None:
     assert two.optimizer_bytes == one.optimizer_bytes
 
 
-@pytest.mark.parametrize(("batch", "words"), [(14, "give a global_batch_size of 16"), (19, "of 20")])
-def test_dualpipe_needs_two_micro_batches_for_each_stage(batch: int, words: str) -> None:
-    """Fewer, or an odd number, are refused with the next batch that works."""
+@pytest.mark.parametrize(("batch", "words"), [(14, "use global_batch_size=16"), (19, "=20")])
+def test_dualpipe_requires_two_micro_batches_per_stage(batch: int, words: str) -> None:
+    """Fewer or an odd number are rejected with the next batch that works."""
     layout = ParallelLayout(pipeline_parallel=8, pipeline_schedule="dualpipe")
     with pytest.raises(WorkloadError, match=words):
         num_microbatches(Workload(global_batch_size=batch, micro_batch_size=1), layout)
     assert num_microbatches(Workload(micro_batch_size=1), layout) == 16
 
 
-def test_zero_bubble_step_waits_without_weight_gradients() -> None:
+def test_predicted_zero_bubble() -> None:
     """A predicted bubble is (p - 1) (T_F + T_B - T_W): the weight gradients of a pass leave it twice."""
     layout = {"pipeline_parallel": 4}
     workload = {"micro_batch_size": 1, "global_batch_size": 16}
-    plain = ask("llama-3-8b", H100, workload=workload, layout=layout).predict()
-    filled = ask("llama-3-8b", H100, workload=workload, layout={**layout, "pipeline_schedule": "zero-bubble"}).predict()
+    plain = build_scenario("llama-3-8b", H100, workload=workload, layout=layout).predict()
+    filled = build_scenario(
+        "llama-3-8b", H100, workload=workload, layout={**layout, "pipeline_schedule": "zero-bubble"}
+    ).predict()
     weights_s = sum(
         entry.total_time_s
         for entry in plain.operations
-        if entry.operation.stage == "every" and is_weight_gradient(entry.operation)
+        if entry.operation.stage == "every" and entry.operation.is_weight_gradient
     )
 
     assert plain.bubble_time_s - filled.bubble_time_s == pytest.approx(3 / 16 * 2 * weights_s)
     assert plain.step_time_s - filled.step_time_s == pytest.approx(3 / 16 * 2 * weights_s)
 
 
-def test_products_without_weights_have_no_weight_gradients() -> None:
+def test_score_gradients_are_not_weight_gradients() -> None:
     """Both gradients of unfused scores are of activations, which earlier layers wait for."""
     workload = {"attention": "unfused", "dtype": "fp16"}
     names = [
         entry.operation.name
-        for entry in ask("gpt3-125m", "a100-sxm-80gb", workload=workload).predict().operations
-        if is_weight_gradient(entry.operation)
+        for entry in build_scenario("gpt3-125m", "a100-sxm-80gb", workload=workload).predict().operations
+        if entry.operation.is_weight_gradient
     ]
 
     assert "mlp.up.wgrad" in names
@@ -143,17 +148,17 @@ def test_microbatches_in_flight(schedule: str, chunks: int, expected: list[float
     [
         (
             {"pipeline_schedule": "2f2b"},
-            "pipeline_schedule='2f2b' is not known; choose one of 1f1b, gpipe, zero-bubble, dualpipe",
+            "pipeline_schedule='2f2b' is unknown; choose one of 1f1b, gpipe, zero-bubble, dualpipe",
         ),
-        ({"pipeline_schedule": "dualpipe", "pipeline_parallel": 3}, "pipeline_parallel=3 must be even; use 4 or 2"),
+        ({"pipeline_schedule": "dualpipe", "pipeline_parallel": 3}, "pipeline_parallel=3 must be even; use 2 or 4"),
         ({"pipeline_schedule": "gpipe"}, "pipeline_schedule='gpipe' needs pipeline_parallel above 1"),
         (
             {"pipeline_schedule": "zero-bubble", "pipeline_parallel": 4, "virtual_pipeline": 2},
-            "virtual_pipeline=2 interleaves 1f1b and does not go with pipeline_schedule='zero-bubble'",
+            "virtual_pipeline=2 requires pipeline_schedule='1f1b', not 'zero-bubble'",
         ),
     ],
 )
-def test_impossible_schedules(fields: dict[str, object], message: str) -> None:
-    """A schedule that is not known, or that contradicts the degrees, is one line."""
+def test_invalid_schedules_are_rejected(fields: dict[str, object], message: str) -> None:
+    """An unknown schedule, or one that contradicts the degrees, is one line."""
     with pytest.raises(LayoutError, match=re.escape(message)):
         ParallelLayout(**fields)

@@ -1,4 +1,4 @@
-"""Plans: what is asked, what is kept, what is said where nothing fits, and what the command writes."""
+"""Plans: request, results, messages if nothing fits, and output of the command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.app.report.optimize.plan_page import chrome_trace, render_plan
+from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.core.units import format_bytes
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.plan import PlanResult, break_down
-from shapewright.plan.breakdown import Breakdown, explain_loss
-from shapewright.report.plan_page import chrome_trace, render_plan
-from shapewright.units import format_bytes
+from shapewright.optimize.plan import PlanResult, break_down
+from shapewright.optimize.plan.breakdown import Breakdown, explain_loss
+from shapewright.workload import ParallelLayout
 
 H100 = "h100-sxm-80gb"
 OFFLOADED = {"offload_optimizer": True}
@@ -32,7 +32,7 @@ def small_plan(**keywords: Any) -> PlanResult:
 
 
 def test_plan_is_a_prediction() -> None:
-    """Each listed plan is what predict says of its layout, best first, and fits."""
+    """Each listed plan equals the prediction of its layout and fits; the best comes first."""
     result = small_plan()
     steps = [plan.prediction.step_time_s for plan in result.plans]
     for plan in result.plans:
@@ -83,7 +83,7 @@ def test_objectives_differ_in_what_is_best() -> None:
 
 
 def test_the_cheapest_plan_takes_as_many_devices_as_cost_no_more() -> None:
-    """Replicas that wait for nobody cost as much on 16 devices as on one; over a slow network fewer are cheaper."""
+    """Replicas with hidden communication cost the same on 1 and 16 devices; over slow networks fewer are cheaper."""
     free = small_plan(objective="cost", top=100)
     poor = shapewright.with_nodes("l40s", inter_node_bandwidth_bytes_per_s=1.25e8)
     job = {"num_devices": 16, "global_batch_size": 64, "workload": {"seq_len": 1024}}
@@ -126,12 +126,12 @@ def test_the_host_is_tried_where_it_is_asked_for() -> None:
     assert tried.plans[0].prediction.step_time_s <= without.plans[0].prediction.step_time_s
     smallest = small_plan(**keep, try_offload=True, objective="memory").plans[0]
     assert smallest.workload.offload_optimizer
-    assert any("in the host's memory" in note for note in small_plan(**keep, workload=OFFLOADED).notes)
+    assert any("of each device to the host" in note for note in small_plan(**keep, workload=OFFLOADED).notes)
 
 
-def test_a_job_that_needs_the_host_is_told_so() -> None:
-    """Where nothing fits the devices, a plan that fits with the host's memory is named beside more devices."""
-    with pytest.raises(LayoutError, match=r"with --try-offload it fits \(.*optimizer on host.*fewest that fit are"):
+def test_a_job_that_needs_the_host_gets_an_offload_plan() -> None:
+    """If nothing fits the devices, the message names a plan that offloads to the host, and more devices."""
+    with pytest.raises(LayoutError, match=r"with try_offload it fits \(.*optimizer on host.*fewest devices"):
         shapewright.plan("llama-3-70b", device=H100, num_devices=8, global_batch_size=64)
 
 
@@ -148,12 +148,10 @@ def test_the_host_is_named_where_a_link_leads_to_it(links: dict[str, float | Non
     device = replace(load_device(H100), **links)
     with pytest.raises(LayoutError, match="no plan fits 8 h100-sxm-80gb") as refusal:
         shapewright.plan("llama-3-70b", device=device, num_devices=8, global_batch_size=64)
-    assert ("with --try-offload it fits" in str(refusal.value)) == is_suggested
+    assert ("with try_offload it fits" in str(refusal.value)) == is_suggested
 
 
-@pytest.mark.parametrize(
-    ("way_out", "words"), [({"num_devices": 8}, "fewest"), ({"try_offload": True}, "--try-offload")]
-)
+@pytest.mark.parametrize(("way_out", "words"), [({"num_devices": 8}, "fewest"), ({"try_offload": True}, "try_offload")])
 def test_ways_out_are_of_the_chosen_software(way_out: dict[str, Any], words: str) -> None:
     """Experts in three kernels keep more for backward than fused ones do: the memory that is named counts it."""
     job = {**SMALL, "num_devices": 4, "workload": {"seq_len": 8192}, "keep": {"recompute": ("none",)}}
@@ -174,7 +172,7 @@ def test_ways_out_are_of_the_chosen_software(way_out: dict[str, Any], words: str
 
 
 def test_muon_counts_in_the_order_of_plans() -> None:
-    """Replicas share Muon's products from ZeRO stage 1 on: the best plan of stage 0 is slower by what it does alone."""
+    """Replicas share Muon's GEMMs from ZeRO stage 1 on; the best plan of stage 0 is slower by the unshared ones."""
     keep = {"layout": {"tensor_parallel": 8, "pipeline_parallel": 1}, "top": 1}
     steps = {
         (name, stage): small_plan(keep={"zero_stage": (stage,)}, optimizer=name, layout=keep["layout"], top=1)
@@ -212,7 +210,7 @@ def test_front_trades_time_for_memory() -> None:
     assert steps[0] == pytest.approx(result.plans[0].prediction.step_time_s, rel=1e-9)
 
 
-def test_communication_is_told_apart_by_link() -> None:
+def test_communication_is_split_by_link() -> None:
     """Eight ways of tensor parallelism stay in the node, replicas of it reach across nodes."""
     layout = ParallelLayout(tensor_parallel=8, data_parallel=2, zero_stage=1)
     parts = break_down(shapewright.predict("llama-3-8b", device=H100, layout=layout))
@@ -224,7 +222,7 @@ def test_communication_is_told_apart_by_link() -> None:
 
 
 def test_loss_names_the_part() -> None:
-    """The runner-up loses where it loses most, and what it gains elsewhere is told."""
+    """The comparison with the runner-up names the part of its largest loss, and its gains."""
     best = Breakdown({"matrix products": 10.0, "pipeline bubble": 1.0}, {})
     other = Breakdown({"matrix products": 9.5, "pipeline bubble": 3.0}, {})
     loss = explain_loss(best, other)
@@ -233,7 +231,7 @@ def test_loss_names_the_part() -> None:
 
 
 def test_interrupt_keeps_the_best_so_far() -> None:
-    """Ctrl-C after the first part of the space gives what was found in it, and says so."""
+    """Ctrl-C after the first part of the space returns the best of it, marked as incomplete."""
 
     def interrupt(done: int, total: int) -> None:
         assert done < total
@@ -248,28 +246,28 @@ def test_interrupt_keeps_the_best_so_far() -> None:
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [
-        ({"num_devices": 0}, LayoutError, "gpus=0 must be a whole number from 1 to"),
-        ({"num_devices": 12}, LayoutError, "gpus=12 must be a multiple of the 8 h100-sxm-80gb of a node"),
-        ({"global_batch_size": None}, WorkloadError, "give --global-batch, such as 2048"),
+        ({"num_devices": 0}, LayoutError, "num_devices=0 must be an integer from 1 to"),
+        ({"num_devices": 12}, LayoutError, "num_devices=12 must be a multiple of 8, the number of h100-sxm-80gb"),
+        ({"global_batch_size": None}, WorkloadError, "a plan needs global_batch_size, the sequences"),
         ({"global_batch_size": 7, "keep": {"pipeline_parallel": (1,), "tensor_parallel": (1,),
           "context_parallel": (1,)}}, LayoutError, "no number of replicas that divides global_batch_size=7 leaves"),
-        ({"layout": {"tensor_parallel": 3}}, LayoutError, "tensor_parallel must divide gpus=16"),
-        ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be a whole number from 1"),
-        ({"layout": {"tensor_parallel": 2}, "keep": {"tensor_parallel": (4, 8)}}, LayoutError, "only 4, 8 may be kept"),
-        ({"keep": {"warp": (1,)}}, LayoutError, "a plan does not choose 'warp'"),
+        ({"layout": {"tensor_parallel": 3}}, LayoutError, "tensor_parallel must divide num_devices=16"),
+        ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be an integer from 1"),
+        ({"layout": {"tensor_parallel": 2}, "keep": {"tensor_parallel": (4, 8)}}, LayoutError, "keep allows 4, 8 only"),
+        ({"keep": {"warp": (1,)}}, LayoutError, "kept='warp' is not chosen by a plan"),
         ({"objective": "fame"}, LayoutError, "objective='fame' is not known; choose one of time, cost, memory"),
-        ({"workload": {"phase": "decode"}}, WorkloadError, "plans are of training"),
-        ({"workload": {"seq_len": 2**27}}, LayoutError, "take a shorter --seq-len, or devices with more memory"),
-        ({"straggler_factor": 0.5}, LayoutError, "straggler_factor=0.5 must be from 1 to 100"),
-        ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1 must be above 0"),
-        ({"headroom_fraction": 1.5}, LayoutError, "headroom=1.5 must be a share from 0 to 1"),
+        ({"workload": {"phase": "decode"}}, WorkloadError, "plans are for training"),
+        ({"workload": {"seq_len": 2**27}}, LayoutError, "give a shorter seq_len, or devices with more memory"),
+        ({"straggler_factor": 0.5}, LayoutError, "straggler_factor=0.5 must be a number from 1 to below 100"),
+        ({"usd_per_hour": -1.0}, LayoutError, "usd_per_hour=-1.0 must be a number above 0"),
+        ({"headroom_fraction": 1.5}, LayoutError, "headroom_fraction=1.5 must be a number from 0 to below 1"),
         ({"optimizer": "adamx"}, WorkloadError, "unknown optimizer 'adamx'"),
-        ({"workload": {"offload_optimizer": True}, "optimizer": "muon"}, WorkloadError, "does not go with"),
-        ({"top": 0}, LayoutError, "top=0 must be 1 or more"),
+        ({"workload": {"offload_optimizer": True}, "optimizer": "muon"}, WorkloadError, "does not support"),
+        ({"top": 0}, LayoutError, "top=0 must be an integer of at least 1"),
     ],
 )  # fmt: skip
 def test_bad_questions(keywords: dict[str, Any], error: type[ShapewrightError], message: str) -> None:
-    """What makes no sense is one line that says what is allowed."""
+    """Invalid input gives one line with the allowed values."""
     with pytest.raises(error, match=re.escape(message)) as caught:
         small_plan(**keywords)
     assert "\n" not in str(caught.value)
@@ -280,7 +278,7 @@ def test_a_batch_that_the_devices_cannot_share_gets_the_nearest_that_they_can() 
     question: dict[str, Any] = {"device": "gb200", "num_devices": 72, "layout": {"pipeline_parallel": 1}}
     question["layout"]["context_parallel"] = 1
     with pytest.raises(
-        LayoutError, match=r"tensor_parallel=18 must divide num_heads=32\).*give --global-batch 1008 or 1080"
+        LayoutError, match=r"tensor_parallel=18 must divide num_heads=32\).*give global_batch_size 1008 or 1080"
     ):
         shapewright.plan("llama-3-8b", global_batch_size=1024, **question)
     for advised in (1008, 1080):
@@ -291,7 +289,7 @@ def test_model_that_cannot_fit_gets_the_nearest_plan() -> None:
     """405B parameters on one node: how much the smallest plan needs, and the fewest devices that hold one."""
     with pytest.raises(LayoutError) as caught:
         shapewright.plan("llama-3.1-405b", device=H100, num_devices=8, global_batch_size=64, layout={"zero_stage": 1})
-    found = re.search(r"the fewest that fit are (\d+) \((.*)\)$", str(caught.value))
+    found = re.search(r"the fewest devices that fit are (\d+) \((.*)\)$", str(caught.value))
     assert found is not None
     assert "the smallest needs" in str(caught.value)
     enough = int(found[1])
@@ -311,32 +309,37 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 def test_command_prints_what_python_returns(capsys: pytest.CaptureFixture[str]) -> None:
     """--json has the plans, their parts and the front, and its numbers are those of the Python result."""
     code, out, _ = run(["--json", "--top", "3"], capsys)
-    said = json.loads(out)
+    document = json.loads(out)
     result = small_plan(top=3)
 
     assert code == 0
-    assert [plan["step_time_s"] for plan in said["plans"]] == [p.prediction.step_time_s for p in result.plans]
-    assert said["plans"][0]["loss"] is None
-    assert said["plans"][1]["loss"]["slower_by_s"] >= 0.0
-    assert sum(said["plans"][0]["breakdown_s"].values()) == pytest.approx(said["plans"][0]["step_time_s"])
-    assert said["space"]["size"] == result.tally.num_plans
-    assert len(said["pareto"]) == len(result.front)
+    assert [plan["step_time_s"] for plan in document["plans"]] == [p.prediction.step_time_s for p in result.plans]
+    assert document["plans"][0]["loss"] is None
+    assert document["plans"][1]["loss"]["slower_by_s"] >= 0.0
+    assert sum(document["plans"][0]["breakdown_s"].values()) == pytest.approx(document["plans"][0]["step_time_s"])
+    assert document["space"]["size"] == result.tally.num_plans
+    assert len(document["pareto"]) == len(result.front)
 
 
-def test_command_says_why_the_next_loses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_explains_the_runner_up(capsys: pytest.CaptureFixture[str]) -> None:
     """The report lists plans, parts of the step, the reason of the runner-up, and the front."""
     code, out, err = run([], capsys)
     assert (code, err) == (0, "")
     assert re.search(r"^rank 2 \(.*\) is .* slower: it loses .* in ", out, re.MULTILINE)
-    for words in ("Where the step of rank 1 goes", "Pareto front", "plans in", "no stragglers"):
+    for words in (
+        "Step time of rank 1 by part",
+        "Pareto front",
+        "plans in",
+        "slow devices and links are not included",
+    ):
         assert words in out
 
 
 @pytest.mark.parametrize("name", ["megatron-args", "torchtitan-toml", "neox-yaml", "deepspeed-json", "accelerate-yaml"])
-def test_formats_get_a_plan_that_they_can_be_told(
+def test_formats_get_a_plan_that_they_can_express(
     name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The search keeps to what a framework has, so that its best plan can be written; with -o beside the report."""
+    """With --format the search keeps to layouts that the framework can express; -o also prints the report."""
     target = tmp_path / "flags"
     code, out, err = run(["--format", name, "-o", str(target), "--json"], capsys)
     assert (code, err) == (0, f"wrote {target} (rank 1)\n")
@@ -364,30 +367,32 @@ def test_pages_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     code, _, err = run(["--keep", "pp=4", "--html", str(page), "--trace", str(trace)], capsys)
     assert (code, err) == (0, "")
     assert "Pipeline of rank 1" in page.read_text(encoding="utf-8")
-    told = json.loads(trace.read_text(encoding="utf-8"))
-    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    events_file = json.loads(trace.read_text(encoding="utf-8"))
+    events = [event for event in events_file["traceEvents"] if event["ph"] == "X"]
     for stage in range(4):
         own = sorted((event for event in events if event["pid"] == stage), key=lambda event: event["ts"])
         assert all(before["ts"] + before["dur"] <= after["ts"] + 1e-3 for before, after in itertools.pairwise(own))
-    assert told["otherData"]["simulated_step_s"] == pytest.approx(told["otherData"]["predicted_step_s"], rel=0.05)
+    assert events_file["otherData"]["simulated_step_s"] == pytest.approx(
+        events_file["otherData"]["predicted_step_s"], rel=0.05
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--keep", "tp"], "--keep 'tp' is not FIELD=VALUE,VALUE such as tp=4,8"),
-        (["--keep", "tp=x"], "--keep tensor_parallel='x' is no whole number"),
+        (["--keep", "tp=x"], "keep tensor_parallel='x' must be one or more integers"),
         (["--keep", "tpp=4"], "it chooses tp, pp, dp"),
-        (["--keep", "tp=2", "--keep", "tp=4"], "--keep names tensor_parallel twice"),
+        (["--keep", "tp=2", "--keep", "tp=4"], "--keep names --tensor-parallel twice"),
         (["--keep", "schedule=2f2b"], "choose among 1f1b, gpipe, zero-bubble"),
-        (["--keep", "sp=perhaps"], "is neither true nor false"),
+        (["--keep", "sp=perhaps"], "must be true or false, or both"),
         (["-o", "flags"], "-o has no effect without --format"),
-        (["--format", "megatron"], "is not known"),
+        (["--format", "megatron"], "unknown format"),
         (["--format", "megatron-args", "--json"], "--format and --json both print"),
         (["--format", "deepspeed-json", "--keep", "tp=2"], "can be told 1 alone"),
         (["--pick", "0"], "--pick 0"),
         (["--keep", "pp=1", "--trace", "trace.json"], "--trace draws a pipeline, and rank 1 has none"),
-        (["--headroom", "lots"], "is no share such as"),
+        (["--headroom", "lots"], "is not a fraction such as"),
     ],
 )
 def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -399,25 +404,25 @@ def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureF
 
 
 def test_pipelines_shard_no_weights_unless_asked() -> None:
-    """Stacks refuse ZeRO stage 3 under a pipeline: it is looked at where it is asked for, and without one."""
+    """ZeRO stage 3 with a pipeline is only tried if requested, since frameworks reject it."""
 
     def stages(**changes: Any) -> set[tuple[bool, int]]:
         found = small_plan(top=400, **changes)
-        assert any("ZeRO stage 2 is the highest" in note for note in found.notes) == (not changes)
+        assert any("ZeRO stages up to 2 are tried" in note for note in found.notes) == (not changes)
         return {(plan.layout.pipeline_parallel > 1, plan.layout.zero_stage) for plan in found.plans}
 
-    usual, asked = stages(), stages(keep={"zero_stage": (3,)})
+    usual, kept_stages = stages(), stages(keep={"zero_stage": (3,)})
     assert (True, 3) not in usual
     assert (False, 3) in usual
-    assert (True, 3) in asked
+    assert (True, 3) in kept_stages
 
 
-def test_dualpipe_is_asked_for() -> None:
-    """DeepSeek's schedule is in no plan unless it is kept, and then says what it is."""
+def test_dualpipe_is_tried_on_request() -> None:
+    """DualPipe is only tried if requested, and then named in the plan."""
     assert "dualpipe" not in {plan.layout.pipeline_schedule for plan in small_plan(top=400).plans}
     kept = small_plan(keep={"pipeline_schedule": ("dualpipe",)})
     assert {plan.layout.pipeline_schedule for plan in kept.plans} == {"dualpipe"}
-    assert any("dualpipe is DeepSeek's own" in note for note in kept.notes)
+    assert any("dualpipe exists in DeepSeek's own stack" in note for note in kept.notes)
     assert "Pipeline of rank 1" not in render_plan(kept)
     with pytest.raises(LayoutError, match="is priced by a formula and not simulated"):
         chrome_trace(kept.plans[0])

@@ -6,13 +6,20 @@ import itertools
 
 import pytest
 
-from shapewright.adding_up import WEIGHT_GRADIENTS, join_stages
-from shapewright.errors import LayoutError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import LayoutError
 from shapewright.memory import count_microbatches_in_flight
-from shapewright.plan.timeline import BACKWARD, FORWARD, WEIGHTS, Pass, PassTimes, pass_times, simulate_pipeline
-from shapewright.question import ask
-from shapewright.workload import Workload
+from shapewright.optimize.plan.timeline import (
+    BACKWARD,
+    FORWARD,
+    WEIGHTS,
+    Pass,
+    PassTimes,
+    pass_times,
+    simulate_pipeline,
+)
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import WEIGHT_GRADIENTS, combine_stages
+from shapewright.workload import ParallelLayout, Workload
 
 SCHEDULES = [("1f1b", 1), ("1f1b", 3), ("gpipe", 1), ("zero-bubble", 1)]
 
@@ -29,10 +36,10 @@ def simulate(
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 def test_simulated_length_is_the_formula(schedule: str, chunks: int) -> None:
-    """Work and bubble of join_stages are the simulated length, to the last bit but for rounding."""
+    """Work and bubble of combine_stages are the simulated length, to the last bit but for rounding."""
     layout, passes = simulate(schedule, chunks)
     sums = {"every": 12 * 3.0, "first": 0.0, "last": 0.0, "step": 0.0, WEIGHT_GRADIENTS: 12 * 0.9}
-    step_s, _ = join_stages(sums, 12, layout)
+    step_s, _ = combine_stages(sums, 12, layout)
 
     assert max(each.end_s for each in passes) == pytest.approx(step_s, rel=1e-12)
 
@@ -84,7 +91,7 @@ def test_predicted_passes_make_the_predicted_step() -> None:
     workload = {"micro_batch_size": 1, "global_batch_size": 64}
     for schedule in ("1f1b", "zero-bubble"):
         layout = {"pipeline_parallel": 4, "pipeline_schedule": schedule}
-        prediction = ask("llama-3-70b", "h100-sxm-80gb", workload=workload, layout=layout).predict()
+        prediction = build_scenario("llama-3-70b", "h100-sxm-80gb", workload=workload, layout=layout).predict()
         passes = simulate_pipeline(prediction.layout, 64, pass_times(prediction))
         step_s = sum(entry.total_time_s for entry in prediction.operations if entry.operation.pass_name == "step")
         assert max(each.end_s for each in passes) + step_s == pytest.approx(prediction.step_time_s, rel=0.01)
@@ -95,7 +102,7 @@ def test_passes_of_a_prediction_hold_all_of_its_time(schedule: str, chunks: int)
     """Each part of each micro-batch, as often as it runs, is what the prediction has, but for what runs once a step."""
     workload = {"micro_batch_size": 1, "global_batch_size": 64, "recompute": "selective"}
     layout = {"pipeline_parallel": 4, "pipeline_schedule": schedule, "virtual_pipeline": chunks}
-    prediction = ask("llama-3-70b", "h100-sxm-80gb", workload=workload, layout=layout).predict()
+    prediction = build_scenario("llama-3-70b", "h100-sxm-80gb", workload=workload, layout=layout).predict()
     times = pass_times(prediction)
 
     def total_s(stage: str, *, forward: bool | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Adding up a step: the pipeline's bubble, what communication hides, warnings."""
+"""predict: composition of the step, pipeline bubble, overlap, warnings."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 
 import shapewright
 from lowered import gpt
-from shapewright.adding_up import PricedOperation, add_up, settle_ends
-from shapewright.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
-from shapewright.layout import ParallelLayout
-from shapewright.operations import Collective, Gemm, Pointwise
-from shapewright.perf.price import Price
-from shapewright.predict import Prediction
-from shapewright.question import ask
-from shapewright.report.prediction_text import describe, verdict
-from shapewright.workload import Workload
+from shapewright.app.report.step.predict import describe, verdict
+from shapewright.core.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
+from shapewright.lowering.operations import Collective, Gemm, Pointwise
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import PricedOperation, compose_step, rebalance_ends
+from shapewright.prediction.predict import Prediction
+from shapewright.pricing.calibration.source import CalibrationSource
+from shapewright.pricing.price import Price
+from shapewright.workload import ParallelLayout, Workload
 
 H100 = "h100-sxm-80gb"
 
 
 def test_bubble_is_the_share_of_the_schedule() -> None:
-    """With p stages and m micro-batches the busiest stage waits (p - 1) / m of its layers' time: 1F1B's bubble."""
+    """With p stages and m micro-batches the 1F1B bubble is (p - 1) / m of the layer time of a stage."""
     layout = {"pipeline_parallel": 4}
     for num_microbatches in (4, 8, 32):
         workload = {"micro_batch_size": 1, "global_batch_size": num_microbatches}
-        prediction = ask("llama-3-8b", H100, workload=workload, layout=layout).predict()
+        prediction = build_scenario("llama-3-8b", H100, workload=workload, layout=layout).predict()
         every_s = sum(
             entry.total_time_s
             for entry in prediction.operations
@@ -39,17 +39,17 @@ def test_bubble_is_the_share_of_the_schedule() -> None:
 
 
 def test_interleaving_halves_the_bubble() -> None:
-    """Two chunks per stage wait half as long."""
+    """Two chunks per stage halve the bubble."""
     layout = {"pipeline_parallel": 4}
-    plain = ask("llama-3-8b", H100, layout=layout).predict()
-    interleaved = ask("llama-3-8b", H100, layout={**layout, "virtual_pipeline": 2}).predict()
+    plain = build_scenario("llama-3-8b", H100, layout=layout).predict()
+    interleaved = build_scenario("llama-3-8b", H100, layout={**layout, "virtual_pipeline": 2}).predict()
 
     assert interleaved.bubble_time_s == pytest.approx(plain.bubble_time_s / 2, rel=0.02)
 
 
-def test_gradients_hide_behind_the_backward_pass() -> None:
-    """Of gradient communication between replicas only the part that nothing covers is in the step."""
-    inside = ask("llama-3-8b", H100, layout={"data_parallel": 8}).predict()
+def test_gradient_communication_overlaps_with_the_backward_pass() -> None:
+    """Only the exposed part of the gradient communication adds to the step."""
+    inside = build_scenario("llama-3-8b", H100, layout={"data_parallel": 8}).predict()
     hidden = [
         entry for entry in inside.operations if isinstance(entry.operation, Collective) and entry.operation.overlaps
     ]
@@ -62,9 +62,9 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
 
 
 def test_recomputation_costs_a_forward_pass() -> None:
-    """Full recomputation runs the layers' forward pass again: HFU rises above MFU, memory falls."""
-    plain = ask("llama-3-8b", H100).predict()
-    again = ask("llama-3-8b", H100, workload={"recompute": "full"}).predict()
+    """Full recomputation repeats the forward pass: HFU exceeds MFU, and memory decreases."""
+    plain = build_scenario("llama-3-8b", H100).predict()
+    again = build_scenario("llama-3-8b", H100, workload={"recompute": "full"}).predict()
     forward_s = plain.layer_forward_time_s * plain.config.num_layers
 
     assert again.step_time_s - plain.step_time_s == pytest.approx(forward_s, rel=0.05)
@@ -74,7 +74,7 @@ def test_recomputation_costs_a_forward_pass() -> None:
 
 def test_decode_reads_the_weights_once() -> None:
     """One token per sequence takes at least the time to read the weights: 16.06 GB at 3.35 TB/s on an H100."""
-    prediction = ask("llama-3-8b", H100, workload={"phase": "decode", "micro_batch_size": 1}).predict()
+    prediction = build_scenario("llama-3-8b", H100, workload={"phase": "decode", "micro_batch_size": 1}).predict()
 
     assert 15.0e9 / 3.35e12 < prediction.step_time_s < 2 * 16.06e9 / 3.35e12
     assert prediction.tokens_per_step == 1
@@ -83,7 +83,7 @@ def test_decode_reads_the_weights_once() -> None:
 def test_bandwidth_in_use_is_that_of_weights_and_cache() -> None:
     """One sequence: all weights but the embedding, 4097 tokens of 128 KiB; half of each with tensor degree 2."""
     alone, shared = (
-        ask(
+        build_scenario(
             "llama-3-8b",
             H100,
             workload={"phase": "decode", "micro_batch_size": 1, "context_len": 4096},
@@ -98,9 +98,9 @@ def test_bandwidth_in_use_is_that_of_weights_and_cache() -> None:
         assert used == pytest.approx(read_bytes / num_devices, rel=0.01)
 
 
-def test_what_is_sent_uses_no_bandwidth_of_memory() -> None:
-    """Eight replicas compute what one does and send their gradients besides."""
-    alone, together = (ask("gpt2", H100, layout={"data_parallel": degree}).predict() for degree in (1, 8))
+def test_communication_does_not_count_as_memory_traffic() -> None:
+    """Eight replicas have the memory traffic of one, plus gradient communication."""
+    alone, together = (build_scenario("gpt2", H100, layout={"data_parallel": degree}).predict() for degree in (1, 8))
 
     assert any(isinstance(entry.operation, Collective) for entry in together.operations)
     assert together.mbu * together.step_time_s == pytest.approx(alone.mbu * alone.step_time_s)
@@ -109,7 +109,7 @@ def test_what_is_sent_uses_no_bandwidth_of_memory() -> None:
 def test_few_tokens_use_the_bandwidth_of_few_experts() -> None:
     """One token of Mixtral reads 2 of 8 experts: a quarter of 2.8 GB a layer, and not the whole."""
     one, many = (
-        ask(
+        build_scenario(
             "mixtral-8x7b",
             "h200-sxm-141gb",
             workload={"phase": "decode", "micro_batch_size": batch_size, "context_len": 1},
@@ -124,52 +124,56 @@ def test_few_tokens_use_the_bandwidth_of_few_experts() -> None:
     assert moved_bytes(many) - moved_bytes(one) == pytest.approx(6 * expert_bytes, rel=0.02)
 
 
-def test_what_does_not_fit_is_said() -> None:
-    """A step that needs more memory than there is is predicted, with a warning that says the remedies."""
-    prediction = ask("gpt3-175b", H100).predict()
-    (warning,) = [line for line in prediction.warnings if "does not fit" in line]
+def test_a_step_that_does_not_fit_has_a_warning() -> None:
+    """A step that needs more memory than the device has is predicted, with a warning that names what to change."""
+    prediction = build_scenario("gpt3-175b", H100).predict()
+    (warning,) = [line for line in prediction.warnings if line.code == "does-not-fit"]
 
     assert "79.1 GiB" in warning
-    assert "--tensor-parallel" in warning
+    assert "tensor_parallel" in warning
 
 
-def test_remedies_are_those_of_the_phase() -> None:
-    """Nothing is recomputed in decode, and no optimiser is sharded; narrower weights and caches help."""
+def test_memory_warning_depends_on_the_phase() -> None:
+    """In decode, narrower weights and caches are suggested, not recomputation or sharded optimiser states."""
     workload = {"phase": "decode", "context_len": 1024}
-    (warning,) = [line for line in ask("llama-2-70b", H100, workload=workload).predict().warnings if "does not" in line]
+    (warning,) = [
+        line for line in build_scenario("llama-2-70b", H100, workload=workload).predict().warnings if "does not" in line
+    ]
 
-    assert "--recompute" not in warning
-    assert "--zero-stage" not in warning
-    assert "--kv-cache-dtype" in warning
+    assert "recompute" not in warning
+    assert "zero_stage" not in warning
+    assert "kv_cache_dtype" in warning
 
 
-def test_a_high_mfu_says_what_it_counts() -> None:
-    """32,768 causal tokens at an MFU of 88 % do two thirds of it; a model of few scores is silent."""
+def test_a_high_mfu_has_a_warning_on_masked_scores() -> None:
+    """32,768 causal tokens at an MFU of 88 % compute two thirds of it; short sequences have no warning."""
     long, short = (
-        ask("llama-3-8b", H100, workload={"phase": "prefill", "seq_len": s}).predict() for s in (32768, 2048)
+        build_scenario("llama-3-8b", H100, workload={"phase": "prefill", "seq_len": s}).predict() for s in (32768, 2048)
     )
-    (said,) = [line for line in long.warnings if line.startswith("MFU counts")]
-    causal = float(said.split()[-2]) / 100.0
+    (message,) = [line for line in long.warnings if line.code == "masked-scores"]
+    causal = float(message.split()[-2]) / 100.0
 
     # Per layer and token attention counts 2 * 2 * 4096 * 32768 = 0.54 GFLOP, half of them masked, and matrices 0.44.
     assert causal == pytest.approx(long.mfu * (1.0 - 0.54 / 2.0 / (0.54 + 0.44)), rel=0.05)
-    assert not any(line.startswith("MFU counts") for line in short.warnings)
+    assert not any(line.code == "masked-scores" for line in short.warnings)
 
 
 def test_masked_scores_are_the_models_and_not_a_ranks() -> None:
     """131,072 tokens over 16 ranks of the context axis: most blocks have no mask, and half of the scores still do."""
     workload = {"seq_len": 131072, "micro_batch_size": 1, "global_batch_size": 4}
-    split = ask("llama-3-8b", H100, workload=workload, layout={"data_parallel": 4, "context_parallel": 16}).predict()
-    (said,) = [line for line in split.warnings if line.startswith("MFU counts")]
+    split = build_scenario(
+        "llama-3-8b", H100, workload=workload, layout={"data_parallel": 4, "context_parallel": 16}
+    ).predict()
+    (message,) = [line for line in split.warnings if line.code == "masked-scores"]
 
     # Per layer and token attention counts 2 * 2 * 4096 * 131072 = 2.15 GFLOP, half of them masked, and matrices 0.44.
-    assert float(said.split()[-2]) / 100.0 == pytest.approx(split.mfu * (1.0 - 2.15 / 2.0 / (2.15 + 0.44)), rel=0.05)
+    assert float(message.split()[-2]) / 100.0 == pytest.approx(split.mfu * (1.0 - 2.15 / 2.0 / (2.15 + 0.44)), rel=0.05)
 
 
 def test_the_kernel_of_narrow_experts_is_named() -> None:
-    """Experts in fp8 are priced as one library's kernel, which is said; in 16 bits nothing is."""
+    """Experts in fp8 are priced with one library's kernel, which a warning names; 16 bits has no warning."""
     workloads = ({"phase": "prefill", "dtype": dtype} for dtype in ("fp8", "bf16"))
-    fp8, bf16 = (ask("qwen3-30b-a3b", H100, workload=workload).predict().warnings for workload in workloads)
+    fp8, bf16 = (build_scenario("qwen3-30b-a3b", H100, workload=workload).predict().warnings for workload in workloads)
 
     assert any("experts are priced as" in line for line in fp8)
     assert not any("experts are priced as" in line for line in bf16)
@@ -179,28 +183,26 @@ def test_the_kernel_of_narrow_experts_is_named() -> None:
     ("device", "degree", "seq_len", "is_told"),
     [("l40s", 8, 2048, True), ("l40s", 8, 16, True), ("l40s", 1, 2048, False), ("h100-sxm-80gb", 8, 2048, False)],
 )
-def test_a_step_that_waits_for_pcie_says_whose_host_it_was(
-    device: str, degree: int, seq_len: int, is_told: bool
-) -> None:
-    """Prefill over eight L40S is mostly all-reduces, long or short; one device sends nothing, and NVLink is its own."""
-    prediction = ask(
+def test_communication_over_pcie_has_a_warning(device: str, degree: int, seq_len: int, is_told: bool) -> None:
+    """Prefill over eight L40S is mostly all-reduces; there is no warning for one device or NVLink."""
+    prediction = build_scenario(
         "llama-3.1-70b",
         device,
         workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": seq_len},
         layout={"tensor_parallel": degree},
     ).predict()
 
-    assert any("communication over PCIe, timed in one host" in line for line in prediction.warnings) == is_told
+    assert any("communication over PCIe, measured in one host" in line for line in prediction.warnings) == is_told
 
 
-def test_borrowed_records_are_said() -> None:
-    """A device that nobody measured is priced with a sibling's record, a wider interval and a warning."""
-    own = ask("gpt2", "a100-sxm-80gb").predict()
-    borrowed = ask("gpt2", "a100-sxm-80gb", uncalibrated=True).predict()
+def test_borrowed_calibration_has_a_warning() -> None:
+    """An unmeasured device has borrowed calibration, a wider interval and a warning."""
+    own = build_scenario("gpt2", "a100-sxm-80gb").predict()
+    borrowed = build_scenario("gpt2", "a100-sxm-80gb", uncalibrated=True).predict()
 
-    assert own.calibration["gemm"].startswith("gemm/a100-sxm-80gb/")
+    assert own.calibration["gemm"].label.startswith("gemm/a100-sxm-80gb/")
     assert not own.warnings
-    assert borrowed.calibration["gemm"].startswith("uncalibrated")
+    assert borrowed.calibration["gemm"].is_borrowed
     assert any("uncalibrated" in line for line in borrowed.warnings)
     assert borrowed.step_time_high_s / borrowed.step_time_s > own.step_time_high_s / own.step_time_s
 
@@ -216,28 +218,28 @@ def test_borrowed_records_are_said() -> None:
 def test_impossible_steps(
     workload: dict[str, object], layout: dict[str, int], error: type[Exception], words: list[str]
 ) -> None:
-    """A step that cannot run is an error of its own class, with what was given and what is allowed."""
-    question = ask("llama-3-8b", "a100-sxm-80gb", workload=workload, layout=layout)
+    """A step that cannot run raises a specific error with the given and the allowed values."""
+    scenario = build_scenario("llama-3-8b", "a100-sxm-80gb", workload=workload, layout=layout)
     with pytest.raises(error) as raised:
-        question.predict()
+        scenario.predict()
 
     for word in words:
         assert word in str(raised.value)
 
 
 def test_unknown_device_has_close_names() -> None:
-    """A misspelt device is an error with the names it may have meant: never a default."""
+    """A misspelt device is an error that suggests close names."""
     with pytest.raises(UnknownDeviceError, match=r"did you mean .*'a100-sxm-40gb'"):
-        ask("gpt2", "a100-sxm4-40bg")
+        build_scenario("gpt2", "a100-sxm4-40bg")
 
 
-def test_ends_make_up_for_missing_layers() -> None:
-    """A stage with the logits has a layer fewer where the layers do not divide; an even split has none to spare."""
+def test_ends_compensate_for_missing_layers() -> None:
+    """Where the layers do not divide, the stage with the logits has one layer less."""
     workload = {"micro_batch_size": 1, "global_batch_size": 32}
     steps_s, ends_s = {}, {}
     for num_layers in (31, 32):
-        config = replace(ask("llama-3-8b", H100).config, num_layers=num_layers)
-        prediction = ask(config, H100, workload=workload, layout={"pipeline_parallel": 4}).predict()
+        config = replace(build_scenario("llama-3-8b", H100).config, num_layers=num_layers)
+        prediction = build_scenario(config, H100, workload=workload, layout={"pipeline_parallel": 4}).predict()
         steps_s[num_layers] = prediction.step_time_s
         busiest_s = sum(entry.total_time_s for entry in prediction.busiest_operations)
         assert busiest_s + prediction.bubble_time_s == pytest.approx(prediction.step_time_s, rel=1e-12)
@@ -265,10 +267,10 @@ def test_ends_make_up_for_missing_layers() -> None:
     ],
 )
 def test_gaps_go_to_the_slower_end(arguments: tuple[float, ...], expected: tuple[float, float]) -> None:
-    """Each gap takes a layer off the end that is slower at that point; one at a time and in arrays alike."""
+    """Each gap removes a layer from the slower end, for numbers and for arrays."""
     first_s, last_s, layer_s, num_spare, layers_per_stage = arguments
-    assert settle_ends(first_s, last_s, layer_s, int(num_spare), int(layers_per_stage)) == pytest.approx(expected)
-    arrays = settle_ends(
+    assert rebalance_ends(first_s, last_s, layer_s, int(num_spare), int(layers_per_stage)) == pytest.approx(expected)
+    arrays = rebalance_ends(
         np.array([first_s, 0.0]),
         np.array([last_s, 0.0]),
         np.array([layer_s, 1.0]),
@@ -279,53 +281,59 @@ def test_gaps_go_to_the_slower_end(arguments: tuple[float, ...], expected: tuple
     assert [end[1] for end in arrays] == [0.0, 0.0]
 
 
-def test_a_pipeline_without_a_batch_says_what_it_waits_for() -> None:
-    """The default batch is one micro-batch for each stage: what the step then waits is said until one is given."""
+def test_a_pipeline_without_a_global_batch_has_a_warning() -> None:
+    """With the default global batch a warning states the bubble; with an explicit one it does not."""
     layout = {"pipeline_parallel": 4}
     assumed, given, single = (
-        ask("llama-3-8b", H100, workload={"micro_batch_size": 1, "global_batch_size": batch}, layout=shape).predict()
+        build_scenario(
+            "llama-3-8b", H100, workload={"micro_batch_size": 1, "global_batch_size": batch}, layout=shape
+        ).predict()
         for batch, shape in ((None, layout), (4, layout), (None, {}))
     )
     share = 100.0 * assumed.bubble_time_s / assumed.step_time_s
-    said = [line for line in assumed.warnings if "no global batch" in line]
+    message = [line for line in assumed.warnings if line.field == "global_batch_size"]
 
     assert assumed.step_time_s == given.step_time_s
-    assert [f"idle for {share:.0f} % of the step" in line for line in said] == [True]
-    assert not any("no global batch" in line for line in (*given.warnings, *single.warnings))
+    assert [f"bubble is {share:.0f} % of the step" in line for line in message] == [True]
+    assert not any(line.field == "global_batch_size" for line in (*given.warnings, *single.warnings))
 
 
 @pytest.mark.parametrize(
     ("layout", "says"),
     [({}, True), ({"tensor_parallel": 2}, True), ({"data_parallel": 2}, False), ({"context_parallel": 2}, False)],
 )
-def test_sharding_over_one_replica_does_nothing(layout: dict[str, int], says: bool) -> None:
-    """ZeRO shards over replicas, ranks of the context axis among them; on one it is told to have no effect."""
-    found = ask("llama-3-8b", H100, layout={**layout, "zero_stage": 3}).predict()
+def test_sharding_over_one_replica_has_a_warning(layout: dict[str, int], says: bool) -> None:
+    """ZeRO shards over replicas and context ranks; with a single one it has no effect, which a warning states."""
+    found = build_scenario("llama-3-8b", H100, layout={**layout, "zero_stage": 3}).predict()
 
     assert any("zero_stage=3 has no effect" in line for line in found.warnings) == says
 
 
-def test_copies_to_the_host_are_priced_by_no_record_of_collectives() -> None:
-    """What crosses the host's link is told apart from what devices send to each other."""
+def test_host_copies_have_their_own_calibration_source() -> None:
+    """Copies to the host and collectives between devices are listed separately."""
     workload = {"micro_batch_size": 1, "offload_activations": True}
-    found = ask("llama-3-8b", H100, workload=workload, layout={"tensor_parallel": 2}).predict()
+    found = build_scenario("llama-3-8b", H100, workload=workload, layout={"tensor_parallel": 2}).predict()
 
     assert found.calibration["host"] != found.calibration["collective"]
-    assert "host" not in ask("llama-3-8b", H100, layout={"tensor_parallel": 2}).predict().calibration
+    assert "host" not in build_scenario("llama-3-8b", H100, layout={"tensor_parallel": 2}).predict().calibration
 
 
 def test_the_heading_holds_the_whole_question() -> None:
-    """Batch of the step, chunks, sharding, schedule and a missing sequence axis stand beside the degrees."""
+    """The heading contains global batch, chunks, sharding, schedule and sequence parallelism besides the degrees."""
     layout = {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 2, "zero_stage": 1}
-    usual = ask("llama-3-8b", H100, workload={"global_batch_size": 64}, layout={**layout, "virtual_pipeline": 4})
-    other = ask("llama-3-8b", H100, layout={**layout, "pipeline_schedule": "gpipe", "sequence_parallel": False})
+    usual = build_scenario(
+        "llama-3-8b", H100, workload={"global_batch_size": 64}, layout={**layout, "virtual_pipeline": 4}
+    )
+    other = build_scenario(
+        "llama-3-8b", H100, layout={**layout, "pipeline_schedule": "gpipe", "sequence_parallel": False}
+    )
 
     assert "b=4 B=64 s=2048" in describe(usual.predict())
     assert describe(usual.predict()).endswith("; TP 2, PP 4, VPP 4, DP 2, ZeRO 1")
     assert "b=4 B=32 s=2048" in describe(other.predict())
     assert describe(other.predict()).endswith("; TP 2, PP 4, DP 2, ZeRO 1, gpipe, no SP")
     assert verdict(usual.predict())["bubble"].endswith(" %")
-    assert "bubble" not in verdict(ask("llama-3-8b", H100).predict())
+    assert "bubble" not in verdict(build_scenario("llama-3-8b", H100).predict())
 
 
 @pytest.mark.parametrize(
@@ -376,16 +384,16 @@ def test_the_slower_end_of_a_pipeline_counts(vocab_size: int, end: str) -> None:
 @pytest.mark.parametrize(
     ("calibration", "shared_error", "correlation"),
     [
-        ("own", 0.0, 0.3),
-        ("uncalibrated (priced from another)", 0.0, 0.5),
-        ("uncalibrated (priced from another)", 0.2, 0.5),
-        ("uncalibrated (priced from another)", 0.8, 0.86),
-        ("uncalibrated (priced from another)", 1.0, 1.0),
+        (CalibrationSource(transfer="exact", record_id="own"), 0.0, 0.3),
+        (CalibrationSource(transfer="generic", record_id="another"), 0.0, 0.5),
+        (CalibrationSource(transfer="generic", record_id="another"), 0.2, 0.5),
+        (CalibrationSource(transfer="generic", record_id="another"), 0.8, 0.86),
+        (CalibrationSource(transfer="generic", record_id="another"), 1.0, 1.0),
     ],
 )
 @pytest.mark.parametrize("stages", [1, 2])
 def test_errors_of_operations_cancel_in_part(
-    calibration: str, shared_error: float, correlation: float, stages: int
+    calibration: CalibrationSource, shared_error: float, correlation: float, stages: int
 ) -> None:
     """Errors of spread w that correlate by r add up to w sqrt(n + n (n - 1) r): between w sqrt(n) and n w.
 
@@ -397,12 +405,12 @@ def test_errors_of_operations_cancel_in_part(
         time_s=0.5, low_s=0.45, high_s=0.6, compute_s=0.5, memory_s=0.0, start_s=0.0, roofline_s=0.0,
         calibration=calibration, shared_error=shared_error,
     )  # fmt: skip
-    products = [Gemm(name=name, m=8, n=8, k=8, repeats=2) for name in ("mlp.up", "mlp.down")]
+    gemms = [Gemm(name=name, m=8, n=8, k=8, repeats=2) for name in ("mlp.up", "mlp.down")]
     norm = Pointwise(name="norm", operation="norm", stage="last", read_bytes=8.0, written_bytes=8.0, repeats=2)
-    free = PricedOperation(products[0], replace(price, time_s=0.0, low_s=0.0, high_s=0.0))
-    priced = [free, *(PricedOperation(operation, price) for operation in (*products, norm))]
+    free = PricedOperation(gemms[0], replace(price, time_s=0.0, low_s=0.0, high_s=0.0))
+    priced = [free, *(PricedOperation(operation, price) for operation in (*gemms, norm))]
     layout = ParallelLayout(pipeline_parallel=stages)
-    found = add_up(priced, gpt(hidden_size=64, num_heads=1, num_layers=4), Workload(phase="prefill"), layout)
+    found = compose_step(priced, gpt(hidden_size=64, num_heads=1, num_layers=4), Workload(phase="prefill"), layout)
     step_s = 2.0 * stages + 1.0
     spread = (3.0 + 6.0 * correlation) ** 0.5 * step_s / 3.0
 
@@ -412,11 +420,11 @@ def test_errors_of_operations_cancel_in_part(
     assert found.layer_forward_s == pytest.approx(2.0 / (4 / stages))
 
 
-def test_bounds_of_a_sheet_are_said_to_be_bounds() -> None:
-    """A chip without a measured relative has roofs alone, and H100 none: a warning names the kinds of operation."""
+def test_roofline_bounds_have_a_warning() -> None:
+    """A warning names the kinds of operations with roofline bounds; H100 has none."""
     job = {"phase": "prefill", "seq_len": 256, "dtype": "fp16"}
     groq, h100 = (shapewright.predict("gpt2", device=name, workload=job) for name in ("groq-lpu-v1", "h100-sxm-80gb"))
 
-    (said,) = [line for line in groq.warnings if "real steps take longer" in line]
-    assert said.startswith("pointwise, gemm, attention on groq-lpu-v1: bounds from the data sheet")
+    (message,) = [line for line in groq.warnings if "real steps take longer" in line]
+    assert message.startswith("pointwise, gemm, attention on groq-lpu-v1: roofline bounds from the data sheet")
     assert not any("real steps take longer" in line for line in h100.warnings)

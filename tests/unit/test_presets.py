@@ -1,4 +1,4 @@
-"""The presets: well-formed files with a source each, and counts that agree with what was published."""
+"""The presets: well-formed files with sources, and published parameter counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import count_parameters, list_presets, read_model
+from shapewright.models import count_parameters, list_presets, read_model
 
 _PRESETS: dict[str, dict[str, Any]] = {
     entry.name.removesuffix(".toml"): tomllib.loads(entry.read_text("utf-8"))
-    for entry in files("shapewright.config").joinpath("presets").iterdir()
+    for entry in files("shapewright.models").joinpath("presets").iterdir()
     if entry.name.endswith(".toml")
 }
 _NAMES = sorted(_PRESETS)
@@ -116,14 +116,14 @@ _WITHOUT_EMBEDDING_AND_HEAD = {"glm-4.5", "glm-4.5-air", "minimax-m2"}
 
 
 def test_there_are_enough_presets() -> None:
-    """More than the promised sixty presets are there, among them the ends of every promised family."""
+    """There are more than sixty presets, with the smallest and largest of every family."""
     assert len(_NAMES) >= 70
     assert set(_NAMES) >= _PROMISED
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_a_preset_says_who_it_is_and_where_it_comes_from(name: str) -> None:
-    """Every file carries its own name, a title, a family and a source, and no key beyond the known ones."""
+def test_keys_of_a_preset(name: str) -> None:
+    """Every file has its name, a title, a family and a source, and no unknown key."""
     preset = _PRESETS[name]
 
     assert preset["name"] == name == name.lower()
@@ -133,8 +133,8 @@ def test_a_preset_says_who_it_is_and_where_it_comes_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_a_config_is_spelled_as_on_the_hub(name: str) -> None:
-    """A config names its type, its vocabulary and one width, depth and head count, in the hub's words alone."""
+def test_configs_have_hub_keys(name: str) -> None:
+    """A config has a type, a vocabulary, and one width, depth and head count, under the hub's keys only."""
     config = _PRESETS[name]["config"]
 
     assert {"model_type", "vocab_size"} <= set(config) <= _HUB_KEYS
@@ -142,8 +142,8 @@ def test_a_config_is_spelled_as_on_the_hub(name: str) -> None:
         assert len(spellings & set(config)) == 1
 
 
-def test_no_model_is_there_twice() -> None:
-    """No two presets share a title or a whole config."""
+def test_presets_are_distinct() -> None:
+    """No two presets have the same title or config."""
     titles = {preset["title"] for preset in _PRESETS.values()}
     configs = {json.dumps(preset["config"], sort_keys=True) for preset in _PRESETS.values()}
 
@@ -152,8 +152,8 @@ def test_no_model_is_there_twice() -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_the_count_is_the_published_one(name: str) -> None:
-    """The exact count rounds to the published one, so a wrong size or a forgotten untied embedding shows."""
+def test_counts_round_to_the_published_ones(name: str) -> None:
+    """The exact count rounds to the published one, which catches a wrong size or untied embedding."""
     preset = _PRESETS[name]
     config = preset["config"]
     found = _PUBLISHED_COUNT.search(preset["parameters_source"])
@@ -167,8 +167,8 @@ def test_the_count_is_the_published_one(name: str) -> None:
     assert count == pytest.approx(published, rel=_ROUNDING)
 
 
-def test_gpt3_13b_is_the_buildable_one() -> None:
-    """Heads of the GPT-3 presets divide the width; 13B has the 5120 that 40 heads of 128 make, not the printed 5140."""
+def test_gpt3_13b_has_an_integer_head_width() -> None:
+    """Heads of the GPT-3 presets divide the width; 13B has 5120 = 40 heads of 128, not the printed 5140."""
     gpt3 = {name: preset["config"] for name, preset in _PRESETS.items() if preset["family"] == "gpt3"}
 
     assert all(config["n_embd"] % config["n_head"] == 0 for config in gpt3.values())
@@ -177,13 +177,13 @@ def test_gpt3_13b_is_the_buildable_one() -> None:
 
 
 def test_the_package_lists_the_files() -> None:
-    """What the package offers as presets is what the folder holds."""
+    """list_presets returns the files of the folder."""
     assert list(list_presets()) == _NAMES
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_preset_reads_to_exactly_its_count(name: str) -> None:
-    """Every preset reads to the parameter count of transformers, and what the reader remarks on, its notes explain."""
+    """Every preset has the parameter count of transformers, and its notes explain the remarks of the reader."""
     model = read_model(name)
 
     assert not model.notes or _PRESETS[name]["notes"]
@@ -193,7 +193,7 @@ def test_a_preset_reads_to_exactly_its_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(_PUBLISHED_ACTIVE))
 def test_active_parameters_are_the_published_ones(name: str) -> None:
-    """The published active count of a mixture of experts is ours, with the embedding, without it, or without both."""
+    """Active parameters equal the published ones, with or without embedding and logit matrix."""
     counts = count_parameters(read_model(name).config)
     published = _PUBLISHED_ACTIVE[name] * 1e9
 

@@ -1,9 +1,9 @@
-"""What ``import shapewright`` offers, and that it stays what it is."""
+"""Public names of ``import shapewright``, which must not change."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 
 import pytest
 
@@ -18,12 +18,11 @@ def test_public_name_is_there(name: str) -> None:
     assert found.__doc__
 
 
-def test_predict_stays_a_function() -> None:
-    """Importing the module of the same name, as every prediction does, leaves the function in place."""
-    assert inspect.isfunction(importlib.import_module("shapewright.predict").predict)
-    assert inspect.isfunction(shapewright.predict)
-    for _ in range(2):
-        assert shapewright.predict("gpt3-125m", device="a100-sxm-40gb").step_time_s > 0
+def test_no_package_is_named_as_a_function() -> None:
+    """Importing a package never puts it in the place of a public function of the same name."""
+    packages = {found.name for found in pkgutil.iter_modules(shapewright.__path__)}
+
+    assert packages.isdisjoint(shapewright.__all__)
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

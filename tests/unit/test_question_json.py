@@ -1,4 +1,4 @@
-"""What answers in JSON say of the question: enough to ask it again."""
+"""JSON output contains the complete scenario, enough to repeat the prediction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.config import TransformerConfig
+from shapewright.models import TransformerConfig
 
 # A knob of every kind, most of them off their default.
 JOB = (
@@ -23,7 +23,7 @@ NODES = {"node_size": 4, "inter_node_bandwidth_bytes_per_s": 25e9}
 
 
 def answer(command: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
-    """What a command prints of the job."""
+    """Return the JSON that a command prints for the job."""
     facts: dict[str, Any] = json.loads(run([command, *JOB, *more, "--json"], capsys)[1])
     return facts
 
@@ -44,7 +44,7 @@ def ask_again(facts: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("command", ["predict", "check", "memory"])
 def test_an_answer_holds_its_whole_question(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Asked again from the JSON alone, the step is the same to the last digit."""
+    """A prediction repeated from its JSON alone is equal to the last digit."""
     facts = answer(command, capsys)
 
     assert facts["workload"]["recompute_modules"] == "layernorm,moe_act"

@@ -1,4 +1,4 @@
-"""Parts of layers that selective recomputation takes."""
+"""Modules of a layer that selective recomputation repeats."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from typing import Any
 
 import pytest
 
-from shapewright.config import TransformerConfig, read_model
-from shapewright.errors import WorkloadError
-from shapewright.formats import write_format
+from shapewright.app.formats import write_format
+from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.lowering import lower
 from shapewright.memory import estimate_memory
-from shapewright.predict import predict
-from shapewright.question import ask
-from shapewright.recomputation import CORE, MODULES
-from shapewright.saved_tensors import keep_tensors, list_saved_tensors
-from shapewright.workload import Workload
+from shapewright.memory.saved_tensors import list_saved_tensors, select_kept_tensors
+from shapewright.models import TransformerConfig, read_model
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import predict
+from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.recompute import CORE, MODULES
 
 DEEPSEEK = replace(read_model("deepseek-v2-lite").config, num_layers=2)
 PLAIN = Workload(seq_len=512)
-KEPT_BY_EXPERTS = ("expert.input", "expert.activation_input", "expert.up_output")
+KEPT_BY_EXPERTS = ("moe.input", "moe.activation_input", "moe.up_output")
 
 
 def taking(modules: str) -> Workload:
@@ -46,13 +45,13 @@ def again(modules: str, config: TransformerConfig = DEEPSEEK) -> set[str]:
         ("layernorm,moe_act", {"norm", "moe.activation"}),
     ],
 )
-def test_parts_run_again(modules: str, operations: set[str]) -> None:
-    """Each part's operations, and no others; DeepSeek-V2-Lite compresses keys and values alone."""
+def test_recomputed_operations_of_each_module(modules: str, operations: set[str]) -> None:
+    """The operations of each module and no others; DeepSeek-V2-Lite compresses only keys and values."""
     assert again(modules) == operations
 
 
-def test_experts_run_again_with_their_exchange() -> None:
-    """The whole block: router, rows sent and received, products."""
+def test_moe_module_recomputes_the_whole_block() -> None:
+    """Router, dispatch, grouped GEMMs and combine."""
     layout = ParallelLayout(data_parallel=4, expert_parallel=4)
     names = {
         each.name.split(".")[0] + "." + each.name.split(".")[1]
@@ -63,25 +62,23 @@ def test_experts_run_again_with_their_exchange() -> None:
     assert not any(name.startswith(("attention", "norm", "mlp")) for name in names)
 
 
-def test_an_activation_computed_again_is_not_kept() -> None:
-    """Experts keep the rows that came and what is activated; what the second product reads is made again."""
+def test_moe_act_drops_the_activation_output() -> None:
+    """Experts save their input and the activation's input; the input of the second GEMM is recomputed."""
     tensors = list_saved_tensors(DEEPSEEK, PLAIN, ParallelLayout(), has_experts=True)
-    kept = {
-        tensor.name for tensor in keep_tensors(tensors, "selective", "moe_act") if tensor.name.startswith("expert.")
-    }
+    kept = {tensor.name for tensor in select_kept_tensors(tensors, "selective", "moe_act") if tensor.block == "moe"}
     assert kept == set(KEPT_BY_EXPERTS)
-    assert "expert.down_input" in {tensor.name for tensor in tensors}
+    assert "moe.down_input" in {tensor.name for tensor in tensors}
 
 
 @pytest.mark.parametrize("modules", MODULES)
-def test_every_part_saves_or_costs_nothing(modules: str) -> None:
-    """No part makes a step need more; each but the fused core, whose scores nobody keeps, makes it need less."""
+def test_every_module_reduces_or_keeps_memory(modules: str) -> None:
+    """No module increases memory; each but the fused attention core, which saves no scores, reduces it."""
     layout = ParallelLayout()
     whole, part = (estimate_memory(DEEPSEEK, each, layout).activations_bytes for each in (PLAIN, taking(modules)))
     assert part < whole or (modules == CORE and part == whole)
 
 
-def test_what_runs_again_takes_its_time() -> None:
+def test_recomputed_modules_add_time() -> None:
     """The more parts, the longer the step."""
     device = load_device("h100-sxm-80gb")
     steps = [
@@ -91,15 +88,15 @@ def test_what_runs_again_takes_its_time() -> None:
     assert steps == sorted(set(steps))
 
 
-def test_names_are_sorted_and_said() -> None:
-    """Any order and blanks will do; words name the parts where they are not the usual one."""
+def test_module_names_are_sorted_and_described() -> None:
+    """Any order and separators are accepted; non-default modules appear in descriptions."""
     workload = taking("moe_act  layernorm")
     assert workload == taking("layernorm,moe_act")
-    assert workload.recompute_words == "selective recompute of layernorm,moe_act"
-    assert taking(CORE).recompute_words == "selective recompute"
-    assert Workload().recompute_words == "no recompute"
-    assert Workload(recompute="full").recompute_words == "full recompute"
-    assert Workload(recompute="full", recompute_layers=3).recompute_words == "full recompute of 3 layers a stage"
+    assert workload.recompute_text == "selective recompute of layernorm,moe_act"
+    assert taking(CORE).recompute_text == "selective recompute"
+    assert Workload().recompute_text == "no recompute"
+    assert Workload(recompute="full").recompute_text == "full recompute"
+    assert Workload(recompute="full", recompute_layers=3).recompute_text == "full recompute of 3 layers a stage"
     config = read_model("mixtral-8x7b").config
     assert "--recompute-modules layernorm moe_act" in write_format("megatron-args", config, workload=workload)
     with pytest.raises(WorkloadError, match="cannot express recompute_modules"):
@@ -107,23 +104,25 @@ def test_names_are_sorted_and_said() -> None:
 
 
 @pytest.mark.parametrize("words", ["moe_action", "", " , "])
-def test_unknown_parts_are_refused(words: str) -> None:
-    """The message lists what there is."""
+def test_unknown_modules_are_rejected(words: str) -> None:
+    """The message lists the known modules."""
     with pytest.raises(WorkloadError, match="choose among core_attn, layernorm"):
         Workload(recompute_modules=words)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        ({}, "changes selective recomputation alone"),
-        ({"recompute": "full"}, "changes selective recomputation alone"),
+        ({}, "affects selective recomputation only"),
+        ({"recompute": "full"}, "affects selective recomputation only"),
         ({"recompute": "selective"}, "moe has no effect in a model without experts"),
         ({"recompute": "selective", "recompute_modules": "mla_up_proj"}, "without latent attention"),
         ({"recompute": "selective", "recompute_modules": "shared_experts"}, "shared_experts has no effect"),
     ],
 )
-def test_parts_without_effect_are_said(given: dict[str, Any], said: str) -> None:
-    """One line says why nothing changes."""
-    (remark,) = ask("llama-3-8b", "h100-sxm-80gb", workload={"recompute_modules": "moe_act", **given}).remarks
-    assert said in remark
+def test_modules_without_effect_are_noted(given: dict[str, Any], message: str) -> None:
+    """One line gives the reason why nothing changes."""
+    (remark,) = build_scenario(
+        "llama-3-8b", "h100-sxm-80gb", workload={"recompute_modules": "moe_act", **given}
+    ).remarks
+    assert message in remark

@@ -8,15 +8,17 @@ import json
 import pytest
 from rich.console import Console
 
-from shapewright.lint import check_model
-from shapewright.question import Question, ask
-from shapewright.report.check_text import print_check
-from shapewright.report.columns import Column, fit
-from shapewright.report.devices import device_columns, print_device
-from shapewright.report.explain import explain_operation, print_explanation
-from shapewright.report.models import model_columns, models_to_json
-from shapewright.report.prediction_json import prediction_to_json
-from shapewright.report.prediction_text import print_prediction
+from shapewright.app.report.columns import Column, fit
+from shapewright.app.report.devices import device_columns, print_device
+from shapewright.app.report.models import model_columns
+from shapewright.app.report.outputs.predict import predict_output
+from shapewright.app.report.step.check import print_check
+from shapewright.app.report.step.explain import explain_operation, print_explanations
+from shapewright.app.report.step.predict import print_prediction
+from shapewright.lint import check_scenario
+from shapewright.models import list_presets
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.scenario import Scenario
 
 TOP_KEYS = {
     "schema_version",
@@ -58,10 +60,10 @@ OPERATION_KEYS = {
 
 
 @pytest.fixture(scope="module", name="question")
-def make_question() -> Question:
+def make_question() -> Scenario:
     """A mixture of experts over sixteen devices: every kind of operation is in it."""
     layout = {"tensor_parallel": 2, "data_parallel": 4, "pipeline_parallel": 2, "expert_parallel": 4}
-    return ask("mixtral-8x7b", "h100-sxm-80gb", layout=layout)
+    return build_scenario("mixtral-8x7b", "h100-sxm-80gb", layout=layout)
 
 
 def paper(num_characters: int) -> tuple[io.StringIO, Console]:
@@ -70,9 +72,9 @@ def paper(num_characters: int) -> tuple[io.StringIO, Console]:
     return text, Console(file=text, width=num_characters, color_system=None, markup=False, highlight=False)
 
 
-def test_prediction_json_has_what_is_promised(question: Question) -> None:
+def test_prediction_json_has_what_is_promised(question: Scenario) -> None:
     """Keys that scripts rely on are there for every kind of operation, and the whole is strict JSON."""
-    facts = prediction_to_json(question.predict())
+    facts = predict_output(question.predict(), question).to_json()
 
     assert set(facts) >= TOP_KEYS
     assert all(set(entry) >= OPERATION_KEYS for entry in facts["operations"])
@@ -88,15 +90,16 @@ def test_prediction_json_has_what_is_promised(question: Question) -> None:
     assert facts["calibration"].startswith("gemm/h100-sxm-80gb/")
 
 
-def test_operation_times_add_up_to_the_step(question: Question) -> None:
+def test_operation_times_add_up_to_the_step(question: Scenario) -> None:
     """On one device without a pipeline the exposed times of all operations are the step."""
-    facts = prediction_to_json(ask("gpt2", question.device).predict())
+    one_device = build_scenario("gpt2", question.device)
+    facts = predict_output(one_device.predict(), one_device).to_json()
 
     assert sum(entry["total_time_s"] for entry in facts["operations"]) == pytest.approx(facts["step_time_s"])
 
 
 @pytest.mark.parametrize("num_characters", [100, 120, 160])
-def test_prediction_fits_the_terminal(question: Question, num_characters: int) -> None:
+def test_prediction_fits_the_terminal(question: Scenario, num_characters: int) -> None:
     """Rows of the operations table are as wide as the terminal at most, and no value is cut."""
     text, console = paper(num_characters)
     print_prediction(question.predict(), console)
@@ -110,7 +113,9 @@ def test_prediction_fits_the_terminal(question: Question, num_characters: int) -
 def test_rates_stay_below_the_peak() -> None:
     """A fused attention's rate is of the arithmetic that it does: no percentage of the peak is above 100."""
     text, console = paper(200)
-    print_prediction(ask("llama-3-8b", "groq-lpu-v1", workload={"dtype": "fp16"}).predict(), console, top=None)
+    print_prediction(
+        build_scenario("llama-3-8b", "groq-lpu-v1", workload={"dtype": "fp16"}).predict(), console, top=None
+    )
     lines = text.getvalue().splitlines()
     header = next(line for line in lines if line.startswith("operation "))
     end = header.index("of peak") + len("of peak")
@@ -135,10 +140,12 @@ def test_columns_leave_in_order() -> None:
     assert [column.name for column in fit(columns, 1)] == ["name"]
 
 
-def test_check_says_each_thing_once(question: Question) -> None:
-    """What a finding says is not repeated by a note, nor its suggestion in its first line."""
-    asked = ask("gpt3-2.7b", "a100-sxm-40gb", workload={"attention": "unfused"})
-    report = check_model(asked.config, device=asked.device, workload=asked.workload, layout=question.layout.__class__())
+def test_check_says_each_thing_once(question: Scenario) -> None:
+    """A finding is not repeated by a note, nor its suggestion by its first line."""
+    requested = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload={"attention": "unfused"})
+    report = check_scenario(
+        Scenario.of(requested.config, requested.device, requested.workload, question.layout.__class__())
+    )
     text, console = paper(160)
     print_check(report, console)
     printed = text.getvalue()
@@ -149,27 +156,28 @@ def test_check_says_each_thing_once(question: Question) -> None:
 
 
 def test_ignored_reason_is_no_all_clear() -> None:
-    """A step that cannot run is not praised because the rule that says so is ignored."""
-    asked = ask("gpt2", "h100-sxm-80gb", layout={"tensor_parallel": 64})
-    report = check_model(
-        asked.config, device=asked.device, workload=asked.workload, layout=asked.layout, ignore=["PL", "WQ", "TC", "ME"]
+    """A step that cannot run is not reported as fine if the rule that explains it is ignored."""
+    requested = build_scenario("gpt2", "h100-sxm-80gb", layout={"tensor_parallel": 64})
+    report = check_scenario(
+        Scenario.of(requested.config, requested.device, requested.workload, requested.layout),
+        ignore=["PL", "WQ", "TC", "ME"],
     )
     text, console = paper(160)
     print_check(report, console)
 
     assert report.findings == ()
     assert "cannot run: tensor_parallel=64 must divide num_heads=12" in text.getvalue()
-    assert "nothing to find fault" not in text.getvalue()
+    assert "no findings" not in text.getvalue()
 
 
-def test_explanation_gives_every_reason(question: Question) -> None:
+def test_explanation_gives_every_reason(question: Scenario) -> None:
     """A GEMM's explanation has formula, terms, tile, waves, alignment, record and the code that priced it."""
-    prediction = ask("gpt2", question.device).predict()
-    facts = explain_operation(prediction, "logits")
+    prediction = build_scenario("gpt2", question.device).predict()
+    explanations = explain_operation(prediction, "logits")
     text, console = paper(160)
-    print_explanation(facts, console)
+    print_explanations(explanations, console)
 
-    assert len(facts["operations"]) == 1
+    assert len(explanations) == 1
     for word in (
         "formula",
         "compute",
@@ -179,13 +187,13 @@ def test_explanation_gives_every_reason(question: Question) -> None:
         "waves",
         "alignment",
         "record",
-        "shapewright.perf",
+        "shapewright.pricing",
     ):
         assert word in text.getvalue()
-    assert facts["operations"][0]["record"]["provenance"]["command"]
+    assert explanations[0].facts.record.provenance["command"]
 
 
-def test_device_page_names_sources(question: Question) -> None:
+def test_device_page_names_sources(question: Scenario) -> None:
     """Every number of a device is shown with its kind of source."""
     text, console = paper(160)
     print_device(question.device, console)
@@ -201,4 +209,4 @@ def test_lists_name_everything() -> None:
     devices, models = device_columns(), model_columns(None)
 
     assert "h100-sxm-80gb" in devices[0].cells
-    assert len(models[0].cells) == len(models_to_json(None)["models"]) >= 60
+    assert len(models[0].cells) == len(list_presets()) >= 60

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import shapewright
-from shapewright.cli import main
-from shapewright.report.pdf import find_browser
-from shapewright.shown import PRINTERS
+from shapewright.app.cli import main
+from shapewright.app.report.pdf import find_browser
+from shapewright.core.notebook import PRINTERS
 
 QUESTION = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--dtype", "fp16", "--attention", "unfused"]
 
@@ -43,7 +43,7 @@ def test_report_says_what_predict_check_and_search_say(tmp_path: Path) -> None:
         assert code in text
     best = shapewright.search("gpt3-2.7b", device="a100-sxm-40gb", workload=workload).candidates[0]
     assert f"{best.speedup.factor:.3f}x" in text
-    assert prediction.calibration["gemm"] in text
+    assert prediction.calibration["gemm"].label in text
     assert "312 TFLOP/s above 201 FLOPs per byte, 1,555 GB/s below" in text
 
 
@@ -58,7 +58,7 @@ def test_report_of_a_shape_that_cannot_run_says_why(tmp_path: Path) -> None:
 
 
 def test_report_escapes_a_hostile_name(tmp_path: Path) -> None:
-    """A config is a stranger's: its name is shown, and never becomes markup."""
+    """Names from a config are escaped in HTML."""
     config = {
         "model_type": "llama",
         "_name_or_path": "<script>alert(1)</script>",

@@ -1,4 +1,4 @@
-"""What a search finds, as the paper and published models tell it, and how it is told."""
+"""Searches: results compared with the paper and published models, and their output."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from command_line import run as run_command
-from shapewright.api import search as api_search
-from shapewright.config import read_model
-from shapewright.question import ask
-from shapewright.search import SearchRequest, SearchResult, search_shapes
-from shapewright.search import engine as search_engine
+from shapewright.app.api import search as api_search
+from shapewright.models import read_model
+from shapewright.optimize.search import SearchRequest, SearchResult, search_shapes
+from shapewright.optimize.search import engine as search_engine
+from shapewright.prediction.build import build_scenario
 
 PAPER = {"attention": "unfused", "dtype": "fp16", "micro_batch_size": 4, "seq_len": 2048}
 PAPER_WORDS = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
@@ -29,12 +29,9 @@ BLOOM_LIKE = {
 }
 
 
-def search(source: str | None, device: str, request: SearchRequest | None = None, **asked: Any) -> SearchResult:
+def search(source: str | None, device: str, request: SearchRequest | None = None, **requested: Any) -> SearchResult:
     """Search around a model."""
-    question = ask(source, device, **asked)
-    return search_shapes(
-        question.model, question.device, question.workload, question.layout, request or SearchRequest()
-    )
+    return search_shapes(build_scenario(source, device, **requested), request or SearchRequest(), notes=())
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -111,16 +108,16 @@ def test_bloom_moves_to_a_width_that_splits_well() -> None:
     assert best.prediction.memory.total_bytes <= best.prediction.device.memory_bytes
 
 
-def test_stages_vary_the_micro_batch_unasked() -> None:
-    """Over pipeline stages the default question has the micro-batch in it, and says so; --keep holds it."""
-    asked = {"attention": "unfused", "micro_batch_size": 1}
+def test_stages_vary_the_micro_batch_by_default() -> None:
+    """With pipeline stages the default search varies the micro-batch and notes that; --keep fixes it."""
+    requested = {"attention": "unfused", "micro_batch_size": 1}
     layout = {"tensor_parallel": 8, "pipeline_parallel": 10}
-    joint = api_search(None, device="a100-sxm-80gb", overrides=BLOOM_LIKE, workload=asked, layout=layout)
+    joint = api_search(None, device="a100-sxm-80gb", overrides=BLOOM_LIKE, workload=requested, layout=layout)
     kept = api_search(
         None,
         device="a100-sxm-80gb",
         overrides=BLOOM_LIKE,
-        workload=asked,
+        workload=requested,
         layout=layout,
         keep={"micro_batch_size": 1},
     )
@@ -164,10 +161,10 @@ def test_shapes_fit_where_the_baseline_fits() -> None:
 
 
 def test_fields_that_the_form_cannot_hold_stay() -> None:
-    """GPT-2's config.json has no key-value heads: none are offered, and asking for them says why."""
+    """GPT-2's config.json has no key-value heads: they are not varied, and requesting them is an error."""
     result = search("gpt2", "h100-sxm-80gb")
 
-    assert any("kv_heads stays as it is" in note for note in result.notes)
+    assert any("kv_heads is not varied" in note for note in result.notes)
     assert all(shape.config.num_kv_heads == shape.config.num_heads for shape in result.candidates)
 
 
@@ -180,15 +177,15 @@ def test_interrupt_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch, capsys
             raise KeyboardInterrupt
 
     monkeypatch.setattr(search_engine, "_CHUNK", 20_000)
-    monkeypatch.setattr("shapewright.cli.search.counting_line", lambda _words: stop_after_some)
+    monkeypatch.setattr("shapewright.app.cli.commands.search.counting_line", lambda _words: stop_after_some)
     code, out, _ = run([*PAPER_WORDS], capsys)
 
     assert code == 130
-    assert "interrupted, the best so far" in out
+    assert "interrupted, best so far" in out
     assert "rank" in out
 
 
-def test_json_says_what_it_promises(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_documented_fields(capsys: pytest.CaptureFixture[str]) -> None:
     """The keys that others read are there, with numbers that agree with each other."""
     code, out, err = run([*PAPER_WORDS, "--json", "--top", "5"], capsys)
     facts = json.loads(out)
@@ -216,7 +213,7 @@ def test_csv_has_a_row_for_each_shape(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_best_is_written_in_the_form_it_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Hugging Face config.json comes back as one, with keys that no search knows, and reads as the picked shape."""
+    """A Hugging Face config.json is written back with its unknown keys, and reads as the chosen shape."""
     source, target = tmp_path / "config.json", tmp_path / "best.json"
     config = {
         "model_type": "llama",
@@ -242,7 +239,7 @@ def test_best_is_written_in_the_form_it_was_read(tmp_path: Path, capsys: pytest.
 
 
 def test_explain_shows_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
-    """Baseline and shape stand side by side, product by product."""
+    """Baseline and shape are shown side by side, GEMM by GEMM."""
     code, out, _ = run([*PAPER_WORDS, "--vary", "heads", "--explain", "1"], capsys)
     score = next(line for line in out.splitlines() if line.startswith("attention.score "))
 
@@ -275,47 +272,50 @@ def test_latency_is_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--device", "l40s"], "nothing to search"),
-        (["gpt2", "--device", "l40s", "--params", "0"], "out of range"),
+        (["gpt2", "--device", "l40s", "--params", "0"], "num_parameters=0 must be a number from 100000 to 1e+14"),
         (["gpt2", "--device", "l40s", "--params", "1000000000000000000"], "no number of parameters"),
         (["gpt2", "--device", "l40s", "--params", "many"], "no number of parameters"),
         (["gpt2", "--device", "l40s", "--vary", "colour"], "'colour' is not known"),
         (["gpt2", "--device", "l40s", "--vary", "kv_heads"], "no public model of model_type 'gpt2'"),
         (["gpt2", "--device", "l40s", "--keep", "heads"], "is not FIELD=VALUE"),
         (["gpt2", "--device", "l40s", "--keep", "heads=6", "--keep", "num_heads=8"], "num_heads=6 and num_heads=8"),
-        (["gpt2", "--device", "l40s", "--keep", "width=700", "--keep", "heads=11"], "no heads fit the width"),
+        (["gpt2", "--device", "l40s", "--keep", "width=700", "--keep", "heads=11"], "no heads divide the width"),
         (["gpt2", "--device", "l40s", "--vary", "ffn", "--keep", "depth=1000"], "quality guard leaves none"),
         (["gpt2", "--device", "l40s", "--vary", "vocab", "--keep", "depth=13"], "the nearest inside the guard has"),
         (["gpt2", "--device", "l40s", "--vary", "heads", "--keep", "heads=12"], "nothing is left to search"),
-        (["gpt2", "--device", "l40s", "--tolerance", "lots"], "is no share"),
-        (["gpt2", "--device", "l40s", "--family", "gpt"], "--family has no effect"),
+        (["gpt2", "--device", "l40s", "--tolerance", "lots"], "is not a fraction"),
+        (["gpt2", "--device", "l40s", "--family", "gpt"], "family has no effect"),
         (["--params", "3b", "--family", "lama", "--device", "l40s"], "did you mean"),
-        (["gpt2", "--device", "l40s", "--strict", "--free"], "contradict each other"),
+        (["gpt2", "--device", "l40s", "--strict", "--free"], "cannot be combined"),
         (["gpt2", "--device", "l40s", "--objective", "prefill", "--phase", "decode"], "give one of them"),
-        (["gpt2", "--device", "l40s", "--phase", "decode", "--vary", "micro_batch"], "no meaning for decode-latency"),
+        (
+            ["gpt2", "--device", "l40s", "--phase", "decode", "--vary", "micro_batch"],
+            "no meaning for the latency of decode",
+        ),
         (["gpt2", "--device", "l40s", "--tp", "5"], "tensor_parallel=5 must divide"),
         (["gpt2", "--device", "l40s", "--vary", "vocab", "--explain", "99"], "--explain 99"),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong goes to standard error in one line, with exit code 2."""
+def test_bad_input_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Invalid input gives one line on standard error and exit code 2."""
     code, out, err = run(words, capsys)
 
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 def test_best_shape_is_written_for_a_framework(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--format writes the shape with its batch in a framework's words; without -o it has no effect, and says so."""
+    """--format writes shape and batch in a framework's format; without -o it has no effect, which is an error."""
     path = tmp_path / "best.args"
-    asked = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--vary", "heads", "--format", "megatron-args"]
-    code, _, _ = run([*asked, "-o", str(path), "--micro-batch-size", "2"], capsys)
+    requested = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--vary", "heads", "--format", "megatron-args"]
+    code, _, _ = run([*requested, "-o", str(path), "--micro-batch-size", "2"], capsys)
     words = path.read_text(encoding="utf-8").splitlines()
 
     assert code == 0
     assert {"--hidden-size 2560", "--num-attention-heads 20", "--micro-batch-size 2", "--seq-length 2048"} <= set(words)
-    assert run(asked, capsys)[0] == 2
-    assert "--format 'megatron' is not known" in run([*asked[:-1], "megatron", "-o", str(path)], capsys)[2]
+    assert run(requested, capsys)[0] == 2
+    assert "unknown format 'megatron'" in run([*requested[:-1], "megatron", "-o", str(path)], capsys)[2]

@@ -1,12 +1,12 @@
-"""The baseline of a search by size: a public model, scaled to the parameters that are asked for."""
+"""The baseline of a search by size: a public model, scaled to the requested parameter count."""
 
 from __future__ import annotations
 
 import pytest
 
-from shapewright.config import count_parameters, read_model
-from shapewright.errors import ConfigError
-from shapewright.search import scale_model, usual_model
+from shapewright.core.errors import ConfigError
+from shapewright.models import count_parameters, read_model
+from shapewright.optimize.search import scale_model, usual_model
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt", "qwen2.5", "pythia"])
@@ -55,12 +55,12 @@ def test_a_scaled_model_can_be_cut_as_the_layout_asks(family: str, degree: int) 
 
 
 def test_a_degree_that_no_number_of_heads_near_allows() -> None:
-    """A degree that nothing near can be cut into leaves the model as it is; the layout's own check then says so."""
+    """If no number of heads nearby fits the degree, the model stays and the layout check reports it."""
     assert usual_model(3_000_000_000, "llama", 97).config == usual_model(3_000_000_000, "llama").config
 
 
 def test_a_model_that_is_near_enough_is_not_scaled() -> None:
-    """Within 1 % of 8.03 billion it is the model itself, beyond it has another shape and says so."""
+    """Within 1 % of 8.03 billion the model stays; beyond that it is scaled and noted."""
     model = read_model("llama-3-8b")
 
     assert scale_model(model, 8_100_000_000) is model
@@ -74,15 +74,18 @@ def test_a_model_that_is_near_enough_is_not_scaled() -> None:
 
 def test_a_size_that_embeddings_exceed_is_refused() -> None:
     """128,256 words of the least width are more than 20 million parameters: nothing is searched at another size."""
-    with pytest.raises(ConfigError, match=r"--params 25,000,000: the nearest .* has [\d,]+ parameters, with 128,256"):
+    with pytest.raises(
+        ConfigError,
+        match=r"num_parameters=25,000,000: the nearest .* has [\d,]+ parameters, with",
+    ):
         usual_model(25_000_000, "llama")
-    with pytest.raises(ConfigError, match=r"--params 60,000,000: .*give --params \d+, or a model with fewer words"):
+    with pytest.raises(ConfigError, match=r"num_parameters=60,000,000: .*give num_parameters \d+, or a model"):
         scale_model(read_model("llama-3.2-1b"), 60_000_000)
     assert count_parameters(usual_model(25_000_000, "gpt").config).total == pytest.approx(25e6, rel=0.05)
     # What is advised works.
     with pytest.raises(ConfigError) as caught:
         usual_model(60_000_000, "llama")
-    advised = int(str(caught.value).partition("give --params ")[2].partition(",")[0])
+    advised = int(str(caught.value).partition("give num_parameters ")[2].partition(",")[0])
     assert count_parameters(usual_model(advised, "llama").config).total == pytest.approx(advised, rel=0.05)
 
 
@@ -95,7 +98,7 @@ def test_a_family_may_be_named_by_its_first_letters() -> None:
 def test_models_that_cannot_be_scaled_say_so() -> None:
     """Latent attention, encoders and unknown families are refused in one line."""
     for name in ("deepseek-v3", "t5-large"):
-        with pytest.raises(ConfigError, match="only decoders whose heads share no latents are scaled"):
+        with pytest.raises(ConfigError, match="only decoders without latent attention are scaled"):
             scale_model(read_model(name), 10**9)
     with pytest.raises(ConfigError, match="no dense decoder preset begins with it"):
         usual_model(10**9, "lama")

@@ -1,4 +1,4 @@
-"""Two predictions beside each other: the interval of their factor, which modules gain, and the words why."""
+"""Comparison of two predictions: interval of the speed-up, gains by module, and the explanation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from math import log
 
 import pytest
 
-from shapewright.predict import Prediction
-from shapewright.question import ask
-from shapewright.search.compare import compare_times, explain_gains
+from shapewright.optimize.search.compare import compare_times, explain_gains
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import Prediction
 
 
 def gpt3(micro_batch_size: int, **overrides: object) -> Prediction:
     """GPT-3 2.7B with some fields changed, training in fp16 on an A100."""
     workload = {"dtype": "fp16", "micro_batch_size": micro_batch_size}
-    return ask("gpt3-2.7b", "a100-sxm-40gb", workload=workload, overrides=overrides).predict()
+    return build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload=workload, overrides=overrides).predict()
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def changed() -> Prediction:
 
 @pytest.mark.parametrize("per_step", [False, True])
 def test_gains_add_up_to_the_speedup(published: Prediction, changed: Prediction, *, per_step: bool) -> None:
-    """What modules save is what the whole saves, per token or per step, in both directions; the most comes first."""
+    """Savings of modules add up to the total, per token or per step, in both directions, largest first."""
     for before, after in ((published, changed), (changed, published)):
         saved = [gain.saved_fraction for gain in explain_gains(before, after, per_step=per_step)]
         factor = compare_times(before, after, per_step=per_step).factor
@@ -49,8 +49,8 @@ def test_reasons_by_hand(published: Prediction, changed: Prediction) -> None:
 
     assert words["mlp.up"] == words["mlp.down"] == ("25 % more arithmetic", "20 % less arithmetic")
     assert words["mlp.activation"] == ("25 % more bytes", "20 % fewer bytes")
-    assert words["attention.rotary"] == ("not there before", "not there any more")
-    assert words["embedding.positions"] == ("not there any more", "not there before")
+    assert words["attention.rotary"] == ("not in the baseline", "not in this shape")
+    assert words["embedding.positions"] == ("not in this shape", "not in the baseline")
     assert words["norm"] == ("small differences", "small differences")
     assert words["logits"][0].startswith("rows aligned to 128 bytes, were 2, +")
     assert words["logits"][1].startswith("rows aligned to 2 bytes, were 128, -")
@@ -65,10 +65,12 @@ def test_reasons_per_step_count_the_whole_batch(published: Prediction, changed: 
     assert words["attention.out"].startswith("100 % more arithmetic")
 
 
-def test_an_emptier_last_wave_is_said() -> None:
+def test_an_emptier_last_wave_is_explained() -> None:
     """2048 x 10240 are 8 x 80 tiles of 256 x 128, 5.93 waves of 108; 8 x 82 are 6.07, and run in seven: 12 % slower."""
     before, after = (
-        ask("gpt3-2.7b", "a100-sxm-40gb", workload={"phase": "prefill"}, overrides={"intermediate_size": ffn}).predict()
+        build_scenario(
+            "gpt3-2.7b", "a100-sxm-40gb", workload={"phase": "prefill"}, overrides={"intermediate_size": ffn}
+        ).predict()
         for ffn in (10240, 10496)
     )
     (gain,) = (gain for gain in explain_gains(before, after) if gain.module == "mlp.up")
@@ -76,13 +78,13 @@ def test_an_emptier_last_wave_is_said() -> None:
     assert gain.reason == "2 % more arithmetic, waves 87 % full, were 99, -12 % FLOP/s"
 
 
-def test_against_a_sure_time_the_interval_is_the_steps() -> None:
-    """Beside the same step without any error of its own, half-widths do not cancel: they are those of the step.
+def test_against_an_exact_time_the_interval_is_the_steps() -> None:
+    """Against an exact time, the interval is that of the other step.
 
     The one adds logarithms, the other seconds, which for intervals of a tenth differ by some percent.
     """
     workload = {"phase": "decode", "micro_batch_size": 8}
-    own = ask("gpt3-2.7b", "a100-sxm-40gb", workload=workload).predict()
+    own = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload=workload).predict()
     sure = [
         replace(entry, price=replace(entry.price, low_s=entry.price.time_s, high_s=entry.price.time_s))
         for entry in own.operations

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shapewright.config import list_presets, read_model
-from shapewright.errors import ConfigError
-from shapewright.question import ask
-from shapewright.search import SearchRequest
-from shapewright.search import memory as search_memory
-from shapewright.search.bands import MEASURES, allowed_range, percentile_of, preset_measures
-from shapewright.search.compare import compare_times
-from shapewright.search.front import best_of_each, pareto
-from shapewright.search.grid import Grid, split_by, sum_of
-from shapewright.search.steps import Setting
-from shapewright.search.trace import Tape, evaluate, plain
+from shapewright.core.errors import ConfigError
+from shapewright.core.traced import Tape, evaluate, untraced
+from shapewright.models import list_presets, read_model
+from shapewright.optimize.search import SearchRequest
+from shapewright.optimize.search import memory as search_memory
+from shapewright.optimize.search.compare import compare_times
+from shapewright.optimize.search.findings import best_of_each, pareto
+from shapewright.optimize.search.space.grid import Grid, split_by, sum_of
+from shapewright.optimize.search.space.guard import MEASURES, allowed_range, percentile_of, preset_measures
+from shapewright.optimize.search.steps import VariedScenario
+from shapewright.prediction.build import build_scenario
 
 
 def grid_of(**columns: list[int]) -> Grid:
@@ -47,32 +47,31 @@ def test_traced_code_gives_what_it_would_on_each_value() -> None:
     pairs = [(100, 8), (101, 8), (64, 3)]
     values = {"width": np.array([pair[0] for pair in pairs]), "heads": np.array([pair[1] for pair in pairs])}
 
-    assert plain(traced) == formula(100, 8)
+    assert untraced(traced) == formula(100, 8)
     assert evaluate(traced.node, values).tolist() == [formula(*pair) for pair in pairs]
     assert tape.guards == []
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-2b", "mixtral-8x7b", "t5-base"])
 def test_one_formula_holds_for_many_shapes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory of 200 widths and vocabularies is traced a few times, and not once for each: a key made of sizes asks."""
-    question = ask(model, device="h100-sxm-80gb", layout={"pipeline_parallel": 2})
+    """Memory of 200 widths and vocabularies needs only a few traces."""
+    question = build_scenario(model, device="h100-sxm-80gb", layout={"pipeline_parallel": 2})
     traced: list[Any] = []
     estimate = search_memory.estimate_memory
     monkeypatch.setattr(
         search_memory, "estimate_memory", lambda *job, **words: (traced.append(job), estimate(*job, **words))[1]
     )
-    parts = {name: getattr(question, name) for name in ("config", "device", "workload", "layout")}
-    setting = Setting(**parts, followers={})
+    varied = VariedScenario(scenario=question, followers={})
     widths = question.config.intermediate_size + 64 * np.arange(200)
     shapes = {"intermediate_size": widths, "vocab_size": 32_000 + 8 * np.arange(200)}
-    found_bytes, _ = search_memory.MemoryOfShapes(setting).estimate(shapes)
+    found_bytes, _ = search_memory.MemoryOfShapes(varied).estimate(shapes)
 
     assert len(traced) <= 4
     assert len(set(found_bytes.tolist())) == 200
 
 
 def test_branches_become_guards() -> None:
-    """A comparison, a truth value, a range and a float() each note what they asked, once."""
+    """A comparison, a truth value, a range and a float() each record one guard."""
     tape = Tape()
     width = tape.variable("width", 100)
 
@@ -116,7 +115,7 @@ def test_what_depends_on_no_heads_is_the_same_on_every_row() -> None:
 
 
 def test_grids_are_cut_where_a_branch_goes_another_way() -> None:
-    """The parts together are the whole, and on each the asked value is constant."""
+    """The parts cover the grid, and each guard is constant on each part."""
     grid = grid_of(hidden_size=[64, 65, 66, 68], num_heads=[1, 1, 1, 1], num_layers=[2, 3])
     tape = Tape()
     node = (tape.variable("hidden_size", 64) % 2).node
@@ -182,7 +181,7 @@ def test_best_of_each_kind_of_change() -> None:
 
 def test_same_shape_has_no_uncertainty() -> None:
     """Errors that two shapes share cancel: against itself a shape is neither faster nor unsure."""
-    own = ask("gpt3-2.7b", "a100-sxm-40gb").predict()
+    own = build_scenario("gpt3-2.7b", "a100-sxm-40gb").predict()
     speedup = compare_times(own, own)
 
     assert (speedup.factor, speedup.low, speedup.high, speedup.probability_faster) == (1.0, 1.0, 1.0, 0.5)
@@ -191,7 +190,9 @@ def test_same_shape_has_no_uncertainty() -> None:
 def test_small_changes_are_surer_than_their_steps() -> None:
     """A vocabulary padded alone leaves most of the step the same; its interval is far narrower than the step's."""
     own, padded = (
-        ask("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16"}, overrides={"vocab_size": size}).predict()
+        build_scenario(
+            "gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16"}, overrides={"vocab_size": size}
+        ).predict()
         for size in (50257, 50304)
     )
     speedup = compare_times(own, padded)
@@ -206,19 +207,19 @@ def test_small_changes_are_surer_than_their_steps() -> None:
 def test_intervals_are_the_same_to_the_last_digit_everywhere() -> None:
     """Widths are added up in the order of the operations, whatever a process hashes them to."""
     work = """
-from shapewright.question import ask
-from shapewright.search.compare import compare_times
+from shapewright.prediction.build import build_scenario
+from shapewright.optimize.search.compare import compare_times
 shapes = [{"num_heads": 32}, {"num_heads": 20}, {"num_heads": 40}, {"num_layers": 33}, {"intermediate_size": 8192}]
-own, *others = (ask("gpt3-2.7b", "h200-sxm-141gb", overrides=shape).predict() for shape in shapes)
+own, *others = (build_scenario("gpt3-2.7b", "h200-sxm-141gb", overrides=shape).predict() for shape in shapes)
 print([compare_times(own, other) for other in others])
 """
-    said = {
+    message = {
         subprocess.run(
             [sys.executable, "-c", work], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in "1234"
     }
-    assert len(said) == 1
+    assert len(message) == 1
 
 
 def test_guard_is_narrower_when_strict_and_holds_the_baseline() -> None:
@@ -231,7 +232,7 @@ def test_guard_is_narrower_when_strict_and_holds_the_baseline() -> None:
 
 
 def test_usual_shapes_are_those_of_most_public_models() -> None:
-    """Where reach does not bind, the range holds the share of presets that its percentiles say, and ends at presets."""
+    """Without a limit on reach, the range covers the stated percentiles of the presets and ends at presets."""
     for measure in MEASURES:
         known = preset_measures()[measure.name]
         middle = known[len(known) // 2]
@@ -261,20 +262,20 @@ def test_percentiles_come_from_the_presets() -> None:
     [
         ({"vary": ("heads", "colour")}, "'colour' is not known"),
         ({"vary": ("head",)}, "did you mean 'heads'"),
-        ({"keep": {"nope": 1}}, "'nope' is no field"),
+        ({"keep": {"nope": 1}}, "'nope' is not a field"),
         ({"keep": {"norm": 1}}, "has no effect"),
         ({"keep": {"heads": 16, "num_heads": 20}}, "num_heads=16 and num_heads=20"),
         ({"keep": {"heads": 0}}, "heads=0"),
-        ({"num_parameters": 0}, "out of range"),
-        ({"num_parameters": 10**18}, "out of range"),
-        ({"tolerance_fraction": -0.1}, "--tolerance"),
-        ({"tolerance_fraction": float("nan")}, "--tolerance"),
-        ({"top": 0}, "--top"),
+        ({"num_parameters": 0}, "must be a number from 100000"),
+        ({"num_parameters": 10**18}, "must be a number from 100000"),
+        ({"tolerance_fraction": -0.1}, "tolerance_fraction="),
+        ({"tolerance_fraction": float("nan")}, "tolerance_fraction="),
+        ({"top": 0}, "top=0"),
         ({"guard": "none"}, "guard='none'"),
     ],
 )
 def test_requests_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:
-    """Each says what is wrong in one line."""
+    """Each invalid request gives a one-line error."""
     with pytest.raises(ConfigError) as caught:
         SearchRequest(**fields)
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.config import TransformerConfig, count_parameters, read_model
-from shapewright.errors import WorkloadError
+from shapewright.core.errors import WorkloadError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.search import SearchRequest
-from shapewright.search.branches import list_branches
-from shapewright.search.values import FieldValues
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, count_parameters, read_model
+from shapewright.optimize.search import SearchRequest
+from shapewright.optimize.search.branches import list_branches
+from shapewright.optimize.search.space.values import FieldValues
+from shapewright.prediction.scenario import Scenario
+from shapewright.workload import ParallelLayout, Workload
 
 ALL = ("width", "depth", "heads", "kv_heads", "ffn", "vocab", "micro_batch")
 RANGES = {"head_dim": (64.0, 128.0), "kv_group": (1.0, 8.0), "ffn_ratio": (2.0, 8.0)}
@@ -213,29 +213,28 @@ def test_micro_batches_are_powers_of_two_and_the_own_one() -> None:
 def test_other_experts_cost_and_hold_as_much(name: str) -> None:
     """Finer and coarser experts, shared ones too: parameters in all and per token stay within the tolerance."""
     config = read_model(name).config
-    request = SearchRequest(vary=("experts",), tolerance_fraction=0.02)
-    branches = list_branches(
-        config, load_device("h100-sxm-80gb"), Workload(global_batch_size=64), ParallelLayout(), request
-    )
+    baseline = Scenario.of(config, load_device("h100-sxm-80gb"), Workload(global_batch_size=64))
+    branches = list_branches(baseline, SearchRequest(vary=("experts",), tolerance_fraction=0.02))
     others = [branch for branch in branches if branch.changed]
-    assert branches[0].config == config
+    assert branches[0].changes == {}
     assert {branch.changed for branch in others} == {("experts",)}
     own = count_parameters(config)
-    for branch in others:
-        counts = count_parameters(branch.config)
+    shapes = [baseline.replace(**branch.changes).config for branch in others]
+    for shape in shapes:
+        counts = count_parameters(shape)
         assert counts.total == pytest.approx(own.total, rel=0.02)
         assert counts.active == pytest.approx(own.active, rel=0.02)
-        assert branch.config.moe_intermediate_size % 64 == 0
-        assert bool(branch.config.shared_expert_intermediate_size) == bool(config.shared_expert_intermediate_size)
-    assert {2 * config.num_experts, config.num_experts // 2} <= {branch.config.num_experts for branch in others}
+        assert shape.moe_intermediate_size % 64 == 0
+        assert bool(shape.shared_expert_intermediate_size) == bool(config.shared_expert_intermediate_size)
+    assert {2 * config.num_experts, config.num_experts // 2} <= {shape.num_experts for shape in shapes}
 
 
 def test_recomputation_is_a_branch_of_training_alone() -> None:
     """Each other mode, in the layouts that cut the batch; inference recomputes nothing."""
     config, device = read_model("llama-3-8b").config, load_device("h100-sxm-80gb")
     request = SearchRequest(vary=("recompute",))
-    branches = list_branches(config, device, Workload(recompute="selective"), ParallelLayout(), request)
-    assert [branch.workload.recompute for branch in branches] == ["selective", "none", "full"]
+    branches = list_branches(Scenario.of(config, device, Workload(recompute="selective")), request)
+    assert [branch.changes for branch in branches] == [{}, {"recompute": "none"}, {"recompute": "full"}]
     assert [branch.changed for branch in branches] == [(), ("recompute",), ("recompute",)]
-    with pytest.raises(WorkloadError, match="--vary recompute has no meaning in decode"):
-        list_branches(config, device, Workload(phase="decode"), ParallelLayout(), request)
+    with pytest.raises(WorkloadError, match="vary=recompute has no meaning in phase='decode'"):
+        list_branches(Scenario.of(config, device, Workload(phase="decode")), request)

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from command_line import run as run_command
-from shapewright.api import search
-from shapewright.bench.backend import DeviceFacts
-from shapewright.bench.verify import verify_search
-from shapewright.bench.worker import WorkerDiedError
-from shapewright.errors import BenchError, ConfigError, WorkloadError
-from shapewright.horizon import Horizon, bill_run
-from shapewright.predict import predict
-from shapewright.search import job as search_job
-from shapewright.search.request import field_of
-from shapewright.store.record import Case, Row, Run, row_facts
+from shapewright.app.api import search
+from shapewright.core.errors import BenchError, ConfigError, WorkloadError
+from shapewright.measure.bench.device.backend import DeviceFacts
+from shapewright.measure.bench.verify import verify_search
+from shapewright.measure.bench.worker import WorkerDiedError
+from shapewright.measure.store.record import Case, Row, Run, row_facts
+from shapewright.optimize.search import engine as search_engine
+from shapewright.optimize.search.request import field_of
+from shapewright.prediction.predict import predict
+from shapewright.prediction.training_run import TrainingRun, estimate_run_cost
 
 DEVICES = ("h100-sxm-80gb", "a100-sxm-80gb", "mi300x")
 
@@ -55,11 +55,15 @@ def test_one_shape_for_several_devices_is_the_least_regretted() -> None:
 
 
 def test_layouts_are_searched_together_with_micro_batches() -> None:
-    """Every listed layout has the baseline's devices and batch, fits, and is what predict says of it."""
-    asked = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 128}
+    """Every listed layout has the baseline's devices and batch, fits, and equals its prediction."""
+    requested = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 128}
     layout = {"tensor_parallel": 8, "data_parallel": 2, "zero_stage": 1}
     result = search(
-        "llama-3-8b", device="h100-sxm-80gb", vary=("layout", "micro_batch", "recompute"), workload=asked, layout=layout
+        "llama-3-8b",
+        device="h100-sxm-80gb",
+        vary=("layout", "micro_batch", "recompute"),
+        workload=requested,
+        layout=layout,
     )
     best = result.candidates[0]
 
@@ -75,12 +79,12 @@ def test_layouts_are_searched_together_with_micro_batches() -> None:
 
 
 def test_a_layout_that_does_not_fit_is_mended() -> None:
-    """Where the baseline does not fit and its layout may change, what is listed fits."""
+    """Where the baseline does not fit and its layout may change, the listed shapes fit."""
     layout = {"data_parallel": 16}
-    asked = {"micro_batch_size": 1, "global_batch_size": 64}
-    result = search("gpt3-13b", device="a100-sxm-40gb", vary=("layout", "recompute"), workload=asked, layout=layout)
+    requested = {"micro_batch_size": 1, "global_batch_size": 64}
+    result = search("gpt3-13b", device="a100-sxm-40gb", vary=("layout", "recompute"), workload=requested, layout=layout)
 
-    assert any("what is listed fits" in note for note in result.notes)
+    assert any("the listed shapes fit" in note for note in result.notes)
     assert all(
         shape.prediction.memory.total_bytes <= shape.prediction.device.memory_bytes for shape in result.candidates
     )
@@ -106,8 +110,8 @@ def test_experts_keep_total_and_active_parameters() -> None:
         assert counts.active == pytest.approx(own.active, rel=0.02)
 
 
-def test_what_no_config_can_say_stands_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Layout and batch of the written shape are told as flags, and stand in the rows of --csv."""
+def test_layout_and_batch_are_printed_as_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layout and batch of the written shape are printed as flags, and are columns of --csv."""
     target = tmp_path / "best.json"
     words = ["llama-3-8b", "--device", "h100-sxm-80gb", "--tp", "8", "--dp", "2", "--micro-batch-size", "1"]
     words += ["--global-batch", "64", "--zero-stage", "1", "--vary", "layout,micro_batch", "--csv", "-o", str(target)]
@@ -122,7 +126,7 @@ def test_what_no_config_can_say_stands_beside_it(tmp_path: Path, capsys: pytest.
 
 
 def test_dense_models_have_no_experts_to_vary() -> None:
-    """Asking for them says so."""
+    """Varying experts of a dense model is an error."""
     with pytest.raises(ConfigError, match="this model is dense"):
         search("gpt2", device="l40s", vary=("experts",))
 
@@ -145,23 +149,25 @@ def test_horizon_is_arithmetic_on_the_step(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_horizon_refuses_numbers_that_are_none() -> None:
-    """Zero tokens, a price below nothing, a cost without a price, a run that trains nothing."""
-    with pytest.raises(WorkloadError, match="--train-tokens 0"):
-        Horizon(train_tokens=0)
-    with pytest.raises(WorkloadError, match="--usd-per-hour -1"):
+    """Zero tokens, a negative price, a cost without a price and tokens outside training are refused."""
+    with pytest.raises(WorkloadError, match="train_tokens=0"):
+        TrainingRun(train_tokens=0)
+    with pytest.raises(WorkloadError, match="usd_per_hour=-1"):
         search("gpt2", device="l40s", usd_per_hour=-1.0)
     with pytest.raises(WorkloadError, match="needs the price"):
         search("gpt2", device="l40s", objective="cost")
-    with pytest.raises(WorkloadError, match="no meaning in decode"):
+    with pytest.raises(WorkloadError, match="no effect in decode"):
         search("gpt2", device="l40s", objective="decode-latency", train_tokens=1)
-    with pytest.raises(WorkloadError, match="in which a price cancels; leave --objective cost and"):
+    with pytest.raises(WorkloadError, match="does not depend on prices; omit objective='cost'"):
         search("gpt2", devices=DEVICES, usd_per_hour=2.0)
 
 
-def test_bill_without_price_or_power_says_nothing_of_them() -> None:
-    """What is not known stays out."""
+def test_cost_without_price_or_power_omits_them() -> None:
+    """Unknown quantities are omitted."""
     prediction = search("gpt2", device="l40s", vary=("vocab",)).baseline.prediction
-    bill = bill_run(replace(prediction, device=replace(prediction.device, tdp_watts=None)), Horizon(train_tokens=10**9))
+    bill = estimate_run_cost(
+        replace(prediction, device=replace(prediction.device, tdp_watts=None)), TrainingRun(train_tokens=10**9)
+    )
 
     assert (bill.energy_kwh, bill.usd) == (None, None)
 
@@ -181,39 +187,39 @@ def test_page_holds_figure_and_shapes(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["gpt2"], "give --device NAME, or --devices"),
-        (["gpt2", "--device", "l40s", "--devices", "l40s"], "contradict each other: give one"),
+        (["gpt2", "--device", "l40s", "--devices", "l40s"], "--device and --devices cannot be combined"),
         (["gpt2", "--devices", "l40s,h1000"], "h1000"),
         (["gpt2", "--device", "l40s", "--train-tokens", "lots"], "--train-tokens 'lots' is no number of tokens"),
-        (["gpt2", "--device", "l40s", "--address", "auto"], "no effect without --engine ray"),
-        (["gpt2", "--device", "l40s", "--vary", "recompute", "--phase", "prefill"], "no meaning in prefill"),
+        (["gpt2", "--device", "l40s", "--address", "auto"], "no effect without engine='ray'"),
+        (["gpt2", "--device", "l40s", "--vary", "recompute", "--phase", "prefill"], "no meaning in phase='prefill'"),
         (["gpt2", "--device", "l40s", "--html", "-"], "need a file name"),
     ],
 )
-def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong goes to standard error in one line, with exit code 2."""
+def test_bad_input_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Invalid input gives one line on standard error and exit code 2."""
     code, out, err = run(words, capsys)
 
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 
 def test_jobs_cut_a_space_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """However finely a space is cut, every shape is looked at once and the best are the same."""
     whole = search("gpt3-1.3b", device="h100-sxm-80gb", top=50)
-    monkeypatch.setattr(search_job, "_SHAPES_OF_A_JOB", 20_000)
-    told: list[tuple[int, int]] = []
-    parts = search("gpt3-1.3b", device="h100-sxm-80gb", top=50, progress=lambda *counts: told.append(counts))
+    monkeypatch.setattr(search_engine, "_SHAPES_OF_A_JOB", 20_000)
+    stated: list[tuple[int, int]] = []
+    parts = search("gpt3-1.3b", device="h100-sxm-80gb", top=50, progress=lambda *counts: stated.append(counts))
 
     assert replace(parts.tally, nearest_parameters=0) == replace(whole.tally, nearest_parameters=0)
     assert [shape.config for shape in parts.candidates] == [shape.config for shape in whole.candidates]
     assert [shape.config for shape in parts.front] == [shape.config for shape in whole.front]
-    assert told == sorted(told)
-    assert {num_shapes for _, num_shapes in told} == {whole.tally.num_shapes}
-    assert told[-1][0] == whole.tally.num_shapes
+    assert stated == sorted(stated)
+    assert {num_shapes for _, num_shapes in stated} == {whole.tally.num_shapes}
+    assert stated[-1][0] == whole.tally.num_shapes
 
 
 @dataclass
@@ -221,27 +227,27 @@ class Fragile:
     """Measures everything as a millisecond, but for names that take its process with them."""
 
     deadly: tuple[str, ...]
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     @property
     def facts(self) -> DeviceFacts:
         """Of no device that there is."""
         return DeviceFacts(
             is_cuda=False, name="d", facts={}, driver="", runtime="", torch_version="2", dtypes=("fp32",),
-            cache_bytes=1.0, most_flops=1e30,
+            cache_bytes=1.0, max_operation_flops=1e30,
         )  # fmt: skip
 
     def measure(self, case: Case, run: Run, *, budget_s: float, ci_fraction: float) -> Row:
         """A row, or no process any more."""
         del budget_s, ci_fraction
-        self.asked.append(case.operation.name)
+        self.requested.append(case.operation.name)
         if case.operation.name.startswith(self.deadly):
             raise WorkerDiedError("was killed")
         return Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1e-3)
 
 
 def test_verify_survives_what_kills_its_process() -> None:
-    """What takes the process that measures with it is asked for once, named, and left out; after five the run ends."""
+    """A candidate that crashes the measuring process is skipped and named; after five the run ends."""
     overrides = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1001}
     workload = {"dtype": "fp32", "micro_batch_size": 1, "seq_len": 64}
     found = search(None, device="l40s", vary=("vocab",), workload=workload, overrides=overrides)
@@ -249,18 +255,18 @@ def test_verify_survives_what_kills_its_process() -> None:
     verified = verify_search(found, 1, measurer, budget_s=60.0)
 
     assert verified.num_rounds == 3
-    assert measurer.asked.count("residual") == 1
+    assert measurer.requested.count("residual") == 1
     assert any("failed here" in note and "residual" in note for note in verified.notes)
-    with pytest.raises(BenchError, match="lost 5 measuring processes"):
+    with pytest.raises(BenchError, match="5 measuring processes died"):
         verify_search(found, 1, Fragile(("",)), budget_s=60.0)
 
 
 def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    """Baseline and shapes are measured on this machine's CPU, and stand beside what is predicted."""
+    """Baseline and shapes are measured on this machine's CPU and shown with their predictions."""
     pytest.importorskip("torch", reason="needs the bench extra")
     model = ["--hidden-size", "128", "--num-layers", "2", "--num-heads", "4", "--vocab-size", "1001"]
-    asked = ["--device", "l40s", "--dtype", "fp32", "--micro-batch-size", "1", "--seq-len", "64"]
-    words = [*model, *asked, "--vary", "vocab", "--verify", "1", "--verify-budget", "1", "--json"]
+    requested = ["--device", "l40s", "--dtype", "fp32", "--micro-batch-size", "1", "--seq-len", "64"]
+    words = [*model, *requested, "--vary", "vocab", "--verify", "1", "--verify-budget", "1", "--json"]
     code, out, _ = run(words, capsys)
     found = json.loads(out)["verification"]
     shape = found["shapes"][0]
@@ -274,16 +280,16 @@ def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     # nothing but the logits differs: the rest was measured once for both
     before_s, after_s = shape["modules"]["mlp"]["baseline_s"], shape["modules"]["mlp"]["shape_s"]
     assert before_s == after_s
-    assert run([*model, *asked, "--verify-budget", "1"], capsys)[0] == 2
+    assert run([*model, *requested, "--verify-budget", "1"], capsys)[0] == 2
 
 
 @pytest.mark.parametrize("keep", [{"heads": 7}, {"head_dim": 1000}, {"width": 2500, "head_dim": 72}, {"width": 100}])
 def test_heads_that_do_not_fit_come_with_the_nearest_that_do(keep: dict[str, int]) -> None:
     """Each value that the refusal names leaves shapes, all else kept."""
-    with pytest.raises(ConfigError, match="the nearest that would") as refusal:
+    with pytest.raises(ConfigError, match="the nearest value that does") as refusal:
         search("gpt3-2.7b", device="a100-sxm-80gb", keep=keep)
 
-    named = re.findall(r"(\w+)=(\d+)", str(refusal.value).split("the nearest that would: ")[1])
+    named = re.findall(r"(\w+)=(\d+)", str(refusal.value).split("the nearest value that does: ")[1])
     assert named
     for name, value in named:
         kept = {field_of(key): number for key, number in keep.items()} | {name: int(value)}
@@ -311,23 +317,23 @@ def test_front_begins_with_the_first_of_the_list(model: str) -> None:
 def test_notes_say_what_is_not_judged() -> None:
     """Experts are outside the guard, and narrower heads read less cache only where nothing pads them."""
     experts = search("mixtral-8x7b", device="h100-sxm-80gb", vary=["experts"], layout={"tensor_parallel": 8})
-    assert any("no guard judges their number" in note for note in experts.notes)
-    asked = {"phase": "decode", "context_len": 8192}
-    decode = search("llama-3-8b", device="h100-sxm-80gb", workload=asked, top=4)
+    assert any("no guard limits the number of experts" in note for note in experts.notes)
+    requested = {"phase": "decode", "context_len": 8192}
+    decode = search("llama-3-8b", device="h100-sxm-80gb", workload=requested, top=4)
     is_odd = [shape.config.head_dim % 32 != 0 for shape in decode.candidates]
     assert any("stores heads unpadded" in note for note in decode.notes) == any(is_odd)
 
 
-def test_more_key_value_heads_are_told_where_only_training_is_asked() -> None:
-    """Heads that are no longer grouped train faster and cost cache: said in training, where they are not kept."""
+def test_more_key_value_heads_are_noted_in_training() -> None:
+    """More key-value heads train faster but enlarge the cache; noted in training unless they are kept."""
     usual = search("llama-3-8b", device="h100-sxm-80gb", top=4)
     decode = search("llama-3-8b", device="h100-sxm-80gb", workload={"phase": "decode", "context_len": 8192}, top=4)
     kept = search("llama-3-8b", device="h100-sxm-80gb", keep={"num_kv_heads": 8}, top=4)
     own = usual.baseline.kv_bytes_per_token
     worse = [str(shape.rank) for shape in usual.candidates if shape.kv_bytes_per_token > 1.1 * own]
-    (said,) = [note for note in usual.notes if "keys and values for a token" in note]
+    (message,) = [note for note in usual.notes if "times the KV cache per token" in note]
 
     assert worse
-    assert re.findall(r"[0-9]+", said.partition("keep")[0].removesuffix("s ")) == worse
-    assert "--keep num_kv_heads=8" in said
-    assert not any("keys and values for a token" in note for note in (*kept.notes, *decode.notes))
+    assert re.findall(r"[0-9]+", message.partition(" ha")[0]) == worse
+    assert "keep num_kv_heads=8" in message
+    assert not any("times the KV cache per token" in note for note in (*kept.notes, *decode.notes))

@@ -10,17 +10,17 @@ import pytest
 
 import shapewright
 from served import make_instance, plan
-from shapewright.adding_up import add_up_passes
-from shapewright.config import count_parameters, read_model
-from shapewright.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
+from shapewright.core.errors import LayoutError, ShapewrightError, UnknownRateError, WorkloadError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.question import ask
-from shapewright.serving import ServingRequest
-from shapewright.serving.aggregated import AggregatedCandidate, prefill_shares
-from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates
-from shapewright.serving.instance import batch_sizes
-from shapewright.serving.point import Span, pareto_front
+from shapewright.models import count_parameters, read_model
+from shapewright.optimize.serving import ServingRequest
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
+from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates
+from shapewright.optimize.serving.instance import batch_sizes
+from shapewright.optimize.serving.point import Span, pareto_front
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import compose_passes
+from shapewright.workload import ParallelLayout
 
 
 def test_best_keeps_limits_and_front_falls() -> None:
@@ -118,7 +118,7 @@ def test_what_is_advised_for_a_model_that_does_not_fit_works() -> None:
     """405 billion in 16 bits are 811 GB, more than eight H100 have; the formats that are named in its place do fit."""
     with pytest.raises(WorkloadError) as caught:
         plan("llama-3.1-405b", num_devices=8, formats=None)
-    assert str(caught.value).endswith("or --dtype fp8 or --weight-dtype int4, which fits")
+    assert str(caught.value).endswith("or dtype fp8 or weight_dtype int4, which fits")
     for workload in ({"dtype": "fp8"}, {"weight_dtype": "int4"}):
         assert plan("llama-3.1-405b", num_devices=8, workload=workload).capacities
 
@@ -126,31 +126,35 @@ def test_what_is_advised_for_a_model_that_does_not_fit_works() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"num_devices": 0}, WorkloadError, "gpus=0 must be from 1"),
-        ({"prompt_len": 10**9}, WorkloadError, "isl=1000000000 must be a whole number from 1"),
-        ({"output_len": 1}, WorkloadError, "osl=1 .*--phase prefill"),
-        ({"prompt_len": 10**8}, WorkloadError, "fits on none of up to 1024"),
+        ({"num_devices": 0}, WorkloadError, "num_devices=0 must be an integer from 1"),
+        ({"prompt_len": 10**9}, WorkloadError, "prompt_len=1000000000 must be an integer from 1"),
+        ({"output_len": 1}, WorkloadError, "output_len=1 .*phase='prefill'"),
+        ({"prompt_len": 10**8}, WorkloadError, "does not fit on up to 1024"),
         ({"memory_fraction": 1.5}, WorkloadError, "memory_fraction=1.5"),
-        ({"ttft_limit_s": -1.0}, WorkloadError, "ttft=-1.0 s must be above 0"),
+        ({"ttft_limit_s": -1.0}, WorkloadError, "ttft_limit_s=-1.0 must be a number above 0"),
         ({"formats": ["fp7"]}, WorkloadError, "unknown dtype 'fp7'"),
         ({"formats": ["bf16:int4:fp8:x"]}, WorkloadError, "unknown dtype 'x'"),
         ({"formats": ["bf16:int4:fp8:fp8"]}, WorkloadError, "too many parts"),
-        ({"layout": {"zero_stage": 3}}, LayoutError, "zero_stage is not a choice of serve-plan"),
+        ({"layout": {"zero_stage": 3}}, LayoutError, "zero_stage is not a choice of a serving plan"),
         ({"layout": {"tensor_parallel": 5}}, LayoutError, "tensor_parallel=5 must divide num_heads=32; try 4 or 8"),
-        ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be a whole number of devices from 1"),
-        ({"layout": {"expert_parallel": 4}}, LayoutError, "expert_parallel=4 needs a model with experts"),
+        ({"layout": {"tensor_parallel": 0}}, LayoutError, "tensor_parallel=0 must be an integer"),
+        ({"layout": {"expert_parallel": 4}}, LayoutError, "expert_parallel=4 requires a model with experts"),
         ({"workload": {"dtype": "fp4"}}, UnknownRateError, "has no fp4 rate"),
-        ({"model": "flan-t5-base"}, WorkloadError, "serve-plan is for decoders"),
-        ({"tpot_limit_s": "30ms"}, WorkloadError, "tpot='30ms' s must be above 0; .* in Python as seconds"),
-        ({"memory_fraction": "0.9"}, WorkloadError, "memory_fraction='0.9' must be above 0"),
-        ({"num_devices": 2.5}, WorkloadError, "gpus=2.5 must be from 1"),
-        ({"cached_len": 2.5}, WorkloadError, "cached_prefix=2.5 must be a whole number"),
+        ({"model": "flan-t5-base"}, WorkloadError, "a serving plan needs a decoder"),
+        (
+            {"tpot_limit_s": "30ms"},
+            WorkloadError,
+            "tpot_limit_s='30ms' must be a number above 0 .* such as 0.3 seconds",
+        ),
+        ({"memory_fraction": "0.9"}, WorkloadError, "memory_fraction='0.9' must be a number above 0"),
+        ({"num_devices": 2.5}, WorkloadError, "num_devices=2.5 must be an integer from 1"),
+        ({"cached_len": 2.5}, WorkloadError, "cached_len=2.5 must be an integer"),
         ({"formats": "fp8,bf16:int4"}, WorkloadError, r"must be a list of formats; give \['fp8', 'bf16:int4'\]"),
         ({"speculation": {"num_draft_tokens": 4}}, WorkloadError, "give num_draft_tokens, acceptance_fraction, draft"),
     ],
 )
 def test_bad_questions_are_refused(given: dict[str, Any], error: type[ShapewrightError], words: str) -> None:
-    """Each message says what is wrong and what is allowed."""
+    """Each error states the wrong value and the allowed ones."""
     with pytest.raises(error, match=words):
         plan(**given)
 
@@ -178,7 +182,7 @@ def test_devices_without_fused_attention_are_planned_too() -> None:
     assert best.format.name == "fp16"
 
 
-def test_links_that_nobody_knows_leave_out_the_transfer() -> None:
+def test_unknown_links_leave_out_the_transfer() -> None:
     """A device without a network card in its sheet serves aggregated alone."""
     device = replace(load_device("h100-sxm-80gb"), inter_node_bandwidth_bytes_per_s=None)
     found = shapewright.serve_plan("llama-3-8b", device=device, prompt_len=1000, output_len=200, formats=[])
@@ -224,7 +228,7 @@ def test_the_largest_batch_within_a_limit_is_found() -> None:
     def tpot_s(batch_size: int) -> float:
         load = best.prefill_load_fraction * batch_size / best.batch_size
         candidate = AggregatedCandidate(instance, batch_size, share, load)
-        plain, decode, mixed = add_up_passes(candidate.passes(), instance.config, instance.device)
+        plain, decode, mixed = compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device)
         return candidate.point((plain, decode, mixed)).tpot.middle_s
 
     assert tpot_s(best.batch_size) == best.tpot.middle_s <= 0.03 < tpot_s(best.batch_size + 1)
@@ -237,8 +241,8 @@ def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
     request = ServingRequest(prompt_len=4000, output_len=100, cached_len=3000)
     instance = make_instance(request=request)
     (candidate, *_) = prefill_candidates(instance)
-    (times,) = add_up_passes(candidate.passes(), instance.config, instance.device)
-    alone = ask(
+    (times,) = compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device)
+    alone = build_scenario(
         "llama-3-8b",
         "h100-sxm-80gb",
         workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": 1000, "context_len": 3000},
@@ -260,7 +264,7 @@ def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
 @pytest.mark.parametrize("cached_len", [-1, 4000, 5000])
 def test_a_prefix_is_shorter_than_its_prompt(cached_len: int) -> None:
     """At least one token of a prompt is new."""
-    with pytest.raises(WorkloadError, match=rf"cached_prefix={cached_len} must be a whole number from 0 to 3999"):
+    with pytest.raises(WorkloadError, match=rf"cached_len={cached_len} must be an integer from 0 to 3999"):
         plan(prompt_len=4000, cached_len=cached_len)
 
 

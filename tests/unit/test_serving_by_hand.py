@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from served import make_instance
-from shapewright.adding_up import StepTimes, add_up_passes
-from shapewright.layout import ParallelLayout
-from shapewright.operations import Attention, Gemm
-from shapewright.predict import predict
-from shapewright.question import ask
-from shapewright.serving import ServingRequest, Speculation
-from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare
-from shapewright.serving.disaggregated import Decoder, Prefiller, pair_up, transfer_span
-from shapewright.serving.passes import Passes
-from shapewright.serving.point import Span
+from shapewright.lowering.operations import Attention, Gemm
+from shapewright.optimize.serving import ServingRequest, Speculation
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare
+from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, transfer_span
+from shapewright.optimize.serving.passes import Passes
+from shapewright.optimize.serving.point import Span
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import StepTimes, compose_passes
+from shapewright.prediction.predict import predict
+from shapewright.workload import ParallelLayout
 
 
 def times_of(step_s: float) -> StepTimes:
@@ -26,11 +26,11 @@ def times_of(step_s: float) -> StepTimes:
 
 def test_plain_passes_are_what_predict_says() -> None:
     """A decode pass and a prefill pass take exactly the predicted step."""
-    question = ask("mixtral-8x7b", "h100-sxm-80gb", workload={"phase": "decode"})
+    question = build_scenario("mixtral-8x7b", "h100-sxm-80gb", workload={"phase": "decode"})
     layout = ParallelLayout(tensor_parallel=2)
-    passes = Passes(question.config, question.device, question.workload, layout)
+    passes = Passes(question.replace(layout=layout))
     decode, prefill = passes.decode(24, 3000), passes.prefill(2, 700, 100)
-    times = add_up_passes([decode, prefill], question.config, question.device)
+    times = compose_passes([decode, prefill], question.config, question.device)
 
     for found, one in zip(times, (decode, prefill), strict=True):
         step = predict(question.config, device=question.device, workload=one.workload, layout=layout)
@@ -43,39 +43,39 @@ def test_plain_passes_are_what_predict_says() -> None:
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-9b"])
 def test_mixed_pass_is_between_its_parts_and_their_sum(model: str) -> None:
-    """Prefill beside decode costs at least what either takes alone, and less than one after the other."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": "decode"})
-    passes = Passes(question.config, question.device, question.workload, ParallelLayout())
+    """A mixed pass takes at least as long as its longer part, and less than both in sequence."""
+    question = build_scenario(model, "h100-sxm-80gb", workload={"phase": "decode"})
+    passes = Passes(question)
     decode, prefill = passes.decode(32, 2000), passes.prefill(1, 512, 1024)
     both = passes.mixed(decode, prefill)
     alone_s, chunk_s, both_s = (
-        found.step_s for found in add_up_passes([decode, prefill, both], question.config, question.device)
+        found.step_s for found in compose_passes([decode, prefill, both], question.config, question.device)
     )
 
     assert max(alone_s, chunk_s) * 0.98 < both_s < alone_s + chunk_s
 
 
-def test_mixed_pass_runs_each_attention_and_joins_the_products() -> None:
-    """Products have 32 + 512 rows; the two attention calls are those of the parts; logits are those of decode."""
+def test_mixed_pass_runs_each_attention_and_joins_the_gemms() -> None:
+    """GEMMs have 32 + 512 rows; the two attention calls are those of the parts; logits are those of decode."""
     passes = make_instance().passes
     decode, prefill = passes.decode(32, 2000), passes.prefill(1, 512, 1024)
     operations = passes.mixed(decode, prefill).operations
     calls = [operation for operation in operations if isinstance(operation, Attention)]
-    products = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
+    gemms = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
 
     assert [(call.batch_size, call.query_len, call.kv_len) for call in calls] == [(32, 1, 2001), (1, 512, 1536)]
-    assert products["mlp.down"].m == 32 + 512
-    assert products["logits"].m == 32
+    assert gemms["mlp.down"].m == 32 + 512
+    assert gemms["logits"].m == 32
 
 
 def test_verifying_pass_reads_each_cache_once() -> None:
-    """Five new tokens of 8 sequences: 40 rows in the products, 8 caches in attention, keys up to the last proposal."""
+    """Five new tokens of 8 sequences: 40 rows in the GEMMs, 8 caches in attention, keys up to the last draft token."""
     operations = make_instance().passes.decode(8, 2000, query_len=5).operations
     (call,) = [operation for operation in operations if isinstance(operation, Attention)]
-    products = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
+    gemms = {operation.name: operation for operation in operations if isinstance(operation, Gemm)}
 
     assert (call.batch_size, call.query_len, call.kv_len) == (8, 5, 2005)
-    assert products["mlp.down"].m == products["logits"].m == 40
+    assert gemms["mlp.down"].m == gemms["logits"].m == 40
 
 
 def test_continuous_batch_by_hand() -> None:
@@ -122,7 +122,7 @@ def test_ratio_by_hand() -> None:
 
 
 def test_load_of_prefill_follows_the_limit() -> None:
-    """S (1 + rho / (2 (1 - rho))) + transfer stays within the time to first token that was asked for."""
+    """S (1 + rho / (2 (1 - rho))) + transfer stays within the requested time to first token."""
     for limit_s in (0.12, 0.15, 0.3):
         request = ServingRequest(prompt_len=1000, output_len=101, ttft_limit_s=limit_s)
         instance = make_instance(request=request)

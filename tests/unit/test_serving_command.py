@@ -1,4 +1,4 @@
-"""What serve-plan prints, and what it says of options that are wrong."""
+"""Output of serve-plan, and its errors for invalid options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB = ["llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Text and JSON agree on the best; the page is whole and says what the numbers rest on."""
+    """Text and JSON agree on the best point; the page is complete and lists its assumptions."""
     page = tmp_path / "plan.html"
     limits = ["--ttft", "300ms", "--tpot", "12ms"]
     code, text, _ = run([*JOB, *limits, "--html", str(page)], capsys)
@@ -37,7 +37,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     for words in ("aggregated", "tokens in cache", "first token at most 300 ms"):
         assert words in text
     written = page.read_text(encoding="utf-8")
-    for words in ("What this rests on", "echarts", "tokens/s of a user"):
+    for words in ("Assumptions", "echarts", "tokens/s of a user"):
         assert words in written
 
 
@@ -45,13 +45,13 @@ def test_limits_that_nothing_keeps_are_a_finding(capsys: pytest.CaptureFixture[s
     """Exit code 1, and the shortest times that there are."""
     code, text, _ = run([*JOB, "--tpot", "1us"], capsys)
     assert code == 1
-    assert "the shortest time to a first token is" in text
+    assert "the shortest time to first token is" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpus", "0"], "gpus=0"),
+        (["--gpus", "0"], "num_devices=0"),
         (["--ttft", "soon"], "is not a time such as 300ms"),
         (["--draft-tokens", "4"], "belong together"),
         (["--tp", "3"], "tensor_parallel=3"),

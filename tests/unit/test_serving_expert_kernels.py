@@ -6,7 +6,7 @@ import pytest
 
 import shapewright
 from served import plan
-from shapewright.question import ask
+from shapewright.prediction.build import build_scenario
 
 
 def test_experts_of_a_server_with_kernels_of_its_own() -> None:
@@ -22,12 +22,12 @@ def test_experts_of_a_server_with_kernels_of_its_own() -> None:
     least_s = (own.memory.weights_bytes + own.memory.kv_cache_bytes) / own.device.memory_bandwidth_bytes_per_s
 
     assert 1.3 * least_s < own.step_time_s < 2.4 * least_s < 0.4 * measured.step_time_s
-    assert any("give --expert-kernel as-16-bit" in line for line in measured.warnings)
-    assert not any("give --expert-kernel" in line for line in own.warnings)
+    assert any("set expert_kernel=as-16-bit" in line for line in measured.warnings)
+    assert not any("set expert_kernel" in line for line in own.warnings)
 
 
 def test_a_plan_takes_the_kernel_of_experts() -> None:
-    """The knob reaches every pass of a plan, and its JSON says so."""
+    """The option reaches every pass of a plan and its JSON."""
     wanted = {"formats": [], "workload": {"dtype": "fp8"}, "layout": {"tensor_parallel": 1}}
     measured = plan("mixtral-8x7b", **wanted)
     own = plan("mixtral-8x7b", **wanted | {"workload": {"dtype": "fp8", "expert_kernel": "as-16-bit"}})
@@ -45,8 +45,8 @@ def test_a_plan_takes_the_kernel_of_experts() -> None:
         ("llama-3-8b", "decode", "expert_kernel=as-16-bit has no effect in a model without experts"),
     ],
 )
-def test_a_kernel_of_experts_that_changes_nothing_is_told(model: str, phase: str, words: str) -> None:
-    """Training has kernels of its own, and a dense model has no experts."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": phase, "expert_kernel": "as-16-bit"})
+def test_a_kernel_of_experts_that_changes_nothing_is_noted(model: str, phase: str, words: str) -> None:
+    """The option has no effect in training and on dense models, which is noted."""
+    question = build_scenario(model, "h100-sxm-80gb", workload={"phase": phase, "expert_kernel": "as-16-bit"})
 
     assert any(words in line for line in question.notes)

@@ -9,13 +9,13 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.errors import LayoutError
-from shapewright.layout import ParallelLayout
-from shapewright.predict import predict
-from shapewright.question import ask
-from shapewright.report.serving_text import layout_words
-from shapewright.serving import ServingPlan
-from shapewright.serving.layouts import candidate_layouts
+from shapewright.app.report.optimize.serving_text import layout_words
+from shapewright.core.errors import LayoutError
+from shapewright.optimize.serving import ServingPlan
+from shapewright.optimize.serving.capacity import candidate_layouts
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.predict import predict
+from shapewright.workload import ParallelLayout
 
 MODEL, DEVICE = "qwen3-30b-a3b", "h100-sxm-80gb"
 # 48 layers of 128 experts, each three matrices of 2048 x 768, in bf16.
@@ -24,8 +24,8 @@ EXPERTS_BYTES = 48 * 128 * 3 * 2048 * 768 * 2.0
 
 def layouts(most_devices: int, model: str = MODEL, **given: int) -> list[ParallelLayout]:
     """Layouts of an instance of up to some H100s."""
-    question = ask(model, DEVICE, workload={"phase": "prefill"})
-    return list(candidate_layouts(question.config, question.device, question.workload, most_devices, given))
+    question = build_scenario(model, DEVICE, workload={"phase": "prefill"})
+    return list(candidate_layouts(question, most_devices, given))
 
 
 def plan(**given: Any) -> ServingPlan:
@@ -53,7 +53,7 @@ def test_every_layout_holds_the_experts_of_a_layer_once(most_devices: int) -> No
     found = layouts(most_devices)
     assert len(set(found)) == len(found)
     for one in found:
-        assert one.expert_parallel * one.tensor_degree_of_experts == one.devices_per_stage
+        assert one.expert_parallel * one.expert_tensor_degree == one.devices_per_stage
         assert one.num_devices <= most_devices
     assert [one.num_devices for one in found] == sorted(one.num_devices for one in found)
 
@@ -74,7 +74,7 @@ def test_degrees_that_are_fixed_restrict_the_layouts() -> None:
     }
     # sglang's moe_tp_size 2 beside moe_ep_size 4: looked at where it is asked for.
     assert "TP 8, EP 4, ETP 2" in {layout_words(one) for one in layouts(8, expert_tensor_parallel=2)}
-    assert not [one for one in layouts(8) if one.cuts_experts_apart and one.tensor_degree_of_experts > 1]
+    assert not [one for one in layouts(8) if one.has_own_expert_degree and one.expert_tensor_degree > 1]
 
 
 def test_a_device_holds_its_share_of_the_experts() -> None:
@@ -102,13 +102,13 @@ def test_a_token_takes_what_predict_says(layout: dict[str, int]) -> None:
     """A decoding instance takes the predicted step in the middle of the answer, exchanges of experts and all."""
     points = [one for one in plan(layout=layout, num_devices=16).points if one.mode == "disaggregated"]
     assert points
-    question = ask(MODEL, DEVICE, workload={"phase": "prefill"})
+    question = build_scenario(MODEL, DEVICE, workload={"phase": "prefill"})
     for point in (points[0], points[-1]):
         workload = {"phase": "decode", "micro_batch_size": point.batch_size, "context_len": 1100, "kv_block_tokens": 16}
         alone = predict(
             question.config,
             device=question.device,
-            workload=ask(MODEL, DEVICE, workload=workload).workload,
+            workload=build_scenario(MODEL, DEVICE, workload=workload).workload,
             layout=ParallelLayout(pipeline_parallel=point.layout.pipeline_parallel, **layout),
         )
         assert point.tpot.middle_s == pytest.approx(alone.step_time_s, rel=1e-12)
@@ -116,16 +116,16 @@ def test_a_token_takes_what_predict_says(layout: dict[str, int]) -> None:
 
 
 def test_a_large_server_has_layouts_of_every_size_priced() -> None:
-    """Where there are more layouts than are priced, none of the sizes is left out, and a note says so."""
+    """With more layouts than are priced, every size is represented, and a note states the limit."""
     found = plan(model="deepseek-v3", num_devices=64, workload={"dtype": "fp8"}, prompt_len=500, output_len=20)
     assert {one.layout.num_devices for one in found.capacities} == {16, 32, 64}
     assert len(found.capacities) == 32
     assert "DP 64, EP 64" in {layout_words(one.layout) for one in found.capacities}
-    assert any("32 of" in line and "--ep or --etp" in line for line in found.notes)
+    assert any("32 of" in line and "fix a degree" in line for line in found.notes)
 
 
 def test_the_command_prints_and_writes_the_degrees(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed are the flags that predict takes, and JSON has them by field name."""
+    """The command prints the flags that predict takes; its JSON has them by field name."""
     job = ["serve-plan", MODEL, "--device", DEVICE, "--isl", "1000", "--osl", "200", "--formats", "none", "--gpus", "8"]
     fixed = ["--tp", "2", "--dp", "4", "--ep", "8"]
     _, text, _ = run_command([*job, *fixed], capsys)
@@ -153,8 +153,8 @@ def test_replicas_without_experts_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("formats", "is_said"), [([], True), (["bf16:int4"], True), (["fp8"], False)])
-def test_a_kernel_of_experts_without_effect_is_told(formats: list[str], is_said: bool) -> None:
-    """In 16 bits there is none to choose; beside them a narrow format may be looked at, which has one."""
+def test_a_kernel_of_experts_without_effect_is_noted(formats: list[str], is_said: bool) -> None:
+    """In 16 bits there is no kernel to choose; a plan that also tries a narrow format has one."""
     found = plan(workload={"expert_kernel": "as-16-bit"}, layout={"tensor_parallel": 1}, formats=formats)
     line = "expert_kernel=as-16-bit has no effect on experts in 16 bits or more"
     assert (line in found.notes) == is_said

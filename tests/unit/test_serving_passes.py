@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from shapewright.adding_up import StepTimes
-from shapewright.layout import ParallelLayout
 from shapewright.lowering.flops import sum_flops
-from shapewright.question import ask
-from shapewright.serving import ServingFormat, ServingRequest, Speculation
-from shapewright.serving.aggregated import AggregatedCandidate, PrefillShare, aggregated_candidates
-from shapewright.serving.disaggregated import (
+from shapewright.optimize.serving import ServingFormat, ServingRequest, Speculation
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, PrefillShare, aggregated_candidates
+from shapewright.optimize.serving.disaggregated import (
     DecodeCandidate,
     Decoder,
     PrefillCandidate,
@@ -25,9 +22,12 @@ from shapewright.serving.disaggregated import (
     prefill_candidates,
     transfer_span,
 )
-from shapewright.serving.instance import Instance
-from shapewright.serving.passes import Passes
-from shapewright.serving.point import Span
+from shapewright.optimize.serving.instance import Instance
+from shapewright.optimize.serving.passes import Passes
+from shapewright.optimize.serving.point import Span
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import StepTimes
+from shapewright.workload import ParallelLayout
 
 TWO_AT_HALF = Speculation(num_draft_tokens=2, acceptance_fraction=0.5, draft_cost_fraction=0.1)
 BF16 = ServingFormat("bf16", "bf16", "bf16")
@@ -37,10 +37,10 @@ def make_instance(
     degrees: dict[str, int] | None = None, model: str = "llama-3-8b", formats: ServingFormat = BF16, **given: Any
 ) -> Instance:
     """One copy of a model on H100s."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill"})
+    question = build_scenario(model, "h100-sxm-80gb", workload={"phase": "prefill"})
     request = ServingRequest(**{"prompt_len": 4000, "output_len": 101, **given})
     layout = ParallelLayout(**(degrees or {}))
-    return Instance(question.config, question.device, question.workload, layout, formats, request)
+    return Instance(question.replace(layout=layout), formats, request)
 
 
 def times_of(step_s: float) -> StepTimes:
@@ -142,8 +142,8 @@ def test_caches_travel_by_the_link_that_joins_the_devices() -> None:
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-2b"])
 def test_a_mixed_pass_multiplies_what_its_parts_do(model: str, attention: str) -> None:
     """FLOPs of 16 decoding sequences and two prompts of 512 add up, without the logits of prompts that go on."""
-    question = ask(model, "h100-sxm-80gb", workload={"phase": "prefill", "attention": attention})
-    passes = Passes(question.config, question.device, question.workload, ParallelLayout())
+    question = build_scenario(model, "h100-sxm-80gb", workload={"phase": "prefill", "attention": attention})
+    passes = Passes(question)
     decode, prefill = passes.decode(16, 2000), passes.prefill(2, 512, 1024 if attention == "flash" else 0)
     mixed = passes.mixed(decode, prefill)
     logits = [one for one in prefill.operations if one.stage == "last"]

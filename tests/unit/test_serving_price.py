@@ -1,4 +1,4 @@
-"""What answered tokens cost: a price of a device in a serving plan, on the command line, in JSON and on the page."""
+"""Cost of output tokens: device prices in a serving plan, on the command line, in JSON and on the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.errors import WorkloadError
+from shapewright.core.errors import WorkloadError
 
 JOB = ["serve-plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--formats", "none"]
 
@@ -52,7 +52,7 @@ def test_costs_stand_where_a_price_was_given(
 @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf"), "2.5", True])
 def test_what_is_no_price_is_refused(price: object) -> None:
     """A price is a number above 0, in Python too."""
-    with pytest.raises(WorkloadError, match=r"--usd-per-hour .* is out of range"):
+    with pytest.raises(WorkloadError, match=r"usd_per_hour=.* must be a number from"):
         shapewright.serve_plan(
             "llama-3-8b",
             device="h100-sxm-80gb",

@@ -8,26 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.adding_up import add_up_passes
-from shapewright.layout import ParallelLayout
-from shapewright.question import ask
-from shapewright.serving import ServingFormat, ServingRequest
-from shapewright.serving.aggregated import AggregatedCandidate, prefill_shares
-from shapewright.serving.instance import Instance
-from shapewright.serving.passes import Pass
-from shapewright.serving.windows import mean_seen, spread_windows
+from shapewright.optimize.serving import ServingFormat, ServingRequest
+from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
+from shapewright.optimize.serving.instance import Instance
+from shapewright.optimize.serving.passes import Pass, mean_seen, spread_windows
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import compose_passes
+from shapewright.workload import ParallelLayout
 
 CHUNK = 8192
 
 
 def make_instance(model: str, prompt_len: int, output_len: int) -> Instance:
     """One copy of a model on eight H200."""
-    question = ask(model, "h200-sxm-141gb", workload={"phase": "prefill"})
+    question = build_scenario(model, "h200-sxm-141gb", workload={"phase": "prefill"})
     return Instance(
-        question.config,
-        question.device,
-        question.workload,
-        ParallelLayout(tensor_parallel=8),
+        question.replace(layout=ParallelLayout(tensor_parallel=8)),
         ServingFormat("bf16", "bf16", "bf16"),
         ServingRequest(prompt_len=prompt_len, output_len=output_len),
     )
@@ -35,7 +31,7 @@ def make_instance(model: str, prompt_len: int, output_len: int) -> Instance:
 
 def step_s(instance: Instance, one: Pass) -> float:
     """Time of a pass. [s]"""
-    return add_up_passes([one], instance.config, instance.device)[0].step_s
+    return compose_passes([one], instance.scenario.config, instance.scenario.device)[0].step_s
 
 
 def decode_s(model: str, prompt_len: int, output_len: int) -> float:
@@ -81,7 +77,7 @@ def test_longer_contexts_of_sliding_windows_never_take_less() -> None:
 
 
 @pytest.mark.parametrize(("model", "prompt_len"), [("llama-3-8b", 4000), ("gemma-2-27b", 8000), ("llama-4-scout", 100)])
-def test_answers_that_leave_no_window_are_priced_in_their_middle(model: str, prompt_len: int) -> None:
+def test_outputs_that_leave_no_window_are_priced_at_their_middle(model: str, prompt_len: int) -> None:
     """No window, a window that is full all along, a chunk that is not yet full: as one pass in the middle."""
     instance = make_instance(model, prompt_len, 1000)
     middle = instance.passes.decode(32, prompt_len + 500)
@@ -90,16 +86,18 @@ def test_answers_that_leave_no_window_are_priced_in_their_middle(model: str, pro
 
 
 def mixed_s(model: str, prompt_len: int) -> tuple[float, list[float]]:
-    """Time of a pass of about 512 prompt tokens beside 32 sequences as a plan has it, and of every pass one by one."""
+    """Time of a planned mixed pass of about 512 prompt tokens and 32 sequences, and of each pass priced one by one."""
     instance = make_instance(model, prompt_len, 1000)
     share = prefill_shares(prompt_len)[0]
     candidate = AggregatedCandidate(instance, 32, share, load_fraction=0.0)
-    times = add_up_passes(candidate.passes(), instance.config, instance.device)
+    times = compose_passes(candidate.passes(), instance.scenario.config, instance.scenario.device)
     passes, decode = instance.passes, instance.decode_passes(32)[0]
     each = [passes.mixed(decode, passes.prefill(1, share.tokens, n * share.tokens)) for n in range(share.num_passes)]
     # A load of one is a pass with prefill all the time.
     point = candidate._replace(load_fraction=1.0 - 1e-12).point(times)
-    return point.tpot.middle_s, [one.step_s for one in add_up_passes(each, instance.config, instance.device)]
+    return point.tpot.middle_s, [
+        one.step_s for one in compose_passes(each, instance.scenario.config, instance.scenario.device)
+    ]
 
 
 @pytest.mark.parametrize("model", ["llama-4-scout", "gemma-2-27b", "llama-3-8b"])
@@ -120,6 +118,6 @@ def test_prompts_across_a_chunk_are_no_cliff() -> None:
 
 def test_a_model_without_windows_stays_as_it_is() -> None:
     """There is nothing to spread."""
-    config = make_instance("llama-3-8b", 100, 100).config
+    config = make_instance("llama-3-8b", 100, 100).scenario.config
 
     assert spread_windows(config, 100, 100) is config

@@ -1,4 +1,4 @@
-"""Products that leave a library's usual kernels: long contractions, far pages, narrow odd sizes, small products."""
+"""Slow cases: long contractions, far pages, narrow odd sizes, small GEMMs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import shapewright
-from shapewright.errors import CalibrationError
+from shapewright.app.report.step.explain import explain_operation, explanation_rows
+from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
-from shapewright.operations import Gemm
-from shapewright.perf.alignment import contiguous_letters
-from shapewright.perf.calibration import CalibrationRecord, parse_record
-from shapewright.perf.gemm import price_gemm
-from shapewright.perf.products import Products
-from shapewright.perf.slow_cases import (
+from shapewright.lowering.operations import Gemm
+from shapewright.pricing.calibration.records import CalibrationRecord, parse_record
+from shapewright.pricing.gemm.alignment import contiguous_letters
+from shapewright.pricing.gemm.price import price_gemm
+from shapewright.pricing.gemm.shapes import Gemms
+from shapewright.pricing.gemm.slow_cases import (
     NarrowCase,
     SlowCases,
     Span,
@@ -28,9 +29,8 @@ from shapewright.perf.slow_cases import (
     read_slow_cases,
     small_floor_s,
 )
-from shapewright.report.explain import explain_operation, explanation_rows
 
-A100 = Path(shapewright.__file__).parent / "perf/data/gemm/a100-sxm-80gb.json"
+A100 = Path(shapewright.__file__).parent / "pricing/data/gemm/a100-sxm-80gb.json"
 
 
 def ones(*values: float) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -39,7 +39,7 @@ def ones(*values: float) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def record_with(**section: Any) -> CalibrationRecord:
-    """The A100's physics with something more in its section, under a name of its own."""
+    """The A100's record without residuals, with additional keys in its section and another id."""
     raw = json.loads(A100.read_text(encoding="utf-8"))
     raw["parameters"]["dtypes"]["bf16"] |= section
     raw["id"] += "/" + json.dumps(section, sort_keys=True)
@@ -76,9 +76,9 @@ def narrow(role: str, step: float = 1.0, fraction: float = 0.1, alignments_bytes
 def test_narrow_odd_sizes_run_at_their_share_after_their_traffic() -> None:
     """128 x 128 x 63 has 2,064,384 flops: at a tenth of 1e12 flop/s 20.6 us, and 1 us of traffic; not 64 and 129."""
     k, shapes = ones(63, 64, 127, 129), ones(*[128] * 4)
-    traffic_s, products = ones(*[1e-6] * 4), Products(shapes, shapes, k, ones(1, 1, 2, 1), contiguous_letters("NT"))
+    traffic_s, gemms = ones(*[1e-6] * 4), Gemms(shapes, shapes, k, ones(1, 1, 2, 1), contiguous_letters("NT"))
 
-    floor_s = narrow_floor_s(products, 16, traffic_s, 1e12, narrow("contracted"))
+    floor_s = narrow_floor_s(gemms, 16, traffic_s, 1e12, narrow("contracted"))
 
     assert floor_s == pytest.approx([2.064384e-5 + 1e-6, 0.0, 2 * 127 * 128 * 128 * 2 / 1e11 + 1e-6, 0.0])
 
@@ -88,8 +88,8 @@ def test_narrow_sizes_are_padded_to_whole_steps() -> None:
     one, none = ones(*[128] * 4), ones(*[0] * 4)
     cases = narrow("contracted", step=32.0, alignments_bytes=(2, 64))
 
-    products = Products(one, one, ones(33, 63, 32, 40), one, contiguous_letters("NN"))
-    floor_s = narrow_floor_s(products, 16, none, 1e12, cases)
+    gemms = Gemms(one, one, ones(33, 63, 32, 40), one, contiguous_letters("NN"))
+    floor_s = narrow_floor_s(gemms, 16, none, 1e12, cases)
 
     assert floor_s[0] == pytest.approx(floor_s[1]) == pytest.approx(2.0 * floor_s[2])
     assert floor_s[3] == 0.0
@@ -99,27 +99,27 @@ def test_narrow_sizes_are_padded_to_whole_steps() -> None:
 def test_a_dimension_of_another_role_does_not_count(layout: str, role: str) -> None:
     """In layout TN the contracted k is not contiguous, and k is no free dimension in any: an odd one costs nothing."""
     one = ones(128)
-    products = Products(one, one, ones(63), one, contiguous_letters(layout))
+    gemms = Gemms(one, one, ones(63), one, contiguous_letters(layout))
 
-    assert narrow_floor_s(products, 16, one, 1e12, narrow(role)).tolist() == [0.0]
+    assert narrow_floor_s(gemms, 16, one, 1e12, narrow(role)).tolist() == [0.0]
 
 
-def test_small_products_are_bounded_by_edge_and_outputs() -> None:
-    """64 x 64 x 1000 at a hundredth of 1e12 flop/s takes 819 us; more outputs or a longer edge is no small product."""
+def test_small_gemms_are_bounded_by_edge_and_outputs() -> None:
+    """64 x 64 x 1000 at a hundredth of 1e12 flop/s takes 819 us; more outputs or a longer edge are not small."""
     cases = SlowCases(small_edge=64, small_outputs=8192, small_fraction=0.01)
 
-    products = Products(ones(64, 64, 128), ones(64, 64, 8), ones(*[1000] * 3), ones(1, 3, 1), {})
-    floor_s = small_floor_s(products, 1e12, cases)
+    gemms = Gemms(ones(64, 64, 128), ones(64, 64, 8), ones(*[1000] * 3), ones(1, 3, 1), {})
+    floor_s = small_floor_s(gemms, 1e12, cases)
 
     assert floor_s == pytest.approx([8.192e-4, 0.0, 0.0])
 
 
-def test_a_half_empty_last_wave_costs_large_products_their_fast_kernel() -> None:
+def test_a_half_empty_last_wave_disables_the_fast_kernel() -> None:
     """10 SMs, tiles of 256 x 128: last waves of 4 tiles are slow, of 5 and of 10 not, until B is larger still."""
     cases = SlowCases(idle_columns=1000, idle_elements=1e6, idle_always_elements=3e6, idle_fraction=0.25)
     n, k = ones(24 * 128, 25 * 128, 30 * 128, 24 * 128, 25 * 128), ones(500, 500, 500, 100, 1000)
 
-    floor_s = idle_floor_s(Products(np.full(5, 256.0), n, k, np.ones(5), {}), 10.0, 1e12, cases)
+    floor_s = idle_floor_s(Gemms(np.full(5, 256.0), n, k, np.ones(5), {}), 10.0, 1e12, cases)
 
     alone_s = 2.0 * 256 * n * k / 2.5e11
     assert floor_s == pytest.approx([alone_s[0], 0.0, 0.0, 0.0, alone_s[4]])
@@ -129,14 +129,14 @@ def test_few_columns_and_batches_keep_their_fast_kernel() -> None:
     """However large B is, up to idle_columns of C and in a batch nothing is lost."""
     cases = SlowCases(idle_columns=1000, idle_elements=1.0, idle_always_elements=1.0, idle_fraction=0.25)
 
-    products = Products(ones(256, 256), ones(1000, 2000), ones(1e6, 1e6), ones(1, 2), {})
-    floor_s = idle_floor_s(products, 10.0, 1e12, cases)
+    gemms = Gemms(ones(256, 256), ones(1000, 2000), ones(1e6, 1e6), ones(1, 2), {})
+    floor_s = idle_floor_s(gemms, 10.0, 1e12, cases)
 
     assert floor_s.tolist() == [0.0, 0.0]
 
 
 def test_a_span_of_contractions_loses_its_share() -> None:
-    """A quarter is lost for k from 100 to 200, a tenth for n from 1000 to 2000; of all cases the costliest counts."""
+    """A quarter is lost for k from 100 to 200, a tenth for n from 1000 to 2000; the larger loss applies."""
     spans = (Span(first_k=100, last_k=200, last_n=1e10, loss=0.25), Span(first_n=1000, last_n=2000, loss=0.1))
     cases = SlowCases(spans=spans, reach_bytes=1e9, reach_loss=0.5)
 
@@ -148,12 +148,12 @@ def test_a_span_of_contractions_loses_its_share() -> None:
 @pytest.mark.parametrize("raw", [{"long_kk": 1.0}, {"narrow": [{"edge": 128.0}]}])
 def test_malformed_case_is_named(raw: dict[str, Any]) -> None:
     """A record with a misspelt or incomplete case is refused with what is known."""
-    with pytest.raises(CalibrationError, match=r"slow_cases of a gemm record: .*; they know .*long_k, narrow"):
+    with pytest.raises(CalibrationError, match=r"slow_cases of a gemm record: .*; known keys are .*long_k, narrow"):
         read_slow_cases(raw)
 
 
 def test_price_takes_the_slow_kernel() -> None:
-    """An odd head width below the edge costs what the slow kernel costs, and says so in its factor."""
+    """An odd head width below the edge costs the slow kernel's time, and slow_factor shows it."""
     case = {"role": "contracted", "alignments_bytes": [2], "edge": 128.0, "step": 1.0, "fraction": 0.01}
     slow, usual = (record_with(batched={"slow_cases": {"narrow": cases}}) for cases in ([case], []))
     operation = Gemm(name="x", m=2048, n=2048, k=65, batch=64, layout="NN")
@@ -171,7 +171,7 @@ def test_price_takes_the_slow_kernel() -> None:
 
 
 def test_batches_have_kernels_of_their_own() -> None:
-    """What a section knows of batches prices them alone, wherever they stand in an array."""
+    """A section's batch constants price batches only, at any position in an array."""
     known = record_with(batched={"splits": [1], "start_s": 1e-3})
     usual = record_with()
     device = load_device("a100-sxm-80gb")
@@ -187,18 +187,18 @@ def test_batches_have_kernels_of_their_own() -> None:
 
 
 def test_an_explanation_names_the_slow_kernel() -> None:
-    """Odd heads on V100 say by how much their kernel is slower, and a long contraction what it loses."""
+    """The explanation shows the slow factor of odd heads on V100, and the rate loss of a long contraction."""
     config = shapewright.TransformerConfig(
         hidden_size=79 * 32, num_layers=2, num_heads=32, vocab_size=50304, intermediate_size=40960
     )
     workload = shapewright.Workload(micro_batch_size=1, seq_len=2048, dtype="fp16", attention="unfused")
     prediction = shapewright.predict(config, device="v100-sxm2-32gb", workload=workload)
 
-    (score,) = explain_operation(prediction, "attention.score")["operations"][:1]
-    (down,) = explain_operation(prediction, "mlp.down")["operations"][:1]
+    (score,) = explain_operation(prediction, "attention.score")[:1]
+    (down,) = explain_operation(prediction, "mlp.down")[:1]
 
-    assert score["slow_factor"] > 3.0
+    assert score.facts.slow_factor > 3.0
     assert "slow kernel" in explanation_rows(score)
-    assert down["rate_share"] == pytest.approx(1.0 / (1.0 + 40960 / 381_000), rel=0.01)
+    assert down.facts.rate_share == pytest.approx(1.0 / (1.0 + 40960 / 381_000), rel=0.01)
     assert "long" in explanation_rows(down)
     assert "slow kernel" not in explanation_rows(down)

@@ -1,4 +1,4 @@
-"""Generations of training software: what they do to prices, and how they are asked for."""
+"""Generations of training software: their effect on prices, and how they are selected."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from shapewright.adding_up import BESIDE_PRODUCTS, exposed_fraction
-from shapewright.errors import CalibrationError, WorkloadError
+from shapewright.core.errors import CalibrationError, WorkloadError
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.operations import Attention, Collective, Gemm
-from shapewright.perf.price import Price
-from shapewright.perf.software import TUNED, TUNED_SOFTWARE, Software, load_software, software_names
-from shapewright.predict import Prediction
-from shapewright.predict import predict as predict_step
-from shapewright.question import Question, ask
+from shapewright.lowering.operations import Attention, Collective, Gemm
+from shapewright.lowering.operations.base import Block
+from shapewright.prediction.build import build_scenario
+from shapewright.prediction.composition import GRADIENT_GEMMS, exposed_fraction
+from shapewright.prediction.predict import Prediction
+from shapewright.prediction.predict import predict as predict_step
+from shapewright.prediction.scenario import Scenario
+from shapewright.pricing.calibration.source import ROOFLINE_BOUND
+from shapewright.pricing.price import Price
+from shapewright.pricing.software import TUNED, TUNED_SOFTWARE, Software, load_software, software_names
+from shapewright.workload import ParallelLayout
 
 A100 = "a100-sxm-80gb"
 H100 = "h100-sxm-80gb"
@@ -24,13 +27,13 @@ SHARDED = ParallelLayout(data_parallel=8, zero_stage=3)
 
 def predict(software: Software | str, layout: ParallelLayout = SHARDED) -> Prediction:
     """A training step of Llama-3-8B."""
-    question = ask("llama-3-8b", H100, workload={"micro_batch_size": 1, "seq_len": 4096}, layout=layout)
+    question = build_scenario("llama-3-8b", H100, workload={"micro_batch_size": 1, "seq_len": 4096}, layout=layout)
     return predict_step(
         question.config, device=question.device, workload=question.workload, layout=layout, software=software
     )
 
 
-def of(question: Question, software: Software) -> Prediction:
+def of(question: Scenario, software: Software) -> Prediction:
     """A question's step, run by other software."""
     terms = {"device": question.device, "workload": question.workload, "layout": question.layout}
     return predict_step(question.config, **terms, software=software)
@@ -70,8 +73,8 @@ def test_shards_that_nothing_hides() -> None:
     assert exposed.step_time_s > predict(TUNED).step_time_s
 
 
-def test_tensor_communication_beside_its_product() -> None:
-    """Gradients towards inputs are added up beside gradients of weights, which hide them where they take longer."""
+def test_tensor_communication_behind_its_gemm() -> None:
+    """Input gradients are all-reduced during weight-gradient GEMMs, which hide them where they take longer."""
     layout = ParallelLayout(tensor_parallel=8, sequence_parallel=False)
     shown, half = (predict(Software(tensor_hidden_fraction=share), layout) for share in (0.0, 0.5))
     reduced = [
@@ -87,21 +90,21 @@ def test_tensor_communication_beside_its_product() -> None:
     assert half.step_time_s == pytest.approx(shown.step_time_s - hidden_s)
 
 
-def test_slow_links_show_behind_gradients_of_products() -> None:
-    """Communication that takes longer than the products beside it is hidden for as long as they take."""
-    sums = {"cover_s": 1.0, "wanted_s": 4.0, "pool": BESIDE_PRODUCTS}
+def test_slow_links_show_behind_weight_gradients() -> None:
+    """Communication longer than the concurrent GEMMs is hidden for as long as these take."""
+    sums = {"compute_s": 1.0, "collective_s": 4.0, "pool": GRADIENT_GEMMS}
 
     assert exposed_fraction(**sums, software=Software(tensor_hidden_fraction=0.8)) == pytest.approx(1.0 - 0.8 / 4.0)
 
 
 def test_unaligned_heads_leave_tensor_cores() -> None:
-    """Batched products of heads of 108 elements, 216 bytes, run at a share of the fp32 rate; of 112, unchanged."""
+    """Batched GEMMs of heads of 108 elements, 216 bytes, run at a fraction of the fp32 rate; of 112, unchanged."""
     old = Software(unaligned_heads_fraction=0.5)
-    gpt = ask("gpt3-2.7b", A100).config
+    gpt = build_scenario("gpt3-2.7b", A100).config
 
     def score_s(head_dim: int, software: Software) -> float:
         config = replace(gpt, num_heads=8, num_kv_heads=8, head_dim=head_dim, v_head_dim=head_dim)
-        question = ask(config, A100, workload={"attention": "unfused", "dtype": "fp16"})
+        question = build_scenario(config, A100, workload={"attention": "unfused", "dtype": "fp16"})
         found = predict_step(config, device=question.device, workload=question.workload, software=software)
         (score,) = [entry for entry in found.operations if entry.operation.name == "attention.score"]
         if software is old and head_dim == 108:
@@ -114,9 +117,9 @@ def test_unaligned_heads_leave_tensor_cores() -> None:
 
 
 def test_a_host_that_waits_costs_small_batches_most() -> None:
-    """A fixed cost per launch takes the larger share of a step the less a launch does."""
+    """A fixed cost per launch takes a larger share of a step the less work a launch does."""
     slow = Software(host_s=1e-4)
-    question = ask("llama-3-8b", H100)
+    question = build_scenario("llama-3-8b", H100)
 
     def slowdown(micro_batch_size: int) -> float:
         workload = replace(question.workload, micro_batch_size=micro_batch_size)
@@ -130,8 +133,8 @@ def test_a_host_that_waits_costs_small_batches_most() -> None:
 
 
 def test_a_host_that_launches_experts_alone() -> None:
-    """Where attention and router are captured, the cost counts for what works on routed rows, and for nothing else."""
-    question = ask("mixtral-8x7b", H100, layout={"data_parallel": 8, "expert_parallel": 8})
+    """Where attention and router are captured in graphs, the host cost applies to operations on routed rows only."""
+    question = build_scenario("mixtral-8x7b", H100, layout={"data_parallel": 8, "expert_parallel": 8})
 
     def operations(software: Software) -> dict[str, float]:
         found = of(question, software).operations
@@ -151,7 +154,9 @@ def test_exchanges_beside_another_micro_batch() -> None:
 
     def exposed(batch: int) -> set[float]:
         workload = {"micro_batch_size": 1, "global_batch_size": 8 * batch, "seq_len": 4096}
-        question = ask("mixtral-8x7b", H100, workload=workload, layout={"data_parallel": 8, "expert_parallel": 8})
+        question = build_scenario(
+            "mixtral-8x7b", H100, workload=workload, layout={"data_parallel": 8, "expert_parallel": 8}
+        )
         found = of(question, overlaps).operations
         return {entry.exposed_fraction for entry in found if "alltoall" in entry.operation.name}
 
@@ -175,11 +180,11 @@ def test_interval_of_a_known_generation() -> None:
 
 def test_borrowed_records_widen_a_known_generation() -> None:
     """Residuals of whole steps are those of measured devices: on others the spread of operations comes on top."""
-    question = ask("llama-3-8b", H100, workload={"micro_batch_size": 1, "seq_len": 4096}, layout=SHARDED)
+    question = build_scenario("llama-3-8b", H100, workload={"micro_batch_size": 1, "seq_len": 4096}, layout=SHARDED)
     own, borrowed = (
         predict_step(
-            question.config, device=question.device, workload=question.workload, layout=SHARDED, software="fsdp-2023",
-            uncalibrated=is_left_out,
+            question.config, device=question.device.with_pricing(uncalibrated=is_left_out),
+            workload=question.workload, layout=SHARDED, software="fsdp-2023",
         )
         for is_left_out in (False, True)
     )  # fmt: skip
@@ -190,7 +195,7 @@ def test_borrowed_records_widen_a_known_generation() -> None:
 def test_what_residuals_have_in_them_widens_nothing() -> None:
     """Where the steps behind an interval were borrowed as much, borrowing adds nothing to it."""
     residuals = Software(low=0.9, high=1.1, borrowed_fraction=1.0)
-    question = ask("llama-3-8b", "gb200", workload={"micro_batch_size": 1, "seq_len": 4096})
+    question = build_scenario("llama-3-8b", "gb200", workload={"micro_batch_size": 1, "seq_len": 4096})
     found, wider = of(question, residuals), of(question, replace(residuals, borrowed_fraction=0.0))
 
     assert found.step_time_high_s == pytest.approx(1.1 * found.step_time_s)
@@ -199,12 +204,12 @@ def test_what_residuals_have_in_them_widens_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in software_names() if name != TUNED])
-def test_records_say_what_they_are_made_of(name: str) -> None:
+def test_records_have_provenance(name: str) -> None:
     """Each generation predicts, brackets its step, and names source, split, and errors on rows left out."""
     found, software = predict(name), load_software(name)
 
     assert found.step_time_low_s <= found.step_time_s <= found.step_time_high_s
-    assert found.calibration["software"] == software.record
+    assert found.calibration["software"].record_id == software.record
     assert software.provenance["reports"]["held out"]["rows"] == software.provenance["rows"]
 
 
@@ -213,7 +218,7 @@ def test_unknown_software_and_wrong_phase() -> None:
     with pytest.raises(CalibrationError, match=r"unknown software 'fsdp-2032'.*fsdp-2023"):
         predict("fsdp-2032")
     with pytest.raises(WorkloadError, match=r"means nothing in decode"):
-        ask("llama-3-8b", load_device(H100), workload={"phase": "decode"}, software="fsdp-2023")
+        build_scenario("llama-3-8b", load_device(H100), workload={"phase": "decode"}, software="fsdp-2023")
 
 
 def test_a_generation_moves_all_of_a_price() -> None:
@@ -226,24 +231,25 @@ def test_a_generation_moves_all_of_a_price() -> None:
         memory_s=0.0,
         start_s=2e-6,
         roofline_s=5e-5,
-        calibration="x",
+        calibration=ROOFLINE_BOUND,
     )
     device = load_device("a100-sxm-80gb")
     old = replace(TUNED_SOFTWARE, time_factor=1.5, host_s=1e-5)
-    product = Gemm(name="mlp.up", m=8, n=8, k=8)
-    found = old.adjust(product, price, device)
+    gemm = Gemm(name="mlp.up", m=8, n=8, k=8)
+    found = old.adjust(gemm, price, device)
     assert (found.time_s, found.low_s, found.high_s) == pytest.approx((1.6e-4, 1.3e-4, 3.1e-4))
     assert found.start_s == pytest.approx(1.2e-5)
-    assert old.adjusted_s(product, 1e-4, device) == pytest.approx(1.6e-4)
-    assert old.adjust(replace(product, pass_name="step"), price, device).time_s == pytest.approx(1.5e-4)
+    assert old.adjusted_s(gemm, 1e-4, device) == pytest.approx(1.6e-4)
+    assert old.adjust(replace(gemm, pass_name="step"), price, device).time_s == pytest.approx(1.5e-4)
 
 
 def test_a_host_that_waits_for_experts_launches_nothing_else_late() -> None:
     """Where the rest is captured in graphs, routed rows and shared experts cost their launch, router and MLP none."""
     waits = replace(TUNED_SOFTWARE, host_s=1e-5, host_scope="experts")
     device = load_device("a100-sxm-80gb")
-    for name, is_late in (("moe.down", True), ("shared_expert.up", True), ("moe.router", False), ("mlp.up", False)):
-        product = Gemm(name=name, m=8, n=8, k=8)
-        assert waits.tells_apart(product) == is_late
-        assert waits.adjusted_s(product, 1e-4, device) == pytest.approx(1.1e-4 if is_late else 1e-4)
-        assert not replace(waits, host_scope="all").tells_apart(product)
+    cases: tuple[tuple[Block, bool], ...] = (("moe", True), ("shared_expert", True), ("router", False), ("mlp", False))
+    for block, is_late in cases:
+        gemm = Gemm(name="x", block=block, m=8, n=8, k=8)
+        assert waits.needs_own_price(gemm) == is_late
+        assert waits.adjusted_s(gemm, 1e-4, device) == pytest.approx(1.1e-4 if is_late else 1e-4)
+        assert not replace(waits, host_scope="all").needs_own_price(gemm)

@@ -1,4 +1,4 @@
-"""Tables out of a store and into one: what is written reads back as the operation that was measured."""
+"""Export of a store, and import of the exported tables."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from shapewright.operations import Attention, Collective, Gemm, Pointwise
-from shapewright.store.export import export_store
-from shapewright.store.file import Store
-from shapewright.store.imports import Overrides, import_files
-from shapewright.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.export import export_store
+from shapewright.measure.store.imports import Overrides, import_files
+from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
 
 RUN = Run(
     run_id="r", started_utc="2026-01-01", command="c", suite="smoke", device="h100-sxm-80gb", device_facts={},
     driver="", runtime="", torch_version="", library="torch 2.9.0", shapewright_version="0",
 )  # fmt: skip
-PRODUCT = Gemm(name="gemm", m=8, n=16, k=32)
+GEMM = Gemm(name="gemm", m=8, n=16, k=32)
 PREFILL = Attention(
     name="attention.prefill", batch_size=2, query_len=64, kv_len=64, num_heads=8, num_kv_heads=2, head_dim=64,
     v_head_dim=64, window_size=16, writes_cache=True,
@@ -52,11 +52,11 @@ def imported(tmp_path: Path, name: str) -> list[Row]:
 
 @pytest.mark.parametrize(
     ("table", "operation"),
-    [("gemm", PRODUCT), ("attention_prefill", PREFILL), ("attention_decode", DECODE)],
+    [("gemm", GEMM), ("attention_prefill", PREFILL), ("attention_decode", DECODE)],
     ids=["gemm", "prefill", "decode"],
 )
-def test_what_is_exported_reads_back_as_it_was(table: str, operation: Any, tmp_path: Path) -> None:
-    """Operation, time, device, library and kernel come back from the table that holds them, and from no other."""
+def test_exported_rows_are_restored(table: str, operation: Any, tmp_path: Path) -> None:
+    """Operation, time, device, library and kernel are restored from exactly one table."""
     assert exported(tmp_path, measured(operation)) == {f"{table}.csv": 1, "measurements.csv": 1}
     (row,) = imported(tmp_path, f"{table}.csv")
 
@@ -67,10 +67,10 @@ def test_what_is_exported_reads_back_as_it_was(table: str, operation: Any, tmp_p
 @pytest.mark.parametrize(
     "row",
     [
-        measured(PRODUCT, status=FAILED),
-        measured(PRODUCT, repetition=1),
-        measured(replace(PRODUCT, layout="NN")),
-        measured(replace(PRODUCT, batch=2)),
+        measured(GEMM, status=FAILED),
+        measured(GEMM, repetition=1),
+        measured(replace(GEMM, layout="NN")),
+        measured(replace(GEMM, batch=2)),
         measured(replace(PREFILL, is_backward=True)),
         measured(replace(PREFILL, v_head_dim=32)),
         measured(replace(PREFILL, writes_cache=False)),
@@ -80,8 +80,8 @@ def test_what_is_exported_reads_back_as_it_was(table: str, operation: Any, tmp_p
     ],
     ids=lambda row: row.kind,
 )
-def test_what_tables_have_no_column_for_is_left_to_measurements(row: Row, tmp_path: Path) -> None:
-    """Failed rows, repetitions, other layouts, gradients, odd attention: measurements alone hold them."""
+def test_rows_without_a_table_are_in_measurements_only(row: Row, tmp_path: Path) -> None:
+    """Failed rows, repetitions, other layouts, gradients and unusual attention are in measurements only."""
     assert exported(tmp_path, row) == {"measurements.csv": 1}
 
 
@@ -97,7 +97,7 @@ def test_what_tables_have_no_column_for_is_left_to_measurements(row: Row, tmp_pa
 def test_pointwise_rows_are_counted_from_their_bytes(
     kernel: str, dtype: str, element_bytes: int, expected: tuple[str, str], tmp_path: Path
 ) -> None:
-    """24 rows of 64 elements are written; the table asks for rows and their width."""
+    """The number of rows of a pointwise operation is derived from the bytes written."""
     written_bytes = 24.0 * 64 * element_bytes
     operation = Pointwise(
         name="x", operation="norm", dtype=dtype, read_bytes=2.0 * written_bytes, written_bytes=written_bytes
@@ -115,8 +115,8 @@ def test_pointwise_rows_are_counted_from_their_bytes(
     [("input_layernorm", 0, 64, 1), ("add", 0, 64, 2), ("mlp_act", 0, 96, 1), ("mlp_act", 1, 96, 2),
      ("attn_rope", 0, (8 + 2) * 8 // 2, 1), ("emb", 0, 64, 1)],
 )  # fmt: skip
-def test_pointwise_tables_give_bytes(name: str, gated: int, width: int, reads: int, tmp_path: Path) -> None:
-    """4 tokens of 64, MLP of 192 and 8 + 2 heads of 8, over two devices, in 2 bytes; an addition reads two rows."""
+def test_pointwise_tables_are_converted_to_bytes(name: str, gated: int, width: int, reads: int, tmp_path: Path) -> None:
+    """Bytes follow from tokens, widths, heads and tensor parallelism; an addition reads two inputs."""
     head = "device,library,model,operation,dtype,num_tokens,hidden_size,intermediate_size,gated,num_heads,num_kv_heads"
     (tmp_path / "p.csv").write_text(
         f"{head},tensor_parallel,latency_s\na100_sxm,vidur,llama,{name},fp16,4,64,192,{gated},8,2,2,1e-5\n",
@@ -131,8 +131,8 @@ def test_pointwise_tables_give_bytes(name: str, gated: int, width: int, reads: i
     assert row.sizes["row_width"] == width
 
 
-def test_paper_layers_give_all_products_and_their_times(tmp_path: Path) -> None:
-    """Width 64, 8 heads, 2 x 16 tokens, two devices; at 1 TFLOP/s a product takes 2 m n k of picoseconds."""
+def test_paper_layers_are_read_as_six_gemms(tmp_path: Path) -> None:
+    """Each of a layer's six GEMMs is read with its shape and time: at 1 TFLOP/s it takes 2 m n k picoseconds."""
     names = ("qkv", "score", "aov", "proj", "mlp_up", "mlp_down")
     head = ",".join(f"{name}_tflops" for name in names)
     (tmp_path / "l.csv").write_text(
@@ -154,8 +154,8 @@ def test_paper_layers_give_all_products_and_their_times(tmp_path: Path) -> None:
     assert rows["score"].median_s == pytest.approx(8 * 2 * 16 * 16 * 8 * 1e-12)
 
 
-def test_best_products_and_collectives_are_read(tmp_path: Path) -> None:
-    """A table in capital letters holds products of x W^T; ranks of a collective are those of one node."""
+def test_mamf_and_collectives_tables_are_read(tmp_path: Path) -> None:
+    """mamf.csv contains GEMMs in layout NT; the ranks of a collective are on one node."""
     (tmp_path / "m.csv").write_text(
         "accelerator,mamf_tflops,M,N,K,dtype,torch_version\na100,250,64,128,256,bf16,2.5\n", encoding="utf-8"
     )
@@ -163,11 +163,11 @@ def test_best_products_and_collectives_are_read(tmp_path: Path) -> None:
         "device,library,dtype,op_name,num_gpus,message_bytes,latency_s\nh100_sxm,nccl 2,bf16,all_reduce,4,1024,1e-5\n",
         encoding="utf-8",
     )
-    (product,) = imported(tmp_path, "m.csv")
+    (gemm,) = imported(tmp_path, "m.csv")
     operation = next(row.operation() for row in imported(tmp_path, "c.csv") if row.kind == "collective")
 
-    assert (product.m, product.n, product.k, product.layout, product.library) == (64, 128, 256, "NT", "torch 2.5")
-    assert product.median_s == pytest.approx(2 * 64 * 128 * 256 / 250e12)
+    assert (gemm.m, gemm.n, gemm.k, gemm.layout, gemm.library) == (64, 128, 256, "NT", "torch 2.5")
+    assert gemm.median_s == pytest.approx(2 * 64 * 128 * 256 / 250e12)
     assert isinstance(operation, Collective)
     assert (operation.op_name, operation.message_bytes) == ("all_reduce", 1024.0)
     assert operation.num_ranks == operation.ranks_per_node == 4

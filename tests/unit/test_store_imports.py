@@ -1,4 +1,4 @@
-"""Files of other collectors become rows: letters, layouts and bytes as the package has them; nothing doubled."""
+"""Import of files from other collectors: dimensions, layouts, bytes and repetitions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from shapewright.cli.store import command
-from shapewright.errors import MeasuredFileError
-from shapewright.operations import Attention, Gemm, Pointwise
-from shapewright.store.export import export_store
-from shapewright.store.file import Store
-from shapewright.store.imports import Overrides, import_files
-from shapewright.store.record import FAILED, OK, Row
-from shapewright.whole import LayerRun, StepRun
+from shapewright.app.cli.commands.store import command
+from shapewright.core.errors import MeasuredFileError
+from shapewright.lowering.operations import Attention, Gemm, Pointwise
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.export import export_store
+from shapewright.measure.store.imports import Overrides, import_files
+from shapewright.measure.store.record import FAILED, OK, Row
+from shapewright.prediction.model_runs import LayerRun, StepRun
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "num_sms": 132, "memory_bytes": 85e9, "torch": "2.9.0", "cuda": "13.0"}
 
@@ -32,12 +32,12 @@ def imported(tmp_path: Path, name: str, text: str, **overrides: str) -> list[Row
 
 
 def sizes_of(row: Row) -> tuple[int | None, ...]:
-    """Dimensions of a product."""
+    """Dimensions of a GEMM."""
     return row.batch, row.m, row.n, row.k
 
 
 def test_cookbook_letters_are_renamed(tmp_path: Path) -> None:
-    """Its (m, n) x (n, k) has the contraction in the middle; a batch of rows that shares a weight is one product."""
+    """The cookbook's (m, n) x (n, k) is renamed to BLAS letters; sequences that share a weight are one GEMM."""
     text = (
         "Elapsed time for 1024x1280x512: 0.000\n"
         "Throughput (in TFLOP/s) for 1024x1280x512: 50.0\n" + "-" * 80 + "\n"
@@ -55,8 +55,8 @@ def test_cookbook_letters_are_renamed(tmp_path: Path) -> None:
     assert {(row.device, row.dtype, row.library) for row in rows} == {("a100-sxm-40gb", "fp16", "torch 1.13")}
 
 
-def test_a_library_that_nobody_names_is_called_after_the_file(tmp_path: Path) -> None:
-    """Rows of two logs that do not say what ran are not taken for one library's."""
+def test_a_missing_library_is_named_after_the_file(tmp_path: Path) -> None:
+    """Logs without a library get one named after the file, so that their rows are not mixed."""
     text = "Throughput (in TFLOP/s) for 1024x1280x512: 50.0\n"
 
     assert [row.library for row in imported(tmp_path, "mm.out", text, device="a100")] == ["unknown, from mm.out"]
@@ -80,7 +80,7 @@ MAMF_HEAD = (
     ids=["second version", "first version", "later versions", "summary alone"],
 )
 def test_mamf_output_is_read(lines: str, expected: tuple[int, int, int], tmp_path: Path) -> None:
-    """Each version's lines give one product, at the median where there is one; the head names device and torch."""
+    """Each version of mamf-finder's output is read, with medians if available, and device and torch from its header."""
     (row,) = imported(tmp_path, "mamf.txt", MAMF_HEAD + lines + "\n")
 
     assert (row.m, row.n, row.k) == expected
@@ -88,8 +88,8 @@ def test_mamf_output_is_read(lines: str, expected: tuple[int, int, int], tmp_pat
     assert (row.device, row.library, row.dtype, row.layout) == ("h100-sxm-80gb", "torch 2.6.0", "bf16", "NT")
 
 
-def test_what_a_log_says_of_other_things_takes_no_memory(tmp_path: Path) -> None:
-    """Products between megabytes of a training job's lines: all are found, and far less is held than the file has."""
+def test_other_lines_of_a_log_take_no_memory(tmp_path: Path) -> None:
+    """GEMMs in a long training log are found without loading the whole file into memory."""
     noise = "iteration 1234/5000 | elapsed time per iteration (ms): 1234.5 | loss: 3.14\n" * 20_000
     rates = [f"Throughput (in TFLOP/s) for 1024x{64 * n}x1024: 100.0\n" for n in (1, 2, 3)]
     log = tmp_path / "job.out"
@@ -105,7 +105,7 @@ def test_what_a_log_says_of_other_things_takes_no_memory(tmp_path: Path) -> None
 
 
 def campaign(tmp_path: Path, records: list[dict[str, Any]], environment: dict[str, Any]) -> Path:
-    """A folder of records as the older script leaves them."""
+    """A folder of records in the format of the older script."""
     (tmp_path / "environment.jsonl").write_text(json.dumps(environment) + "\n", encoding="utf-8")
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
@@ -137,13 +137,13 @@ RECORDS: list[dict[str, Any]] = [
 
 
 def test_campaign_records_are_read(tmp_path: Path) -> None:
-    """Passes of a layer have dims and layouts of their own, gradients lose the forward part, errors stay errors."""
+    """Records are read with the shape and layout of each pass; backward times exclude forward; errors are kept."""
     result = import_files(tmp_path / "s.sqlite", [campaign(tmp_path, RECORDS, H100)])
     with Store(tmp_path / "s.sqlite", read_only=True) as store:
         rows, (run, *_) = store.rows(), store.runs()
 
-    products = [(row.name, sizes_of(row), row.layout) for row in rows if row.kind == "gemm"]
-    assert products == [
+    gemms = [(row.name, sizes_of(row), row.layout) for row in rows if row.kind == "gemm"]
+    assert gemms == [
         ("linear.forward", (1, 128, 96, 64), "NT"),
         ("linear.dgrad", (1, 128, 64, 96), "NN"),
         ("linear.wgrad", (1, 96, 64, 128), "TN"),
@@ -162,15 +162,15 @@ def test_campaign_records_are_read(tmp_path: Path) -> None:
     layer, step = (row.operation() for row in rows if row.kind in ("layer", "step"))
     assert isinstance(layer, LayerRun)
     assert isinstance(step, StepRun)
-    assert (layer.question()[0].norm, layer.passes) == ("rmsnorm", "forward+backward")
-    assert step.question()[0].norm == "layernorm"
+    assert (layer.config_and_workload()[0].norm, layer.passes) == ("rmsnorm", "forward+backward")
+    assert step.config_and_workload()[0].norm == "layernorm"
     assert [row.variant for row in rows if row.kind == "layer"] == ["compiled"]
     assert [row.figures for row in rows if row.kind == "step"] == [{"peak_memory_bytes": 1e6}]
-    assert list(result.skipped.values()) == [{"laser: a block that is not known here": 1}]
+    assert list(result.skipped.values()) == [{"laser: unknown block": 1}]
 
 
-def test_campaign_records_keep_their_format_and_their_positions(tmp_path: Path) -> None:
-    """fp16 where the case says so, bf16 where it says nothing; gated models have no table of positions."""
+def test_campaign_records_have_formats_and_positions(tmp_path: Path) -> None:
+    """The format of a record is read, bf16 by default; gated models have no learned positions."""
     model = {**BLOCK, "num_layers": 2, "vocab": 257}
     records = [
         {"block": "linear", "case": {**LINEAR, "kind": "forward", "dtype": "fp16"}, "time_s": 1e-5, "samples": 7},
@@ -179,21 +179,21 @@ def test_campaign_records_keep_their_format_and_their_positions(tmp_path: Path) 
     ]
     result = import_files(tmp_path / "s.sqlite", [campaign(tmp_path, records, H100)])
     with Store(tmp_path / "s.sqlite", read_only=True) as store:
-        product, *models = store.rows()
+        gemm, *models = store.rows()
 
     assert list(result.skipped.values()) == [{"attention backward without its forward row": 1}]
-    assert (product.dtype, product.num_samples, {row.dtype for row in models}) == ("fp16", 7, {"bf16"})
+    assert (gemm.dtype, gemm.num_samples, {row.dtype for row in models}) == ("fp16", 7, {"bf16"})
     positions = []
     for row in models:
         operation = row.operation()
         assert isinstance(operation, StepRun)
-        positions.append(operation.question()[0].position_embedding)
+        positions.append(operation.config_and_workload()[0].position_embedding)
         assert (row.num_samples, row.calls_per_sample, row.num_inputs) == (0, 0, 0)
     assert positions == ["learned", "none"]
 
 
-def test_campaign_parquet_is_read_as_its_lines(tmp_path: Path) -> None:
-    """The same records as a struct of parquet, and with the case as text, give the same rows."""
+def test_campaign_parquet_equals_json_lines(tmp_path: Path) -> None:
+    """Records in parquet, with the case as a struct or as text, give the same rows as JSON lines."""
     pq = pytest.importorskip("pyarrow.parquet", reason="parquet needs the fit extra")
     import pyarrow as pa
 
@@ -212,7 +212,7 @@ def test_campaign_parquet_is_read_as_its_lines(tmp_path: Path) -> None:
 
 
 def test_cpu_records_are_fp32(tmp_path: Path) -> None:
-    """The script makes every tensor in fp32 on a CPU, whatever the case says."""
+    """Records of a CPU are fp32, whatever their dtype."""
     import_files(tmp_path / "s", [campaign(tmp_path, RECORDS[:1], {"torch": "2.9.0"})])
     with Store(tmp_path / "s", read_only=True) as store:
         (row,) = store.rows()
@@ -248,15 +248,15 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_become_operations(name: str, tmp_path: Path) -> None:
-    """A row of a measured table is the operation that was measured."""
+    """Rows of measured tables become operations."""
     text, expected = TABLES[name]
     (row,) = imported(tmp_path, name, text)
 
     assert row.operation() == expected
 
 
-def test_paper_layers_give_their_products(tmp_path: Path) -> None:
-    """A layer's log gives each product that it has a rate for, split over the tensor group."""
+def test_paper_layers_become_gemms(tmp_path: Path) -> None:
+    """Each rate of a paper layer becomes a GEMM, divided by tensor parallelism."""
     head = "log,gpu,num_heads,hidden_size,micro_batch_size,seq_len,tensor_parallel,qkv_tflops,score_tflops,aov_tflops"
     (qkv, score) = imported(tmp_path, "l.csv", f"{head}\nx,a100,8,64,2,16,2,100,50,\n")
 
@@ -264,8 +264,8 @@ def test_paper_layers_give_their_products(tmp_path: Path) -> None:
     assert (sizes_of(qkv), sizes_of(score)) == ((1, 32, 96, 64), (8, 16, 16, 8))
 
 
-def test_equal_rows_are_repetitions_and_come_once(tmp_path: Path) -> None:
-    """Two measurements of one thing in a file are both kept; importing the file again adds nothing."""
+def test_equal_rows_become_repetitions(tmp_path: Path) -> None:
+    """Repeated measurements in a file become repetitions; importing the file again adds nothing."""
     text = "sweep,gpu,batch,m,n,k,tflops\nx,v100,1,8,16,32,0.5\nx,v100,1,8,16,32,0.4\nx,v100,1,8,16,32,\n"
     rows = imported(tmp_path, "p.csv", text)
 
@@ -276,8 +276,8 @@ def test_equal_rows_are_repetitions_and_come_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_an_export_comes_back_whole(form: str, tmp_path: Path) -> None:
-    """Every row and run of an export is what it was."""
+def test_an_export_is_imported_completely(form: str, tmp_path: Path) -> None:
+    """An exported store is restored with all rows and runs."""
     if form == "parquet":
         pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
     import_files(tmp_path / "a", [campaign(tmp_path, RECORDS, H100)])
@@ -295,20 +295,20 @@ def test_an_export_comes_back_whole(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("x.out", "Throughput (in TFLOP/s) for 8x8x8: 1.0\n", "does not say which device"),
-        ("x.txt", "hello\n", "no log of"),
-        ("x.csv", "a,b\n1,2\n", "columns of no known table"),
+        ("x.out", "Throughput (in TFLOP/s) for 8x8x8: 1.0\n", "does not name the measured device"),
+        ("x.txt", "hello\n", "not a log of"),
+        ("x.csv", "a,b\n1,2\n", "columns of no supported table"),
         ("x.csv", "device,moe_ep_size\nx,1\n", "whole expert blocks"),
-        ("x.jsonl", '{"block": 1}\n', "without block and case"),
-        ("x.jsonl", '{"block": "batched", "case": {}}\n{"block": 1}\n', "without block and case"),
+        ("x.jsonl", '{"block": 1}\n', "lacks block or case"),
+        ("x.jsonl", '{"block": "batched", "case": {}}\n{"block": 1}\n', "lacks block or case"),
         ("x.csv", "sweep,gpu,batch,m,n,k,tflops\n", "no rows"),
         ("x.jsonl", "{broken\n{}\n", "line 1 is not JSON"),
         ("x.parquet", "no parquet", "cannot be read as parquet"),
-        ("x.csv", "sweep,gpu,batch,m,n,k,tflops\nx,v100,1,8,x,32,0.5\n", "a cell is no number"),
+        ("x.csv", "sweep,gpu,batch,m,n,k,tflops\nx,v100,1,8,x,32,0.5\n", "a cell is not a number"),
     ],
 )
 def test_bad_files_store_nothing(name: str, text: str, words: str, tmp_path: Path) -> None:
-    """What cannot be read is named in one line, and no store appears."""
+    """Unreadable files are a one-line error, and no store is created."""
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow", reason="parquet needs the fit extra")
     with pytest.raises(MeasuredFileError, match=words) as caught:
@@ -318,8 +318,8 @@ def test_bad_files_store_nothing(name: str, text: str, words: str, tmp_path: Pat
     assert not (tmp_path / "s.sqlite").exists()
 
 
-def test_one_bad_file_leaves_the_store_alone(tmp_path: Path) -> None:
-    """Files come in together or not at all."""
+def test_one_bad_file_prevents_the_import(tmp_path: Path) -> None:
+    """If one file cannot be read, none is imported."""
     good = campaign(tmp_path, RECORDS[:1], H100)
     bad = tmp_path / "bad.txt"
     bad.write_text("hello", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Two stores into one, many processes on one, and reading without touching."""
+"""Merging stores, concurrent writers, and reading without modification."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shapewright.cli.store import command
-from shapewright.errors import StoreError
-from shapewright.operations import Gemm
-from shapewright.store import file as store_module
-from shapewright.store.contents import sum_up
-from shapewright.store.file import Store
-from shapewright.store.merge import merge_stores
-from shapewright.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.app.cli.commands.store import command
+from shapewright.core.errors import StoreError
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.store import database as store_module
+from shapewright.measure.store.database import Store, merge_stores
+from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.measure.store.summary import summarize_store
 
 RUN = Run(
     run_id="r1", started_utc="2026-01-01", command="c", suite="smoke", device="d", device_facts={}, driver="",
@@ -29,7 +28,7 @@ RUN = Run(
 
 
 def make_row(m: int, *, seconds: float = 1e-5, status: str = OK, run: Run = RUN) -> Row:
-    """A row of one small product."""
+    """A row of one small GEMM."""
     facts = row_facts(Case(operation=Gemm(name="x", m=m, n=16, k=32)), run)
     median_s = seconds if status == OK else None
     return Row(**facts, measured_utc="2026-01-01T00:00:01", status=status, median_s=median_s)
@@ -45,7 +44,7 @@ def make_store(path: Path, rows: list[Row], run: Run = RUN) -> Path:
 
 
 def test_merging_keeps_the_targets_good_rows(tmp_path: Path) -> None:
-    """New rows come over, of two good ones the target's stays, a failed one gives way; the source is not touched."""
+    """Merging adds new rows, keeps the target's successful rows and replaces failed ones; the source is unchanged."""
     other = dataclasses.replace(RUN, run_id="r2")
     target = make_store(tmp_path / "a", [make_row(1), make_row(2, status=FAILED), make_row(3, status=FAILED)])
     rows = [make_row(1, seconds=9.0, run=other), make_row(2, seconds=2.0, run=other), make_row(4, run=other)]
@@ -61,7 +60,7 @@ def test_merging_keeps_the_targets_good_rows(tmp_path: Path) -> None:
 
 
 def test_bad_sources_merge_nothing(tmp_path: Path) -> None:
-    """A damaged, missing or identical source is refused before the target is even made."""
+    """A damaged, missing or identical source is an error before the target is created."""
     damaged = make_store(tmp_path / "b", [dataclasses.replace(make_row(1), median_s=None)])
     for source, words in ((damaged, "is damaged"), (tmp_path / "none", "no store at"), (tmp_path / "a", "into itself")):
         with pytest.raises(StoreError, match=words):
@@ -71,7 +70,7 @@ def test_bad_sources_merge_nothing(tmp_path: Path) -> None:
 
 
 def test_full_disk_imports_all_or_nothing(tmp_path: Path) -> None:
-    """Where many rows do not fit none of them is stored, and what was there before is all there."""
+    """If an import does not fit on the disk, none of its rows is stored, and earlier rows are kept."""
     with Store(make_store(tmp_path / "a", [make_row(1)])) as store:
         store._connection.execute("PRAGMA max_page_count = 30")
         with pytest.raises(StoreError, match="free space"):
@@ -81,8 +80,8 @@ def test_full_disk_imports_all_or_nothing(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
-def test_reading_leaves_an_older_store_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader of an older schema sees today's, and the file keeps its own."""
+def test_reading_does_not_migrate_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading an older schema migrates a copy in memory, and leaves the file as it is."""
     path = make_store(tmp_path / "a", [make_row(1)])
     before = path.read_bytes()
     added = (*store_module.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN remark TEXT NOT NULL DEFAULT 'none'",))
@@ -96,8 +95,8 @@ def test_reading_leaves_an_older_store_as_it_is(tmp_path: Path, monkeypatch: pyt
     assert path.read_bytes() == before
 
 
-def test_reading_refuses_to_write(tmp_path: Path) -> None:
-    """A store that was opened for reading takes no row."""
+def test_read_only_stores_reject_rows(tmp_path: Path) -> None:
+    """A store opened read-only rejects new rows."""
     path = make_store(tmp_path / "a", [])
     with Store(path, read_only=True) as store, pytest.raises(StoreError, match="readonly"):
         store.add_run(dataclasses.replace(RUN, run_id="r3"))
@@ -105,7 +104,7 @@ def test_reading_refuses_to_write(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from shapewright.store.file import Store
+from shapewright.measure.store.database import Store
 sys.path.insert(0, sys.argv[1])
 from test_store_merge import RUN, make_row
 import dataclasses
@@ -118,7 +117,7 @@ with Store(sys.argv[2]) as store:
 
 
 def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
-    """Four processes make and fill one store at once: every row is there, none is there twice, nothing is damaged."""
+    """Four processes create and fill one store concurrently: all rows are stored once, without damage."""
     path = tmp_path / "s.sqlite"
     here = str(Path(__file__).parent)
     writers = [
@@ -134,11 +133,11 @@ def test_processes_share_a_fresh_store(tmp_path: Path) -> None:
         assert store.verify() == []
 
 
-def test_contents_are_summed_up(tmp_path: Path) -> None:
-    """Groups count rows and failures, and span times and sizes."""
+def test_stores_are_summarized(tmp_path: Path) -> None:
+    """Groups contain counts of rows and failures, and ranges of times and sizes."""
     path = make_store(tmp_path / "a", [make_row(1, seconds=2.0), make_row(3), make_row(2, status=FAILED)])
     with Store(path, read_only=True) as store:
-        contents = sum_up(store)
+        contents = summarize_store(store)
     (group,) = contents.groups
 
     assert (contents.num_runs, contents.statuses) == (1, {OK: 2, FAILED: 1})
@@ -147,8 +146,8 @@ def test_contents_are_summed_up(tmp_path: Path) -> None:
     assert contents.file_bytes == path.stat().st_size
 
 
-def test_commands_say_what_they_did(tmp_path: Path) -> None:
-    """'ls' and 'merge' print words or JSON with the same figures."""
+def test_commands_print_text_and_json(tmp_path: Path) -> None:
+    """'ls' and 'merge' print the same numbers as text and as JSON."""
     first, second = make_store(tmp_path / "a", [make_row(1)]), make_store(tmp_path / "b", [make_row(2)])
     runner = CliRunner()
     words = runner.invoke(command, ["merge", str(first), str(second)])
@@ -164,7 +163,7 @@ def test_commands_say_what_they_did(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_stores_in_read_only_folders_are_read(tmp_path: Path) -> None:
-    """A folder that takes no files beside the store is no hindrance to reading it."""
+    """A store in a read-only folder can be read."""
     path = make_store(tmp_path / "a", [make_row(1)])
     tmp_path.chmod(0o500)
     try:
@@ -174,8 +173,8 @@ def test_stores_in_read_only_folders_are_read(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_readers_see_rows_that_are_still_in_the_log(tmp_path: Path) -> None:
-    """A reader beside an open writer sees what the writer has committed so far."""
+def test_readers_see_rows_in_the_write_ahead_log(tmp_path: Path) -> None:
+    """A reader sees the committed rows of an open writer."""
     with Store(tmp_path / "a") as writer:
         writer.add_run(RUN)
         writer.add(make_row(1))
@@ -183,8 +182,8 @@ def test_readers_see_rows_that_are_still_in_the_log(tmp_path: Path) -> None:
             assert [row.m for row in reader.rows()] == [1]
 
 
-def test_sqlite_knows_the_wal_of_a_store(tmp_path: Path) -> None:
-    """The file is in WAL mode, which several writers need."""
+def test_stores_are_in_wal_mode(tmp_path: Path) -> None:
+    """The file is in WAL mode, which concurrent writers need."""
     path = make_store(tmp_path / "a", [])
     connection = sqlite3.connect(path)
     (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
@@ -194,19 +193,22 @@ def test_sqlite_knows_the_wal_of_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "advice"),
+    ("code", "advice"),
     [
-        ("database or disk is full", "free space on its disk"),
-        ("database is locked", "another process holds it"),
-        ("database disk image is malformed", "the file is damaged or no store"),
-        ("file is not a database", "the file is damaged or no store"),
-        ("disk I/O error", "its disk fails"),
-        ("unable to open database file", "give a file in a folder that exists"),
+        (sqlite3.SQLITE_FULL, "free space on its disk"),
+        (sqlite3.SQLITE_BUSY, "another process has locked it"),
+        (sqlite3.SQLITE_BUSY_RECOVERY, "another process has locked it"),
+        (sqlite3.SQLITE_CORRUPT, "the file is damaged or not a store"),
+        (sqlite3.SQLITE_NOTADB, "the file is damaged or not a store"),
+        (sqlite3.SQLITE_IOERR_WRITE, "its disk fails"),
+        (sqlite3.SQLITE_CANTOPEN, "give a file in an existing, writable folder"),
     ],
 )
-def test_what_sqlite_says_comes_with_a_way_out(words: str, advice: str, tmp_path: Path) -> None:
-    """Each of its messages names the store and what to do."""
+def test_sqlite_errors_come_with_advice(code: int, advice: str, tmp_path: Path) -> None:
+    """The message names the store, SQLite's error and what to do about it."""
+    error = sqlite3.OperationalError("something failed")
+    error.sqlite_errorcode = code
     with Store(tmp_path / "a") as store, pytest.raises(StoreError) as caught, store._explained():
-        raise sqlite3.OperationalError(words)
+        raise error
 
-    assert str(caught.value).startswith(f"store {tmp_path / 'a'}: {words}; {advice}")
+    assert str(caught.value).startswith(f"store {tmp_path / 'a'}: something failed; {advice}")

@@ -5,26 +5,25 @@ from __future__ import annotations
 import pytest
 
 import shapewright
-from shapewright.config import TransformerConfig
-from shapewright.errors import WorkloadError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import WorkloadError
+from shapewright.lowering.operations import Gemm, GroupedGemm
 from shapewright.memory import estimate_memory
-from shapewright.operations import Gemm, GroupedGemm
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
 
 STORED_INT4_BYTES = 0.5 + 2 / 128  # a 16-bit scale for each group of 128 weights
 
 
-def test_bytes_of_a_product_with_narrow_weights() -> None:
+def test_bytes_of_a_gemm_with_narrow_weights() -> None:
     """x[2,8] and y[2,4] in bf16, W[4,8] in int4."""
-    product = Gemm(name="x", m=2, n=4, k=8, weight_dtype="int4")
-    assert product.num_bytes == 2 * (2 * 8 + 2 * 4) + STORED_INT4_BYTES * 4 * 8
+    gemm = Gemm(name="x", m=2, n=4, k=8, weight_dtype="int4")
+    assert gemm.num_bytes == 2 * (2 * 8 + 2 * 4) + STORED_INT4_BYTES * 4 * 8
 
 
-def test_bytes_of_grouped_products_with_narrow_weights() -> None:
+def test_bytes_of_grouped_gemms_with_narrow_weights() -> None:
     """Six rows through three experts' W[4,8] in int8."""
-    product = GroupedGemm(name="x", m=6, n=4, k=8, groups=3, weight_dtype="int8")
-    assert product.num_bytes == 2 * (6 * 8 + 6 * 4) + 3 * 4 * 8
+    gemm = GroupedGemm(name="x", m=6, n=4, k=8, groups=3, weight_dtype="int8")
+    assert gemm.num_bytes == 2 * (6 * 8 + 6 * 4) + 3 * 4 * 8
 
 
 def decode(weight_dtype: str | None, batch: int) -> shapewright.Prediction:
@@ -38,24 +37,24 @@ def decode(weight_dtype: str | None, batch: int) -> shapewright.Prediction:
     return shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=workload)
 
 
-def products_s(found: shapewright.Prediction) -> float:
-    """Time of all matrix products of a step."""
+def gemms_s(found: shapewright.Prediction) -> float:
+    """Time of all GEMMs of a step."""
     return sum(entry.total_time_s for entry in found.operations if entry.operation.kind == "gemm")
 
 
 def test_narrow_weights_speed_up_what_reads_them() -> None:
-    """Products of one sequence wait for weights, of which int4 reads a quarter; those of 2048 wait for arithmetic."""
-    assert 2.0 < products_s(decode(None, 1)) / products_s(decode("int4", 1)) < 4.0
-    assert products_s(decode(None, 2048)) / products_s(decode("int4", 2048)) < 1.1
+    """GEMMs of one sequence are bound by weights, of which int4 reads a quarter; those of 2048 are compute-bound."""
+    assert 2.0 < gemms_s(decode(None, 1)) / gemms_s(decode("int4", 1)) < 4.0
+    assert gemms_s(decode(None, 2048)) / gemms_s(decode("int4", 2048)) < 1.1
 
 
-def test_narrow_weights_leave_logits_alone_and_say_so() -> None:
-    """Logits stay in 16 bits; other products are labelled with the assumption and have a wider interval."""
+def test_narrow_weights_do_not_apply_to_logits() -> None:
+    """Logits stay in 16 bits; other GEMMs are labelled with the assumption and have a wider interval."""
     found = {entry.operation.name: entry for entry in decode("int4", 8).operations}
     assert isinstance(logits := found["logits"].operation, Gemm)
     assert logits.weight_dtype is None
     qkv = found["attention.q"] if "attention.q" in found else found["attention.qkv"]
-    assert "int4 weights assumed" in qkv.price.calibration
+    assert "int4 weights assumed" in qkv.price.calibration.label
     same = next(entry for entry in decode(None, 8).operations if entry.operation.name == qkv.operation.name)
     assert qkv.price.high_s / qkv.price.time_s > same.price.high_s / same.price.time_s
 
@@ -63,14 +62,14 @@ def test_narrow_weights_leave_logits_alone_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"weight_dtype": "int4"}, "no meaning in train"),
+        ({"weight_dtype": "int4"}, "no effect in train"),
         ({"phase": "decode", "dtype": "fp8", "weight_dtype": "bf16"}, "wider than dtype=fp8"),
         ({"phase": "decode", "weight_dtype": "int3"}, "unknown dtype 'int3'"),
         ({"phase": "decode", "kv_block_tokens": 0}, "kv_block_tokens=0"),
     ],
 )
 def test_senseless_formats_are_refused(fields: dict[str, str], words: str) -> None:
-    """Each message says what is wrong."""
+    """Invalid formats are errors with a reason."""
     with pytest.raises(WorkloadError, match=words):
         Workload(**fields)
 

@@ -8,8 +8,8 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
-from shapewright.sweep import parse_values
+from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.prediction.sweep import parse_values
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -18,7 +18,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 
 
 def test_rows_are_predictions() -> None:
-    """Each row is what predict says of its values, the last field fastest; what cannot run has the reason."""
+    """Each row equals the prediction of its values, the last field varies fastest; failed rows have a reason."""
     found = shapewright.sweep(
         "llama-3-8b",
         device="h100-sxm-80gb",
@@ -56,7 +56,7 @@ def test_sizes_of_the_model_are_swept() -> None:
 
 
 def test_a_table_of_sizes_says_how_many_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    """What a row has more of than another stands beside its time; in JSON it always does."""
+    """If parameter counts differ between rows, the table shows them; JSON always does."""
     code, text, _ = run(["--sweep", "vocab_size=128256,256512"], capsys)
     assert code == 0
     assert "parameters" in text
@@ -79,7 +79,7 @@ def test_a_table_of_sizes_says_how_many_parameters(capsys: pytest.CaptureFixture
     ],
 )
 def test_senseless_values_are_refused(text: str, words: str) -> None:
-    """The message says how ranges are written."""
+    """The error explains the syntax of ranges."""
     with pytest.raises(WorkloadError, match=words):
         parse_values(text)
 

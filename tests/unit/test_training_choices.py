@@ -1,4 +1,4 @@
-"""Optimiser, chunked loss and recomputation of some layers: what they change in memory, operations and time."""
+"""Optimizer, chunked loss and recomputation of some layers: what they change in memory, operations and time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.config import TransformerConfig, read_model
-from shapewright.errors import WorkloadError
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import WorkloadError
 from shapewright.lowering import count_hardware_flops, count_model_flops, lower
-from shapewright.lowering.conventions import CONVENTIONS, count_step_flops
+from shapewright.lowering.flops import CONVENTIONS, count_convention_flops
+from shapewright.lowering.operations import Gemm, Pointwise
 from shapewright.memory import estimate_memory
-from shapewright.operations import Gemm, Pointwise
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, read_model
+from shapewright.workload import ParallelLayout, Workload
 
 ONE = ParallelLayout()
 CONFIG = TransformerConfig(hidden_size=256, num_layers=8, num_heads=4, vocab_size=1000, intermediate_size=1024)
 
 
 def moved_bytes(optimizer: str, dtype: str = "bf16") -> tuple[float, float]:
-    """Bytes that the optimiser reads and writes per weight of the layers."""
+    """Bytes that the optimizer reads and writes per weight of the layers."""
     workload = Workload(micro_batch_size=1, seq_len=128, optimizer=optimizer, dtype=dtype)
     (step,) = [one for one in lower(CONFIG, workload, ONE) if one.name == "optimizer.layers"]
     assert isinstance(step, Pointwise)
@@ -39,7 +38,7 @@ def moved_bytes(optimizer: str, dtype: str = "bf16") -> tuple[float, float]:
         ("adamw-bf16", "bf16", 2 + 2 + 4, 2 + 4),
     ],
 )
-def test_an_optimiser_moves_what_it_keeps(optimizer: str, dtype: str, read: float, written: float) -> None:
+def test_optimizer_traffic(optimizer: str, dtype: str, read: float, written: float) -> None:
     """Gradient, master or weight, and states are read; states, master and weight written."""
     assert moved_bytes(optimizer, dtype) == (read, written)
 
@@ -50,7 +49,7 @@ def predict_step(**workload: Any) -> float:
     return shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=fields).step_time_s
 
 
-def test_optimisers_change_the_step() -> None:
+def test_optimizer_traffic_changes_the_step_time() -> None:
     """Fewer bytes take less time; Muon's iteration takes more than AdamW, whose states it halves."""
     adamw_s = predict_step()
     assert predict_step(optimizer="lion") < adamw_s
@@ -76,8 +75,8 @@ def test_newton_schulz_by_hand() -> None:
     assert flops == 8 * (4 * square + 2 * wide)
 
 
-def test_newton_schulz_is_shared_by_replicas() -> None:
-    """With sharded states eight replicas orthogonalise an eighth each; model FLOPs do not count it."""
+def test_newton_schulz_is_divided_among_replicas() -> None:
+    """With sharded states eight replicas orthogonalize an eighth each; model FLOPs do not count it."""
 
     def flops(zero_stage: int) -> float:
         layout = ParallelLayout(data_parallel=8, zero_stage=zero_stage)
@@ -90,7 +89,7 @@ def test_newton_schulz_is_shared_by_replicas() -> None:
     assert count_model_flops(CONFIG, plain) == count_model_flops(CONFIG, muon)
 
 
-def test_chunks_cut_the_logits() -> None:
+def test_loss_chunks_reduce_logits_memory() -> None:
     """A loss in 8 parts keeps an eighth of the logits, does the same arithmetic, and takes no less time."""
     whole, parts = (Workload(micro_batch_size=4, seq_len=2048, loss_chunks=chunks) for chunks in (1, 8))
     config = read_model("llama-3-8b").config
@@ -108,7 +107,7 @@ def test_chunks_cut_the_logits() -> None:
     assert (weight_gradient.k, weight_gradient.repeats) == (4 * 2048 / 8, 8)
 
 
-def test_recomputing_some_layers_lies_between_none_and_all() -> None:
+def test_cost_of_recomputing_some_layers() -> None:
     """Two of eight layers: a quarter of the way in memory kept, in time and in hardware FLOPs."""
 
     def activations(recompute: str, layers: int | None = None) -> float:
@@ -133,12 +132,12 @@ def test_recomputing_some_layers_lies_between_none_and_all() -> None:
 
 
 @pytest.mark.parametrize("convention", sorted(CONVENTIONS))
-def test_every_convention_counts_the_layers_that_run_again(convention: str) -> None:
+def test_conventions_count_recomputed_layers(convention: str) -> None:
     """A quarter of the layers costs a quarter of what all cost, and two layers of each of two stages are four."""
 
     def hardware_flops(layers: int | None, mode: str = "full", num_stages: int = 1) -> float | None:
         step = Workload(seq_len=512, recompute=mode, recompute_layers=layers)
-        return count_step_flops(CONFIG, step, 8, convention, num_stages=num_stages).hardware_flops
+        return count_convention_flops(CONFIG, step, 8, convention, num_stages=num_stages).hardware_flops
 
     none, some, every = hardware_flops(None, "none"), hardware_flops(2), hardware_flops(None)
     assert (some is None) == (convention == "torchtitan")
@@ -148,7 +147,7 @@ def test_every_convention_counts_the_layers_that_run_again(convention: str) -> N
     assert hardware_flops(2, num_stages=2) == hardware_flops(4)
 
 
-def test_utilization_and_prediction_recompute_alike() -> None:
+def test_utilization_and_prediction_agree_on_recomputation() -> None:
     """MFU and HFU of a pipeline that recomputes 8 layers of each stage, measured and predicted, agree."""
     again = {"micro_batch_size": 1, "seq_len": 2048, "recompute": "full", "recompute_layers": 8}
     job: dict[str, Any] = {"device": "h100-sxm-80gb", "layout": {"pipeline_parallel": 2, "data_parallel": 4}}
@@ -161,7 +160,7 @@ def test_utilization_and_prediction_recompute_alike() -> None:
     assert explained.prediction is not None
 
 
-def test_another_recomputation_leaves_the_choice_of_layers_behind() -> None:
+def test_with_recompute_drops_recompute_layers() -> None:
     """A search that varies recomputation, and a check that suggests one, start from some layers as from all."""
     some = Workload(recompute="full", recompute_layers=2)
     assert some.with_recompute("full") == some
@@ -180,23 +179,23 @@ def test_another_recomputation_leaves_the_choice_of_layers_behind() -> None:
     [
         ({"optimizer": "adam"}, "unknown optimizer 'adam'; did you mean 'adamw'"),
         ({"optimizer": "adamw-bf16", "dtype": "fp32"}, "cannot train in dtype=fp32"),
-        ({"recompute_layers": 2}, "recompute_layers=2 needs recompute='full'"),
+        ({"recompute_layers": 2}, "recompute_layers=2 requires recompute='full'"),
         ({"recompute": "full", "recompute_layers": 0}, "recompute_layers=0"),
         ({"loss_chunks": 0}, "loss_chunks=0"),
-        ({"phase": "decode", "loss_chunks": 2}, "no meaning in decode"),
+        ({"phase": "decode", "loss_chunks": 2}, "no effect in decode"),
     ],
 )
-def test_senseless_choices_are_refused(fields: dict[str, Any], words: str) -> None:
-    """Each message says what is wrong and what is allowed."""
+def test_contradicting_options_are_rejected(fields: dict[str, Any], words: str) -> None:
+    """Each error states the wrong value and the allowed ones."""
     with pytest.raises(WorkloadError, match=words):
         Workload(**fields)
 
 
-def test_plans_follow_the_optimiser() -> None:
-    """A plan's step is that of its optimiser; recomputation of some layers is none of its choices."""
+def test_plan_uses_the_optimizer() -> None:
+    """A plan's step uses its optimizer; plans do not vary partial recomputation."""
     job = {"device": "h100-sxm-80gb", "num_devices": 8, "global_batch_size": 32, "top": 2}
     lion, adamw = (shapewright.plan("llama-3-8b", optimizer=name, **job).plans[0] for name in ("lion", "adamw"))
     assert lion.prediction.workload.optimizer == "lion"
     assert lion.prediction.step_time_s < adamw.prediction.step_time_s
-    with pytest.raises(WorkloadError, match="recompute_layers=2 is no choice of a plan"):
+    with pytest.raises(WorkloadError, match="recompute_layers=2 cannot be planned"):
         shapewright.plan("llama-3-8b", workload={"recompute": "full", "recompute_layers": 2}, **job)

@@ -1,4 +1,4 @@
-"""Printing and parsing quantities."""
+"""Formatting and parsing quantities."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shapewright.units import (
+from shapewright.core.units import (
     format_bytes,
     format_count,
     format_percent,
@@ -31,7 +31,7 @@ from shapewright.units import (
     ],
 )
 def test_seconds(time_s: float, text: str) -> None:
-    """Durations take the unit that leaves a number from 1 to 1000, and three digits."""
+    """Durations have the unit that gives a number from 1 to 1000, with three digits."""
     assert format_seconds(time_s) == text
 
 
@@ -48,12 +48,12 @@ def test_seconds(time_s: float, text: str) -> None:
     ],
 )
 def test_bytes_are_binary(amount_bytes: float, text: str) -> None:
-    """Memory is printed in binary units that say so."""
+    """Memory is formatted in binary units."""
     assert format_bytes(amount_bytes) == text
 
 
 def test_rates_counts_and_percent() -> None:
-    """Rates are in TFLOP/s, counts in decimal suffixes, fractions as percent."""
+    """Rates are in TFLOP/s, counts have decimal suffixes, fractions are percentages."""
     assert format_rate(311.9e12) == "312 TFLOP/s"
     assert format_rate(4.5e10) == "0.04 TFLOP/s"
     assert format_count(8_030_261_248) == "8.03 B"
@@ -67,28 +67,28 @@ def test_rates_counts_and_percent() -> None:
     ("text", "count"),
     [("12", 12), ("2.7b", 2_700_000_000), ("350M", 350_000_000), (" 8K ", 8000), ("1_000", 1000), ("1,000", 1000)],
 )
-def test_counts_are_read(text: str, count: int) -> None:
-    """Suffixes are decimal, in either case; separators are dropped."""
+def test_counts_are_parsed(text: str, count: int) -> None:
+    """Suffixes are decimal, in either case; separators are ignored."""
     assert parse_count(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "b", "-1", "nan", "inf", "1e30", "ten", "1kk", "0x10"])
-def test_what_is_no_count_is_refused(text: str) -> None:
-    """No number, a negative, an endless or a huge one is a ValueError."""
+def test_invalid_counts(text: str) -> None:
+    """Text that is not a number, and negative, infinite or huge numbers are a ValueError."""
     with pytest.raises(ValueError):  # noqa: PT011 - float's own message is as good as any
         parse_count(text)
 
 
 @given(st.integers(0, 10**15))
 def test_counts_round_trip(count: int) -> None:
-    """A count that is printed in full is read as itself, and one with a suffix to three digits."""
+    """A count formatted in full is parsed as itself, one with a suffix to three digits."""
     assert parse_count(str(count)) == count
     assert parse_count(format_count(count).replace(" ", "")) == pytest.approx(count, rel=0.006, abs=0.5)
 
 
 @given(st.floats(1e-9, 1e6))
 def test_seconds_keep_three_digits(time_s: float) -> None:
-    """What is printed is within half a percent of what it stands for."""
+    """The formatted duration is within half a percent of the value."""
     number, unit = format_seconds(time_s).split()
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
     assert float(number) * scale == pytest.approx(time_s, rel=0.0051)

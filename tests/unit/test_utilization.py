@@ -1,4 +1,4 @@
-"""Utilization: published MFU and HFU, a waterfall whose parts add up, and what is said of both."""
+"""Utilization: published MFU and HFU, the waterfall, and notes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 import shapewright
 from published_gpts import PUBLISHED, gpt, measured
-from shapewright.config import TransformerConfig
-from shapewright.errors import LayoutError, WorkloadError
-from shapewright.layout import ParallelLayout
-from shapewright.lowering.conventions import CONVENTIONS
-from shapewright.utilization import LOSSES
+from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.lowering.flops import CONVENTIONS
+from shapewright.models import TransformerConfig
+from shapewright.prediction.utilization import LOSSES
+from shapewright.workload import ParallelLayout
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_selective_recompute_costs_few_flops(name: str, overhead: float) -> None
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_waterfall_adds_up(name: str, recompute: str) -> None:
-    """Arithmetic at peak and all losses are the measured time; the first part is MFU times it."""
+    """Model FLOPs at peak and all losses add up to the measured time; the first part is MFU times it."""
     found = measured(name, recompute)
     parts = {part.name: part.time_s for part in found.waterfall}
 
@@ -89,8 +89,8 @@ def test_recompute_is_its_own_loss() -> None:
     assert {name: with_it[name] for name in same} == {name: without[name] for name in same}
 
 
-def test_faster_than_predicted_is_said() -> None:
-    """A measurement faster than the prediction leaves a negative rest, with a note, and never a hidden one."""
+def test_faster_than_predicted_has_a_note() -> None:
+    """A measurement faster than the prediction has a negative unexplained part and a note."""
     slow = measured("175B", "selective")
     assert slow.prediction is not None
     shape, num_devices, batch, (tensor, pipeline, virtual, micro_batch), _ = PUBLISHED["175B"]
@@ -104,29 +104,29 @@ def test_faster_than_predicted_is_said() -> None:
         layout={"tensor_parallel": tensor, "pipeline_parallel": pipeline, "virtual_pipeline": virtual},
     )
     assert fast.waterfall[-1].time_s < 0
-    assert any("unexplained is negative, and by more than the interval allows" in note for note in fast.notes)
+    assert any("unexplained is negative, by more than the interval" in note for note in fast.notes)
 
 
-def test_more_than_the_peak_is_doubted() -> None:
+def test_mfu_above_one_has_a_note() -> None:
     """An MFU above 1 is reported with a warning that names what to check."""
     found = shapewright.mfu("gpt2", device="a100-sxm-80gb", seconds=1e-3, num_devices=1, global_batch_size=64)
     assert found.result.mfu > 1
-    assert any("more than the device can do" in note for note in found.notes)
+    assert any("exceeds the peak of the device" in note for note in found.notes)
 
 
-def test_slower_than_the_interval_is_said() -> None:
-    """Beyond the prediction's interval something took time that it does not know; inside nothing is said."""
+def test_slower_than_the_interval_has_a_note() -> None:
+    """A measurement slower than the interval has a note; one inside has none."""
     job: dict[str, object] = {"device": "h100-sxm-80gb", "num_devices": 8, "global_batch_size": 64}
     predicted = shapewright.mfu("llama-3-8b", seconds=10.0, **job).prediction
     assert predicted is not None
     for seconds, is_slow in ((1.01 * predicted.step_time_high_s, True), (0.99 * predicted.step_time_high_s, False)):
         notes = shapewright.mfu("llama-3-8b", seconds=seconds, **job).notes
-        assert any("what the prediction does not know took the rest" in note for note in notes) == is_slow
+        assert any("the prediction does not include the cause" in note for note in notes) == is_slow
 
 
 @pytest.mark.parametrize("convention", sorted(CONVENTIONS))
 def test_the_chosen_convention_is_the_headline(convention: str) -> None:
-    """Any of them; what is reachable and the waterfall's first part are counted by it too."""
+    """MFU, the reachable steps and the first part of the waterfall follow the chosen convention."""
     found = shapewright.mfu(
         "llama-3-8b", device="h100-sxm-80gb", seconds=5.0, num_devices=8, global_batch_size=64, convention=convention
     )
@@ -135,8 +135,8 @@ def test_the_chosen_convention_is_the_headline(convention: str) -> None:
     assert found.mfu_at(2.5) == pytest.approx(2.0 * found.result.mfu)
 
 
-def test_layout_is_assumed_and_said() -> None:
-    """Without degrees the waterfall takes a layout of all devices that fits, and says which."""
+def test_assumed_layout_has_a_note() -> None:
+    """Without degrees the waterfall assumes a layout that fits on all devices, and a note names it."""
     found = shapewright.mfu("llama-3-8b", device="h100-sxm-80gb", seconds=5.0, num_devices=8, global_batch_size=64)
 
     assert found.layout is not None
@@ -146,8 +146,8 @@ def test_layout_is_assumed_and_said() -> None:
     assert any(note.startswith("assumed for the waterfall") for note in found.notes)
 
 
-def test_no_layout_leaves_mfu_alone() -> None:
-    """Seven devices and a batch of three divide nothing: MFU stays, the waterfall is left out, a note says why."""
+def test_mfu_needs_no_layout() -> None:
+    """Seven devices and a batch of three have no layout: MFU is computed without a waterfall, with a note."""
     config = TransformerConfig(hidden_size=2048, num_layers=5, num_heads=16, vocab_size=50304)
     found = shapewright.mfu(config, device="a100-sxm-80gb", seconds=1.0, num_devices=7, global_batch_size=3)
 
@@ -173,20 +173,20 @@ def test_missing_data_axis_takes_the_rest() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"seconds": 0.0}, WorkloadError, "seconds=0.0 must be from 1e-09"),
-        ({"seconds": float("nan")}, WorkloadError, "seconds=nan must be from"),
-        ({"seconds": 1e-310}, WorkloadError, "seconds=1e-310 must be from"),
-        ({"num_devices": 0}, WorkloadError, "gpus=0 must be from 1 to 16777216"),
-        ({"num_devices": 10**18}, WorkloadError, "must be from 1 to 16777216"),
+        ({"seconds": 0.0}, WorkloadError, "seconds=0.0 must be a number from 1e-09"),
+        ({"seconds": float("nan")}, WorkloadError, "seconds=nan must be a number from"),
+        ({"seconds": 1e-310}, WorkloadError, "seconds=1e-310 must be a number from"),
+        ({"num_devices": 0}, WorkloadError, "num_devices=0 must be an integer from 1 to 16777216"),
+        ({"num_devices": 10**18}, WorkloadError, "must be an integer from 1 to 16777216"),
         ({"workload": {"phase": "decode"}}, WorkloadError, "phase='decode'"),
         ({"convention": "palm"}, WorkloadError, "unknown FLOP convention 'palm'"),
-        ({"layout": {"tensor_parallel": 3}}, LayoutError, "gpus=8 must be a multiple of"),
+        ({"layout": {"tensor_parallel": 3}}, LayoutError, "num_devices=8 must be a multiple of"),
         ({"layout": {"data_parallel": 16}}, LayoutError, "the layout has 16 devices"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_impossible_measurements(arguments: dict[str, object], error: type[Exception], words: str) -> None:
-    """What cannot be a measurement is refused with the value and what is allowed."""
+    """Invalid measurements raise an error with the given and the allowed values."""
     job = {"seconds": 1.0, "num_devices": 8, "global_batch_size": 8} | arguments
     with pytest.raises(error, match=words):
         shapewright.mfu("gpt2", device="a100-sxm-80gb", **job)

@@ -1,4 +1,4 @@
-"""How utilization is told: peaks, one line for logs, the command's report, and bad measurements."""
+"""Output of utilization: peaks, the one-line form for logs, the report, and invalid measurements."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import pytest
 import shapewright
 from command_line import run
 from published_gpts import measured
-from shapewright.cli.console import make_console
-from shapewright.report.utilization import print_utilization, utilization_line, utilization_to_json
+from shapewright.app.cli.console import make_console
+from shapewright.app.report.outputs.mfu import mfu_output
+from shapewright.app.report.step.mfu import print_utilization, utilization_line
 
 FLAGS = ["--num-layers", "48", "--hidden-size", "6144", "--num-heads", "64", "--vocab-size", "51200"]
 JOB = ["--device", "a100-sxm-80gb", "--seconds", "1.10", "--gpus", "8", "--global-batch", "4", "--seq-len", "2048"]
 
 
 def test_die_and_card_name_each_other() -> None:
-    """One die of an MI250X is judged by its own peak, and the card's is named beside it."""
+    """One die of an MI250X is compared with its own peak, and the card's is named as well."""
     found = shapewright.mfu("gpt2", device="mi250x-gcd", seconds=1.0, num_devices=1, global_batch_size=8)
     assert found.peak_flops_per_s == 191.5e12
     assert found.other_peaks == {"dense bf16, per card (mi250x-card)": 383e12}
@@ -35,9 +36,9 @@ def test_die_and_card_name_each_other() -> None:
     ],
 )
 def test_every_peak_is_named(device: str, peaks: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
-    """The report says which peak MFU divides by, and what it would read against the others."""
+    """The report names the peak that MFU divides by, and MFU for the others."""
     found = shapewright.mfu("llama-3-8b", device=device, seconds=9.0, num_devices=8, global_batch_size=64)
-    data = utilization_to_json(found)
+    data = mfu_output(found).to_json()
     print_utilization(found, make_console())
     printed = capsys.readouterr().out
 
@@ -52,10 +53,10 @@ def test_every_peak_is_named(device: str, peaks: dict[str, float], capsys: pytes
 
 
 def test_line_for_logs_is_parsable() -> None:
-    """The one-line form is name=value pairs that say what the JSON says."""
+    """The one-line form has name=value pairs that agree with the JSON."""
     found = measured("175B", "selective")
     facts = dict(pair.split("=") for pair in utilization_line(found).split())
-    full = utilization_to_json(found)
+    full = mfu_output(found).to_json()
 
     assert float(facts["mfu"]) == pytest.approx(full["mfu"], abs=1e-4)
     assert float(facts["hfu"]) == pytest.approx(full["hfu"], abs=1e-4)
@@ -116,7 +117,7 @@ def test_the_headline_says_what_was_computed_again(
         (["--seconds", "1", "--global-batch", "8"], "Missing option '--gpus'"),
         (["--seconds", "-1", "--gpus", "8", "--global-batch", "8"], "seconds=-1.0"),
         (["--seconds", "1", "--gpus", "8", "--global-batch", "0"], "global_batch_size=0"),
-        (["--seconds", "1", "--gpus", "8", "--global-batch", "8", "--json", "--oneline"], "contradict"),
+        (["--seconds", "1", "--gpus", "8", "--global-batch", "8", "--json", "--oneline"], "cannot be combined"),
     ],
 )
 def test_bad_measurement_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What is run and how it is spread: derived lengths, and refusals that say what to do."""
+"""Workload and layout: derived lengths, and errors with remedies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from shapewright.errors import LayoutError, ShapewrightError, WorkloadError
-from shapewright.layout import ParallelLayout
-from shapewright.workload import Workload
+from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.workload import ParallelLayout, Workload
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ from shapewright.workload import Workload
         ("decode", 2047, 1, 2048),  # the new token sees itself
     ],
 )
-def test_lengths_of_a_phase(phase: str, context_len: int, query_len: int, kv_len: int) -> None:
+def test_query_and_key_lengths_by_phase(phase: str, context_len: int, query_len: int, kv_len: int) -> None:
     """Training and prefill run the sequence, decode one token; both see what is cached before them."""
     workload = Workload(phase=phase, seq_len=2048, context_len=context_len)
     assert (workload.query_len, workload.kv_len) == (query_len, kv_len)
@@ -39,22 +38,22 @@ def test_dtypes_are_resolved() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"phase": "training"}, "phase='training' is not known; choose one of train, prefill, decode"),
-        ({"attention": "fused"}, "attention='fused' is not known; choose one of flash, unfused"),
-        ({"micro_batch_size": 0}, "micro_batch_size=0 must be a whole number from 1 to 2**40"),
-        ({"seq_len": -1}, "seq_len=-1 must be a whole number from 1 to 2**40"),
-        ({"seq_len": 2.0}, "seq_len=2.0 must be a whole number"),
-        ({"seq_len": float("nan")}, "seq_len=nan must be a whole number"),
-        ({"seq_len": "2048"}, "seq_len='2048' must be a whole number"),
-        ({"seq_len": True}, "seq_len=True must be a whole number"),
-        ({"seq_len": 10**18}, "must be a whole number from 1 to 2**40"),
-        ({"context_len": -1}, "context_len=-1 must be a whole number from 0 to 2**40"),
-        ({"global_batch_size": 0}, "global_batch_size=0 must be a whole number"),
+        ({"phase": "training"}, "phase='training' is unknown; choose one of train, prefill, decode"),
+        ({"attention": "fused"}, "attention='fused' is unknown; choose one of flash, unfused"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be an integer from 1 to 2**40"),
+        ({"seq_len": -1}, "seq_len=-1 must be an integer from 1 to 2**40"),
+        ({"seq_len": 2.0}, "seq_len=2.0 must be an integer"),
+        ({"seq_len": float("nan")}, "seq_len=nan must be an integer"),
+        ({"seq_len": "2048"}, "seq_len='2048' must be an integer"),
+        ({"seq_len": True}, "seq_len=True must be an integer"),
+        ({"seq_len": 10**18}, "must be an integer from 1 to 2**40"),
+        ({"context_len": -1}, "context_len=-1 must be an integer from 0 to 2**40"),
+        ({"global_batch_size": 0}, "global_batch_size=0 must be an integer"),
         ({"dtype": "bf61"}, "unknown dtype 'bf61'"),
-        ({"phase": "decode", "recompute": "full"}, "recompute='full' has no meaning in decode"),
+        ({"phase": "decode", "recompute": "full"}, "recompute='full' has no effect in decode"),
     ],
 )
-def test_workload_refuses(fields: dict[str, Any], message: str) -> None:
+def test_invalid_workload_is_rejected(fields: dict[str, Any], message: str) -> None:
     """A value out of range or a word not known is one line with the value and what is allowed."""
     with pytest.raises(WorkloadError, match=re.escape(message)) as caught:
         Workload(**fields)
@@ -64,10 +63,10 @@ def test_workload_refuses(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tensor_parallel": 0}, "tensor_parallel=0 must be a whole number from 1 to"),
-        ({"data_parallel": 1.5}, "data_parallel=1.5 must be a whole number"),
-        ({"pipeline_parallel": 10**18}, "must be a whole number from 1 to"),
-        ({"zero_stage": 4}, "zero_stage=4 must be a whole number from 0 to 3"),
+        ({"tensor_parallel": 0}, "tensor_parallel=0 must be an integer from 1 to"),
+        ({"data_parallel": 1.5}, "data_parallel=1.5 must be an integer"),
+        ({"pipeline_parallel": 10**18}, "must be an integer from 1 to"),
+        ({"zero_stage": 4}, "zero_stage=4 must be an integer from 0 to 3"),
         (
             {"expert_parallel": 8, "data_parallel": 4},
             "expert_parallel=8 must divide data_parallel * context_parallel = 4",
@@ -75,7 +74,7 @@ def test_workload_refuses(fields: dict[str, Any], message: str) -> None:
         ({"virtual_pipeline": 2}, "virtual_pipeline=2 needs pipeline_parallel above 1"),
     ],
 )
-def test_layout_refuses(fields: dict[str, Any], message: str) -> None:
+def test_invalid_layout_is_rejected(fields: dict[str, Any], message: str) -> None:
     """A degree out of range, or degrees that contradict each other, are one line with the numbers."""
     with pytest.raises(LayoutError, match=re.escape(message)) as caught:
         ParallelLayout(**fields)
@@ -83,7 +82,7 @@ def test_layout_refuses(fields: dict[str, Any], message: str) -> None:
     assert isinstance(caught.value, ShapewrightError)
 
 
-def test_experts_live_on_devices_of_other_axes() -> None:
+def test_expert_parallelism_adds_no_devices() -> None:
     """Expert parallelism adds no devices: 2 * 4 * 8 * 2 with experts over 16 of them are 128."""
     layout = ParallelLayout(
         tensor_parallel=2, pipeline_parallel=4, data_parallel=8, context_parallel=2, expert_parallel=16
@@ -92,7 +91,7 @@ def test_experts_live_on_devices_of_other_axes() -> None:
 
 
 def test_sequence_parallel_needs_a_tensor_axis() -> None:
-    """The sequence is split over the tensor axis only where there is one, and only if asked."""
+    """The sequence is split over the tensor axis only if there is one and it is enabled."""
     alone = ParallelLayout()
     pair = ParallelLayout(tensor_parallel=2)
     assert not alone.splits_sequence_over_tensor

@@ -1,4 +1,4 @@
-"""NVIDIA/Megatron-LM's own report of memory, written anew: megatron/training/theoretical_memory_usage.py at d98e8a6.
+"""NVIDIA/Megatron-LM's memory report, reimplemented: megatron/training/theoretical_memory_usage.py at d98e8a6.
 
 Legend: b micro-batch, s tokens, h width, f inner width of the MLP, a heads, L layers, V vocabulary, t tensor, p
 pipeline, d data parallel degree, v interleave, E experts. Everything in bytes.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronJob:
-    """What the report asks for."""
+    """Inputs of the report."""
 
     h: int
     f: int

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 from vector_models import dropped, gpt
 
-from shapewright.config import count_parameters, read_model
+from shapewright.core.units import GIB, MIB
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
 from shapewright.memory import estimate_memory, list_saved_tensors
-from shapewright.predict import predict
-from shapewright.units import GIB, MIB
-from shapewright.workload import Workload
+from shapewright.models import count_parameters, read_model
+from shapewright.prediction.predict import predict
+from shapewright.workload import ParallelLayout, Workload
 
 
 @pytest.mark.parametrize(("name", "ratio"), [("22B", 106.7), ("175B", 80), ("530B", 64), ("1T", 64)])

@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 from vector_models import gpt
 
-from shapewright.calculators import (
+from shapewright.core.units import GIB
+from shapewright.hardware import load_device
+from shapewright.lowering import lower
+from shapewright.lowering.operations import Collective
+from shapewright.prediction.calculators import (
     bus_fraction,
     count_gradient_traffic_bytes,
     count_tensor_parallel_elements,
     estimate_budget,
 )
-from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.lowering import lower
-from shapewright.operations import Collective
-from shapewright.units import GIB
-from shapewright.workload import Workload
+from shapewright.workload import ParallelLayout, Workload
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 from vector_models import TOKENS, fairseq_moe, gpt
 
-from shapewright.calculators import (
-    count_flops,
-)
-from shapewright.config import read_model
 from shapewright.lowering import count_hardware_flops
-from shapewright.lowering.conventions import count_step_flops
+from shapewright.lowering.flops import count_convention_flops
+from shapewright.models import read_model
+from shapewright.prediction.calculators import count_flops
 from shapewright.workload import Workload
 
 
@@ -73,7 +71,7 @@ def test_speed_ups_of_selective_recomputation() -> None:
     published = {"22B": 29.1, "175B": 31.9, "530B": 29.7, "1T": 32.1}
     shapes = {"22B": (48, 6144, 64), "175B": (96, 12288, 96), "530B": (105, 20480, 128), "1T": (128, 25600, 160)}
     for name, (full_s, selective_s) in measured.items():
-        flops = count_step_flops(gpt(*shapes[name]), Workload(seq_len=2048), 1, "megatron").model_flops
+        flops = count_convention_flops(gpt(*shapes[name]), Workload(seq_len=2048), 1, "megatron").model_flops
         rates = flops / selective_s, flops / full_s
         assert 100 * (rates[0] / rates[1] - 1) == pytest.approx(published[name], abs=0.06)
 
@@ -85,6 +83,9 @@ def test_speed_ups_of_selective_recomputation() -> None:
 def test_torchtitan_on_a100(model: str, tokens_per_s: float, gflops_per_token: float, percent: float) -> None:
     """6 N + 12 L h s with both embeddings in N; s = 8192 and 4096, 312 TFLOP/s."""
     seq_len = 8192 if model == "llama-3-8b" else 4096
-    flops = count_step_flops(read_model(model).config, Workload(seq_len=seq_len), 1, "torchtitan").model_flops / seq_len
+    flops = (
+        count_convention_flops(read_model(model).config, Workload(seq_len=seq_len), 1, "torchtitan").model_flops
+        / seq_len
+    )
     assert flops / 1e9 == pytest.approx(gflops_per_token, rel=2e-3)
     assert 100 * tokens_per_s * flops / 312e12 == pytest.approx(percent, abs=0.1)

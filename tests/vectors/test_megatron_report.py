@@ -1,4 +1,4 @@
-"""Memory beside Megatron-LM's own report: what it printed, what its formula gives elsewhere, and where ours differs."""
+"""Memory compared with Megatron-LM's own report: printed values, its formula elsewhere, and known differences."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import pytest
 from megatron_report import MegatronJob
 from vector_models import dropped, gpt
 
-from shapewright.config import TransformerConfig, count_parameters, read_model
-from shapewright.layout import ParallelLayout
+from shapewright.core.units import MIB
 from shapewright.memory import estimate_memory, list_saved_tensors
-from shapewright.units import MIB
-from shapewright.workload import Workload
+from shapewright.models import TransformerConfig, count_parameters, read_model
+from shapewright.workload import ParallelLayout, Workload
 
 GPTS = {
     "22B": MegatronJob(h=6144, f=24576, a=64, a_kv=64, L=48, V=51200, s=2048, b=4, t=8),
@@ -34,7 +33,7 @@ MIXTRAL = MegatronJob(h=4096, f=14336, a=32, a_kv=8, L=32, V=32000, s=4096, b=1,
 def test_the_formula_is_theirs(
     name: str, parameters_b: float, states_mb: float, sharded_mb: float, activations_mb: float, layer_mb: float
 ) -> None:
-    """Written anew, it gives every number that Megatron-LM printed for the models of arXiv 2205.05198."""
+    """The reimplementation gives every number that Megatron-LM printed for the models of arXiv 2205.05198."""
     job = GPTS[name]
     assert job.count_parameters_of_fullest_shard() / 1e9 == pytest.approx(parameters_b, abs=1e-4)
     assert job.state_bytes(is_sharded=False) / MIB == pytest.approx(states_mb, abs=0.01)

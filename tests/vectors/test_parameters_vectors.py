@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 from vector_models import fairseq_moe, gpt
 
-from shapewright.calculators import (
-    explain_parameters,
-)
-from shapewright.config import count_parameters
+from shapewright.models import count_parameters
+from shapewright.prediction.calculators import explain_parameters
 
 
 @pytest.mark.parametrize(

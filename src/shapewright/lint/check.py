@@ -1,38 +1,34 @@
-"""check_model: every rule on one model, device, workload and layout, with what each finding costs."""
+"""check_scenario: run every rule on a scenario, cost the findings, and apply exact fixes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from shapewright.errors import ShapewrightError
-from shapewright.layout import ParallelLayout
-from shapewright.lint.finding import SEVERITIES, Finding
-from shapewright.lint.judge import judge
-from shapewright.lint.nearest import BetterShape, find_better_shapes
+from shapewright.core.errors import ShapewrightError
+from shapewright.core.notebook import NotebookDisplay
+from shapewright.lint.better_shapes import BetterShape, find_better_shapes
+from shapewright.lint.evaluate import evaluate
 from shapewright.lint.registry import list_rules, select_rules
-from shapewright.lint.what_if import WhatIf
-from shapewright.perf.software import TUNED
-from shapewright.shown import ShownInNotebook
+from shapewright.lint.rule import SEVERITIES, Finding
+from shapewright.prediction.scenario import Scenario
 
 if TYPE_CHECKING:
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.hardware import Device
-    from shapewright.predict import Prediction
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.predict import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckReport(ShownInNotebook):
-    """What a check found.
+class CheckReport(NotebookDisplay):
+    """Result of a check.
 
     Attributes:
-        prediction: The step as it is; None where it cannot run, which a finding then explains.
-        findings: What is wrong: first what cannot run, then by predicted cost.
-        num_suppressed: Findings left out because their rules were ignored.
-        better_shapes: Nearest faster shapes of almost the same parameter count, best first.
-        problem: Why there is no prediction; empty where there is one.
+        prediction: The predicted step; None where it cannot run, which a finding explains.
+        findings: Findings, first those that prevent the step from running, then by predicted cost.
+        num_suppressed: Number of findings of ignored rules.
+        better_shapes: Similar shapes that are faster, with almost the same parameter count, best first.
+        problem: Why there is no prediction; empty otherwise.
     """
 
     prediction: Prediction | None
@@ -42,37 +38,21 @@ class CheckReport(ShownInNotebook):
     problem: str = ""
 
 
-def check_model(
-    config: TransformerConfig,
-    *,
-    device: Device,
-    workload: Workload,
-    layout: ParallelLayout | None = None,
-    ignore: Iterable[str] = (),
-    uncalibrated: bool = False,
-    software: str = TUNED,
-    look_around: bool = True,
-) -> CheckReport:
-    """Check a model against every rule, and look around for better shapes.
+def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True) -> CheckReport:
+    """Check a scenario against every rule, and search similar shapes for better ones.
 
     Args:
-        config: The model.
-        device: The device.
-        workload: What is run.
-        layout: How it is spread; by default one device.
-        ignore: Rules to leave out, by code, name or family; their findings are counted.
-        uncalibrated: Price by the data sheet alone.
-        software: Training software that runs it, as predict takes it.
-        look_around: Whether to look for better shapes.
+        scenario: The scenario.
+        ignore: Rules to ignore, by code, name or family; their findings are counted.
+        look_around: Whether to search for better shapes.
 
     Raises:
-        ShapewrightError: there can be no prediction, and no rule explains why.
+        ShapewrightError: the step cannot be predicted, and no rule explains why.
         UnknownRuleError: an ignored rule does not exist.
     """
     ignored = select_rules(ignore)
-    case = WhatIf(config, device, workload, layout or ParallelLayout(), uncalibrated=uncalibrated, software=software)
-    found = find_violations(case)
-    outcome = case.outcome
+    found = run_rules(scenario)
+    outcome = scenario.outcome
     if isinstance(outcome, ShapewrightError):
         if not any(finding.severity == "error" for finding in found):
             raise outcome
@@ -83,23 +63,23 @@ def check_model(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
         num_suppressed=sum(finding.code in ignored for finding in found),
-        better_shapes=find_better_shapes(case) if look_around and prediction else (),
+        better_shapes=find_better_shapes(scenario) if look_around and prediction else (),
         problem=problem,
     )
 
 
-def find_violations(case: WhatIf) -> list[Finding]:
-    """Run every rule and judge what it saw; the costliest first, after what cannot run."""
+def run_rules(scenario: Scenario) -> list[Finding]:
+    """Run every rule and cost its violations; findings that prevent the step come first, then the costliest."""
     found = [
         finding
         for rule in list_rules()
-        for violation in rule.check(case)
-        if (finding := judge(rule, violation, case)) is not None
+        for violation in rule.check(scenario)
+        if (finding := evaluate(rule, violation, scenario)) is not None
     ]
-    return sorted(found, key=_weight, reverse=True)
+    return sorted(found, key=_sort_key, reverse=True)
 
 
-def _weight(finding: Finding) -> tuple[bool, float, int]:
+def _sort_key(finding: Finding) -> tuple[bool, float, int]:
     cannot_run = finding.severity == "error" and finding.cost_s is None
     return cannot_run, finding.cost_s or 0.0, SEVERITIES.index(finding.severity)
 
@@ -108,10 +88,26 @@ def exit_code(report: CheckReport, fail_on: str = "warning") -> int:
     """Exit code of a check: 1 if a finding is at least as severe as ``fail_on``, otherwise 0.
 
     Args:
-        report: What was found.
+        report: The report.
         fail_on: One of SEVERITIES, or ``never``.
     """
     if fail_on == "never":
         return 0
     least = SEVERITIES.index(fail_on)
     return int(any(SEVERITIES.index(finding.severity) >= least for finding in report.findings))
+
+
+def exact_changes(report: CheckReport) -> dict[str, Any]:
+    """Collect the field changes of the first exact suggestion of each finding."""
+    changes: dict[str, Any] = {}
+    for finding in report.findings:
+        exact = [suggestion for suggestion in finding.suggestions if suggestion.kind == "exact"]
+        if exact:
+            changes = {**exact[0].changes, **changes}
+    return changes
+
+
+def fix_config(config: TransformerConfig, report: CheckReport) -> TransformerConfig:
+    """Apply every exact suggestion to a config; without one, return the same object."""
+    changes = exact_changes(report)
+    return replace(config, **changes) if changes else config

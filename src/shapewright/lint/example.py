@@ -1,19 +1,18 @@
-"""The shape that the examples on rule pages start from, and whether a rule fires on a change of it."""
+"""Helpers for the examples on rule pages: a base scenario, and whether a rule fires on a variant of it."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any
 
-from shapewright.config.transformer import TransformerConfig
 from shapewright.hardware import load_device
-from shapewright.layout import ParallelLayout
-from shapewright.lint.judge import judge
+from shapewright.lint.evaluate import evaluate
 from shapewright.lint.registry import get_rule
-from shapewright.lint.what_if import WhatIf
-from shapewright.workload import Workload
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.scenario import Scenario
+from shapewright.workload import ParallelLayout, Workload
 
-# GPT-3 2.7B in its good shape: 20 heads of 128, vocabulary padded.
+# GPT-3 2.7B with 20 heads of 128 and a padded vocabulary, on which no shape rule fires.
 _BASE: dict[str, Any] = {
     "hidden_size": 2560,
     "num_layers": 32,
@@ -28,7 +27,7 @@ _LAYOUT_NAMES = frozenset(ParallelLayout.__dataclass_fields__)
 
 
 def fires(code: str, *, device: str = _DEVICE, **changes: Any) -> bool:
-    """Whether a rule has a finding on GPT-3 2.7B (20 heads, vocabulary of 50304) with some fields changed.
+    """Return whether a rule has a finding on GPT-3 2.7B (20 heads, vocabulary of 50304) with some fields changed.
 
     Args:
         code: Code or name of the rule.
@@ -39,18 +38,18 @@ def fires(code: str, *, device: str = _DEVICE, **changes: Any) -> bool:
 
 
 def messages(code: str, *, device: str = _DEVICE, **changes: Any) -> list[str]:
-    """Messages of a rule's findings, as ``fires`` sets them up."""
-    rule, case = get_rule(code), example_case(device=device, **changes)
-    findings = [judge(rule, violation, case) for violation in rule.check(case)]
+    """Return the messages of a rule's findings, for the arguments of ``fires``."""
+    rule, scenario = get_rule(code), example_scenario(device=device, **changes)
+    findings = [evaluate(rule, violation, scenario) for violation in rule.check(scenario)]
     return [finding.message for finding in findings if finding is not None]
 
 
-def example_case(*, device: str = _DEVICE, **changes: Any) -> WhatIf:
-    """GPT-3 2.7B with some fields changed, on a device."""
+def example_scenario(*, device: str = _DEVICE, **changes: Any) -> Scenario:
+    """Build a scenario of GPT-3 2.7B with some fields changed."""
     layout_changes = {name: value for name, value in changes.items() if name in _LAYOUT_NAMES}
     workload_changes = {name: value for name, value in changes.items() if name in _WORKLOAD_NAMES}
     config_changes = {name: value for name, value in changes.items() if name not in _LAYOUT_NAMES | _WORKLOAD_NAMES}
-    return WhatIf(
+    return Scenario.of(
         TransformerConfig(**{**_BASE, **config_changes}),
         _load(device),
         Workload(**{"dtype": _DTYPE, **workload_changes}),

@@ -1,11 +1,11 @@
-"""All rules, by an explicit list of their modules."""
+"""Registry of the rules: look-up by code, name or family, and their documentation pages."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import TYPE_CHECKING
 
-from shapewright.errors import UnknownRuleError, close_names
+from shapewright.core.errors import UnknownRuleError, close_names
 from shapewright.lint.rule import FAMILIES, Rule
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @cache
 def list_rules() -> tuple[Rule, ...]:
-    """Every rule, in the order of their codes."""
+    """Return all rules, sorted by code."""
     from shapewright.lint.rules import MODULES
 
     return tuple(sorted((module.RULE for module in MODULES), key=lambda rule: rule.code))
@@ -24,7 +24,7 @@ def get_rule(code_or_name: str) -> Rule:
     """Find a rule by its code or its name.
 
     Raises:
-        UnknownRuleError: no rule has it.
+        UnknownRuleError: there is no such rule.
     """
     wanted = code_or_name.strip().casefold()
     for rule in list_rules():
@@ -38,10 +38,10 @@ def get_rule(code_or_name: str) -> Rule:
 
 
 def rule_page(code_or_name: str) -> str:
-    """A rule's documentation as a Markdown page.
+    """Return the documentation of a rule as a Markdown page.
 
     Raises:
-        UnknownRuleError: no rule has this code or name.
+        UnknownRuleError: there is no such rule.
     """
     rule = get_rule(code_or_name)
     fields = ", ".join(f"`{path}`" for path in rule.reads)
@@ -51,16 +51,16 @@ def rule_page(code_or_name: str) -> str:
 
 
 def _fence_examples(text: str) -> str:
-    """Put doctests into code blocks: Markdown would take their prompts for quotations."""
+    """Put doctests into code blocks, since Markdown reads their prompts as quotations."""
     parts = [f"```python\n{part.strip()}\n```" if part.startswith(">>> ") else part for part in text.split("\n\n")]
     return "\n\n".join(parts)
 
 
 def select_rules(patterns: Iterable[str]) -> frozenset[str]:
-    """Codes that a list of codes, names or families (``TC``) stands for.
+    """Return the rule codes selected by codes, names or families (``TC``).
 
     Raises:
-        UnknownRuleError: one of them fits no rule.
+        UnknownRuleError: a pattern matches no rule.
     """
     selected: set[str] = set()
     for pattern in patterns:

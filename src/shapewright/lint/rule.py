@@ -1,15 +1,70 @@
-"""Rule: one thing that can be wrong with a shape, and how to see it. What it costs is judged for all rules alike."""
+"""Rule, Violation and Fix, and the Finding and Suggestion that are reported for them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from shapewright.lint.finding import SuggestionKind
-    from shapewright.lint.what_if import WhatIf
+    from shapewright.prediction.scenario import Scenario
+
+SEVERITIES = ("info", "warning", "error")
+"""From least to most severe."""
+
+SuggestionKind = Literal["exact", "runtime", "retrain"]
+"""exact: same output; runtime: changes batch, dtype or layout only; retrain: changes the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """A change that resolves a finding.
+
+    Attributes:
+        kind: One of SuggestionKind.
+        title: Short description.
+        changes: New values by field name of TransformerConfig, Workload or ParallelLayout.
+        parameters_change_fraction: Relative change of the parameter count.
+        predicted_gain_fraction: Relative saving of time per token; for ``retrain`` suggestions, of time per token and
+            parameter, so that a smaller model does not count as a gain. None where the step cannot run unchanged.
+    """
+
+    kind: SuggestionKind
+    title: str
+    changes: Mapping[str, Any]
+    parameters_change_fraction: float = 0.0
+    predicted_gain_fraction: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A violation with its cost, severity and suggestions.
+
+    Attributes:
+        code: Code of the rule, such as ``TC101``.
+        name: Name of the rule, such as ``vocab-not-aligned``.
+        severity: One of SEVERITIES; follows the predicted cost, unless the step cannot run or is inconsistent.
+        field: Path of the field, such as ``config.vocab_size``.
+        actual: Its value.
+        wanted: Description of valid values.
+        message: The finding in one line.
+        cost_s: Predicted cost in one step; None where the cost is not time. [s]
+        cost_fraction: Predicted cost as a fraction of the step.
+        suggestions: Suggestions, best first.
+    """
+
+    code: str
+    name: str
+    severity: str
+    field: str
+    actual: object
+    wanted: str
+    message: str
+    cost_s: float | None = None
+    cost_fraction: float | None = None
+    suggestions: tuple[Suggestion, ...] = ()
+
 
 FAMILIES = {
     "TC": "tensor core",
@@ -21,72 +76,72 @@ FAMILIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repair:
-    """A change that would mend a violation; it becomes a suggestion if it is predicted to pay.
+class Fix:
+    """A candidate change for a violation; it becomes a Suggestion if it is predicted to be faster.
 
     Attributes:
-        kind: How far it changes the model.
-        title: What to do, in a few words.
+        kind: One of SuggestionKind.
+        title: Short description.
         changes: New values by field name of TransformerConfig, Workload or ParallelLayout.
-        at_equal: Values given to both sides before they are compared, such as one global batch; not part of the
-            suggestion.
+        common_changes: Values applied to both scenarios before they are compared, such as an equal global batch; not
+            part of the suggestion.
     """
 
     kind: SuggestionKind
     title: str
     changes: Mapping[str, Any]
-    at_equal: Mapping[str, Any] = field(default_factory=dict)
+    common_changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """What a rule saw, before anyone asked what it costs.
+    """A violation of a rule, without its cost.
 
     Attributes:
         field: Path of the field, such as ``config.vocab_size``.
         actual: Its value.
-        wanted: What would be right, in words.
-        problem: Reads on after ``field=actual ``: "is not a multiple of 64 (fp16 on a100-sxm-40gb)".
-        repairs: Changes to try; those predicted not to pay are dropped.
-        only_best: Whether repairs are steps of one scale, of which only the best is worth saying.
-        severity: Set where the violation counts whatever it costs; the predicted cost can only raise it. An ``error``
-            here means that the step cannot run, so that repairs are kept even where they are slower.
-        severity_at_most: Set where the cost rests on a default that nobody chose.
-        has_cost: Whether the repairs' gain is what the violation costs; False where they change the question, as a
-            shorter sequence does.
-        most_cost_fraction: The most of a step that the violation can cost, where repairs do more than mend it: fewer
-            pipeline stages are not only even again, they also wait less.
+        wanted: Description of valid values.
+        problem: Continues ``field=actual `` in the message: "is not a multiple of 64 (fp16 on a100-sxm-40gb)".
+        fixes: Candidate changes; those that are not predicted to be faster are dropped.
+        only_best: Whether only the best fix is suggested, where fixes are values of one field.
+        severity: Minimum severity, independent of the predicted cost. An ``error`` means that the step cannot run; then
+            slower fixes are suggested too.
+        max_severity: Maximum severity, set where the cost depends on a default value that was not given.
+        has_cost: Whether the gain of the best fix is the cost of the violation; False where fixes change the task, such
+            as a shorter sequence.
+        max_cost_fraction: Upper bound of the cost as a fraction of the step, set where fixes gain more than the
+            violation costs: fewer pipeline stages also have a smaller bubble.
     """
 
     field: str
     actual: object
     wanted: str
     problem: str
-    repairs: tuple[Repair, ...] = ()
+    fixes: tuple[Fix, ...] = ()
     only_best: bool = False
     severity: str | None = None
-    severity_at_most: str | None = None
+    max_severity: str | None = None
     has_cost: bool = True
-    most_cost_fraction: float = 1.0
+    max_cost_fraction: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule; its page is the text at the top of its module.
+    """A lint rule; its documentation is the docstring of its module.
 
     Attributes:
         code: Family and number, such as ``TC101``.
-        name: Names the bad pattern; reads after "allow".
-        since: First version of the package that has it.
-        reads: Paths of the fields that decide it.
-        check: Looks for the pattern; does no I/O and gives up cheaply.
+        name: Name of the bad pattern; reads well after "allow".
+        since: First version of the package with the rule.
+        reads: Paths of the fields that the rule depends on.
+        check: Yields the violations of a scenario; it does no I/O, and tests cheap conditions first.
     """
 
     code: str
     name: str
     since: str
     reads: tuple[str, ...]
-    check: Callable[[WhatIf], Iterator[Violation]]
+    check: Callable[[Scenario], Iterator[Violation]]
 
     @property
     def page(self) -> str:
@@ -101,5 +156,5 @@ class Rule:
 
     @property
     def family(self) -> str:
-        """What the letters of the code stand for."""
+        """Name of the family."""
         return FAMILIES[self.code[:2]]

@@ -1,12 +1,11 @@
-"""Lowering: the map from a model, a workload and a layout to the operations that one device runs.
+"""Lowering: convert a model, a workload and a parallel layout to the operations that one device runs.
 
-It knows models and no device. Every name is a module path, every size is what is left after slicing, every number of
-repeats is per optimiser step (or per pass in prefill and decode) on one device of the stage that the operation names.
+Sizes are those of one device after sharding. ``repeats`` counts executions per optimizer step (in prefill and decode,
+per pass) on one device of the pipeline stages that the operation names. Nothing here depends on the kind of device.
 """
 
-from shapewright.lowering.backward import is_weight_gradient as is_weight_gradient
-from shapewright.lowering.checks import describe_overlong as describe_overlong
-from shapewright.lowering.checks import longest_sequence as longest_sequence
+from shapewright.lowering.checks import describe_long_sequence as describe_long_sequence
+from shapewright.lowering.checks import max_sequence_length as max_sequence_length
 from shapewright.lowering.checks import possible_degrees as possible_degrees
 from shapewright.lowering.checks import validate_layout as validate_layout
 from shapewright.lowering.checks import validate_lengths as validate_lengths

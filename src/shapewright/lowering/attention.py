@@ -1,35 +1,52 @@
-"""Attention blocks: the projections before and after the attention core.
+"""Lowering of attention blocks: input projections, the attention core, and the output projection.
 
-Legend: T tokens of this device, h hidden size, a and a_kv heads of this device, d and d_v head widths.
+Legend: T tokens of this device, h hidden size, a and a_kv heads of this device, d and d_v head widths, s keys.
+
+The attention core lies between the input projections and the output projection. Fused, it is one kernel without scores
+in memory; unfused, it is two batched GEMMs with mask, softmax and dropout between them. Operations whose names end in
+``.ring`` are the steps of a context axis after the first.
 
 Multi-head latent attention (MLA) projects through low-rank latents. Training and prefill expand them to full heads; in
-decode the expansion is absorbed into queries and outputs, so that attention reads the cached latents alone.
+decode the expansion is absorbed into queries and outputs, so that attention reads only the cached latents.
 Source: arXiv 2405.04434, section 2.1.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.dtypes import get_dtype
-from shapewright.lowering.attention_core import absorbs_latents
-from shapewright.lowering.communication import gather_tokens, reduce_tokens
-from shapewright.lowering.gemms import weight_gemm
-from shapewright.lowering.pointwise import bias_gradients, move, norm, pointwise
-from shapewright.operations import Gemm
+from shapewright.core.dtypes import get_dtype
+from shapewright.lowering.builders import bias_gradients, display_name, dropout, move, norm, pointwise, weight_gemm
+from shapewright.lowering.collectives import collective, exchange_keys_values, gather_tokens, reduce_tokens
+from shapewright.lowering.operations import Attention, Gemm
 
 if TYPE_CHECKING:
+    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.base import Block
     from shapewright.lowering.shard import Shard
-    from shapewright.operations import Operation
+
+
+class _Heads(NamedTuple):
+    """Key-value heads of one attention call and the widths of query-key and value heads."""
+
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    values_in_keys: bool = False
+
+
+def absorbs_latents(shard: Shard) -> bool:
+    """Whether attention reads MLA's latents instead of keys and values expanded from them."""
+    return shard.config.kv_lora_rank > 0 and shard.workload.phase == "decode"
 
 
 def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operation]:
-    """Queries, keys and values of self-attention, with their norms and positions.
+    """Lower queries, keys and values of self-attention with their norms and rotary positions.
 
     Args:
         shard: Sizes of this device.
         repeats: Executions per step.
-        rotary_repeats: Those of layers with rotary positions.
+        rotary_repeats: Executions per step in layers with rotary positions.
     """
     config, tokens = shard.config, shard.num_tokens
     operations = gather_tokens(shard, "attention", repeats, tokens=tokens)
@@ -42,18 +59,89 @@ def lower_inputs(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operat
     return operations
 
 
-def lower_output(shard: Shard, block: str, repeats: int) -> list[Operation]:
-    """Project what attention returns, (T x a d_v)(a d_v x h), and add it up over the tensor axis."""
+def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
+    """Lower the queries of the decoder and the keys and values of the encoder output."""
     config, tokens = shard.config, shard.num_tokens
-    operations: list[Operation] = []
-    if shard.workload.attention == "unfused":
-        # The batched products leave heads outermost; a copy brings tokens there.
-        merged = 1.0 * tokens * shard.num_heads * config.v_head_dim
-        operations.append(move(shard, f"{block}.merge_heads", repeats, read=merged, written=merged))
+    source_tokens = shard.batch_size * shard.source_len
+    operations = gather_tokens(shard, "cross_attention", repeats, tokens=tokens)
     operations.append(
         weight_gemm(
             shard,
-            f"{block}.out",
+            "cross_attention",
+            "q",
+            repeats,
+            m=tokens,
+            n=shard.num_heads * config.head_dim,
+            k=config.hidden_size,
+        )
+    )
+    if shard.encodes_source:
+        widths = {"k": shard.num_kv_heads * config.head_dim, "v": shard.num_kv_heads * config.v_head_dim}
+        for letter, width in widths.items():
+            operations.append(
+                weight_gemm(shard, "cross_attention", letter, repeats, m=source_tokens, n=width, k=config.hidden_size)
+            )
+    return operations
+
+
+def lower_core(shard: Shard, repeats: int, window: int) -> list[Operation]:
+    """Lower the core of self-attention for the layers with one attention window."""
+    config = shard.config
+    if absorbs_latents(shard):
+        heads = _Heads(1, config.kv_lora_rank + config.qk_rope_head_dim, config.kv_lora_rank, values_in_keys=True)
+    else:
+        heads = _Heads(shard.num_kv_heads, config.head_dim, config.v_head_dim)
+    kv_len = shard.kv_len
+    if shard.splits_keys:
+        # The one query reads the keys of its window (the current chunk or a rolling cache), which the context axis
+        # splits.
+        is_chunked = config.attention_window_kind == "chunked"
+        seen = (kv_len - 1) % window + 1 if window and is_chunked else min(kv_len, window) if window else kv_len
+        kv_len, window = -(-seen // shard.layout.context_parallel), 0
+    if shard.workload.attention == "unfused":
+        return _lower_unfused(shard, "attention", repeats, heads, kv_len=kv_len)
+    return _lower_fused(shard, "attention", repeats, heads, kv_len=kv_len, window=window, causal=shard.causal)
+
+
+def lower_cross_core(shard: Shard, repeats: int) -> list[Operation]:
+    """Lower the core of cross-attention, in which every query attends to all source tokens.
+
+    With one new token the context axis splits the source tokens, and partial outputs are reduced.
+    """
+    heads = _Heads(shard.num_kv_heads, shard.config.head_dim, shard.config.v_head_dim)
+    reduced: list[Operation] = []
+    source_len = shard.source_len * shard.layout.context_parallel
+    if shard.splits_keys:
+        source_len = shard.source_len
+        reduced = _reduce_partial_outputs(shard, "cross_attention", repeats)
+    if shard.workload.attention == "unfused":
+        return reduced + _lower_unfused(shard, "cross_attention", repeats, heads, kv_len=source_len)
+    call = _lower_fused(shard, "cross_attention", repeats, heads, kv_len=source_len, window=0, causal=False)
+    return reduced + call
+
+
+def lower_context_exchange(shard: Shard, repeats: int) -> list[Operation]:
+    """Lower the context axis's communication: keys and values in a ring, or partial outputs for a single new token."""
+    config = shard.config
+    heads_width = config.head_dim + config.v_head_dim
+    if shard.splits_keys:
+        return _reduce_partial_outputs(shard, "attention", repeats)
+    return exchange_keys_values(shard, repeats, elements_per_token=shard.num_kv_heads * heads_width)
+
+
+def lower_output(shard: Shard, block: Block, repeats: int) -> list[Operation]:
+    """Lower the output projection, (T x a d_v)(a d_v x h), and its reduction over the tensor axis."""
+    config, tokens = shard.config, shard.num_tokens
+    operations: list[Operation] = []
+    if shard.workload.attention == "unfused":
+        # The batched GEMMs return heads as the outermost dimension; a copy makes tokens outermost.
+        merged = 1.0 * tokens * shard.num_heads * config.v_head_dim
+        operations.append(move(shard, block, "merge_heads", repeats, read=merged, written=merged))
+    operations.append(
+        weight_gemm(
+            shard,
+            block,
+            "out",
             repeats,
             m=tokens,
             n=config.hidden_size,
@@ -66,39 +154,15 @@ def lower_output(shard: Shard, block: str, repeats: int) -> list[Operation]:
 
 
 def lower_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
-    """Sums over the tokens that make the gradients of self-attention's biases."""
+    """Lower the gradients of self-attention's biases, which are sums over the tokens."""
     config = shard.config
     inner = shard.num_heads * config.head_dim + shard.num_kv_heads * (config.head_dim + config.v_head_dim)
     widths = [inner] * config.qkv_bias + [config.hidden_size] * config.attention_out_bias
     return bias_gradients(shard, "attention", repeats, widths=widths, tokens=shard.num_tokens)
 
 
-def lower_cross_inputs(shard: Shard, repeats: int) -> list[Operation]:
-    """Inputs of cross attention: queries of the decoder, keys and values of the encoder output."""
-    config, tokens = shard.config, shard.num_tokens
-    source_tokens = shard.batch_size * shard.source_len
-    operations = gather_tokens(shard, "cross_attention", repeats, tokens=tokens)
-    operations.append(
-        weight_gemm(
-            shard,
-            "cross_attention.q",
-            repeats,
-            m=tokens,
-            n=shard.num_heads * config.head_dim,
-            k=config.hidden_size,
-        )
-    )
-    if shard.encodes_source:
-        widths = {"k": shard.num_kv_heads * config.head_dim, "v": shard.num_kv_heads * config.v_head_dim}
-        for letter, width in widths.items():
-            operations.append(
-                weight_gemm(shard, f"cross_attention.{letter}", repeats, m=source_tokens, n=width, k=config.hidden_size)
-            )
-    return operations
-
-
 def _lower_projections(shard: Shard, repeats: int) -> list[Operation]:
-    """Queries, keys and values: (T x h)(h x a d), (h x a_kv d), (h x a_kv d_v), in one GEMM or three."""
+    """Lower queries, keys and values: (T x h)(h x a d), (h x a_kv d), (h x a_kv d_v), in one GEMM or three."""
     config, tokens = shard.config, shard.num_tokens
     widths = {
         "q": shard.num_heads * config.head_dim,
@@ -108,13 +172,13 @@ def _lower_projections(shard: Shard, repeats: int) -> list[Operation]:
     if config.fused_qkv:
         widths = {"qkv": sum(widths.values())}
     return [
-        weight_gemm(shard, f"attention.{letters}", repeats, m=tokens, n=width, k=config.hidden_size)
+        weight_gemm(shard, "attention", letters, repeats, m=tokens, n=width, k=config.hidden_size)
         for letters, width in widths.items()
     ]
 
 
 def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
-    """Queries, keys and values of MLA; the narrow projections are whole on every device of the tensor axis."""
+    """Lower the projections of MLA; down-projections are replicated on the devices of the tensor axis."""
     config, tokens = shard.config, shard.num_tokens
     h, q_rank, kv_rank, rope = (
         config.hidden_size,
@@ -125,20 +189,22 @@ def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
     query_width = shard.num_heads * config.head_dim
     operations: list[Operation] = []
     if q_rank:
-        operations.append(weight_gemm(shard, "attention.q_a", repeats, m=tokens, n=q_rank, k=h))
-        operations.append(norm(shard, "attention.q_a_norm", repeats, width=q_rank, tokens=tokens))
-        operations.append(weight_gemm(shard, "attention.q_b", repeats, m=tokens, n=query_width, k=q_rank))
+        operations.append(weight_gemm(shard, "attention", "q_a", repeats, m=tokens, n=q_rank, k=h))
+        operations.append(norm(shard, "attention", "q_a_norm", repeats, width=q_rank, tokens=tokens))
+        operations.append(weight_gemm(shard, "attention", "q_b", repeats, m=tokens, n=query_width, k=q_rank))
     else:
-        operations.append(weight_gemm(shard, "attention.q", repeats, m=tokens, n=query_width, k=h))
-    operations.append(weight_gemm(shard, "attention.kv_a", repeats, m=tokens, n=kv_rank + rope, k=h))
-    operations.append(norm(shard, "attention.kv_a_norm", repeats, width=kv_rank, tokens=tokens))
+        operations.append(weight_gemm(shard, "attention", "q", repeats, m=tokens, n=query_width, k=h))
+    operations.append(weight_gemm(shard, "attention", "kv_a", repeats, m=tokens, n=kv_rank + rope, k=h))
+    operations.append(norm(shard, "attention", "kv_a_norm", repeats, width=kv_rank, tokens=tokens))
     nope = config.head_dim - rope
     if absorbs_latents(shard):
-        # One product per head: queries into the latent space, and attended latents out of it.
-        for name, n, k in (("absorb_q", kv_rank, nope), ("absorb_out", config.v_head_dim, kv_rank)):
+        # One GEMM per head: queries into the latent space, and attended latents out of it.
+        for role, n, k in (("absorb_q", kv_rank, nope), ("absorb_out", config.v_head_dim, kv_rank)):
             operations.append(
                 Gemm(
-                    name=f"{shard.prefix}attention.{name}",
+                    name=display_name(shard, "attention", role),
+                    block="attention",
+                    role=role,
                     repeats=repeats,
                     dtype=shard.gemm_dtype,
                     m=tokens,
@@ -150,15 +216,15 @@ def _lower_latent_projections(shard: Shard, repeats: int) -> list[Operation]:
                 )
             )
     else:
-        # Latents that are cached already are expanded again with the new ones.
+        # Cached latents are expanded again together with the new ones.
         expanded = tokens + shard.batch_size * shard.workload.context_len // shard.layout.context_parallel
         width = shard.num_heads * (nope + config.v_head_dim)
-        operations.append(weight_gemm(shard, "attention.kv_b", repeats, m=expanded, n=width, k=kv_rank))
+        operations.append(weight_gemm(shard, "attention", "kv_b", repeats, m=expanded, n=width, k=kv_rank))
     return operations
 
 
 def _lower_positions(shard: Shard, repeats: int, rotary_repeats: int) -> list[Operation]:
-    """Norms of queries and keys, and rotary positions: each reads and writes queries and keys once.
+    """Lower norms of queries and keys and rotary positions, which each read and write queries and keys once.
 
     Source: transformers 5.23, modeling_llama4.py (``use_qk_norm and use_rope``).
     """
@@ -167,19 +233,19 @@ def _lower_positions(shard: Shard, repeats: int, rotary_repeats: int) -> list[Op
     heads = shard.num_heads + shard.num_kv_heads
     num_norms = rotary_repeats if config.qk_norm == "l2" else repeats
     if config.qk_norm != "none" and num_norms:
-        operations.append(norm(shard, "attention.qk_norm", num_norms, width=heads * config.head_dim, tokens=tokens))
+        operations.append(norm(shard, "attention", "qk_norm", num_norms, width=heads * config.head_dim, tokens=tokens))
     if rotary_repeats:
-        # MLA turns a part of each query head and one key that all heads share.
-        turned = (shard.num_heads + 1) * config.qk_rope_head_dim if config.kv_lora_rank else heads * config.head_dim
-        elements = 1.0 * tokens * turned
+        # MLA rotates a part of each query head and one key that all heads share.
+        rotated = (shard.num_heads + 1) * config.qk_rope_head_dim if config.kv_lora_rank else heads * config.head_dim
+        elements = 1.0 * tokens * rotated
         operations.append(
-            pointwise(shard, "attention.rotary", "rotary", rotary_repeats, read=elements, written=elements)
+            pointwise(shard, "attention", "rotary", "rotary", rotary_repeats, read=elements, written=elements)
         )
     return operations
 
 
 def _write_cache(shard: Shard, repeats: int) -> Operation:
-    """Copy of new keys and values (or latents) into the KV cache, in its own format."""
+    """Lower the copy of new keys and values (or latents) into the KV cache, in the cache's format."""
     config = shard.config
     if config.kv_lora_rank:
         width = config.kv_lora_rank + config.qk_rope_head_dim
@@ -189,5 +255,147 @@ def _write_cache(shard: Shard, repeats: int) -> Operation:
     cache_dtype = get_dtype(shard.workload.kv_cache_dtype or shard.gemm_dtype)
     written_bytes = elements * cache_dtype.num_bytes
     return pointwise(
-        shard, "attention.cache_write", "permute", repeats, read=elements, written=0.0, written_bytes=written_bytes
+        shard, "attention", "cache_write", "permute", repeats, read=elements, written=0.0, written_bytes=written_bytes
+    )
+
+
+def _lower_fused(
+    shard: Shard, block: Block, repeats: int, heads: _Heads, *, kv_len: int, window: int, causal: bool
+) -> list[Operation]:
+    """Lower fused attention: one call, or one per ring step of a context axis.
+
+    In a balanced ring each device has an early and a late piece of the sequence: attention to its own keys is a causal
+    square, and to the keys of each other device half a square (arXiv 2311.09431). Layers with a sliding window are one
+    call, and layers with chunks attend inside shorter sequences.
+    """
+    if window and shard.config.attention_window_kind == "chunked":
+        return _lower_chunks(shard, block, repeats, heads, chunk_len=window)
+    whole = _call(shard, block, "fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
+    ring_steps = 1 if shard.splits_keys else shard.layout.context_parallel
+    if window:
+        return [whole.changed(window_size=window)]
+    if ring_steps == 1:
+        return [whole]
+    own_context = shard.workload.context_len // ring_steps
+    own_new = kv_len // ring_steps - own_context
+    ring = whole.changed(
+        name=f"{whole.name}.ring",
+        repeats=repeats * (ring_steps - 1),
+        kv_len=own_context + (-(-own_new // 2) if causal else own_new),
+        causal=False,
+    )
+    return [whole.changed(kv_len=own_context + own_new), ring]
+
+
+def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, chunk_len: int) -> list[Operation]:
+    """Lower attention inside fixed chunks of the sequence: full chunks as more sequences, then the remainder.
+
+    New tokens that continue a cached chunk also attend to its cached tokens. If a device of the context axis has less
+    than a chunk, keys are exchanged in a ring over the devices of the chunk; pieces that do not divide a chunk are
+    counted as if a chunk began at each of them.
+    """
+    new, cached = shard.query_len, shard.workload.context_len % chunk_len
+    if new < chunk_len and shard.layout.context_parallel > 1:
+        own = _call(shard, block, "fused", repeats, heads, query_len=new, kv_len=new + cached, causal=True)
+        ring_steps = min(-(-chunk_len // new), shard.layout.context_parallel) - 1
+        half = own.changed(name=f"{own.name}.ring", repeats=repeats * ring_steps, kv_len=-(-new // 2), causal=False)
+        return [own, half]
+    first = min(chunk_len - cached, new) if cached else 0
+    num_chunks, rest = divmod(new - first, chunk_len)
+    operations: list[Operation] = []
+    for name, count, length, seen in (
+        ("fused.first", int(first > 0), first, cached + first),
+        ("fused", num_chunks, chunk_len, chunk_len),
+        ("fused.rest", int(rest > 0), rest, rest),
+    ):
+        if count:
+            call = _call(shard, block, name, repeats, heads, query_len=length, kv_len=seen, causal=True)
+            operations.append(call.changed(batch_size=shard.batch_size * count))
+    return operations
+
+
+def _call(
+    shard: Shard, block: Block, part: str, repeats: int, heads: _Heads, *, query_len: int, kv_len: int, causal: bool
+) -> Attention:
+    """Build one call of a fused kernel; ``part`` distinguishes the names of a layer's calls."""
+    is_cached = not shard.workload.is_training
+    return Attention(
+        name=display_name(shard, block, part),
+        block=block,
+        role="fused",
+        repeats=repeats,
+        dtype=shard.dtype,
+        batch_size=shard.batch_size,
+        query_len=query_len,
+        kv_len=kv_len,
+        num_heads=shard.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        v_head_dim=heads.v_head_dim,
+        causal=causal,
+        kv_cache_dtype=shard.workload.kv_cache_dtype or shard.gemm_dtype if is_cached else None,
+        values_in_keys=heads.values_in_keys,
+    )
+
+
+def _lower_unfused(shard: Shard, block: Block, repeats: int, heads: _Heads, *, kv_len: int) -> list[Operation]:
+    """Lower scores (b a, s x d, d x s), mask, softmax, dropout, and attention over values (b a, s x s, s x d_v).
+
+    The score GEMM includes the scale. Keys and values are repeated for every query head, as in PyTorch, and all scores
+    are computed, masked or not. Source: arXiv 2401.14489, table II; sizes as in Megatron-LM's layer.
+    """
+    # If all heads share one key head that contains the values, heads are more rows of one GEMM and nothing is repeated.
+    rows_per_batch = shard.query_len * (shard.num_heads if heads.values_in_keys else 1)
+    batch = shard.batch_size * (1 if heads.values_in_keys else shard.num_heads)
+    scores = 1.0 * batch * rows_per_batch * kv_len
+    operations: list[Operation] = []
+    if heads.num_kv_heads < shard.num_heads and not heads.values_in_keys:
+        keys_and_values = 1.0 * shard.batch_size * kv_len * (heads.head_dim + heads.v_head_dim)
+        operations.append(
+            move(
+                shard,
+                block,
+                "repeat_kv",
+                repeats,
+                read=keys_and_values * heads.num_kv_heads,
+                written=keys_and_values * shard.num_heads,
+            )
+        )
+
+    def gemm(role: str, n: int, k: int, layout: str) -> Gemm:
+        return Gemm(
+            name=display_name(shard, block, role),
+            block=block,
+            role=role,
+            repeats=repeats,
+            dtype=shard.dtype,
+            m=rows_per_batch,
+            n=n,
+            k=k,
+            batch=batch,
+            layout=layout,
+        )
+
+    operations.append(gemm("score", kv_len, heads.head_dim, "NT"))
+    if shard.query_len > 1:  # a single query attends to all keys
+        operations.append(pointwise(shard, block, "mask", "mask", repeats, read=scores, written=scores))
+    operations.append(pointwise(shard, block, "softmax", "softmax", repeats, read=scores, written=scores))
+    if shard.workload.is_training and shard.config.attention_dropout > 0.0:
+        operations.append(dropout(shard, block, repeats, elements=scores))
+    operations.append(gemm("over_value", heads.v_head_dim, kv_len, "NN"))
+    return operations
+
+
+def _reduce_partial_outputs(shard: Shard, block: Block, repeats: int) -> list[Operation]:
+    """Reduce the partial outputs of a query over a cache that the context axis splits."""
+    message_bytes = 1.0 * shard.num_tokens * shard.num_heads * shard.config.v_head_dim * shard.width_bytes
+    return collective(
+        shard,
+        block,
+        "partial_outputs",
+        "all_reduce",
+        "context",
+        repeats,
+        name=f"{block}.all_reduce",
+        message_bytes=message_bytes,
     )

@@ -1,91 +1,96 @@
-"""Whether a layout divides a model: every message gives both numbers and the nearest values that work."""
+"""Checks that a layout divides a model and that sequence lengths are possible.
+
+Each message states both numbers and the nearest allowed values.
+"""
 
 from __future__ import annotations
 
 from math import gcd
 from typing import TYPE_CHECKING
 
-from shapewright.errors import LayoutError, WorkloadError
-from shapewright.integers import divisors
-from shapewright.workload import MOST_SEQUENCE_TOKENS
+from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.core.notes import Note
+from shapewright.core.numeric import divisors
+from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.layout import ParallelLayout
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
 
 
 def validate_layout(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
-    """Check that every slice of the model is whole.
+    """Check that the layout divides the model evenly.
 
-    Layers may split unevenly over pipeline stages and the vocabulary over the tensor axis: the busiest stage and the
-    padded matrix are what is lowered.
+    Layers may be divided unevenly among pipeline stages and the vocabulary over the tensor axis: the busiest stage and
+    the padded matrix are lowered.
 
     Raises:
-        LayoutError: a degree does not divide what it splits.
-        WorkloadError: the model cannot run this phase.
+        LayoutError: a degree does not divide the dimension that it splits.
+        WorkloadError: the model does not support the phase.
     """
     if config.stack == "encoder" and workload.phase == "decode":
         raise WorkloadError(
-            "phase='decode' needs a decoder, but this model is an encoder; use --phase prefill or train"
+            "phase='decode' requires a decoder, but this model is an encoder; use phase='prefill' or 'train'"
         )
     _validate_tensor_axis(config, layout)
     _validate_pipeline_axis(config, layout)
     _validate_expert_axis(config, layout)
-    if layout.cuts_experts_apart:
-        _validate_experts_apart(config, workload, layout)
+    if layout.has_own_expert_degree:
+        _validate_expert_tensor_axis(config, workload, layout)
     _validate_sequence(workload, layout)
 
 
 def validate_lengths(config: TransformerConfig, workload: Workload) -> None:
-    """Check that the model has positions for the sequence, and that no one meant another number.
+    """Check that a sequence is not longer than the model's learned positions, nor implausibly long.
 
-    Rotary positions and biases can be computed for any length, sensible or not; a table of learned ones ends.
+    Rotary positions and attention biases are defined for any length.
 
     Raises:
-        WorkloadError: the sequence is longer than the table of learned positions, or than any that could be meant.
+        WorkloadError: the sequence is longer than the table of learned positions, or than MAX_SEQUENCE_TOKENS.
     """
     length = workload.seq_len if workload.is_training else workload.kv_len
     name = "context_len" if workload.phase == "decode" else "seq_len"
-    given, limit, most = getattr(workload, name), config.max_position_embeddings, longest_sequence(config)
-    if length > max(MOST_SEQUENCE_TOKENS, limit):
+    given, limit, most = getattr(workload, name), config.max_position_embeddings, max_sequence_length(config)
+    if length > max(MAX_SEQUENCE_TOKENS, limit):
         raise WorkloadError(
-            f"{name}={given} is no length that a sequence has: at most {MOST_SEQUENCE_TOKENS} tokens, 13 times the "
-            f"longest that a public model is made for; give the tokens of one sequence, or --max-position-embeddings "
-            f"of a model that is made for more"
+            f"{name}={given} is longer than the limit of {MAX_SEQUENCE_TOKENS} tokens, 13 times the longest context of "
+            f"a public model; use the tokens of one sequence, or a larger max_position_embeddings if the model has it"
         )
     if length > most:
-        flag = "--" + name.replace("_", "-")
         raise WorkloadError(
-            f"{name}={given} is beyond the {limit} learned positions that the model has; give {flag} of at most "
-            f"{max(limit - (length - given), 0)}, or --max-position-embeddings {length} for a model with a longer table"
+            f"{name}={given} exceeds the model's {limit} learned positions; use {name} of at most "
+            f"{max(limit - (length - given), 0)}, or max_position_embeddings={length} for a model with a longer table"
         )
 
 
-def describe_overlong(config: TransformerConfig, workload: Workload) -> list[str]:
-    """Say that a sequence is longer than the model was made for, where that stops nobody; empty where it is not."""
+def describe_long_sequence(config: TransformerConfig, workload: Workload) -> list[Note]:
+    """Note that a sequence is longer than the model's stated maximum, where that is allowed; otherwise empty."""
     if workload.kv_len <= config.max_position_embeddings:
         return []
     return [
-        f"{workload.kv_len} positions are more than the max_position_embeddings={config.max_position_embeddings} that "
-        f"the model is made for"
+        Note(
+            f"{workload.kv_len} positions exceed the model's max_position_embeddings={config.max_position_embeddings}",
+            "overlong",
+            "seq_len",
+        )
     ]
 
 
-def longest_sequence(config: TransformerConfig) -> int:
-    """Tokens of the longest sequence that a model can take: all its learned positions, or what no one will exceed."""
+def max_sequence_length(config: TransformerConfig) -> int:
+    """Number of tokens of the longest sequence that a model supports: its learned positions, or a generous limit."""
     if config.position_embedding == "learned" and config.stack != "encoder-decoder":
         return config.max_position_embeddings
-    return max(MOST_SEQUENCE_TOKENS, config.max_position_embeddings)
+    return max(MAX_SEQUENCE_TOKENS, config.max_position_embeddings)
 
 
 def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
+    """Check the tensor parallel degree against heads, widths and vocabulary."""
     t = layout.tensor_parallel
     if t == 1:
         return
-    split = _widths_over_tensor_axis(config, cuts_experts_apart=layout.cuts_experts_apart)
+    split = _widths_over_tensor_axis(config, has_own_expert_degree=layout.has_own_expert_degree)
     for field_name, value in split.items():
         if value % t:
             raise LayoutError(f"tensor_parallel={t} must divide {field_name}={value}; try {_degrees_near(t, config)}")
@@ -99,9 +104,9 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
 
 
 def possible_degrees(config: TransformerConfig, layout: ParallelLayout) -> tuple[int, ...]:
-    """Degrees that the model allows for the one axis that a layout has; empty for several, or one without a limit.
+    """List the degrees that divide the model, for a layout with only a pipeline or only a tensor axis; else empty.
 
-    Stages may hold unequal numbers of layers, but those that share them out evenly are what is suggested.
+    Pipeline degrees are those that give every stage the same number of layers, although others are allowed.
     """
     if layout.num_devices == layout.pipeline_parallel:
         return _even_stages(config, layout)
@@ -109,29 +114,30 @@ def possible_degrees(config: TransformerConfig, layout: ParallelLayout) -> tuple
 
 
 def _even_stages(config: TransformerConfig, layout: ParallelLayout) -> tuple[int, ...]:
-    """Numbers of stages whose chunks hold equally many layers, with the ends that count as one."""
-    per_chunk, rest = divmod(config.num_layers + sum(layout.counted_ends), layout.virtual_pipeline)
+    """List the numbers of stages whose chunks have equally many layers, counting ends that count as a layer."""
+    per_chunk, rest = divmod(config.num_layers + sum(layout.ends_as_layers), layout.virtual_pipeline)
     return divisors(per_chunk) if per_chunk and not rest else ()
 
 
 def _tensor_degrees(config: TransformerConfig) -> tuple[int, ...]:
+    """List the tensor parallel degrees that divide the model."""
     degrees = divisors(gcd(*_widths_over_tensor_axis(config).values()))
     return tuple(degree for degree in degrees if _shares_kv_heads(config, degree))
 
 
 def _degrees_near(wanted: int, config: TransformerConfig) -> str:
-    """Tensor parallel degrees next to the wanted one that the model allows."""
+    """Format the allowed tensor parallel degrees next to the wanted one."""
     return _nearest(wanted, _tensor_degrees(config))
 
 
-def _widths_over_tensor_axis(config: TransformerConfig, *, cuts_experts_apart: bool = False) -> dict[str, int]:
-    """Fields that the tensor axis must share out evenly."""
+def _widths_over_tensor_axis(config: TransformerConfig, *, has_own_expert_degree: bool = False) -> dict[str, int]:
+    """Fields whose values the tensor parallel degree must divide."""
     kinds = {group.is_moe for group in (*config.layer_groups(), *config.encoder_layer_groups())}
     split = {"num_heads": config.num_heads}
     if False in kinds:
         split["intermediate_size"] = config.intermediate_size
     if True in kinds:
-        if not cuts_experts_apart:
+        if not has_own_expert_degree:
             split["moe_intermediate_size"] = config.moe_intermediate_size
         if config.shared_expert_intermediate_size:
             split["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
@@ -139,12 +145,13 @@ def _widths_over_tensor_axis(config: TransformerConfig, *, cuts_experts_apart: b
 
 
 def _shares_kv_heads(config: TransformerConfig, degree: int) -> bool:
-    """Whether key-value heads are shared out evenly, or each is copied to as many devices; latents always are."""
+    """Whether key-value heads can be split or replicated evenly; MLA's latents are always replicated."""
     return config.is_mla or not (config.num_kv_heads % degree and degree % config.num_kv_heads)
 
 
 def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
-    chunks, ends = layout.pipeline_parallel * layout.virtual_pipeline, sum(layout.counted_ends)
+    """Check the number of stages and chunks against the number of layers."""
+    chunks, ends = layout.pipeline_parallel * layout.virtual_pipeline, sum(layout.ends_as_layers)
     degrees = f"pipeline_parallel * virtual_pipeline = {layout.pipeline_parallel} * {layout.virtual_pipeline}"
     if ends:
         _validate_counted_ends(config, chunks, ends, degrees)
@@ -152,36 +159,41 @@ def _validate_pipeline_axis(config: TransformerConfig, layout: ParallelLayout) -
         counted = ""
         if layout.virtual_pipeline > 1 and (config.num_layers + 2) % chunks == 0:
             counted = (
-                ", or count both ends as layers: --account-for-embedding-in-pipeline-split "
-                "--account-for-loss-in-pipeline-split"
+                ", or count both ends as layers with account_for_embedding_in_pipeline_split and "
+                "account_for_loss_in_pipeline_split"
             )
         stages = max(_even_stages(config, layout), default=1)
-        lower = f"lower --pipeline-parallel{f' to {stages}' if stages > 1 else ''}"
+        lower = f"lower pipeline_parallel{f' to {stages}' if stages > 1 else ''}"
         raise LayoutError(f"{degrees} must not exceed num_layers={config.num_layers}; {lower}{counted}")
 
 
 def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, degrees: str) -> None:
-    """Check a cut that counts embedding or loss as a layer, which has to come out even.
+    """Check that layers divide evenly among stages if embedding or loss count as a layer.
 
-    Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py (num_layers with what is accounted for
-        must be divisible by the stages, and a stage's by its chunks).
+    Source: NVIDIA/Megatron-LM, megatron/core/transformer/transformer_config.py (num_layers plus counted ends must be
+        divisible by the number of stages, and the layers of a stage by its chunks).
     """
     if config.stack == "encoder-decoder":
-        raise LayoutError("--account-for-... counts the ends of one stack, and this model has two; leave it out")
+        raise LayoutError(
+            "account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split require a single stack, "
+            "but this model is an encoder-decoder; omit them"
+        )
     counted = config.num_layers + ends
     if counted % chunks:
         raise LayoutError(
-            f"num_layers={config.num_layers} and {ends} end(s) that count as a layer are {counted}, which {degrees} "
-            f"must divide; change one of them, or leave --account-for-... out"
+            f"num_layers={config.num_layers} plus {ends} end(s) that count as a layer make {counted}, which is not a "
+            f"multiple of {degrees}; change one of them, or omit account_for_embedding_in_pipeline_split and "
+            f"account_for_loss_in_pipeline_split"
         )
 
 
 def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> None:
+    """Check the expert parallel degree against the number of experts."""
     if layout.expert_parallel == 1:
         return
     if not config.num_experts:
         raise LayoutError(
-            f"expert_parallel={layout.expert_parallel} needs a model with experts, but num_experts=0; "
+            f"expert_parallel={layout.expert_parallel} requires a model with experts, but num_experts=0; "
             "use expert_parallel=1"
         )
     if config.num_experts % layout.expert_parallel:
@@ -191,16 +203,16 @@ def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> 
         )
 
 
-def _validate_experts_apart(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
-    """Check experts that are cut over another number of devices than other matrices.
+def _validate_expert_tensor_axis(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+    """Check experts that are split over another number of devices than other matrices.
 
     Source: NVIDIA/Megatron-LM, megatron/training/arguments.py (experts over a tensor axis need sequence parallelism);
         sglang, server_args.py (moe_tp_size = tp_size / ep_size); vllm, config/parallel.py (experts over data and tensor
         axis together, whole).
     """
-    e_t, t = layout.tensor_degree_of_experts, layout.tensor_parallel
+    e_t, t = layout.expert_tensor_degree, layout.tensor_parallel
     if not config.num_experts:
-        raise LayoutError(f"expert_tensor_parallel={e_t} needs a model with experts, but num_experts=0; leave it out")
+        raise LayoutError(f"expert_tensor_parallel={e_t} requires a model with experts, but num_experts=0; omit it")
     if config.moe_intermediate_size % e_t:
         raise LayoutError(
             f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}; "
@@ -209,20 +221,21 @@ def _validate_experts_apart(config: TransformerConfig, workload: Workload, layou
     if workload.is_training:
         if t > 1 and not layout.sequence_parallel:
             raise LayoutError(
-                f"expert_tensor_parallel={e_t} beside tensor_parallel={t} needs sequence_parallel, so that each device "
-                f"has tokens of its own to send; use --sequence-parallel or leave --expert-tensor-parallel out"
+                f"expert_tensor_parallel={e_t} with tensor_parallel={t} requires sequence_parallel, so that every "
+                f"device sends different tokens; use sequence_parallel=True or omit expert_tensor_parallel"
             )
         return
     is_over_replicas = e_t == 1 and layout.expert_parallel % t == 0
-    if not (layout.keeps_experts_in_tensor_axis or is_over_replicas):
+    if not (layout.keeps_experts_in_tensor_group or is_over_replicas):
         raise LayoutError(
-            f"expert_parallel * expert_tensor_parallel = {layout.expert_parallel} * {e_t} is no way in which servers "
-            f"spread experts beside tensor_parallel={t}; use a product of {t}, or expert_tensor_parallel=1 with a "
-            f"multiple of {t}"
+            f"expert_parallel * expert_tensor_parallel = {layout.expert_parallel} * {e_t} is not supported by serving "
+            f"libraries with tensor_parallel={t}; use a product of {t}, or expert_tensor_parallel=1 with "
+            f"expert_parallel a multiple of {t}"
         )
 
 
 def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
+    """Check that context and tensor axes divide the sequence."""
     cp, t = layout.context_parallel, layout.tensor_parallel
     splits_tokens = layout.splits_sequence_over_tensor and workload.is_training
     if workload.phase != "decode" and workload.seq_len % (cp * (t if splits_tokens else 1)):
@@ -230,12 +243,12 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         step = cp * t if splits_tokens else cp
         below = workload.seq_len // step * step
         allowed = f"{below} or {below + step}" if below else f"{step}"
-        advice = ", or turn sequence_parallel off" if splits_tokens and workload.seq_len % cp == 0 else ""
+        advice = ", or use sequence_parallel=False" if splits_tokens and workload.seq_len % cp == 0 else ""
         raise LayoutError(f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}")
 
 
 def _nearest(wanted: int, allowed: Sequence[int]) -> str:
-    """The allowed values next below and next above.
+    """Format the allowed values next below and next above the wanted one.
 
     >>> _nearest(6, [1, 2, 4, 8, 16])
     '4 or 8'

@@ -1,4 +1,4 @@
-"""How often things run: micro-batches of a step, and layers of the busiest pipeline stage."""
+"""Counts of executions: micro-batches of a step, and layers of the busiest pipeline stage by kind."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.errors import WorkloadError
+from shapewright.core.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.layout import ParallelLayout
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
 
 
 def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
-    """Passes that one replica accumulates before an optimiser step: B / (b * data_parallel).
+    """Count the micro-batches of one replica per optimizer step: B / (b * data_parallel).
 
-    Without a global batch size it is one micro-batch per pipeline stage, of DualPipe two. In prefill and decode one
-    pass is the step.
+    Without a global batch size there is one micro-batch per pipeline stage, with DualPipe two. Prefill and decode
+    steps have a single pass.
 
     Raises:
-        WorkloadError: the global batch does not split into whole micro-batches, or DualPipe has too few of them.
+        WorkloadError: the global batch is not a multiple of the micro-batches, or DualPipe has too few of them.
 
     Source: arXiv 2104.04473, section 2.2.
     """
@@ -43,26 +42,26 @@ def num_microbatches(workload: Workload, layout: ParallelLayout) -> int:
     passes = workload.global_batch_size // per_round
     if fewest > 1 and (passes < fewest or passes % 2):
         raise WorkloadError(
-            f"pipeline_schedule='dualpipe' needs an even number of micro-batches, two for each of pipeline_parallel="
-            f"{layout.pipeline_parallel} stages and more: {passes} are too few or odd; give a global_batch_size of "
-            f"{max(fewest, passes + passes % 2) * per_round}"
+            f"pipeline_schedule='dualpipe' requires an even number of micro-batches, at least two for each of "
+            f"pipeline_parallel={layout.pipeline_parallel} stages, but there are {passes}; use "
+            f"global_batch_size={max(fewest, passes + passes % 2) * per_round}"
         )
     return passes
 
 
 def layers_per_stage(config: TransformerConfig, layout: ParallelLayout) -> int:
-    """Layers of the busiest pipeline stage, ceil(L / p); of an encoder-decoder, its decoder layers.
+    """Count the layers of the busiest pipeline stage, ceil(L / p); for an encoder-decoder, its decoder layers.
 
-    Ends that count as layers do not change it: L and they fill p stages of k layers, so that ceil(L / p) is k unless
-    each of the stages is an end with a layer less.
+    Ends that count as layers do not change this: together with L they fill p stages of k layers, and ceil(L / p) is k
+    unless every stage is an end with one layer less.
     """
     return -(-config.num_layers // layout.pipeline_parallel)
 
 
 def spare_layers(config: TransformerConfig, layout: ParallelLayout) -> int:
-    """Layers by which the stages together have fewer than the busiest one: p ceil(L / p) - L.
+    """Count the layers that stages lack in total compared with the busiest one: p ceil(L / p) - L.
 
-    Stages at the ends of the model can do with fewer, and make up for what they have besides.
+    Stages at the ends of the model can have fewer layers to compensate for the embedding and the logits.
     """
     return layout.pipeline_parallel * layers_per_stage(config, layout) - config.num_layers
 
@@ -75,7 +74,7 @@ class LayerCounts:
         windows: Layers by attention window; 0 is attention to all positions.
         num_dense: Layers with an ordinary MLP.
         num_expert: Layers with experts.
-        num_rotary: Layers that turn queries and keys by their positions.
+        num_rotary: Layers with rotary positions.
     """
 
     windows: Mapping[int, int]
@@ -85,15 +84,15 @@ class LayerCounts:
 
     @property
     def num_layers(self) -> int:
-        """All layers."""
+        """Number of layers of all kinds."""
         return self.num_dense + self.num_expert
 
 
 def count_layers(config: TransformerConfig, layout: ParallelLayout) -> LayerCounts:
     """Count the (decoder) layers of the busiest stage by kind.
 
-    Stages hold consecutive layers. The busiest one has the most layers, then the most expert layers, then the fewest
-    windowed ones, then the most rotary ones: experts are what makes a layer slow, windows what makes it fast.
+    Stages have consecutive layers. The busiest has the most layers; ties are broken by the most expert layers (which
+    are slow), then by the fewest windowed layers (which are fast), then by the most rotary layers.
     """
     size = layers_per_stage(config, layout)
     groups = config.layer_groups()

@@ -1,56 +1,71 @@
-"""The first end of the model: token rows, positions, token types, and what stands between them and the first layer.
+"""Lowering of the two ends of a model: embedding before the layers, and final norm, logits and loss after them.
 
 Legend: T tokens of this device, e embedding width, h hidden size, v vocabulary rows of this device.
 
-The matrix is split over the vocabulary, and v is rounded up, as Megatron-LM pads it.
-Source: arXiv 1909.08053, section 3.
+Embedding and logit matrix are split over the vocabulary, padded as in Megatron-LM, and the loss is computed from the
+split logits. Source: arXiv 1909.08053, section 3.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from shapewright.lowering.backward import lower_backward
-from shapewright.lowering.communication import gather_tokens, reduce_tokens
-from shapewright.lowering.gemms import weight_gemm
-from shapewright.lowering.pointwise import dropout, norm, pointwise
+from shapewright.core.dtypes import get_dtype
+from shapewright.lowering.backward import gemm_gradients, lower_backward
+from shapewright.lowering.builders import activation, dropout, norm, pointwise, weight_gemm
+from shapewright.lowering.collectives import collective, gather_tokens, reduce_tokens
+from shapewright.lowering.operations import Gemm, Pointwise
 
 if TYPE_CHECKING:
+    from shapewright.lowering.operations import Operation
     from shapewright.lowering.shard import Shard
-    from shapewright.operations import Operation
+
+
+_FP32_BYTES = get_dtype("fp32").num_bytes
+
+# Vocabulary-parallel cross entropy reduces the row maximum, the target's logit and the sum of exponentials.
+_LOSS_REDUCTIONS = 3
 
 
 def vocab_rows(shard: Shard) -> int:
-    """Rows of the embedding and of the logit matrix on this device: ceil(v / t)."""
+    """Number of rows of the embedding and of the logit matrix on this device: ceil(v / t)."""
     return -(-shard.config.vocab_size // shard.layout.tensor_parallel)
 
 
 def lower_embedding(shard: Shard) -> list[Operation]:
-    """Gather the rows of the tokens, add the tensor axis's partial results, then positions and the rest."""
+    """Lower the lookup of token rows, its reduction over the tensor axis, and all else before the first layer."""
     width = shard.config.embedding_size
     elements = 1.0 * shard.num_tokens * width
     rows: list[Operation] = [
-        pointwise(shard, "embedding", "embedding", shard.num_passes, read=elements, written=elements, stage="first")
+        pointwise(shard, "embedding", "", "embedding", shard.num_passes, read=elements, written=elements, stage="first")
     ]
     rows += reduce_tokens(shard, "embedding", shard.num_passes, tokens=shard.num_tokens, width=width, stage="first")
-    return rows + _lower_after_rows(shard)
+    return rows + _lower_after_lookup(shard)
 
 
 def lower_embedding_backward(shard: Shard) -> list[Operation]:
-    """Scatter of gradients into a dense, zeroed gradient of the whole matrix; token ids have no gradient.
+    """Lower the scatter of gradients into a dense, zeroed gradient of the embedding matrix.
 
-    Every device needs the gradient of all tokens: it is gathered where the tensor axis splits them.
+    Every device needs the gradients of all tokens, which are gathered if the tensor axis splits tokens.
     """
     config, repeats = shard.config, shard.num_passes
     elements = 1.0 * shard.num_tokens * config.embedding_size
     gradient = 1.0 * vocab_rows(shard) * config.embedding_size
-    operations = lower_backward(_lower_after_rows(shard))
+    operations = lower_backward(_lower_after_lookup(shard))
     gathered = gather_tokens(
-        shard, "embedding.backward", repeats, tokens=shard.num_tokens, width=config.embedding_size, stage="first"
+        shard,
+        "embedding",
+        repeats,
+        tokens=shard.num_tokens,
+        width=config.embedding_size,
+        stage="first",
+        name="embedding.backward",
     )
     scatter = pointwise(
         shard,
-        "embedding.backward",
+        "embedding",
+        "",
         "embedding",
         repeats,
         read=2.0 * elements,
@@ -58,11 +73,13 @@ def lower_embedding_backward(shard: Shard) -> list[Operation]:
         num_kernels=2,
         stage="first",
     )
-    return operations + [operation.changed(pass_name="backward") for operation in [*gathered, scatter]]
+    scatter = scatter.changed(name=f"{scatter.name}.backward")
+    gradients: dict[str, Any] = {"gradient": "backward", "pass_name": "backward"}
+    return operations + [operation.changed(**gradients) for operation in [*gathered, scatter]]
 
 
-def _lower_after_rows(shard: Shard) -> list[Operation]:
-    """Positions and token types are gathered and added; then projection to the hidden size, norm and dropout."""
+def _lower_after_lookup(shard: Shard) -> list[Operation]:
+    """Lower projection to the hidden size, addition of positions and token types, norm and dropout."""
     config, repeats, tokens = shard.config, shard.num_passes, shard.num_residual_tokens
     kept = 1.0 * tokens * config.hidden_size
     tables = {"positions": shard.query_len} if config.position_embedding == "learned" else {}
@@ -73,7 +90,8 @@ def _lower_after_rows(shard: Shard) -> list[Operation]:
         operations.append(
             weight_gemm(
                 shard,
-                "embedding.project_in",
+                "embedding",
+                "project_in",
                 repeats,
                 m=tokens,
                 n=config.hidden_size,
@@ -84,12 +102,153 @@ def _lower_after_rows(shard: Shard) -> list[Operation]:
     for table, num_rows in tables.items():
         read = kept + 1.0 * num_rows * config.hidden_size
         operations.append(
-            pointwise(shard, f"embedding.{table}", "embedding", repeats, read=read, written=kept, stage="first")
+            pointwise(shard, "embedding", table, "embedding", repeats, read=read, written=kept, stage="first")
         )
     if config.embedding_norm:
         operations.append(
-            norm(shard, "embedding.norm", repeats, width=config.hidden_size, tokens=tokens, stage="first")
+            norm(shard, "embedding", "norm", repeats, width=config.hidden_size, tokens=tokens, stage="first")
         )
     if shard.workload.is_training and config.hidden_dropout > 0.0:
-        operations.append(dropout(shard, "embedding.dropout", repeats, elements=kept, stage="first"))
+        operations.append(dropout(shard, "embedding", repeats, elements=kept, stage="first"))
     return operations
+
+
+def lower_head(shard: Shard) -> list[Operation]:
+    """Lower final norm, logits (T x e)(e x v) and, in training, the loss; decoders need each last token's logits."""
+    config, repeats = shard.config, shard.num_passes
+    if shard.workload.is_training:
+        operations = _lower_before_logits(shard)
+        operations += gather_tokens(
+            shard, "logits", repeats, tokens=shard.num_tokens, width=config.embedding_size, stage="last"
+        )
+        operations += [_in_chunks(shard, _logits(shard, shard.num_tokens)), _in_chunks(shard, _cross_entropy(shard))]
+        return operations + collective(
+            shard,
+            "cross_entropy",
+            "all_reduce",
+            "all_reduce",
+            "tensor",
+            repeats * _LOSS_REDUCTIONS,
+            message_bytes=1.0 * shard.num_tokens * _FP32_BYTES,
+            stage="last",
+        )
+    # An encoder returns logits of every position.
+    rows = shard.num_tokens if config.stack == "encoder" else shard.batch_size
+    logit_bytes = 1.0 * rows * vocab_rows(shard) * shard.layout.tensor_parallel * shard.width_bytes
+    return [
+        *_lower_before_logits(shard),
+        _logits(shard, rows),
+        *collective(
+            shard, "logits", "all_gather", "all_gather", "tensor", repeats, message_bytes=logit_bytes, stage="last"
+        ),
+    ]
+
+
+def lower_head_backward(shard: Shard) -> list[Operation]:
+    """Lower the gradients of loss, logits and final norm; the tensor axis reduces the gradient of the logits' input."""
+    repeats, tokens = shard.num_passes, shard.num_tokens
+    dgrad, wgrad = gemm_gradients(_logits(shard, tokens))
+    # Scatter of the target's gradient, gradient of log-softmax, cast: 4 + 4 + 4 bytes read, 4 + 4 + width written.
+    elements = 1.0 * tokens * vocab_rows(shard)
+    loss_gradient = replace(
+        _cross_entropy(shard),
+        name="cross_entropy.backward",
+        gradient="backward",
+        pass_name="backward",
+        read_bytes=elements * 3.0 * _FP32_BYTES,
+        written_bytes=elements * (2.0 * _FP32_BYTES + shard.width_bytes),
+        num_kernels=3,
+    )
+    sizes: dict[str, Any] = {"tokens": tokens, "width": shard.config.embedding_size, "stage": "last"}
+    reduced = reduce_tokens(shard, "logits", repeats, name="logits.backward", **sizes)
+    gathered = gather_tokens(shard, "logits", repeats, name="logits.backward", **sizes, overlaps=True)
+    return [
+        _in_chunks(shard, loss_gradient),
+        _in_chunks(shard, dgrad),
+        _in_chunks(shard, wgrad),
+        *(
+            operation.changed(gradient="backward", pass_name="backward", overlaps=True)
+            for operation in reduced + gathered
+        ),
+        *lower_backward(_lower_before_logits(shard)),
+    ]
+
+
+def lower_final_norm(shard: Shard) -> list[Operation]:
+    """Lower the norm after the last layer of a stack."""
+    config, tokens = shard.config, shard.num_residual_tokens
+    if not config.has_final_norm:
+        return []
+    return [norm(shard, "final_norm", "", shard.num_passes, width=config.hidden_size, tokens=tokens, stage="last")]
+
+
+def _lower_before_logits(shard: Shard) -> list[Operation]:
+    """Lower final norm, BERT's transform and projection to the embedding width, which models compute for all tokens."""
+    config, repeats, h = shard.config, shard.num_passes, shard.config.hidden_size
+    own_rows = shard.num_residual_tokens
+    operations = lower_final_norm(shard)
+    if config.head_transform:
+        operations += [
+            weight_gemm(shard, "logits", "transform", repeats, m=own_rows, n=h, k=h, stage="last"),
+            activation(
+                shard,
+                "logits",
+                repeats,
+                width=h,
+                tokens=own_rows,
+                gated=False,
+                role="transform_activation",
+                stage="last",
+            ),
+            norm(shard, "logits", "transform_norm", repeats, width=h, tokens=own_rows, stage="last"),
+        ]
+    if config.embedding_size != h:
+        operations.append(
+            weight_gemm(shard, "logits", "project_out", repeats, m=own_rows, n=config.embedding_size, k=h, stage="last")
+        )
+    return operations
+
+
+def _logits(shard: Shard, rows: int) -> Gemm:
+    """Build the GEMM of the logits."""
+    return weight_gemm(
+        shard,
+        "logits",
+        "",
+        shard.num_passes,
+        m=rows,
+        n=vocab_rows(shard),
+        k=shard.config.embedding_size,
+        dtype=shard.dtype,
+        stage="last",
+    )
+
+
+def _in_chunks(shard: Shard, operation: Any) -> Any:
+    """Divide an operation over tokens into the workload's loss_chunks; the weight gradient contracts tokens."""
+    chunks = shard.workload.loss_chunks
+    if chunks == 1:
+        return operation
+    parts: dict[str, Any] = {"repeats": operation.repeats * chunks}
+    if isinstance(operation, Gemm):
+        tokens = "k" if operation.layout == "TN" else "m"
+        parts[tokens] = -(-getattr(operation, tokens) // chunks)
+    else:
+        parts |= {name: getattr(operation, name) / chunks for name in ("read_bytes", "written_bytes")}
+    return operation.changed(**parts)
+
+
+def _cross_entropy(shard: Shard) -> Pointwise:
+    """Build cross entropy as in PyTorch, a cast to fp32 and log-softmax: width + 4 bytes read, 8 written per logit."""
+    elements = 1.0 * shard.num_tokens * vocab_rows(shard)
+    return Pointwise(
+        name="cross_entropy",
+        block="cross_entropy",
+        stage="last",
+        repeats=shard.num_passes,
+        dtype=shard.dtype,
+        operation="cross_entropy",
+        read_bytes=elements * (shard.width_bytes + _FP32_BYTES),
+        written_bytes=elements * 2.0 * _FP32_BYTES,
+        num_kernels=2,
+    )

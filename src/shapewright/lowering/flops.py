@@ -1,47 +1,56 @@
-"""FLOPs of a step by the conventions that published MFU and HFU use.
+"""FLOPs of a step: model FLOPs, hardware FLOPs, and the conventions of published throughput numbers.
 
-Model FLOPs are what the model's mathematics needs: matrix products of forward and backward pass, attention as the whole
-square, recomputation not counted. Hardware FLOPs add the recomputation.
+Legend: W weights of the layers and of one logit matrix, N parameters that a token uses, L layers, h width of all query
+heads, s tokens of a sequence.
+
+Model FLOPs count the GEMMs of the forward and backward pass, with attention over all query-key pairs and without
+recomputation. Hardware FLOPs add the recomputation. Published numbers also use conventions that differ in attention
+(all query-key pairs, the causal half, or none) and in embeddings (counted as arithmetic or not), so a FLOP rate is
+meaningful only with its convention.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from shapewright.layout import ParallelLayout
+from shapewright.core.errors import WorkloadError, close_names
 from shapewright.lowering.counts import num_microbatches
-from shapewright.lowering.model import lower_before_backward, lower_parts
-from shapewright.operations import Attention
-from shapewright.operations.base import PASSES
+from shapewright.lowering.model import lower, lower_before_backward, lower_parts
+from shapewright.lowering.operations import Attention
+from shapewright.lowering.operations.base import PASSES
+from shapewright.models.parameters import count_parameters
+from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.operations import Operation
+    from shapewright.lowering.operations import Operation
+    from shapewright.models.transformer import TransformerConfig
     from shapewright.workload import Workload
 
 _SINGLE = ParallelLayout()
 
-# arXiv 2205.05198 eq. 9 has s/(3h) where eq. 7 has s/(6h): it adds the attention core three times over, although a
-# selective recomputation runs its forward part once. Published HFU follow eq. 9.
+# arXiv 2205.05198 eq. 9 has s/(3h) where eq. 7 has s/(6h): it counts the attention core three times more, although
+# selective recomputation runs its forward part once more. Published HFU follow eq. 9.
 _SELECTIVE_PASSES_BY_CONVENTION = 3.0
-# dA = dC B^T and dB = A^T dC (lowering.backward) are each of 2 m n k FLOPs, as the product itself; attention likewise.
-_GRADIENTS_OF_A_PRODUCT = 2.0
+# Each of the gradients dA = dC B^T and dB = A^T dC has the FLOPs of the GEMM itself; those of attention together twice.
+_BACKWARD_TO_FORWARD_FLOPS = 2.0
+_TRAINING_FLOPS_PER_WEIGHT = 6.0  # 2 forward, 4 backward: a multiplication and an addition each
+_FORWARD_SHARE = 1.0 / 3.0  # of forward and backward pass together
 
 
 def count_model_flops(config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE) -> float:
     """Count the model FLOPs of one step over all devices.
 
-    For a GPT with f = 4h in training it is 72 B L s h^2 (1 + s/(6h) + v/(12 h L)). A layout says only how many
-    sequences a step has; slicing changes nothing.
+    For a GPT with f = 4h in training this is 72 B L s h^2 (1 + s/(6h) + v/(12 h L)). The layout only determines the
+    number of sequences; sharding does not change the result.
 
     Args:
         config: The model.
         workload: What is run; global_batch_size sequences per step, or one micro-batch per replica and stage.
-        layout: How it is spread.
+        layout: Parallel layout.
 
     Returns:
         FLOPs. [flop]
@@ -52,11 +61,11 @@ def count_model_flops(config: TransformerConfig, workload: Workload, layout: Par
 
 
 def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE) -> float:
-    """Count the FLOPs of one step over all devices with recomputation, as published HFU do.
+    """Count the hardware FLOPs of one step over all devices, including recomputation as published HFU do.
 
-    Full recomputation adds one forward pass of the layers: 96 B L s h^2 (1 + s/(6h) + v/(16 h L)) in all for a GPT.
-    Selective recomputation: 72 B L s h^2 (1 + s/(3h) + v/(12 h L)), which is more than the lowered operations have,
-    see the comment at the constant.
+    For a GPT, 96 B L s h^2 (1 + s/(6h) + v/(16 h L)) with full recomputation, which repeats the forward pass of the
+    layers, and 72 B L s h^2 (1 + s/(3h) + v/(12 h L)) with selective recomputation, which is more than is executed:
+    see _SELECTIVE_PASSES_BY_CONVENTION.
 
     Returns:
         FLOPs. [flop]
@@ -69,7 +78,7 @@ def count_hardware_flops(config: TransformerConfig, workload: Workload, layout: 
 def count_step_flops(
     config: TransformerConfig, workload: Workload, layout: ParallelLayout = _SINGLE
 ) -> tuple[float, float]:
-    """Count model FLOPs and hardware FLOPs of one step over all devices, as the functions of those names do. [flop]"""
+    """Count the model FLOPs and the hardware FLOPs of one step over all devices. [flop]"""
     flops = _count_by_pass(config, workload, layout)
     model_flops = flops["forward"] + flops["backward"]
     factor = _SELECTIVE_PASSES_BY_CONVENTION if workload.recompute == "selective" else 1.0
@@ -77,12 +86,12 @@ def count_step_flops(
 
 
 def count_masked_fraction(config: TransformerConfig, workload: Workload) -> float:
-    """Share of a step's model FLOPs that are scores which masks and windows skip, and fused attention never computes.
+    """Share of a step's model FLOPs in query-key pairs that masks and windows exclude and fused attention skips.
 
-    Counted on one device: ranks of the context axis that hold other parts of a sequence see blocks without a mask.
+    Counted on one device, because ranks of a context axis also process blocks without a mask.
     """
     total = skipped = 0.0
-    # The backward pass has the same share, twice.
+    # The share is the same in the backward pass.
     for one in _lower_on_one_device(config, workload):
         if one.pass_name != "forward":
             continue
@@ -95,12 +104,12 @@ def count_masked_fraction(config: TransformerConfig, workload: Workload) -> floa
 
 
 def sum_flops(operations: Iterable[Operation], passes: tuple[str, ...]) -> float:
-    """Add up the FLOPs of all executions of the operations of some passes."""
+    """Sum the FLOPs of all executions of the operations of some passes."""
     return float(sum(operation.flops * operation.repeats for operation in operations if operation.pass_name in passes))
 
 
 def _count_by_pass(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> dict[str, float]:
-    """FLOPs of a step on one device, times the micro-batches of all replicas over those of that one."""
+    """Count the FLOPs of a step by pass: those of one device, scaled to the micro-batches of all replicas."""
     own = workload
     if workload.recompute_layers is not None:  # of each stage
         recomputed = min(workload.recompute_layers * layout.pipeline_parallel, config.num_layers)
@@ -109,12 +118,206 @@ def _count_by_pass(config: TransformerConfig, workload: Workload, layout: Parall
     for operation in _lower_on_one_device(config, own):
         flops[operation.pass_name] += float(operation.flops * operation.repeats)
     if workload.is_training:
-        flops["backward"] = _GRADIENTS_OF_A_PRODUCT * flops["forward"]
+        flops["backward"] = _BACKWARD_TO_FORWARD_FLOPS * flops["forward"]
     scale = num_microbatches(workload, layout) * layout.data_parallel / num_microbatches(workload, _SINGLE)
     return {pass_name: scale * amount for pass_name, amount in flops.items()}
 
 
 @lru_cache(maxsize=64)
 def _lower_on_one_device(config: TransformerConfig, workload: Workload) -> tuple[Operation, ...]:
-    """Forward and recompute operations on one device; gradients of a product have its FLOPs and need no lowering."""
+    """Lower the forward and recompute passes on one device; FLOPs of gradients follow from the forward pass."""
     return tuple(lower_before_backward(lower_parts(config, workload, _SINGLE), config, workload, _SINGLE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopConvention:
+    """A convention for counting the FLOPs of a training step.
+
+    Attributes:
+        name: Name to select it by.
+        formula: FLOPs per token, in the letters of this module.
+        used_by: Publications and software that use it.
+        source: Source of the formula.
+    """
+
+    name: str
+    formula: str
+    used_by: str
+    source: str
+
+
+CONVENTIONS = {
+    convention.name: convention
+    for convention in (
+        FlopConvention(
+            name="megatron",
+            formula="6 W + 12 L h s",
+            used_by="Megatron-LM papers, NeMo to 25.07, BLOOM",
+            source="arXiv 2205.05198, eq. 7 and 9; arXiv 2104.04473, eq. 3 (full recomputation)",
+        ),
+        FlopConvention(
+            name="megatron-causal",
+            formula="6 W + 6 L h s",
+            used_by="Megatron-Bridge, NeMo from 25.09",
+            source="NVIDIA/Megatron-LM at d98e8a6, megatron/training/training.py, which halves the causal core",
+        ),
+        FlopConvention(
+            name="torchtitan",
+            formula="6 N + 12 L h s",
+            used_by="torchtitan (2024)",
+            source="pytorch/torchtitan, torchtitan/models/utils.py; both embeddings are in N",
+        ),
+        FlopConvention(
+            name="llm-foundry",
+            formula="6 N + 12 L h s",
+            used_by="MosaicML llm-foundry",
+            source="mosaicml/llm-foundry, scripts/train/benchmarking; HFU is 4/3 of MFU with full recomputation",
+        ),
+        FlopConvention(
+            name="6n",
+            formula="6 N",
+            used_by="rule of thumb",
+            source="arXiv 2001.08361, section 2.1; 8 N with full recomputation",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """FLOPs of one step over all devices.
+
+    Attributes:
+        model_flops: FLOPs without recomputation. [flop]
+        hardware_flops: FLOPs with recomputation; None if the convention does not define them. [flop]
+    """
+
+    model_flops: float
+    hardware_flops: float | None
+
+
+def count_convention_flops(
+    config: TransformerConfig, workload: Workload, num_sequences: int, convention: str, *, num_stages: int = 1
+) -> StepFlops:
+    """Count the FLOPs of a training step by a named convention.
+
+    Args:
+        config: The model.
+        workload: Training; its sequence length and recomputation are used, its batch sizes are not.
+        num_sequences: Sequences of the step over all replicas.
+        convention: One of CONVENTIONS.
+        num_stages: Number of pipeline stages, each of which recomputes ``recompute_layers`` layers if that is set.
+
+    Returns:
+        Model and hardware FLOPs of the step.
+
+    Raises:
+        WorkloadError: the convention is unknown, or the phase is not train.
+
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> from shapewright.workload import Workload
+    >>> gpt_22b = TransformerConfig(hidden_size=6144, num_layers=48, num_heads=64, vocab_size=51200)
+    >>> f"{count_convention_flops(gpt_22b, Workload(seq_len=2048), 4, 'megatron').model_flops:.6e}"
+    '1.143561e+15'
+    """
+    get_convention(convention)
+    if not workload.is_training:
+        raise WorkloadError(f"FLOP conventions apply to training, not to phase={workload.phase!r}; use phase='train'")
+    step = replace(workload, micro_batch_size=1, global_batch_size=num_sequences)
+    again = 1.0 if workload.recompute == "full" else 0.0  # share of the layers' forward pass that is repeated
+    if workload.recompute_layers is not None:
+        recomputed = min(workload.recompute_layers * num_stages, config.num_layers)
+        step, again = replace(step, recompute_layers=recomputed), recomputed / config.num_layers
+    if convention == "megatron":
+        return StepFlops(count_model_flops(config, step), count_hardware_flops(config, step))
+    if convention == "megatron-causal":
+        return _count_causal(config, step, num_sequences, again)
+    num_tokens = num_sequences * workload.seq_len
+    parameters = count_parameters(config).active
+    if convention == "6n":
+        without, whole = (
+            count_rule_of_thumb_flops(parameters, num_tokens, recompute=mode) for mode in ("none", "full")
+        )
+        return StepFlops(without, without + again * (whole - without))
+    core_flops = 2.0 * _TRAINING_FLOPS_PER_WEIGHT * config.num_layers * config.num_heads * config.head_dim
+    model_flops = num_tokens * (_TRAINING_FLOPS_PER_WEIGHT * parameters + core_flops * workload.seq_len)
+    if convention == "torchtitan":
+        return StepFlops(model_flops, None)
+    return StepFlops(model_flops, model_flops * (1.0 + again * _FORWARD_SHARE))
+
+
+def get_convention(name: str) -> FlopConvention:
+    """Look up a convention by name.
+
+    Raises:
+        WorkloadError: the convention is unknown.
+    """
+    if name not in CONVENTIONS:
+        hint = close_names(name, CONVENTIONS)
+        raise WorkloadError(
+            f"unknown FLOP convention {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(CONVENTIONS)}"
+        )
+    return CONVENTIONS[name]
+
+
+def count_rule_of_thumb_flops(num_parameters: float, num_tokens: float, *, recompute: str = "none") -> float:
+    """Count training FLOPs from the number of parameters: 6 N per token, 8 N with full recomputation.
+
+    Args:
+        num_parameters: Parameters that a token uses.
+        num_tokens: Training tokens.
+        recompute: One of ``none``, ``selective``, ``full``; this rule neglects attention and so selective
+            recomputation.
+
+    Returns:
+        FLOPs. [flop]
+
+    Source: arXiv 2001.08361, section 2.1.
+
+    >>> count_rule_of_thumb_flops(1e9, 1e9), count_rule_of_thumb_flops(1e9, 1e9, recompute="full")
+    (6e+18, 8e+18)
+    """
+    return (8.0 if recompute == "full" else _TRAINING_FLOPS_PER_WEIGHT) * num_parameters * num_tokens
+
+
+def estimate_training_s(
+    num_parameters: float,
+    num_tokens: float,
+    *,
+    num_devices: int,
+    flops_per_s_per_device: float,
+    recompute: str = "full",
+) -> float:
+    """Estimate the duration of a training run, 8 T P / (n X) with full recomputation. [s]
+
+    Args:
+        num_parameters: P, parameters that a token uses.
+        num_tokens: T, training tokens.
+        num_devices: n.
+        flops_per_s_per_device: X, hardware FLOP rate achieved per device. [flop/s]
+        recompute: ``full`` for 8 FLOPs per parameter and token, otherwise 6.
+
+    Source: arXiv 2104.04473, eq. 4.
+
+    >>> round(estimate_training_s(175e9, 300e9, num_devices=1024, flops_per_s_per_device=140e12) / 86400, 1)
+    33.9
+    """
+    flops = count_rule_of_thumb_flops(num_parameters, num_tokens, recompute=recompute)
+    return flops / (num_devices * flops_per_s_per_device)
+
+
+def _count_causal(config: TransformerConfig, step: Workload, num_sequences: int, again: float) -> StepFlops:
+    """Count by the megatron convention and subtract half of the causal attention of all passes."""
+    one_sequence = replace(step.with_recompute("none"), global_batch_size=1, attention="flash")
+    operations = lower(config, one_sequence, ParallelLayout())
+    core_flops = num_sequences * sum(
+        float(operation.flops) * int(operation.repeats)
+        for operation in operations
+        if isinstance(operation, Attention) and operation.causal and operation.pass_name == "forward"
+    )
+    # With selective recomputation eq. 9 counts the attention core twice.
+    cores = 6.0 if step.recompute == "selective" else 3.0 + again
+    return StepFlops(
+        count_model_flops(config, step) - 0.5 * 3.0 * core_flops,
+        count_hardware_flops(config, step) - 0.5 * cores * core_flops,
+    )

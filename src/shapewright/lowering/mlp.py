@@ -1,25 +1,25 @@
-"""The dense MLP: two matrices, or three with a gate.
+"""Lowering of dense MLPs, with two matrices or, if gated, three.
 
-Legend: T tokens of this device, h hidden size, f inner width of this device.
+Legend: T tokens of this device, h hidden size, f intermediate width of this device.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.lowering.communication import gather_tokens, reduce_tokens
-from shapewright.lowering.gemms import weight_gemm
-from shapewright.lowering.pointwise import activation, bias_gradients
+from shapewright.lowering.builders import activation, bias_gradients, weight_gemm
+from shapewright.lowering.collectives import gather_tokens, reduce_tokens
 
 if TYPE_CHECKING:
+    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.operations.base import Block
     from shapewright.lowering.shard import Shard
-    from shapewright.operations import Operation
 
 
 def lower_mlp(shard: Shard, repeats: int) -> list[Operation]:
-    """The MLP of a dense layer with its collectives.
+    """Lower the MLP of a dense layer with its collectives.
 
-    With parallel attention and MLP both read the same gathered tokens, and their sum is reduced once, here.
+    With parallel attention and MLP, both read the tokens gathered for attention, and the sum of both is reduced here.
     """
     config, tokens = shard.config, shard.num_tokens
     operations: list[Operation] = []
@@ -31,7 +31,7 @@ def lower_mlp(shard: Shard, repeats: int) -> list[Operation]:
 
 
 def lower_mlp_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
-    """Sums over the tokens that make the gradients of a dense MLP's biases."""
+    """Lower the gradients of a dense MLP's biases, which are sums over the tokens."""
     config = shard.config
     if not config.mlp_bias:
         return []
@@ -40,10 +40,10 @@ def lower_mlp_bias_gradients(shard: Shard, repeats: int) -> list[Operation]:
     return bias_gradients(shard, "mlp", repeats, widths=widths, tokens=shard.num_tokens)
 
 
-def lower_mlp_gemms(shard: Shard, block: str, repeats: int, inner_width: int) -> list[Operation]:
-    """(T x h)(h x f), activation, (T x f)(f x h); a gate is a second (h x f), or makes the first one 2f wide."""
+def lower_mlp_gemms(shard: Shard, block: Block, repeats: int, intermediate_size: int) -> list[Operation]:
+    """Lower (T x h)(h x f), activation and (T x f)(f x h); a gate is a second (h x f) or doubles the first's width."""
     config, tokens, h = shard.config, shard.num_tokens, shard.config.hidden_size
-    f = inner_width // shard.layout.tensor_parallel
+    f = intermediate_size // shard.layout.tensor_parallel
     if config.gated_mlp and config.fused_gate_up:
         widths = {"gate_up": 2 * f}
     elif config.gated_mlp:
@@ -51,8 +51,8 @@ def lower_mlp_gemms(shard: Shard, block: str, repeats: int, inner_width: int) ->
     else:
         widths = {"up": f}
     operations: list[Operation] = [
-        weight_gemm(shard, f"{block}.{role}", repeats, m=tokens, n=width, k=h) for role, width in widths.items()
+        weight_gemm(shard, block, role, repeats, m=tokens, n=width, k=h) for role, width in widths.items()
     ]
-    operations.append(activation(shard, f"{block}.activation", repeats, width=f, tokens=tokens, gated=config.gated_mlp))
-    operations.append(weight_gemm(shard, f"{block}.down", repeats, m=tokens, n=h, k=f))
+    operations.append(activation(shard, block, repeats, width=f, tokens=tokens, gated=config.gated_mlp))
+    operations.append(weight_gemm(shard, block, "down", repeats, m=tokens, n=h, k=f))
     return operations

@@ -1,4 +1,4 @@
-"""Assembly: embedding, layers, head, then what training adds to them."""
+"""Lowering of a whole step: embedding, layers, head, and in training recomputation, gradients and optimizer."""
 
 from __future__ import annotations
 
@@ -7,59 +7,70 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.lowering.attention import lower_bias_gradients, lower_cross_inputs, lower_inputs, lower_output
-from shapewright.lowering.attention_core import lower_context_exchange, lower_core, lower_cross_core
+from shapewright.lowering.attention import (
+    lower_bias_gradients,
+    lower_context_exchange,
+    lower_core,
+    lower_cross_core,
+    lower_cross_inputs,
+    lower_inputs,
+    lower_output,
+)
 from shapewright.lowering.backward import lower_backward
+from shapewright.lowering.builders import norm, residual
 from shapewright.lowering.checks import validate_layout
-from shapewright.lowering.communication import send_to_next_stage
+from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.counts import count_encoder_layers, count_layers, layers_per_stage
-from shapewright.lowering.embedding import lower_embedding, lower_embedding_backward
+from shapewright.lowering.embedding import (
+    lower_embedding,
+    lower_embedding_backward,
+    lower_final_norm,
+    lower_head,
+    lower_head_backward,
+)
 from shapewright.lowering.experts import lower_expert_bias_gradients, lower_experts
-from shapewright.lowering.head import lower_final_norm, lower_head, lower_head_backward
-from shapewright.lowering.host import lower_activation_copies
 from shapewright.lowering.mlp import lower_mlp, lower_mlp_bias_gradients
-from shapewright.lowering.pointwise import norm, residual
-from shapewright.lowering.shard import make_encoder_shard, make_shard
-from shapewright.lowering.step import (
+from shapewright.lowering.offload import lower_activation_copies
+from shapewright.lowering.optimizer_step import (
     lower_gradient_communication,
     lower_optimizer,
     lower_orthogonalization,
     lower_tied_gradients,
     weight_groups,
 )
-from shapewright.recomputation import CORE, MODULES, read_modules
+from shapewright.lowering.shard import make_encoder_shard, make_shard
+from shapewright.workload.recompute import MODULES, read_modules
 
 if TYPE_CHECKING:
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.layout import ParallelLayout
     from shapewright.lowering.counts import LayerCounts
+    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.optimizer_step import WeightGroup
     from shapewright.lowering.shard import Shard
-    from shapewright.lowering.step import WeightGroup
-    from shapewright.operations import Operation
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
 
 
 def lower(
     config: TransformerConfig, workload: Workload, layout: ParallelLayout, *, node_size: int = 8
 ) -> tuple[Operation, ...]:
-    """List what one device runs in one step, layers alike once.
+    """List the operations of one device in one step; equal layers are listed once with their number of repeats.
 
     Args:
         config: The model.
         workload: What is run.
-        layout: How it is spread.
-        node_size: Devices of one node; decides which ranks of a collective share one.
+        layout: Parallel layout.
+        node_size: Devices of one node, which determines the ranks of a collective that share one.
 
     Returns:
         Operations in the order of the passes: forward, recompute, backward, step.
 
     Raises:
         LayoutError: the layout does not divide the model.
-        WorkloadError: the batch does not divide, or the model cannot run this phase.
+        WorkloadError: the global batch is not a multiple of the micro-batches, or the model does not support the phase.
 
     Assumes:
-        One busiest stage stands for all; its operations have stage ``every``, those at the ends of the model ``first``
-        and ``last``. Eight-bit GEMMs are listed without the casts of their operands.
+        All stages run as long as the busiest one, whose operations have stage ``every``; those at the ends of the model
+        have stage ``first`` or ``last``. Quantization of the operands of 8-bit GEMMs is left out.
     """
     parts = lower_parts(config, workload, layout, node_size=node_size)
     passes = lower_passes(parts, config, workload, layout)
@@ -73,7 +84,7 @@ def lower(
 def lower_passes(
     parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> list[Operation]:
-    """Forward, recompute and backward passes of a step that is lowered into its parts."""
+    """List the operations of the forward, recompute and backward passes of a lowered step."""
     before_backward = lower_before_backward(parts, config, workload, layout)
     return before_backward + parts.backward(layout.virtual_pipeline) if workload.is_training else before_backward
 
@@ -81,17 +92,17 @@ def lower_passes(
 def lower_before_backward(
     parts: StepParts, config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> list[Operation]:
-    """Forward pass of a step that is lowered into its parts, and in training what the recompute pass repeats of it."""
+    """List the operations of the forward pass of a lowered step, and in training of the recompute pass."""
     forward = parts.inputs + parts.body + parts.sends(layout.virtual_pipeline) + parts.head
     if not workload.is_training:
         return forward
-    return forward + _first_layers(parts.recompute(workload.recompute), config, workload, layout)
+    return forward + _limit_to_recomputed_layers(parts.recompute(workload.recompute), config, workload, layout)
 
 
-def _first_layers(
+def _limit_to_recomputed_layers(
     recomputed: list[Operation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> list[Operation]:
-    """What runs again where only some layers of a stage are computed again; of a mixed stage a share of each kind."""
+    """Scale repeats to the recomputed layers of a stage; in a stage of several kinds, an equal share of each kind."""
     if workload.recompute_layers is None:
         return recomputed
     num_layers = layers_per_stage(config, layout)
@@ -107,18 +118,18 @@ def lower_parts(
     node_size: int = 8,
     counts: tuple[LayerCounts, LayerCounts] | None = None,
 ) -> StepParts:
-    """Lower a step into the parts that recomputation, ZeRO stage and model chunks choose from.
+    """Lower a step into parts that do not depend on recomputation, ZeRO stage, model chunks and schedule.
 
     Args:
         config: The model.
-        workload: What is run; its mode of recomputation does not matter.
-        layout: How it is spread; its ZeRO stage, model chunks and schedule do not matter.
+        workload: What is run; its recomputation mode has no effect.
+        layout: Parallel layout; its ZeRO stage, model chunks and schedule have no effect.
         node_size: Devices of one node.
         counts: Layers of the (decoder) stack and of the encoder; None for those of the busiest stage.
 
     Raises:
         LayoutError: the layout does not divide the model.
-        WorkloadError: the batch does not divide, or the model cannot run this phase.
+        WorkloadError: the global batch is not a multiple of the micro-batches, or the model does not support the phase.
     """
     validate_layout(config, workload, layout)
     shard = make_shard(config, workload, layout, node_size)
@@ -138,13 +149,13 @@ def lower_parts(
 
 @dataclass(frozen=True, kw_only=True)
 class StepParts:
-    """A lowered step before recomputation, ZeRO stage and model chunks are chosen; none of them changes another part.
+    """A lowered step before recomputation, ZeRO stage and model chunks are chosen.
 
     Attributes:
         shard: Sizes of one device.
         stacks: Layers of encoder and decoder.
         inputs: Forward operations before the layers.
-        body: Forward operations of the layers, without what pipeline stages send.
+        body: Forward operations of the layers, without transfers between pipeline stages.
         head: Forward operations after the layers.
     """
 
@@ -156,97 +167,87 @@ class StepParts:
 
     @cached_property
     def groups(self) -> tuple[WeightGroup, ...]:
-        """Weights of this device."""
-        layers = [operation for stack in self.stacks for operation in stack.layers]
-        cores = [operation for stack in self.stacks for operation in stack.cores]
-        return tuple(weight_groups(self.shard, layers, cores, sum(stack.counts.num_layers for stack in self.stacks)))
+        """Weights of this device, grouped for communication and the optimizer."""
+        num_layers = sum(stack.counts.num_layers for stack in self.stacks)
+        return tuple(weight_groups(self.shard, self.weighted_layers(), num_layers))
 
     def sends(self, virtual_pipeline: int) -> list[Operation]:
-        """What a stage hands to the next one in the forward pass."""
+        """List the transfers to the next stage in the forward pass."""
         return send_to_next_stage(self.shard, virtual_pipeline)
 
-    def repeated(self, mode: str) -> list[Operation]:
-        """Forward operations of the body that run again before the backward pass."""
+    def repeated_indices(self, mode: str) -> list[int]:
+        """List the indices in the body of the operations that a recomputation mode repeats."""
         if mode == "none":
             return []
+        # The body begins with all layers.
+        layers = self.body[: sum(len(stack.layers) for stack in self.stacks)]
+        if mode == "full":
+            return list(range(len(layers)))
+        modules = [MODULES[name] for name in read_modules(self.shard.workload.recompute_modules)]
         return [
-            operation
-            for stack in self.stacks
-            for operation in (stack.layers if mode == "full" else _taken_again(stack))
+            index
+            for index, operation in enumerate(layers)
+            if any(module.repeats_operation(operation.block, operation.role) for module in modules)
         ]
 
     def recompute(self, mode: str) -> list[Operation]:
-        """The same as operations of the pass that repeats them."""
-        return [operation.changed(pass_name="recompute") for operation in self.repeated(mode)]
+        """List the operations of the recompute pass."""
+        return [self.body[index].changed(pass_name="recompute") for index in self.repeated_indices(mode)]
 
     def host_copies(self, mode: str) -> list[Operation]:
-        """What the layers save under a mode of recomputation, to the host and back."""
+        """List the copies to and from the host of the tensors saved under a recomputation mode."""
         return [
             operation for stack in self.stacks for operation in lower_activation_copies(stack.shard, stack.counts, mode)
         ]
 
     def backward(self, virtual_pipeline: int) -> list[Operation]:
-        """The backward pass, with what a stage hands to the one before it."""
+        """List the operations of the backward pass with the transfers to the previous stage."""
         sends = self.backward_of_sends(self.sends(virtual_pipeline))
         return self.backward_of_head() + sends + self.backward_of_layers()
 
     def backward_of_sends(self, sends: list[Operation]) -> list[Operation]:
-        """What a stage hands to the one before it in the backward pass."""
+        """List the transfers to the previous stage in the backward pass."""
         return lower_backward(sends)
 
     def backward_of_head(self) -> list[Operation]:
-        """The backward pass down to the last layer."""
+        """List the operations of the backward pass from the loss to the last layer."""
         return lower_head_backward(self.shard)
 
     def backward_of_layers(self) -> list[Operation]:
-        """The backward pass from the last layer to the embedding."""
+        """List the operations of the backward pass from the last layer to the embedding."""
         backward = lower_backward(self.body)
         for stack in reversed(self.stacks):
             backward += _lower_bias_gradients(stack) + lower_embedding_backward(stack.shard)
         return backward
 
     def communication(self, zero_stage: int) -> list[Operation]:
-        """Gradients reduced over replicas, and sharded weights gathered."""
+        """List the collectives that reduce gradients over replicas and gather sharded weights."""
         return lower_gradient_communication(self.shard, self.groups, zero_stage)
 
     def step(self, zero_stage: int) -> list[Operation]:
-        """What follows the last backward pass."""
+        """List the operations after the last backward pass."""
         updates = lower_tied_gradients(self.shard) + lower_optimizer(self.shard, self.groups, zero_stage)
         return updates + self.orthogonalization(zero_stage)
 
     def weighted_layers(self) -> list[Operation]:
-        """Forward operations of the layers whose products have weights."""
-        cores = {id(operation) for stack in self.stacks for operation in stack.cores}
-        return [operation for stack in self.stacks for operation in stack.layers if id(operation) not in cores]
+        """List the forward operations of the layers without the attention cores, whose GEMMs have no weights."""
+        return [operation for stack in self.stacks for operation in stack.layers if not operation.is_attention_core]
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
-        """Products of an optimiser that works on whole matrices; none for others."""
+        """List the GEMMs of an optimizer that orthogonalizes matrices; empty for others."""
         return lower_orthogonalization(self.shard, self.weighted_layers(), zero_stage)
 
 
 class _Stack(NamedTuple):
-    """Forward operations of the layers of one stack on this stage; ``cores`` are those of attention without weights."""
+    """Forward operations of the layers of one stack on this stage."""
 
     shard: Shard
     counts: LayerCounts
     layers: list[Operation]
-    cores: list[Operation]
-
-
-def _taken_again(stack: _Stack) -> list[Operation]:
-    """Forward operations of the parts that selective recomputation takes, in their order."""
-    names = read_modules(stack.shard.workload.recompute_modules)
-    modules = [MODULES[name] for name in names]
-    cores = {id(operation) for operation in stack.cores} if CORE in names else set()
-    return [
-        operation
-        for operation in stack.layers
-        if id(operation) in cores
-        or any(module.runs_again(operation.name.removeprefix(stack.shard.prefix)) for module in modules)
-    ]
 
 
 def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
+    """Lower the forward pass of the layers of one stack."""
     passes = shard.num_passes
     repeats = passes * counts.num_layers
     has_cross_attention = shard.source_len > 0
@@ -259,18 +260,17 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
         lower_inputs(shard, repeats, passes * counts.num_rotary) + cores + lower_output(shard, "attention", repeats)
     )
     if has_cross_attention:
-        cross_cores = lower_cross_core(shard, repeats)
-        layers += lower_cross_inputs(shard, repeats) + cross_cores + lower_output(shard, "cross_attention", repeats)
-        cores += cross_cores
+        layers += lower_cross_inputs(shard, repeats) + lower_cross_core(shard, repeats)
+        layers += lower_output(shard, "cross_attention", repeats)
     if counts.num_dense:
         layers += lower_mlp(shard, passes * counts.num_dense)
     if counts.num_expert:
         layers += lower_experts(shard, passes * counts.num_expert)
-    return _Stack(shard, counts, layers, cores)
+    return _Stack(shard, counts, layers)
 
 
 def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
-    """Gradients of the biases of all layers of a stack; nothing runs for them in the forward pass."""
+    """Lower the gradients of the biases of all layers of a stack; their addition is fused in the forward pass."""
     shard, counts = stack.shard, stack.counts
     attention = lower_bias_gradients(shard, shard.num_passes * counts.num_layers)
     dense = lower_mlp_bias_gradients(shard, shard.num_passes * counts.num_dense) if counts.num_dense else []
@@ -279,20 +279,20 @@ def _lower_bias_gradients(stack: _Stack) -> list[Operation]:
 
 
 def _lower_residual_stream(shard: Shard, repeats: int, *, has_cross_attention: bool) -> list[Operation]:
-    """Norms, residual additions and dropout, on as many tokens as this device keeps of the residual stream."""
+    """Lower norms and residual additions with dropout, on this device's tokens of the residual stream."""
     config = shard.config
     num_branches = 3 if has_cross_attention else 2
     num_norms = config.num_norms_per_layer + (1 if has_cross_attention else 0)
     tokens = shard.num_residual_tokens
     operations: list[Operation] = []
     if num_norms:
-        operations.append(norm(shard, "norm", repeats * num_norms, width=config.hidden_size, tokens=tokens))
-    operations.append(residual(shard, "residual", repeats * num_branches))
+        operations.append(norm(shard, "norm", "", repeats * num_norms, width=config.hidden_size, tokens=tokens))
+    operations.append(residual(shard, repeats * num_branches))
     return operations
 
 
 def _effective_windows(shard: Shard, counts: LayerCounts) -> list[tuple[int, int]]:
-    """Layers by window, where it makes a difference: unfused attention over a new sequence computes whole squares."""
+    """Count the layers by effective window: 0 if it covers all keys, or if unfused attention computes all scores."""
     computes_squares = shard.workload.attention == "unfused" and shard.workload.phase != "decode"
     merged: Counter[int] = Counter()
     for window, num_layers in counts.windows.items():

@@ -1,38 +1,37 @@
-"""Shard: the sizes that one device sees in one pass over one stack of layers."""
+"""Sizes of one device in one pass over one stack of layers, after parallel sharding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.dtypes import get_dtype
+from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.counts import num_microbatches
 
 if TYPE_CHECKING:
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.layout import ParallelLayout
-    from shapewright.workload import Workload
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Sizes after tensor, context and sequence parallel slicing.
+    """Sizes of one device after tensor, context and sequence parallel sharding.
 
     Attributes:
         config: The model.
         workload: What is run.
         layout: How it is spread.
         node_size: Devices of one node.
-        prefix: Put before every name, ``encoder.`` for the encoder of an encoder-decoder.
+        prefix: Prefix of displayed names: ``encoder.`` for the encoder of an encoder-decoder, otherwise empty.
         causal: Whether a token attends only to itself and to tokens before it.
         num_passes: Micro-batches of one step.
         batch_size: Sequences of one pass.
         query_len: New tokens of each sequence on this device.
-        kv_len: Keys of each sequence on all devices of the context axis together, cached ones included.
-        source_len: Encoder tokens of each sequence on this device, for cross attention; 0 without it.
-        encodes_source: Whether keys and values of the encoder output are made in this pass (not in decode).
+        kv_len: Keys of each sequence over all devices of the context axis, cached ones included.
+        source_len: Encoder tokens of each sequence on this device, for cross-attention; 0 without it.
+        encodes_source: Whether this pass runs the encoder and projects its output to keys and values (not decode).
         num_heads: Query heads on this device.
-        num_kv_heads: Key-value heads on this device; replicated where there are fewer than devices.
+        num_kv_heads: Key-value heads on this device; replicated if there are fewer than devices.
         gemm_dtype: Element format of the weight GEMMs.
         dtype: Element format of activations: that of the GEMMs, bf16 where GEMMs run in 8 bits or less.
         width_bytes: Width of one activation. [byte]
@@ -58,44 +57,44 @@ class Shard:
 
     @property
     def weight_dtype(self) -> str | None:
-        """Element format of stored weights where it is not that of the GEMMs."""
+        """Element format of stored weights if it differs from that of the GEMMs, else None."""
         stored = self.workload.weight_dtype
         return None if stored == self.gemm_dtype else stored
 
     @property
     def splits_keys(self) -> bool:
-        """Whether the context axis splits the keys that one new token reads: there is no second token to split by.
+        """Whether the context axis splits keys instead of queries, because there is only one new token.
 
-        So it is in decode, and for the start token that an encoder-decoder's prefill gives its decoder.
+        This is the case in decode, and for the decoder's start token in the prefill of an encoder-decoder.
         """
         starts_decoder = self.workload.phase == "prefill" and self.source_len > 0
         return self.workload.phase == "decode" or starts_decoder
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one pass that this device multiplies with its slice of the weights."""
+        """Tokens of one pass that this device multiplies with its shard of the weights."""
         return self.batch_size * self.query_len
 
     @property
     def splits_sequence(self) -> bool:
-        """Whether norms and residuals see 1/t of the tokens: Megatron's sequence parallelism, a training technique."""
+        """Whether norms and residuals process 1/t of the tokens (Megatron's sequence parallelism, training only)."""
         return self.layout.splits_sequence_over_tensor and self.workload.is_training
 
     @property
     def num_residual_tokens(self) -> int:
-        """Tokens of one pass that norms, residuals and hidden dropout see on this device."""
+        """Tokens of one pass that norms, residuals and hidden dropout process on this device."""
         return self.num_tokens // self.layout.tensor_parallel if self.splits_sequence else self.num_tokens
 
     @property
     def num_residual_copies(self) -> int:
-        """Devices of the tensor axis that hold the same tokens of the residual stream."""
+        """Number of devices of the tensor axis that have the same tokens of the residual stream."""
         return 1 if self.splits_sequence else self.layout.tensor_parallel
 
 
 def activation_dtype(dtype: str) -> str:
-    """Element format of activations around GEMMs of this format.
+    """Element format of activations between GEMMs of a dtype.
 
-    Recipes for 8-bit and narrower GEMMs keep residuals, norms, attention and the logits in bf16.
+    Recipes for GEMMs in 8 bits or less keep residuals, norms, attention and logits in bf16.
 
     >>> activation_dtype("fp16"), activation_dtype("fp8"), activation_dtype("tf32")
     ('fp16', 'bf16', 'fp32')
@@ -106,10 +105,10 @@ def activation_dtype(dtype: str) -> str:
 
 
 def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLayout, node_size: int) -> Shard:
-    """Slice the decoder (or the only) stack.
+    """Compute the sizes of the decoder or of the only stack.
 
-    An encoder-decoder's prefill runs the encoder over the prompt and the decoder over its start token. The context axis
-    splits neither that token nor the new one of decode, but the keys that they read.
+    The prefill of an encoder-decoder runs the encoder over the prompt and the decoder over its start token. For that
+    token, and for the new token of decode, the context axis splits the keys.
     """
     has_source = config.stack == "encoder-decoder"
     is_decode = workload.phase == "decode"
@@ -139,7 +138,7 @@ def make_shard(config: TransformerConfig, workload: Workload, layout: ParallelLa
 
 
 def make_encoder_shard(shard: Shard) -> Shard:
-    """Slice the encoder of an encoder-decoder, given its decoder's slice."""
+    """Compute the sizes of the encoder of an encoder-decoder from those of its decoder."""
     return replace(
         shard,
         prefix="encoder.",

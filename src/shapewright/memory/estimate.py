@@ -1,4 +1,4 @@
-"""Memory of one device: what is kept over a step, and what the busiest moment needs on top."""
+"""Memory of one device: the sum of states, activations, logits, KV cache and runtime, for the stage that needs most."""
 
 from __future__ import annotations
 
@@ -7,54 +7,51 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-from shapewright.config.parameters import count_parameters
+from shapewright.core.dtypes import get_dtype
 from shapewright.memory.activations import (
     LayerBytes,
     count_microbatches_in_flight,
+    estimate_activation_terms,
     estimate_layer,
     estimate_logits,
-    estimate_training_terms,
 )
-from shapewright.memory.kv_cache import estimate_kv_cache
-from shapewright.memory.stage import Stage, count_stage_parameters, stages_to_compare
-from shapewright.memory.states import estimate_states
-from shapewright.saved_tensors import list_saved_tensors
+from shapewright.memory.saved_tensors import LAYER, ceil_div, list_saved_tensors
+from shapewright.memory.states import Stage, count_stage_parameters, estimate_states, peak_stage_candidates
+from shapewright.models.parameters import count_parameters
 
 if TYPE_CHECKING:
-    from shapewright.config.parameters import ParameterCounts
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.layout import ParallelLayout
-    from shapewright.optimizers import TrainingRecipe
-    from shapewright.workload import Workload
+    from shapewright.models.parameters import ParameterCounts
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload.optimizers import TrainingRecipe
+
 
 CUDA_CONTEXT_BYTES = 0.9e9
-"""CUDA context and kernels of one process: 0.9 GB with torch 1.13 to 2.1 on A100 with eager loading (about half with
-lazy loading), after stas00/ml-engineering, training/performance. Buffers of NCCL and of the allocator are not in it."""
+"""CUDA context and kernels of one process, without buffers of NCCL and of the allocator: 0.9 GB with torch 1.13 to 2.1
+on A100 with eager loading, about half with lazy loading. Source: stas00/ml-engineering, training/performance."""
 
 ALLOCATOR_BAND_FRACTION = 0.10
-"""What allocator fragmentation, communication buffers and gradients of activations may add to an estimate. Assumed:
-the estimate leaves them out, and they have not been measured. With more to spare a job fits; with less, it may."""
+"""Assumed margin for allocator fragmentation, communication buffers and gradients of activations, which the estimate
+leaves out; unmeasured. A job with more free memory fits, one with less may not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Memory of one device of the busiest pipeline stage.
+    """Memory of one device of one pipeline stage.
 
     Attributes:
         weights_bytes: Weights that the GEMMs read. [byte]
         gradients_bytes: Gradients, training only. [byte]
         optimizer_bytes: Master weights and moments, training only. [byte]
-        activations_bytes: Training: what the layers, the embedding and the final norm keep for the backward pass, of
-            all micro-batches in flight. Inference: the tensors of one layer at work. [byte]
+        activations_bytes: Training: tensors that layers, embedding and final norm save for the backward pass, over all
+            micro-batches in flight. Inference: the tensors of one running layer. [byte]
         logits_bytes: Softmax of the logits in fp32 (training), logits in fp32 (inference). [byte]
         kv_cache_bytes: Keys and values of all tokens, inference only. [byte]
-        gathered_bytes: Weights and gradients of the layers at work, gathered by ZeRO stage 3. [byte]
-        workspace_bytes: What exists for a moment only: recomputed tensors of one layer, the gradient of the logits.
-            [byte]
+        gathered_bytes: Weights and gradients of the running layers, gathered by ZeRO stage 3. [byte]
+        workspace_bytes: Tensors alive only briefly: recomputed tensors of one layer, the gradient of the logits. [byte]
         runtime_bytes: Context of the device's runtime. [byte]
-        host_bytes: What the host keeps for this device: offloaded activations and optimiser states; no part of the
-            total. [byte]
-        stage: The pipeline stage that this is, counted from 0.
+        host_bytes: Offloaded activations and optimizer states in the host's memory; not part of the total. [byte]
+        stage: Index of the pipeline stage, from 0.
     """
 
     weights_bytes: float
@@ -76,8 +73,8 @@ class MemoryEstimate:
 
     @cached_property
     def total_bytes(self) -> float:
-        """Everything on the device together. [byte]"""
-        # No conversion: the search asks this of expressions over many shapes.
+        """Sum of all components on the device. [byte]"""
+        # Not converted to float: the search evaluates it on expressions over many shapes.
         total: float = sum(self.components.values())
         return total
 
@@ -87,7 +84,7 @@ _COMPONENTS = {
     for spec in fields(MemoryEstimate)
     if spec.name.endswith("_bytes") and spec.name != "host_bytes"
 }
-"""Fields of an estimate that lie on the device, by what they are called there."""
+"""Field of each component in the device's memory, by the component's displayed name."""
 
 
 def estimate_memory(
@@ -103,20 +100,20 @@ def estimate_memory(
         config: The model.
         workload: What is run.
         layout: How it is spread.
-        recipe: Bytes of states a parameter in training; by default those of the workload's optimiser.
+        recipe: State bytes per parameter in training; by default those of the workload's optimizer.
 
-    Assumes: The allocator wastes nothing; communication buffers and gradients of
-        activations, which reuse freed memory, are left out. Expect some percent on top.
+    Assumes: No allocator fragmentation; communication buffers and gradients of activations, which reuse freed memory,
+        are left out. Expect a few percent more in practice.
 
-    >>> from shapewright.config.transformer import TransformerConfig
-    >>> from shapewright.layout import ParallelLayout
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> from shapewright.workload import ParallelLayout
     >>> from shapewright.workload import Workload
     >>> gpt2_xl = TransformerConfig(hidden_size=1600, num_layers=48, num_heads=25, vocab_size=50257)
     >>> memory = estimate_memory(gpt2_xl, Workload(phase="decode", micro_batch_size=1), ParallelLayout())
     >>> round(memory.weights_bytes / 1e9, 2)
     3.27
     """
-    indices = stages_to_compare(config, layout)
+    indices = peak_stage_candidates(config, layout)
     return max(_estimate(config, workload, layout, recipe, indices), key=lambda estimate: estimate.total_bytes)
 
 
@@ -144,15 +141,17 @@ def _estimate(
     recipe: TrainingRecipe | None,
     indices: Iterable[int],
 ) -> list[MemoryEstimate]:
-    counts, layer_bytes = count_parameters(config), _once_a_kind(config, workload, layout)
+    counts, layer_bytes = count_parameters(config), _cached_estimate_layer(config, workload, layout)
     return [_estimate_stage(Stage(config, layout, index), counts, workload, recipe, layer_bytes) for index in indices]
 
 
-def _once_a_kind(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> Callable[..., LayerBytes]:
-    """estimate_layer, once for each kind of layer, since stages have the same kinds.
+def _cached_estimate_layer(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> Callable[..., LayerBytes]:
+    """Return a form of estimate_layer that evaluates each kind of layer once, as stages have the same kinds.
 
-    Sizes that a search traces stay out of the key: a hash asks for their values, and its formula would hold for one
-    shape alone.
+    Traced sizes of a search are no part of the cache key: hashing one would need its value, and the traced formula
+    would then hold for a single shape.
     """
 
     @cache
@@ -171,16 +170,17 @@ def _estimate_stage(
     recipe: TrainingRecipe | None,
     layer_bytes: Callable[..., LayerBytes],
 ) -> MemoryEstimate:
+    """Estimate the memory of one device of one stage."""
     config, layout = stage.config, stage.layout
     states = estimate_states(count_stage_parameters(stage, counts), workload, layout, recipe)
     logits_bytes = estimate_logits(stage, workload)
     host_bytes = states.host_bytes
     if workload.is_training:
-        terms = estimate_training_terms(stage, workload, layer_bytes)
+        terms = estimate_activation_terms(stage, workload, layer_bytes)
         in_flight = count_microbatches_in_flight(workload, layout, stage.index)
         activations_bytes = terms.on_device_bytes(in_flight) + terms.end_bytes
         host_bytes = host_bytes + terms.host_bytes * in_flight
-        workspace_bytes = terms.momentary_bytes
+        workspace_bytes = terms.transient_bytes
     else:
         activations_bytes, workspace_bytes = _inference_activations(stage, workload), 0.0
     return MemoryEstimate(
@@ -199,17 +199,67 @@ def _estimate_stage(
 
 
 def _inference_activations(stage: Stage, workload: Workload) -> float:
-    """Residual stream before and after a block, and the tensors of the widest block. [byte]"""
+    """Estimate the residual stream before and after a block and the tensors of the widest block. [byte]"""
     widest = 0.0
     for has_experts, has_cross_attention, _ in stage.layer_kinds():
         blocks: dict[str, float] = {}
         for tensor in list_saved_tensors(
             stage.config, workload, stage.layout, has_experts=has_experts, has_cross_attention=has_cross_attention
         ):
-            block, _, role = tensor.name.partition(".")
-            # Attention weights exist beside the scores that they are the softmax of.
-            copies = 2.0 if role == "weights" else 1.0
-            blocks[block] = blocks.get(block, 0.0) + copies * tensor.num_bytes
-        residual_bytes = 2.0 * blocks.pop("layer")
+            # Attention weights and the scores that they are the softmax of exist at the same time.
+            copies = 2.0 if tensor.role == "weights" else 1.0
+            blocks[tensor.block] = blocks.get(tensor.block, 0.0) + copies * tensor.num_bytes
+        residual_bytes = 2.0 * blocks.pop(LAYER)
         widest = max(widest, residual_bytes + max(blocks.values()))
     return widest
+
+
+def count_cached_elements(config: TransformerConfig, tensor_parallel: int = 1) -> int:
+    """Count the elements that one token adds to the KV cache of one layer on one device.
+
+    A key and a value of each key-value head; with MLA the latent and the rotary key that all heads share, complete on
+    every tensor-parallel rank (arXiv 2405.04434, section 2.1.2).
+
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> llama = TransformerConfig(hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, vocab_size=128256)
+    >>> 2 * 32 * count_cached_elements(llama)  # bf16, 32 layers: bytes a token
+    131072
+    """
+    if config.is_mla:
+        return config.kv_lora_rank + config.qk_rope_head_dim
+    return ceil_div(config.num_kv_heads, tensor_parallel) * (config.head_dim + config.v_head_dim)
+
+
+def estimate_kv_cache(
+    config: TransformerConfig, workload: Workload, layout: ParallelLayout, windows: Iterable[tuple[int, int]]
+) -> float:
+    """Estimate the KV cache of one device at the end of the pass. [byte]
+
+    Args:
+        config: The model.
+        workload: Sequences, cached and new tokens, dtype of the cache.
+        layout: Degrees of parallelism; the context axis splits the cached tokens.
+        windows: Pairs of a window (0 for none) and the number of the stage's layers that have it.
+
+    Assumes: A layer with a window drops tokens that no later token can attend to. The decoder of an encoder-decoder
+        has processed its start token and ``context_len`` more, and every layer also caches keys and values of
+        ``seq_len`` encoder tokens. A paged cache (kv_block_tokens above 1; arXiv 2309.06180, section 4) does not share
+        blocks between sequences.
+    """
+    if workload.is_training or config.stack == "encoder":
+        return 0.0
+    length = workload.context_len + 1 if config.has_cross_attention else workload.kv_len
+    tokens = 0
+    for window, num_layers in windows:
+        kept = min(window, length) if window else length
+        tokens += num_layers * _round_up(ceil_div(kept, layout.context_parallel), workload.kv_block_tokens)
+        if config.has_cross_attention:
+            source_len = ceil_div(workload.seq_len, layout.context_parallel)
+            tokens += num_layers * _round_up(source_len, workload.kv_block_tokens)
+    width = get_dtype(workload.kv_cache_dtype or workload.dtype).num_bytes
+    return width * workload.micro_batch_size * tokens * count_cached_elements(config, layout.tensor_parallel)
+
+
+def _round_up(tokens: int, block_tokens: int) -> int:
+    """Round a number of tokens up to full blocks; blocks of one token leave it, and traced lengths, unchanged."""
+    return tokens if block_tokens == 1 else ceil_div(tokens, block_tokens) * block_tokens

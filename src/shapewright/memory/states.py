@@ -1,37 +1,98 @@
-"""Weights, gradients and optimiser states of one pipeline stage on one device.
+"""Memory of weights, gradients and optimizer states of a pipeline stage on one device, sharded by ZeRO stages 1 to 3.
 
 Legend: t tensor, d data times context, e expert parallel degree.
 
-Routed experts are cut and copied by degrees of their own (layout.tensor_degree_of_experts, replicas_of_experts).
+A stage is counted in layers, its layers in parameters, and its parameters in bytes. Routed experts are split and
+replicated by their own degrees (layout.expert_tensor_degree, layout.num_expert_replicas).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.config.parameters import LayerParameters, count_layer_parameters
-from shapewright.config.transformer import LayerGroup
-from shapewright.dtypes import stored_weight_bytes
-from shapewright.optimizers import TrainingRecipe, find_recipe
-from shapewright.saved_tensors import activation_element_bytes, ceil_div
+from shapewright.core.dtypes import stored_weight_bytes
+from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
+from shapewright.models.parameters import LayerParameters, count_layer_parameters
+from shapewright.models.transformer import LayerGroup
+from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
 if TYPE_CHECKING:
-    from shapewright.config.parameters import ParameterCounts
-    from shapewright.config.transformer import TransformerConfig
-    from shapewright.layout import ParallelLayout
-    from shapewright.workload import Workload
+    from shapewright.models.parameters import ParameterCounts
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+
+class Stage:
+    """Consecutive layers of one pipeline stage, counted by kind."""
+
+    def __init__(self, config: TransformerConfig, layout: ParallelLayout, index: int) -> None:
+        self.config, self.layout, self.index = config, layout, index
+        self.is_first = index == 0
+        self.is_last = index == layout.pipeline_parallel - 1
+        layers = layout.layers_of_stage(config.num_layers, index)
+        num_layers = len(layers)
+        if _layers_are_alike(config):
+            self.windows = {config.window_of_layer(0): num_layers}
+            self.moe_layers = num_layers if config.is_moe_layer(0) else 0
+        else:
+            self.windows = dict(Counter(config.window_of_layer(layer) for layer in layers))
+            self.moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
+        self.num_layers = num_layers
+        self.dense_layers = num_layers - self.moe_layers
+        self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
+
+    def layer_kinds(self) -> Iterable[tuple[bool, bool, int]]:
+        """List the kinds of layer: whether it has experts, whether it has cross-attention, and how many there are."""
+        cross = self.config.has_cross_attention
+        kinds = ((True, cross, self.moe_layers), (False, cross, self.dense_layers), (False, False, self.encoder_layers))
+        return (kind for kind in kinds if kind[2])
+
+
+def _layers_are_alike(config: TransformerConfig) -> bool:
+    return len(config.attention_windows) <= 1 and len(config.moe_layers) <= 1
+
+
+def peak_stage_candidates(config: TransformerConfig, layout: ParallelLayout) -> Iterable[int]:
+    """List the stages among which the one that needs most memory is.
+
+    The first stage has most micro-batches in flight, the last the logits; stages between them can need more only if
+    layers differ, or if embedding or loss count as a layer, which gives the second stage a layer more than the first.
+    """
+    last = min(layout.pipeline_parallel, config.num_layers) - 1
+    if not _layers_are_alike(config):
+        return (*range(last), layout.pipeline_parallel - 1)
+    if layout.pipeline_parallel == 1:
+        return (0,)
+    has_middle = any(layout.ends_as_layers) and layout.pipeline_parallel > 2
+    return (0, 1, layout.pipeline_parallel - 1) if has_middle else (0, layout.pipeline_parallel - 1)
+
+
+def count_stage_parameters(stage: Stage, counts: ParameterCounts) -> DeviceParameters:
+    """Count the parameters of one device of a stage."""
+    return count_device_parameters(
+        stage.config,
+        counts,
+        stage.layout,
+        moe_layers=stage.moe_layers,
+        dense_layers=stage.dense_layers,
+        encoder_layers=stage.encoder_layers,
+        is_first=stage.is_first,
+        is_last=stage.is_last,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceParameters:
-    """Parameters that one device holds before any sharding over replicas.
+    """Parameters of one device before sharding over replicas.
 
     Attributes:
-        dense: All but routed experts; replicated over data and context ranks.
+        dense: All parameters but those of routed experts; replicated over data and context ranks.
         experts: Routed experts; replicated over data and context ranks of the same expert rank.
-        largest_layer: The largest single layer among them, experts included.
-        outside_layers: Embeddings, logits and final norms among them.
+        largest_layer: Parameters of the largest layer, experts included.
+        outside_layers: Part of ``dense`` in embeddings, logits and final norms.
     """
 
     dense: float
@@ -51,10 +112,11 @@ def count_device_parameters(
     is_first: bool,
     is_last: bool,
 ) -> DeviceParameters:
-    """Count what one device of a pipeline stage holds.
+    """Count the parameters of one device of a pipeline stage.
 
-    Matrices are split over the tensor axis, routed experts by a degree of their own; norms, routers, learned positions
-    and MLA's compressing projections are whole on every rank of it, and so are key-value heads fewer than the ranks.
+    Matrices are split over the tensor axis, routed experts over layout.expert_tensor_degree devices. Norms, routers,
+    learned positions and MLA's down-projections are complete on every rank of the tensor axis; key-value heads are
+    replicated if there are fewer of them than ranks.
 
     Args:
         config: The model.
@@ -74,7 +136,7 @@ def count_device_parameters(
             continue
         layer = count_layer_parameters(config, LayerGroup(0, is_moe, num_layers), is_encoder=is_encoder)
         layer_dense = _dense_share(config, layer, degree)
-        layer_experts = layer.experts / (layout.tensor_degree_of_experts * layout.expert_parallel)
+        layer_experts = layer.experts / (layout.expert_tensor_degree * layout.expert_parallel)
         dense += num_layers * layer_dense
         experts += num_layers * layer_experts
         largest_layer = max(largest_layer, layer_dense + layer_experts)
@@ -84,7 +146,7 @@ def count_device_parameters(
     if is_last:
         dense += counts.head / degree + counts.final_norms
         if config.tied_embeddings and not is_first:
-            # The last stage multiplies by a copy of the embedding of the first.
+            # The last stage has a copy of the first stage's embedding as its logit matrix.
             dense += counts.token_embedding / degree
     return DeviceParameters(
         dense=dense, experts=experts, largest_layer=largest_layer, outside_layers=dense - inside_layers
@@ -92,16 +154,16 @@ def count_device_parameters(
 
 
 def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int) -> float:
-    """Parameters of one layer on one tensor-parallel rank, routed experts left out."""
+    """Count the parameters of one layer on one tensor-parallel rank without routed experts."""
     whole = layer.norms + layer.router
     split = layer.attention + layer.cross_attention + layer.mlp + layer.shared_experts
     h = config.hidden_size
     if config.is_mla:
-        compressing = h * (config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim)
-        whole += compressing
-        split -= compressing
+        down_projections = h * (config.q_lora_rank + config.kv_lora_rank + config.qk_rope_head_dim)
+        whole += down_projections
+        split -= down_projections
     else:
-        # Fewer key-value heads than ranks: each rank has a copy of the head that its query heads need.
+        # With fewer key-value heads than ranks, each rank has a copy of the head that its query heads need.
         copies = ceil_div(config.num_kv_heads, degree) * degree - config.num_kv_heads
         blocks = 2 if layer.cross_attention else 1
         split += blocks * copies * (config.head_dim + config.v_head_dim) * (h + config.qkv_bias)
@@ -110,14 +172,14 @@ def _dense_share(config: TransformerConfig, layer: LayerParameters, degree: int)
 
 @dataclass(frozen=True, kw_only=True)
 class StateBytes:
-    """Bytes of one device for parameters and what training keeps beside them.
+    """Memory of one device for weights, gradients and optimizer states.
 
     Attributes:
         weights_bytes: Weights. [byte]
         gradients_bytes: Gradients. [byte]
         optimizer_bytes: Master weights and moments. [byte]
-        gathered_bytes: Weights and gradients of the layers at work, gathered from their shards (ZeRO stage 3). [byte]
-        host_bytes: What the host keeps of it instead of the device. [byte]
+        gathered_bytes: Weights and gradients of the running layers, gathered from their shards (ZeRO stage 3). [byte]
+        host_bytes: States that are in the host's memory instead. [byte]
     """
 
     weights_bytes: float
@@ -128,48 +190,49 @@ class StateBytes:
 
     @property
     def total_bytes(self) -> float:
-        """Everything on the device together. [byte]"""
+        """Sum of all components on the device. [byte]"""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.gathered_bytes
 
 
 def num_stage_copies(layout: ParallelLayout) -> int:
-    """Stages that a device has weights of: DualPipe's have one from either end of the model.
+    """Number of stages whose weights a device holds: with DualPipe one from each end of the model.
 
     Source: arXiv 2412.19437, table 2 (twice the parameters).
     """
     return 2 if layout.pipeline_schedule == "dualpipe" else 1
 
 
-# The layer at work and the one fetched ahead of it (PyTorch FSDP's default backward prefetch).
+# The running layer and the prefetched one (PyTorch FSDP's default backward prefetch).
 _GATHERED_LAYERS = 2
 
 
 def estimate_states(
     parameters: DeviceParameters, workload: Workload, layout: ParallelLayout, recipe: TrainingRecipe | None = None
 ) -> StateBytes:
-    """Bytes of weights, gradients and optimiser states on one device.
+    """Estimate the memory of weights, gradients and optimizer states on one device.
+
+    ZeRO stage 1 divides the optimizer states by the number of replicas, stage 2 also the gradients, stage 3 also the
+    weights. Ranks of the context axis count as replicas (Megatron-LM). With DualPipe a device has weights and gradients
+    of two stages, and the two devices of a stage share its optimizer states.
 
     Args:
-        parameters: What the device holds.
+        parameters: Parameters of the device.
         workload: Phase and dtype.
-        layout: Degrees and ZeRO stage.
-        recipe: Bytes a parameter in training; by default that of the workload's optimiser.
+        layout: Degrees of parallelism and ZeRO stage.
+        recipe: State bytes per parameter in training; by default those of the workload's optimizer.
 
-    DualPipe's devices have two stages of weights and gradients; the two devices of a stage share its optimiser states.
-
-    Source: arXiv 1910.02054, section 5: stage 1 divides optimiser states by the replicas, 2 gradients too, 3 weights
-        too. Ranks of the context axis count as replicas (Megatron-LM).
+    Source: arXiv 1910.02054, section 5 (ZeRO); arXiv 2412.19437, table 2 (DualPipe).
     """
     everything = parameters.dense + parameters.experts
     if not workload.is_training:
         inside_bytes = stored_weight_bytes(workload.weight_dtype or workload.dtype)
-        # Embeddings and logits stay in 16 bits where the layers are narrower, as their products do.
+        # Embeddings and logits stay in 16 bits if the layers are narrower, as their GEMMs do.
         outside_bytes = activation_element_bytes(workload.dtype)
         inside = everything - parameters.outside_layers
         return StateBytes(weights_bytes=inside_bytes * inside + outside_bytes * parameters.outside_layers)
     used = recipe or find_recipe(workload.optimizer, workload.dtype)
     replicas = layout.data_parallel * layout.context_parallel
-    sharded = parameters.dense / replicas + parameters.experts / layout.replicas_of_experts
+    sharded = parameters.dense / replicas + parameters.experts / layout.num_expert_replicas
     stage = layout.zero_stage
     optimizer_bytes = used.optimizer_bytes * (sharded if stage >= 1 else everything)
     if used.embedding_optimizer_bytes is not None:
@@ -178,7 +241,7 @@ def estimate_states(
     gathered = parameters.largest_layer * (_GATHERED_LAYERS * used.weight_bytes + used.gradient_bytes)
     host_bytes = 0.0
     if workload.offload_optimizer:
-        # The host's optimiser needs the weights themselves where no master stands behind them.
+        # Without a master weight, the host's optimizer updates the weights themselves.
         weights = 0.0 if used.has_master else used.weight_bytes * (sharded if stage >= 1 else everything)
         host_bytes, optimizer_bytes = optimizer_bytes + weights, 0.0
     copies = num_stage_copies(layout)

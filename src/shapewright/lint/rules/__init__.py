@@ -1,33 +1,34 @@
-"""The rules, one per module. A new rule is a module here and a line in MODULES."""
+"""The rules, one module each; a new rule is a module in one of the folders and an entry in MODULES."""
 
-from shapewright.lint.rules import (
+from shapewright.lint.rules.memory_and_config import (
+    idle_window,
+    large_logits,
+    memory_exceeded,
+    sequence_over_context_window,
+)
+from shapewright.lint.rules.parallel import (
     batched_heads_split_unevenly,
+    heads_split_unevenly,
+    kv_heads_replicated,
+    layers_split_unevenly,
+    mlp_width_split_unevenly,
+    pipeline_bubble,
+    shard_not_aligned,
+    tensor_group_across_nodes,
+    tensor_parallel_too_large,
+)
+from shapewright.lint.rules.tensor_core import (
     dtype_unsupported,
-    few_tokens_per_expert,
     fp32_outside_matrix_units,
     fused_attention_unsupported,
     head_dim_not_aligned,
-    heads_split_unevenly,
     hidden_size_not_aligned,
-    idle_window,
-    kv_heads_replicated,
-    large_logits,
-    layers_split_unevenly,
-    memory_exceeded,
-    micro_batch_too_small,
     mlp_width_not_aligned,
-    mlp_width_split_unevenly,
-    pipeline_bubble,
-    sequence_over_context_window,
-    shard_not_aligned,
     small_heads,
     swiglu_width_not_aligned,
-    tensor_group_across_nodes,
-    tensor_parallel_too_large,
-    tile_tail,
     vocab_not_aligned,
-    wave_tail,
 )
+from shapewright.lint.rules.waves import few_tokens_per_expert, micro_batch_too_small, tile_tail, wave_tail
 
 MODULES = (
     vocab_not_aligned,

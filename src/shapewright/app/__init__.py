@@ -1,0 +1,1 @@
+"""What users touch: Python API, command line, reports, figures, exports to trainers, explorer."""

@@ -1,0 +1,18 @@
+"""Python API: the commands as functions, which take a Scenario, or names and fields to build one from.
+
+Modules that only one function needs are imported when it runs.
+"""
+
+from shapewright.app.api.parameters import ScenarioLike as ScenarioLike
+from shapewright.app.api.parameters import ScenarioParts as ScenarioParts
+from shapewright.app.api.searches import plan as plan
+from shapewright.app.api.searches import search as search
+from shapewright.app.api.searches import serve_plan as serve_plan
+from shapewright.app.api.steps import check as check
+from shapewright.app.api.steps import compare as compare
+from shapewright.app.api.steps import fits as fits
+from shapewright.app.api.steps import mfu as mfu
+from shapewright.app.api.steps import predict as predict
+from shapewright.app.api.steps import sweep as sweep
+
+__all__ = ["check", "compare", "fits", "mfu", "plan", "predict", "search", "serve_plan", "sweep"]

@@ -1,0 +1,375 @@
+"""Functions that search: search for shapes, plan for training, serve_plan for serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from shapewright.app.api.parameters import ScenarioLike, ScenarioParts, given_fields, takes_scenario
+from shapewright.core.dtypes import get_dtype
+from shapewright.core.errors import ConfigError, DeviceError, WorkloadError
+from shapewright.hardware.nodes import check_allocation
+from shapewright.lowering import validate_lengths
+from shapewright.models import read_model
+from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split, find_idle_modules
+from shapewright.prediction.scenario import Scenario
+from shapewright.workload.workload import RECOMPUTE_MODES
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.models import Model, ModelLike
+    from shapewright.optimize.plan import PlanResult
+    from shapewright.optimize.search import SearchRequest, SearchResult
+    from shapewright.optimize.serving import ServingPlan, Speculation
+    from shapewright.prediction.build import DeviceLike
+    from shapewright.prediction.training_run import TrainingRun
+
+# Length of the training run that a price refers to where no length is given.
+_DEFAULT_TRAIN_TOKENS = 10**9
+# Fields of a scenario's workload that matter for serving.
+_SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel")
+
+
+@takes_scenario
+def search(
+    config: ScenarioLike = None,
+    *,
+    devices: Sequence[DeviceLike] = (),
+    num_parameters: int | None = None,
+    family: str | None = None,
+    tolerance_fraction: float = 0.02,
+    vary: Sequence[str] = (),
+    keep: Mapping[str, int] | None = None,
+    objective: str | None = None,
+    guard: str = "usual",
+    top: int = 20,
+    train_tokens: int | None = None,
+    usd_per_hour: float | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **parts: Unpack[ScenarioParts],
+) -> SearchResult:
+    """Find shapes of the same size that run faster.
+
+    Args:
+        config: Baseline: a model or a Scenario, see ScenarioLike; None for a public model of ``family`` scaled to
+            ``num_parameters``.
+        devices: Several devices instead of ``device``: shapes are ranked by their worst regret over them.
+        num_parameters: Parameters that shapes should have; the baseline is scaled to them. None: as many as it has.
+        family: Prefix of preset names, such as ``llama`` (the default) or ``gpt``.
+        tolerance_fraction: Largest deviation from that size.
+        vary: Fields to vary, of ``shapewright.optimize.search.VARIED`` and ``VARIED_IN_BRANCHES``; empty: the defaults.
+        keep: Values that fields must have.
+        objective: What to optimize, a key of ``shapewright.optimize.search.OBJECTIVES``; by default that of the phase.
+        guard: Quality guard: ``usual``, ``strict`` or ``free``.
+        top: Number of shapes to list.
+        train_tokens: Tokens of the training run that savings refer to.
+        usd_per_hour: Price of one device for an hour; required by the objective ``cost``. [USD/h]
+        engine: ``local``, or ``ray`` (extra ``ray``).
+        address: Address of a Ray cluster, ``auto`` for the one of this machine; None or ``local`` starts one here.
+        progress: Called with the number of shapes done and the number of all shapes.
+        parts: See ScenarioParts.
+
+    Returns:
+        Faster shapes, the fastest first, with the baseline, the Pareto front, and how many shapes were excluded why.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or a constraint leaves no shape.
+    """
+    from shapewright.optimize.search import SearchRequest, phase_of, search_shapes
+    from shapewright.optimize.search.request import DEFAULT_VARIED
+    from shapewright.optimize.search.runners import runner_of
+
+    request = SearchRequest(
+        vary=tuple(dict.fromkeys(vary)) or DEFAULT_VARIED,
+        keep=keep or {},
+        num_parameters=num_parameters,
+        tolerance_fraction=tolerance_fraction,
+        guard=guard,
+        top=top,
+    )
+    base = config if isinstance(config, Scenario) else None
+    workload, layout = parts.get("workload"), parts.get("layout")
+    given_phase = _field(workload, "phase") or (base.workload.phase if base and objective is None else None)
+    phase = phase_of(objective, given_phase)
+    device = parts.pop("device", None)
+    found = _find_devices(base.device if base and device is None and not devices else device, devices)
+    horizon = _horizon(phase, objective, train_tokens, usd_per_hour, num_devices=len(found))
+    degree = _field(layout, "tensor_parallel") or (base.layout.tensor_parallel if base else 1)
+    model = _baseline(
+        base.model if base else config,  # type: ignore[arg-type]
+        parts.pop("overrides", None),
+        num_parameters,
+        family,
+        degree if isinstance(degree, int) and degree > 0 else 1,
+    )
+    if workload is None or isinstance(workload, Mapping):
+        parts["workload"] = {**(workload or {}), "phase": phase}
+    source = base.replace(model=model) if base else model
+    scenarios = []
+    for one in found:
+        parts["device"] = one
+        scenarios.append(build_scenario(source, **parts))
+    first = scenarios[0]
+    notes: dict[str, None] = dict.fromkeys(note for scenario in scenarios for note in scenario.notes)
+    if not vary:
+        request, remark = _vary_defaults(request, first)
+        notes.update(dict.fromkeys(remark))
+    with runner_of(engine, address) as run:
+        result = search_shapes(
+            first,
+            request,
+            others=scenarios[1:],
+            per_step=phase == "decode",
+            notes=tuple(notes),
+            run=run,
+            progress=progress,
+        )
+    return replace(result, horizon=horizon)
+
+
+def _field(given: object, name: str) -> Any:
+    """One field of a workload or layout that is given as a whole or in part; None without it."""
+    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+
+
+def _find_devices(device: DeviceLike | None, devices: Sequence[DeviceLike]) -> list[Device]:
+    """Load the given devices, each once."""
+    if device is not None and devices:
+        raise DeviceError("give one device or several, not both")
+    given = [device] if device is not None else [devices] if isinstance(devices, str) else devices
+    found = {one.name: one for one in map(find_device, given)}
+    if not found:
+        raise DeviceError("no device to search for; give at least one name, 'shapewright devices' lists all")
+    return list(found.values())
+
+
+def _horizon(
+    phase: str, objective: str | None, train_tokens: int | None, usd_per_hour: float | None, *, num_devices: int
+) -> TrainingRun | None:
+    """The training run that savings refer to; None without one."""
+    from shapewright.prediction.training_run import TrainingRun, check_price
+
+    check_price(usd_per_hour)
+    if objective == "cost" and usd_per_hour is None:
+        raise WorkloadError("objective='cost' needs the price of a device; give usd_per_hour, such as 2.5")
+    if train_tokens is not None and phase != "train":
+        raise WorkloadError(f"train_tokens has no effect in {phase}; omit it or use phase='train'")
+    if num_devices > 1 and (objective == "cost" or usd_per_hour is not None):
+        raise WorkloadError(
+            "shapes are ranked by regret over several devices, which does not depend on prices; omit objective='cost' "
+            "and usd_per_hour, give one device, or use 'shapewright compare'"
+        )
+    if phase != "train" or (train_tokens is None and usd_per_hour is None):
+        return None
+    return TrainingRun(
+        train_tokens=_DEFAULT_TRAIN_TOKENS if train_tokens is None else train_tokens, usd_per_hour=usd_per_hour
+    )
+
+
+def _baseline(
+    config: ModelLike,
+    overrides: Mapping[str, object] | None,
+    num_parameters: int | None,
+    family: str | None,
+    tensor_parallel: int,
+) -> Model:
+    """The model that shapes are compared with: the given one, scaled to a given size, or a public one of that size."""
+    from shapewright.optimize.search import scale_model, usual_model
+
+    if config is None and not overrides:
+        if num_parameters is None:
+            raise ConfigError("nothing to search: give a model, or a number of parameters, such as 3b")
+        return usual_model(num_parameters, family or "llama", tensor_parallel)
+    if family is not None:
+        raise ConfigError("family has no effect with a model; omit one of them")
+    model = read_model(config, overrides)
+    return model if num_parameters is None else scale_model(model, num_parameters, tensor_parallel)
+
+
+def _vary_defaults(request: SearchRequest, scenario: Scenario) -> tuple[SearchRequest, tuple[str, ...]]:
+    """The request with the default fields to vary, and a note about them."""
+    from shapewright.optimize.search.request import DEFAULT_VARIED_WITH_STAGES
+
+    if not scenario.workload.is_training or scenario.layout.pipeline_parallel == 1:
+        return request, ()
+    request = replace(request, vary=DEFAULT_VARIED_WITH_STAGES)
+    if "micro_batch" not in request.free_fields():
+        return request, ()
+    return request, (
+        "micro_batch is varied too, because it determines the pipeline bubble; keep micro_batch=N to fix it",
+    )
+
+
+@takes_scenario
+def plan(
+    config: ScenarioLike,
+    *,
+    num_devices: int,
+    global_batch_size: int | None = None,
+    objective: str = "time",
+    top: int = 10,
+    keep: Mapping[str, Sequence[Any]] | None = None,
+    headroom_fraction: float = 0.0,
+    optimizer: str | None = None,
+    usd_per_hour: float | None = None,
+    straggler_factor: float = 1.0,
+    try_offload: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **parts: Unpack[ScenarioParts],
+) -> PlanResult:
+    """Find how to distribute a training job over devices.
+
+    Layout, micro-batch, recomputation and offloading are searched. Fields of them in ``workload`` and ``layout`` keep
+    their values; those of a Scenario do not, except where they are given again.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        num_devices: Devices of the job: fewer than a node has, or whole nodes.
+        global_batch_size: Sequences of one optimizer step, unless ``workload`` has it.
+        objective: A key of ``shapewright.optimize.plan.OBJECTIVES``: time, cost or memory.
+        top: Number of plans to list.
+        keep: Values that searched fields may take, by field: those of ParallelLayout, micro_batch_size,
+            recompute, offload_activations and offload_optimizer.
+        headroom_fraction: Share of a device's memory that a plan must leave free.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``, unless ``workload`` has it.
+        usd_per_hour: Price of one device. [USD/h]
+        straggler_factor: Expected over predicted step time.
+        try_offload: Try keeping activations and optimizer states in host memory too.
+        progress: Called with the number of splits done and the number of all splits.
+        parts: See ScenarioParts.
+
+    Returns:
+        The best plans, best first, the Pareto front, and how many plans were excluded why.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the model fits in no plan.
+    """
+    from shapewright.optimize.plan import PlanRequest, keep_given, offload_choices, plan_job
+
+    named = {"global_batch_size": global_batch_size, "optimizer": optimizer}
+    layout = given_fields(parts.pop("layout", None))
+    given = {
+        **given_fields(parts.get("workload")),
+        **{name: value for name, value in named.items() if value is not None},
+    }
+    kept = keep_given(keep or {}, given, layout)
+    parts["workload"] = given
+    scenario = build_scenario(config, **parts)
+    cut = {name: ",".join(map(str, kept[name])) for name in ("expert_tensor_parallel",) if name in kept}
+    notes = (*scenario.notes, *find_idle_expert_split(scenario.config, cut))
+    modules = given.get("recompute_modules")
+    if modules is not None and "selective" in kept.get("recompute", RECOMPUTE_MODES):
+        # Plans choose the recomputation: the modules matter wherever a plan tries the selective mode.
+        notes = tuple(note for note in notes if note.field != "recompute_modules")
+        notes += find_idle_modules(scenario.config, modules)
+    request = PlanRequest(
+        num_devices=num_devices,
+        objective=objective,
+        kept=offload_choices(kept, scenario.workload) if try_offload else kept,
+        top=top,
+        usd_per_hour=usd_per_hour,
+        straggler_factor=straggler_factor,
+        headroom_fraction=headroom_fraction,
+    )
+    return plan_job(scenario, request, notes=notes, progress=progress)
+
+
+@takes_scenario
+def serve_plan(
+    config: ScenarioLike,
+    *,
+    prompt_len: int,
+    output_len: int,
+    cached_len: int = 0,
+    ttft_limit_s: float | None = None,
+    tpot_limit_s: float | None = None,
+    num_devices: int | None = None,
+    formats: Sequence[str] | None = None,
+    memory_fraction: float | None = None,
+    block_tokens: int | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    usd_per_hour: float | None = None,
+    **parts: Unpack[ScenarioParts],
+) -> ServingPlan:
+    """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
+
+    Of the workload, dtype, weight_dtype, kv_cache_dtype, attention and expert_kernel count. Degrees in ``layout`` are
+    kept: tensor_parallel, pipeline_parallel, data_parallel (replicas of the attention), expert_parallel and
+    expert_tensor_parallel.
+
+    Args:
+        config: A decoder model or a Scenario, see ScenarioLike.
+        prompt_len: Tokens of a prompt.
+        output_len: Tokens of an answer.
+        cached_len: Tokens of a prompt that are in the KV cache already, such as earlier turns or a shared prefix.
+        ttft_limit_s: Limit of the time to the first token. [s]
+        tpot_limit_s: Limit of the time per further token. [s]
+        num_devices: Devices; None for instances of up to a node.
+        formats: Formats to compare with that of ``workload``, such as ``bf16:int4``; None for the usual ones.
+        memory_fraction: Share of a device's memory that the server takes.
+        block_tokens: Tokens of a block of the paged cache.
+        speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
+        usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
+        parts: See ScenarioParts.
+
+    Returns:
+        Every way to serve that was priced, and the capacity of an instance by layout and format; ``best()`` of it
+        is the fastest way that keeps the limits.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the model does not fit.
+    """
+    from shapewright.optimize.serving import ServingFormat, ServingRequest, plan_serving, read_format, usual_formats
+
+    given: dict[str, Any] = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
+    given |= {"memory_fraction": memory_fraction, "block_tokens": block_tokens}
+    request = ServingRequest(
+        prompt_len=prompt_len,
+        output_len=output_len,
+        cached_len=cached_len,
+        speculation=_read_speculation(speculation),
+        usd_per_hour=usd_per_hour,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    layout = given_fields(parts.pop("layout", None))
+    served = given_fields(parts.get("workload"))
+    if isinstance(config, Scenario):
+        served = {name: getattr(config.workload, name) for name in _SERVING_FIELDS} | served
+        parts.setdefault("device", config.device)
+    source = config.model if isinstance(config, Scenario) else config
+    parts["workload"] = {**served, "phase": "prefill"}
+    scenario = build_scenario(source, **parts)
+    if num_devices is not None:
+        check_allocation(num_devices, scenario.device)
+    base = scenario.workload
+    validate_lengths(scenario.config, replace(base, seq_len=request.total_len))
+    wanted = ServingFormat(base.dtype, base.weight_dtype or base.dtype, base.kv_cache_dtype or base.dtype)
+    if isinstance(formats, str):
+        raise WorkloadError(f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}")
+    others = usual_formats(wanted, scenario.device) if formats is None else [read_format(text) for text in formats]
+    notes = scenario.notes
+    if scenario.config.is_moe and any(get_dtype(one.dtype).bits < 16 for one in others):
+        # The kernel has no effect on the first format, but on the others.
+        notes = tuple(note for note in notes if note.field != "expert_kernel")
+    return plan_serving(
+        scenario,
+        request,
+        formats=[wanted, *others],
+        layout=layout,
+        notes=(*notes, *find_idle_expert_split(scenario.config, layout)),
+    )
+
+
+def _read_speculation(given: Mapping[str, Any] | None) -> Speculation | None:
+    """Build Speculation from a mapping of its three fields."""
+    from shapewright.optimize.serving import Speculation
+
+    if not given:
+        return None
+    wanted = [spec.name for spec in fields(Speculation)]
+    if sorted(given) != sorted(wanted):
+        raise WorkloadError(f"speculation has {', '.join(map(str, given))}; give {', '.join(wanted)}, and no more")
+    return Speculation(**given)

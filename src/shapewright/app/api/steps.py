@@ -1,0 +1,234 @@
+"""Functions about one step or run: predict, check, fits, mfu, sweep, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Unpack
+
+from shapewright.app.api.parameters import ScenarioLike, ScenarioParts, given_fields, takes_scenario
+from shapewright.core.errors import CalibrationError, DeviceError, LayoutError, ShapewrightError
+from shapewright.models import read_model
+from shapewright.prediction.build import build_scenario, find_device, plain_value
+from shapewright.prediction.scenario import Scenario
+from shapewright.pricing.software import TUNED, load_software
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.lint import CheckReport
+    from shapewright.prediction.build import DeviceLike
+    from shapewright.prediction.capacity import Capacity
+    from shapewright.prediction.compare import Comparison
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.sweep import Sweep
+    from shapewright.prediction.utilization import Utilization
+    from shapewright.workload import ParallelLayout
+
+
+@takes_scenario
+def predict(config: ScenarioLike, **parts: Unpack[ScenarioParts]) -> Prediction:
+    """Predict the time, throughput and memory of one step.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        parts: See ScenarioParts.
+
+    Returns:
+        The step: its time with a 90 % interval, throughput, memory, and every operation with its price.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the arguments contradict each other.
+    """
+    return build_scenario(config, **parts).predict()
+
+
+@takes_scenario
+def check(config: ScenarioLike, *, ignore: Sequence[str] = (), **parts: Unpack[ScenarioParts]) -> CheckReport:
+    """Check the shape of a model on a device: findings with their predicted cost, and nearest better shapes.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        ignore: Rules to suppress, by code or name; the report counts the suppressed findings.
+        parts: See ScenarioParts.
+
+    Returns:
+        Findings, first those that prevent the step from running and then by cost, and the prediction; that is None
+        where the step cannot run.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the arguments contradict each other.
+    """
+    from shapewright.lint import check_scenario
+
+    return check_scenario(build_scenario(config, **parts), ignore=ignore)
+
+
+@takes_scenario
+def sweep(config: ScenarioLike, *, axes: Mapping[str, Sequence[Any]], **parts: Unpack[ScenarioParts]) -> Sweep:
+    """Predict a step for every combination of values of some fields.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        axes: Values by field of Workload or ParallelLayout, or of a size of the model, such as
+            ``{"micro_batch_size": [1, 2, 4]}`` or ``{"hidden_size": [4096, 4097]}``.
+        parts: See ScenarioParts.
+
+    Returns:
+        A row for each combination, the last field fastest; a row that cannot run has the reason.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or no combination can run.
+    """
+    from shapewright.prediction.sweep import predict_sweep
+
+    values = {name: [plain_value(value) for value in given] for name, given in axes.items()}
+    return predict_sweep(build_scenario(config, **parts), values)
+
+
+@takes_scenario
+def fits(config: ScenarioLike, *, optimizer: str | None = None, **parts: Unpack[ScenarioParts]) -> Capacity:
+    """Estimate whether a job fits in memory, the largest one that does, and what to change if it does not.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        optimizer: A key of ``shapewright.memory.OPTIMIZERS``, instead of that of the workload.
+        parts: See ScenarioParts.
+
+    Returns:
+        Memory of each pipeline stage against the device, the largest micro-batch and sequence that fit, and changes
+        that make the job fit where it does not.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the arguments contradict each other.
+    """
+    from shapewright.prediction.capacity import estimate_capacity
+
+    return estimate_capacity(build_scenario(config, **parts), optimizer=optimizer)
+
+
+@takes_scenario
+def mfu(
+    config: ScenarioLike,
+    *,
+    seconds: float | None = None,
+    tokens_per_s: float | None = None,
+    tokens_per_s_per_device: float | None = None,
+    num_devices: int,
+    global_batch_size: int,
+    convention: str = "megatron",
+    **parts: Unpack[ScenarioParts],
+) -> Utilization:
+    """Compute MFU and HFU of a measured training step by every convention, and attribute the rest of the peak.
+
+    Exactly one of ``seconds``, ``tokens_per_s`` and ``tokens_per_s_per_device`` is required. Without parallel degrees
+    in the layout, the fastest plain layout that fits is assumed.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        seconds: Measured time of one optimizer step. [s]
+        tokens_per_s: Measured tokens per second of the whole job. [token/s]
+        tokens_per_s_per_device: The same, divided by the devices. [token/s]
+        num_devices: Devices of the whole job.
+        global_batch_size: Sequences of the step over all replicas.
+        convention: FLOP convention of the headline, a key of ``CONVENTIONS`` in ``shapewright.lowering.flops``.
+        parts: See ScenarioParts.
+
+    Returns:
+        Utilization by every convention, and a waterfall of parts that add up to the measured time where a layout is
+        known.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the arguments contradict each other.
+    """
+    from shapewright.prediction.assumed_layout import assume_layout
+    from shapewright.prediction.utilization import explain_utilization, read_measurement
+
+    layout = _given_layout(config, parts.pop("layout", None))
+    given = given_fields(parts.get("workload")) | {"global_batch_size": global_batch_size}
+    parts["workload"] = given
+    scenario = build_scenario(config, **parts)
+    measured = {
+        "seconds": plain_value(seconds),
+        "tokens_per_s": plain_value(tokens_per_s),
+        "tokens_per_s_per_device": plain_value(tokens_per_s_per_device),
+    }
+    read_measurement(scenario.workload, num_devices, **measured)  # before the search for a layout, which is slower
+    has_micro_batch = isinstance(config, Scenario) or given.get("micro_batch_size") is not None
+    scenario, has_layout = assume_layout(scenario, num_devices, layout, keep_micro_batch=has_micro_batch)
+    return explain_utilization(
+        scenario,
+        **measured,
+        num_devices=num_devices,
+        has_layout=has_layout,
+        convention=convention,
+    )
+
+
+def _given_layout(config: ScenarioLike, layout: ParallelLayout | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Fields of the layout that were chosen: those of a Scenario that differ from the default, and those given."""
+    chosen: dict[str, Any] = {}
+    if isinstance(config, Scenario):
+        chosen = {
+            spec.name: getattr(config.layout, spec.name)
+            for spec in fields(config.layout)
+            if getattr(config.layout, spec.name) != spec.default
+        }
+    return chosen | given_fields(layout)
+
+
+@takes_scenario
+def compare(
+    config: ScenarioLike,
+    *,
+    devices: Sequence[DeviceLike],
+    usd_per_hour: Mapping[str, float] | None = None,
+    **parts: Unpack[ScenarioParts],
+) -> Comparison:
+    """Predict the same job on several devices.
+
+    Args:
+        config: A model or a Scenario, see ScenarioLike.
+        devices: Device names, aliases, files, or Devices, each used once; ``device`` has no effect.
+        usd_per_hour: Price of one device by its name. [USD/h]
+        parts: See ScenarioParts.
+
+    Returns:
+        A row for each device; one that cannot run the job has the reason.
+
+    Raises:
+        ShapewrightError: an argument is invalid, or the job can run on no device at all.
+    """
+    from shapewright.prediction.compare import compare_outcomes
+
+    load_software(parts.get("software") or TUNED)  # an unknown name is not the fault of a device
+    source = config if isinstance(config, Scenario) else read_model(config, parts.pop("overrides", None))
+    found = {device.name: device for device in map(find_device, [devices] if isinstance(devices, str) else devices)}
+    if not found:
+        raise DeviceError("no device to compare; give at least one name, 'shapewright devices' lists all")
+    notes: dict[str, None] = {}
+    outcomes: list[tuple[Device, Prediction | ShapewrightError]] = []
+    for device in found.values():
+        try:
+            parts["device"] = device
+            scenario = build_scenario(source, **parts)
+            outcomes.append((device, scenario.predict()))
+            notes.update(dict.fromkeys(scenario.notes))
+        except ShapewrightError as error:
+            outcomes.append((device, error))
+    _refuse_if_no_device_is_at_fault([outcome for _, outcome in outcomes])
+    # A device that is described by its measurements alone has no file to look its name up in.
+    prices = {name if name in found else find_device(name).name: usd for name, usd in (usd_per_hour or {}).items()}
+    return compare_outcomes(outcomes, prices, tuple(notes))
+
+
+def _refuse_if_no_device_is_at_fault(outcomes: Sequence[Prediction | ShapewrightError]) -> None:
+    """Raise the error that all devices have in common, unless it is about devices, and layouts that none can run."""
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, ShapewrightError)]
+    if len(refusals) < len(outcomes):
+        return
+    if all(isinstance(refusal, LayoutError) for refusal in refusals):
+        raise refusals[0]
+    if len({str(refusal) for refusal in refusals}) > 1:
+        return
+    if not isinstance(refusals[0], DeviceError | CalibrationError):
+        raise refusals[0]

@@ -1,0 +1,1 @@
+"""The commands, one module each: parse, call the Python API, print."""

@@ -1,0 +1,105 @@
+"""shapewright accuracy: compare predictions with measured tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.app.cli.console import make_console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_EPILOG = """\b
+Examples:
+  shapewright accuracy ./measured
+  shapewright accuracy ./measured --table gemm --device h100-sxm-80gb --by device,dtype,size
+  shapewright accuracy ./measured --table gemm --regret
+  shapewright accuracy ./measured --uncalibrated --json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("folder", metavar="DIR")
+@click.option("--device", "devices", multiple=True, metavar="NAME", help="only this device; may be repeated")
+@click.option("--table", "tables", multiple=True, metavar="TABLE", help="only this table; may be repeated")
+@click.option(
+    "--by",
+    default="device,dtype,library",
+    show_default=True,
+    metavar="WORD,WORD,...",
+    help="group by device, dtype, library, part (kernel, operation, ...), size (decade of the measured time)",
+)
+@click.option("--uncalibrated", is_flag=True, help="ignore the device's own calibration")
+@click.option("--regret", is_flag=True, help="ranking regret: slowdown of the chosen shape over the best of its size")
+@click.option("--calibration", metavar="FILE", help="your own calibration, written by 'shapewright calibrate'")
+@click.option("--physics-only", is_flag=True, help="ignore the learned residuals of GEMMs, attention and experts")
+@click.option("--json", "as_json", is_flag=True, help="print a JSON list; notes go to standard error")
+def command(
+    folder: str,
+    devices: tuple[str, ...],
+    tables: tuple[str, ...],
+    by: str,
+    uncalibrated: bool,
+    regret: bool,
+    calibration: str | None,
+    physics_only: bool,
+    as_json: bool,
+) -> int:
+    """Price every row of the measured files in DIR and print how wrong the predictions are.
+
+    Files are known by name (gemm.parquet, paper_gemm.csv, ...), stores of 'shapewright bench' by what is in them.
+    Errors are |predicted / measured - 1|, the bias is the mean of ln(predicted / measured). With --regret, of the
+    shapes of one size within 3 % (products of as many tokens, layers of the paper) the one predicted to be fastest is
+    held against the one that was, median and p90 over sizes. Parquet files need the fit extra. Exit code 1: a file
+    could not be judged.
+    """
+    from shapewright.app.report.measure.accuracy import print_accuracy, remark_lines, separating_words
+    from shapewright.measure.accuracy import evaluate_folder
+
+    groups = [word.strip() for word in by.split(",") if word.strip()]
+    with _progress() as (on_table, on_rows):
+        evaluation = evaluate_folder(
+            folder,
+            tables=tables,
+            devices=devices,
+            by=groups,
+            uncalibrated=uncalibrated,
+            calibration=calibration,
+            physics_only=physics_only,
+            on_table=on_table,
+            on_rows=on_rows,
+        )
+    if as_json:
+        from shapewright.app.report.outputs.measure import accuracy_output
+        from shapewright.app.report.outputs.model import plain
+
+        rows = accuracy_output(evaluation, separating_words(evaluation), regret=regret)
+        click.echo(json.dumps(plain(rows), indent=2, allow_nan=False))
+        for line in remark_lines(evaluation):
+            click.echo(line, err=True)
+    else:
+        print_accuracy(evaluation, make_console(), regret=regret)
+    return 1 if evaluation.unreadable else 0
+
+
+@contextmanager
+def _progress() -> Iterator[tuple[Callable[[str, int], None], Callable[[int], None]]]:
+    """Progress bars on a terminal's standard error; nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield (lambda _name, _rows: None), (lambda _rows: None)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        current: list[Any] = []
+
+        def on_table(name: str, num_rows: int) -> None:
+            current.append(bars.add_task(name, total=num_rows))
+
+        yield on_table, lambda num_rows: bars.advance(current[-1], num_rows)

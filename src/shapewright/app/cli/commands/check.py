@@ -1,0 +1,105 @@
+"""shapewright check: lint a shape, with the cost of each finding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json, write_json_file
+from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
+from shapewright.core.errors import ConfigError
+
+_EPILOG = """\b
+Examples:
+  shapewright check gpt3-2.7b --device a100-sxm-40gb
+  shapewright check ./config.json --device h100-sxm-80gb --tp 8 --fail-on error
+  shapewright check ./config.json --device h100-sxm-80gb --fix -o fixed.json
+  shapewright check llama-3-8b --device h100-sxm-80gb --format sarif > shapewright.sarif
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@software_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json", "sarif")),
+    default="text",
+    show_default=True,
+    help="output format",
+)
+@click.option("--json", "as_json", is_flag=True, help="same as --format json")
+@click.option(
+    "--fail-on",
+    type=click.Choice(("info", "warning", "error", "never")),
+    default="warning",
+    show_default=True,
+    help="lowest severity that makes the exit code 1",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CODE",
+    help="ignore a rule, by code, name or family; comma-separated or repeated",
+)
+@click.option("--fix", is_flag=True, help="apply the exact suggestions; needs -o")
+@click.option("-o", "--output", metavar="FILE", help="output file of --fix, in the format of the input")
+def command(
+    config: str | None,
+    device: str,
+    software: str,
+    form: str,
+    as_json: bool,
+    fail_on: str,
+    ignore: tuple[str, ...],
+    fix: bool,
+    output: str | None,
+    **given: Any,
+) -> int:
+    """Find what is wrong with CONFIG's shape on a device, what it costs, and what to use instead.
+
+    Exit code 0: nothing at or above --fail-on; 1: findings; 2: bad input.
+    """
+    from shapewright.lint import check_scenario, exit_code, fix_config
+
+    if fix and not output:
+        raise click.UsageError("--fix needs -o FILE: the input config is never overwritten")
+    if output == "-":
+        raise click.UsageError("-o needs a file name: standard output is used for the report")
+    if as_json and form == "sarif":
+        raise click.UsageError("--json and --format sarif cannot be combined; give one of them")
+    if output and not fix:
+        raise click.UsageError("-o has no effect without --fix")
+    scenario = scenario_from_options(config, device, given, software=software)
+    if fix and scenario.model.raw is None:
+        raise ConfigError(
+            "a model described by flags alone has no form to write back; start from a config.json or a preset"
+        )
+    codes = [part for entry in ignore for part in entry.split(",") if part]
+    report = check_scenario(scenario, ignore=codes)
+    if output:
+        # Before the report: if it cannot be written, nothing else is said.
+        from shapewright.models import to_config_json
+
+        fixed = fix_config(scenario.config, report)
+        write_json_file(output, to_config_json(scenario.model, fixed))
+        nothing = " (no exact suggestion to apply)" if fixed == scenario.config else ""
+        click.echo(f"wrote {output}{nothing}", err=True)
+    form = "json" if as_json else form
+    if form == "json":
+        from shapewright.app.report.outputs.check import check_output
+
+        print_json(check_output(report, scenario).to_json())
+    elif form == "sarif":
+        from urllib.parse import quote
+
+        from shapewright.app.report.step.sarif import to_sarif
+
+        print_json(to_sarif(report, quote(config or "flags")))
+    else:
+        from shapewright.app.report.step.check import print_check
+
+        print_check(report, make_console(), notes=scenario.notes)
+    return exit_code(report, fail_on)

@@ -1,0 +1,128 @@
+"""shapewright compare: the same job over devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.device_options import calibration_option, compared_devices, given_nodes, node_options
+from shapewright.app.cli.options import GroupedCommand, group_options, job_options, software_option
+from shapewright.core.errors import ShapewrightError
+
+if TYPE_CHECKING:
+    from shapewright.prediction.compare import Comparison
+
+_EPILOG = """\b
+Examples:
+  shapewright compare llama-3-8b --devices a100-sxm-80gb,h100-sxm-80gb,h200-sxm-141gb --tp 8 --micro-batch-size 1
+  shapewright compare gpt3-2.7b --devices a100-sxm-80gb,h100-sxm-80gb --usd-per-hour a100-sxm-80gb=1.5,h100-sxm-80gb=2.8
+  shapewright compare llama-3-8b --devices l4,l40s,h100-sxm-80gb --phase decode --context-len 4096 --json
+  shapewright compare ./config.json --devices all --dtype fp8 --phase prefill
+  shapewright compare llama-3-8b --devices h100-sxm-80gb,h200-sxm-141gb,b200-sxm-180gb --tp 8 -o devices.svg
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@job_options
+@click.option(
+    "--devices",
+    required=True,
+    metavar="NAME,NAME,...",
+    help="device names, aliases or TOML files, comma-separated; or 'all'",
+)
+@calibration_option
+@node_options
+@software_option
+@click.option("--usd-per-hour", metavar="NAME=USD,...", help="price of one device for an hour, for tokens per dollar")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="also write an HTML page with the figure")
+@click.option("-o", "--output", metavar="FILE", help="also draw the figure, as .svg, .png or .pdf")
+def command(
+    config: str | None,
+    software: str,
+    devices: str,
+    usd_per_hour: str | None,
+    as_json: bool,
+    html: str | None,
+    output: str | None,
+    **given: Any,
+) -> int:
+    """Compare devices on the same job of CONFIG: step time, tokens per second, dollar and joule, what each is bound by.
+
+    A device that cannot run the job is listed with the reason.
+    """
+    from shapewright.app.api import compare
+
+    groups = group_options(given)
+    found = compare(
+        config,
+        devices=compared_devices(_read_names(devices)),
+        usd_per_hour=_read_prices(usd_per_hour or ""),
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        software=software,
+    )
+    if words := given_nodes():
+        found = replace(found, notes=(f"every device in {words}", *found.notes))
+    if html:
+        from shapewright.app.report.job_pages import comparison_sections
+        from shapewright.app.report.page import render_page
+
+        write_text_file(html, render_page("The same job on several devices", comparison_sections(found)))
+        click.echo(f"wrote {html}", err=True)
+    if output:
+        _draw(found, output)
+    if as_json:
+        from shapewright.app.report.outputs.compare import compare_output
+
+        print_json(compare_output(found).to_json())
+    else:
+        from shapewright.app.report.step.compare import print_comparison
+
+        print_comparison(found, make_console())
+    return 0
+
+
+def _draw(found: Comparison, output: str) -> None:
+    """Draw the figure into a file."""
+    from shapewright.app.figures.charts.devices import comparison_chart
+    from shapewright.app.figures.render.matplotlib_files import FORMATS, save_chart
+
+    path = Path(output)
+    if path.suffix not in FORMATS:
+        raise click.UsageError(f"-o {output!r} does not end in {', '.join(FORMATS)}; --html writes a page")
+    try:
+        save_chart(comparison_chart(found), path)
+    except OSError as error:
+        raise ShapewrightError(
+            f"cannot write {output}: {error.strerror or error}; give a file in a folder that you can write to"
+        ) from error
+    click.echo(f"wrote {output}", err=True)
+
+
+def _read_names(text: str) -> list[str]:
+    """Names between commas; ``all`` is every device of the package."""
+    if text.strip() == "all":
+        from shapewright.hardware import list_devices
+
+        return list(list_devices())
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _read_prices(text: str) -> dict[str, float]:
+    """Prices by name, from ``name=price`` between commas."""
+    prices = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, price = part.rpartition("=")
+        try:
+            prices[name.strip()] = float(price)
+        except ValueError:
+            name = ""
+        if not name:
+            raise click.UsageError(f"--usd-per-hour {part!r} is not of the form NAME=USD, such as h100-sxm-80gb=2.1")
+    return prices

@@ -1,0 +1,74 @@
+"""shapewright devices: list accelerators and their data."""
+
+from __future__ import annotations
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json
+
+
+class DevicesGroup(click.Group):
+    """A group that suggests 'show' where a device is named without a command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; suggest 'devices show' for anything else."""
+        if not args[0].startswith("-") and args[0] not in self.commands:
+            raise click.UsageError(f"no command {args[0]!r}; a device is shown by 'devices show {args[0]}'", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=DevicesGroup,
+    invoke_without_command=True,
+    epilog="\b\nExamples:\n  shapewright devices\n  shapewright devices show h100-sxm-80gb\n"
+    "  shapewright devices template > my-device.toml",
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> int | None:
+    """List devices; 'devices show NAME' shows one with its sources, 'devices template' a file to fill in."""
+    if ctx.invoked_subcommand is not None:
+        return None
+    from shapewright.app.report.columns import print_table
+    from shapewright.app.report.devices import device_columns
+
+    if as_json:
+        from shapewright.app.report.outputs.catalogue import devices_output
+
+        print_json(devices_output().to_json())
+    else:
+        print_table(device_columns(), make_console())
+    return 0
+
+
+@command.command("show", epilog="\b\nExamples:\n  shapewright devices show h100-sxm-80gb")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def show(name: str, as_json: bool) -> int:
+    """Show one device: every number with its source."""
+    from shapewright.app.report.devices import print_device
+    from shapewright.hardware import load_device
+
+    device = load_device(name)
+    if as_json:
+        from shapewright.app.report.outputs.catalogue import device_output
+
+        print_json(device_output(device).to_json())
+    else:
+        print_device(device, make_console())
+    return 0
+
+
+@command.command(
+    "template",
+    epilog="\b\nExamples:\n  shapewright devices template > my-device.toml",
+    short_help="Print a file to fill in.",
+)
+def template() -> int:
+    """Print a device file to fill in; use it with --device ./my-device.toml."""
+    from shapewright.hardware import device_template
+
+    click.echo(device_template())
+    return 0

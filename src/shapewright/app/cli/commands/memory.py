@@ -1,0 +1,60 @@
+"""shapewright memory: estimate memory, and suggest what makes it fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
+
+_EPILOG = """\b
+Examples:
+  shapewright memory llama-3-8b --device h100-sxm-80gb --micro-batch-size 1 --dp 8 --zero-stage 1
+  shapewright memory gpt3-175b --device a100-sxm-80gb --tp 8 --pp 8 --micro-batch-size 1 --recompute selective
+  shapewright memory llama-3-8b --device rtx-4090 --optimizer adamw-8bit --micro-batch-size 1 --json
+  shapewright memory llama-3-70b --device h100-sxm-80gb --tp 8 --pp 4 --micro-batch-size 1 --html memory.html
+  shapewright memory llama-3-70b --device h200-sxm-141gb --phase decode --context-len 32768 --kv-cache-dtype fp8
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@software_option
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="also write an HTML page with the figure")
+def command(
+    config: str | None,
+    device: str,
+    software: str,
+    as_json: bool,
+    html: str | None,
+    **given: Any,
+) -> int:
+    """Estimate the memory that CONFIG needs on a device, by component and pipeline stage.
+
+    The verdict says whether it fits, the largest batch and sequence that do, and what to turn on if it does not,
+    cheapest in time first.
+    """
+    from shapewright.prediction.capacity import estimate_capacity
+
+    scenario = scenario_from_options(config, device, given, software=software)
+    found = estimate_capacity(scenario)
+    if html:
+        from shapewright.app.report.job_pages import memory_sections
+        from shapewright.app.report.page import render_page
+
+        name = found.config.title
+        title = f"Memory of {name} on {found.layout.num_devices} x {found.device.title}"
+        write_text_file(html, render_page(title, memory_sections(found)))
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        from shapewright.app.report.outputs.memory import memory_output
+
+        print_json(memory_output(found).to_json())
+    else:
+        from shapewright.app.report.step.memory import print_capacity
+
+        print_capacity(found, make_console())
+    return 0

@@ -1,0 +1,108 @@
+"""shapewright mfu: explain a measured training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json, write_text_file
+from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.options import GroupedCommand, group_options, question_options, software_option
+from shapewright.lowering.flops import CONVENTIONS
+
+_EPILOG = """\b
+Examples:
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --tokens-per-s-per-gpu 9100 --gpus 8 --global-batch 128
+  shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 13.75 --gpus 64 --global-batch 64 --tp 8 --pp 8
+  shapewright mfu gpt3-175b --device a100-sxm-80gb --seconds 18.1 --gpus 64 --global-batch 64 --recompute full --json
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --oneline
+  shapewright mfu llama-3-8b --device h100-sxm-80gb --seconds 3.6 --gpus 8 --global-batch 128 --html mfu.html
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@software_option
+@click.option("--seconds", type=float, metavar="S", help="measured time of one optimiser step")
+@click.option("--tokens-per-s", type=float, metavar="X", help="instead: measured tokens/s of the whole job")
+@click.option(
+    "--tokens-per-s-per-gpu", "--tokens-per-s-per-device", "tokens_per_s_per_device", type=float, metavar="X",
+    help="instead: measured tokens/s of the job, divided by its devices",
+)  # fmt: skip
+@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the whole job")
+@click.option(
+    "--convention",
+    type=click.Choice(tuple(CONVENTIONS)),
+    default="megatron",
+    show_default=True,
+    help="FLOP convention of the headline; the report has all",
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="also write an HTML page with the figure")
+@click.option("--oneline", is_flag=True, help="print one line of name=value pairs, for logs")
+def command(
+    config: str | None,
+    device: str,
+    software: str,
+    seconds: float | None,
+    tokens_per_s: float | None,
+    tokens_per_s_per_device: float | None,
+    gpus: int,
+    convention: str,
+    as_json: bool,
+    html: str | None,
+    oneline: bool,
+    **given: Any,
+) -> int:
+    """Explain a measured training step of CONFIG: MFU, HFU, and where the rest of the peak went.
+
+    The measurement is --seconds a step, --tokens-per-s or --tokens-per-s-per-gpu, one of them; --global-batch is
+    needed. Without --tp, --pp and --dp the waterfall assumes the fastest plain layout that fits.
+    """
+    from shapewright.app.api import mfu
+
+    if as_json and oneline:
+        raise click.UsageError("--json and --oneline cannot be combined; give one of them")
+    if sum(value is not None for value in (seconds, tokens_per_s, tokens_per_s_per_device)) != 1:
+        raise click.UsageError("give what was measured as one of --seconds, --tokens-per-s and --tokens-per-s-per-gpu")
+    groups = group_options(given)
+    batch = groups["workload"].pop("global_batch_size", None)
+    if batch is None:
+        raise click.UsageError("Missing option '--global-batch': the sequences of one step over all replicas")
+    found = mfu(
+        config,
+        device=named_device(device),
+        seconds=seconds,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=tokens_per_s_per_device,
+        num_devices=gpus,
+        global_batch_size=batch,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        convention=convention,
+        software=software,
+    )
+    if html:
+        from shapewright.app.report.job_pages import utilization_sections
+        from shapewright.app.report.page import render_page
+
+        name = found.config.title
+        title = f"Where the peak went: {name} on {found.num_devices} x {found.device.title}"
+        write_text_file(html, render_page(title, utilization_sections(found)))
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        from shapewright.app.report.outputs.mfu import mfu_output
+
+        print_json(mfu_output(found).to_json())
+    elif oneline:
+        from shapewright.app.report.step.mfu import utilization_line
+
+        click.echo(utilization_line(found))
+    else:
+        from shapewright.app.report.step.mfu import print_utilization
+
+        print_utilization(found, make_console())
+    return 0

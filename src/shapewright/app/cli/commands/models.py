@@ -1,0 +1,26 @@
+"""shapewright models: the presets."""
+
+from __future__ import annotations
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json
+
+
+@click.command(
+    epilog="\b\nExamples:\n  shapewright models\n  shapewright models llama\n  shapewright models --json qwen3"
+)
+@click.argument("pattern", required=False)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def command(pattern: str | None, as_json: bool) -> int:
+    """List model presets, or those whose name holds PATTERN."""
+    from shapewright.app.report.columns import print_table
+    from shapewright.app.report.models import model_columns, select_presets
+
+    if as_json:
+        from shapewright.app.report.outputs.catalogue import models_output
+
+        print_json(models_output(select_presets(pattern)).to_json())
+    else:
+        print_table(model_columns(pattern), make_console())
+    return 0

@@ -1,0 +1,39 @@
+"""shapewright params: parameters by component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.options import GroupedCommand, group_options, model_options
+
+_EPILOG = """\b
+Examples:
+  shapewright params llama-3-8b
+  shapewright params mixtral-8x7b --explain
+  shapewright params --hidden-size 4096 --num-layers 32 --num-heads 32 --vocab-size 50257 --json
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@model_options
+@click.option("--explain", "explains", is_flag=True, help="show the formula of each number")
+@click.option("--json", "as_json", is_flag=True, help="print JSON, formulas included")
+def command(config: str | None, explains: bool, as_json: bool, **given: Any) -> int:
+    """Count the parameters of CONFIG, exactly, by component."""
+    from shapewright.app.report.calculators import print_parameters
+    from shapewright.app.report.columns import print_notes
+    from shapewright.models import read_model
+
+    model = read_model(config, group_options(given)["model"])
+    if as_json:
+        from shapewright.app.report.outputs.calculators import params_output
+
+        print_json(params_output(model).to_json())
+    else:
+        console = make_console()
+        print_parameters(model.config, console, explains=explains)
+        print_notes(model.notes, console)
+    return 0

@@ -1,0 +1,216 @@
+"""shapewright plan: how to spread a training job over devices."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.app.cli.console import counting_line, make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.options import GroupedCommand, group_options, question_options, software_option
+from shapewright.app.cli.param_types import Share
+from shapewright.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shapewright.app.formats import OutputFormat
+    from shapewright.optimize.plan import Plan, PlanResult
+
+EXIT_INTERRUPTED = 130
+
+_EPILOG = """\b
+Examples:
+  shapewright plan llama-3-70b --device h100-sxm-80gb --gpus 512 --global-batch 2048 --seq-len 8192
+  shapewright plan gpt3-175b --device a100-sxm-80gb --gpus 1024 --global-batch 1536 --tp 8 --keep schedule=1f1b
+  shapewright plan mixtral-8x7b --device h100-sxm-80gb --gpus 64 --global-batch 256 --headroom 10% --json
+  shapewright plan llama-3-8b --device h100-sxm-80gb --gpus 64 --global-batch 256 --objective cost --usd-per-hour 2.5
+  shapewright plan llama-3-8b --device rtx-4090 --gpus 16 --global-batch 64 --node-size 8 --network-gbit-per-s 100
+  shapewright plan llama-3-8b --device h100-sxm-80gb --gpus 8 --global-batch 64 --format accelerate-yaml
+  shapewright plan llama-3-70b --device h100-sxm-80gb --gpus 64 --global-batch 256 --html plan.html --trace plan.json
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@click.option("--gpus", type=int, required=True, metavar="N", help="devices of the job")
+@click.option(
+    "--objective",
+    type=click.Choice(("time", "cost", "memory")),
+    default="time",
+    show_default=True,
+    help="time: shortest step; cost: least device time per token, on fewer devices where cheaper; memory: least of it",
+)
+@click.option("--top", type=int, default=10, show_default=True, help="how many plans to list")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="FIELD=V,V",
+    help="values that a field may take: tp, pp, dp, cp, ep, etp, sp, vpp, zero, schedule, micro_batch, "
+    "recompute, offload_activations, offload_optimizer; may be given again. A flag such as --tp 8 keeps one value",
+)
+@click.option("--try-offload", is_flag=True, help="try the host's memory too, for activations and for optimiser states")
+@click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
+@click.option(
+    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="what is kept and moved of each parameter"
+)
+@software_option
+@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
+@click.option(
+    "--straggler-factor",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="F",
+    help="expected step over the predicted one, for devices that fall behind",
+)
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="print the picked plan as a framework takes it, and keep to what it can be told: megatron-args, "
+    "torchtitan-toml, neox-yaml, nanogpt, deepspeed-json or accelerate-yaml",
+)
+@click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="plan for --format and --trace")
+@click.option("-o", "--output", metavar="FILE", help="write what --format makes into a file, and print the report")
+@click.option("--html", metavar="FILE", help="write a page with the pipeline's timeline and the Pareto front")
+@click.option("--trace", metavar="FILE", help="write the pipeline's timeline as a Chrome trace")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def command(
+    config: str | None,
+    device: str,
+    software: str,
+    gpus: int,
+    objective: str,
+    top: int,
+    keep: tuple[str, ...],
+    try_offload: bool,
+    headroom: float,
+    optimizer: str,
+    usd_per_hour: float | None,
+    straggler_factor: float,
+    format_name: str | None,
+    pick: int,
+    output: str | None,
+    html: str | None,
+    trace: str | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Plan how to spread the training of CONFIG over devices.
+
+    Tensor, pipeline (GPipe, 1F1B, interleaved, zero-bubble), data, context and expert parallelism, ZeRO stage, sequence
+    parallelism, micro-batch, recomputation and, with --try-offload, the host's memory are searched together under
+    memory and divisibility. Every plan has the time and the memory that 'shapewright predict' and 'shapewright memory'
+    give it.
+
+    Exit code 0: done; 2: bad input, or nothing fits; 130: interrupted, with the best so far.
+    """
+    from shapewright.app.api import plan
+
+    form = _check_format(format_name, as_json=as_json, output=output)
+    refuse_unwritable(output, html, trace)
+    groups = group_options(given)
+    result = plan(
+        config,
+        device=named_device(device),
+        num_devices=gpus,
+        objective=objective,
+        top=max(top, pick) if top > 0 else top,
+        keep=_read_keep(keep, form),
+        headroom_fraction=headroom,
+        optimizer=optimizer,
+        usd_per_hour=usd_per_hour,
+        straggler_factor=straggler_factor,
+        try_offload=try_offload,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        software=software,
+        progress=counting_line("splits"),
+    )
+    if not result.plans:
+        click.echo("stopped before any plan was found", err=True)
+        return EXIT_INTERRUPTED
+    text = _write_files(result, format_name, pick=pick, output=output, html=html, trace=trace)
+    if text:
+        click.echo(text, nl=False)
+    elif as_json:
+        from shapewright.app.report.outputs.plan import plans_output
+
+        print_json(plans_output(result).to_json())
+    else:
+        from shapewright.app.report.optimize.plan_text import print_plan
+
+        print_plan(result, make_console())
+    return 0 if result.is_complete else EXIT_INTERRUPTED
+
+
+def _check_format(name: str | None, *, as_json: bool, output: str | None) -> OutputFormat | None:
+    """Look a format up before the search, and refuse what contradicts it."""
+    if name is None:
+        if output is not None:
+            raise click.UsageError("-o has no effect without --format: give a format, or leave -o out")
+        return None
+    if as_json and output is None:
+        raise click.UsageError("--format and --json both print: write the format with -o FILE, or leave one out")
+    from shapewright.app.formats import RUN_FORMATS, check_format
+
+    return RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name, also=RUN_FORMATS)
+
+
+def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str, tuple[Any, ...]]:
+    """Fields and values of --keep, and those that a format can be told."""
+    from shapewright.optimize.plan import read_kept
+
+    kept: dict[str, tuple[Any, ...]] = {}
+    for entry in entries:
+        name, equals, values = entry.partition("=")
+        if not equals or not values.strip():
+            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE,VALUE such as tp=4,8; give a field and its values")
+        field_name, allowed = read_kept(name.strip(), values)
+        if field_name in kept:
+            raise ConfigError(f"--keep names {field_name} twice; give all its values in one, such as {name}=1,2")
+        kept[field_name] = allowed
+    for field_name, expressible in (form.choices if form is not None else {}).items():
+        both = tuple(value for value in kept.get(field_name, expressible) if value in expressible)
+        if not both:
+            words = ", ".join(map(str, expressible))
+            raise ConfigError(f"--keep {field_name}: {form.name if form else ''} can be told {words} alone; keep those")
+        kept[field_name] = both
+    return kept
+
+
+def _write_files(
+    result: PlanResult, format_name: str | None, *, pick: int, output: str | None, html: str | None, trace: str | None
+) -> str:
+    """Write what was asked for; what is left to print instead of the report comes back."""
+    chosen = _ranked(result, pick)
+    if trace is not None and chosen.layout.pipeline_parallel == 1:  # said before anything is written
+        raise ConfigError(
+            f"--trace draws a pipeline, and rank {pick} has none; --keep pp=2,4,8 or another --pick has one"
+        )
+    if html is not None:
+        from shapewright.app.report.optimize.plan_page import render_plan
+
+        write_text_file(html, render_plan(result))
+    if trace is not None:
+        from shapewright.app.report.optimize.plan_page import chrome_trace
+
+        write_text_file(trace, json.dumps(chrome_trace(chosen)) + "\n")
+    if format_name is None:
+        return ""
+    from shapewright.app.formats import write_format
+
+    text = write_format(format_name, result.config, workload=chosen.workload, layout=chosen.layout)
+    if output is None:
+        return text
+    write_text_file(output, text)
+    click.echo(f"wrote {output} (rank {pick})", err=True)
+    return ""
+
+
+def _ranked(result: PlanResult, rank: int) -> Plan:
+    if not 1 <= rank <= len(result.plans):
+        raise ConfigError(f"--pick {rank}: there are ranks 1 to {len(result.plans)}; give one of them")
+    return result.plans[rank - 1]

@@ -1,0 +1,112 @@
+"""shapewright predict: predict a step, operation by operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.options import (
+    GroupedCommand,
+    field_named,
+    question_options,
+    scenario_from_options,
+    software_option,
+)
+
+if TYPE_CHECKING:
+    from shapewright.prediction.scenario import Scenario
+
+_EPILOG = """\b
+Examples:
+  shapewright predict gpt3-2.7b --device a100-sxm-40gb --attention unfused
+  shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --context-len 8192 --micro-batch-size 32
+  shapewright predict ./config.json --device h100-sxm-80gb --tp 8 --pp 4 --dp 16 --global-batch-size 1024
+  shapewright predict llama-3-8b --hidden-size 4097 --head-dim 128 --device h200-sxm-141gb --json
+  shapewright predict llama-2-70b --device a100-sxm-80gb --dp 64 --zero-stage 3 --software fsdp-2024
+  shapewright predict gpt2 --device a100-sxm-80gb --explain logits
+  shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --sweep micro_batch_size=1..64
+  shapewright predict llama-3-8b --device h100-sxm-80gb --micro-batch-size 1 --sweep vocab_size=128256,128257,128320
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@software_option
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--explain", metavar="OP", help="explain the time of an operation, such as attention.qkv")
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="FIELD=VALUES",
+    help="predict every value of a workload or layout field or of a size of the model, such as micro_batch_size=1,2,4 "
+    "or =1..64 (doubles) or hidden_size=4096..4608:64 (adds); may be given for several fields",
+)
+@click.option("--all", "show_all", is_flag=True, help="list every operation")
+def command(
+    config: str | None,
+    device: str,
+    software: str,
+    as_json: bool,
+    explain: str | None,
+    sweeps: tuple[str, ...],
+    show_all: bool,
+    **given: Any,
+) -> int:
+    """Predict step time, throughput, MFU and memory of CONFIG on a device.
+
+    CONFIG is a preset (see 'shapewright models'), a Hugging Face config.json or model folder, a hub id
+    (organisation/name), or nothing if the model flags say it all.
+    """
+    if show_all and (as_json or explain):
+        raise click.UsageError("--all has no effect with --json or --explain, which list every operation anyway")
+    scenario = scenario_from_options(config, device, given, software=software)
+    if sweeps:
+        if explain or show_all:
+            raise click.UsageError("--explain and --all have no effect with --sweep, which prints one row per step")
+        _print_sweep(scenario, sweeps, as_json=as_json)
+        return 0
+    prediction = scenario.predict()
+    if explain:
+        from shapewright.app.report.outputs.predict import explain_output
+        from shapewright.app.report.step.explain import explain_operation, print_explanations
+
+        explanations = explain_operation(prediction, explain)
+        if as_json:
+            print_json(explain_output(each.facts for each in explanations).to_json())
+        else:
+            print_explanations(explanations, make_console())
+    elif as_json:
+        from shapewright.app.report.outputs.predict import predict_output
+
+        print_json(predict_output(prediction, scenario).to_json())
+    else:
+        from shapewright.app.report.step.predict import print_prediction
+
+        print_prediction(prediction, make_console(), notes=scenario.notes, top=None if show_all else 20)
+    return 0
+
+
+def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool) -> None:
+    """Predict every combination and print a row for each."""
+    from shapewright.app.report.outputs.predict import sweep_output
+    from shapewright.app.report.step.sweep import print_sweep
+    from shapewright.prediction.sweep import parse_values, predict_sweep
+
+    axes = {}
+    for text in sweeps:
+        name, found, values = text.partition("=")
+        if not found:
+            raise click.UsageError(f"--sweep {text!r} is not of the form FIELD=VALUES, such as micro_batch_size=1..64")
+        axes[field_named(name)] = parse_values(values)
+    swept = predict_sweep(
+        scenario,
+        axes,
+        notes=tuple(note for note in scenario.notes if note.field not in axes),
+    )
+    if as_json:
+        print_json(sweep_output(swept, scenario).to_json())
+    else:
+        print_sweep(swept, make_console())

@@ -1,0 +1,59 @@
+"""shapewright report: a design review of a shape as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import refuse_unwritable, write_text_file
+from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
+from shapewright.core.units import format_bytes
+
+_EPILOG = """\b
+Examples:
+  shapewright report gpt3-2.7b --device a100-sxm-40gb --attention unfused -o review.html
+  shapewright report ./config.json --device h100-sxm-80gb --tp 8 --dp 8 -o review.html --pdf review.pdf
+  shapewright report llama-3-8b --device h200-sxm-141gb --phase decode --no-search -o decode.html
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@question_options
+@software_option
+@click.option("-o", "--output", metavar="FILE", required=True, help="HTML file to write, such as review.html")
+@click.option("--pdf", metavar="FILE", help="also print the page to a PDF; needs Chromium, Chrome or Edge")
+@click.option("--no-search", is_flag=True, help="skip the search for faster shapes")
+def command(
+    config: str | None,
+    device: str,
+    software: str,
+    output: str,
+    pdf: str | None,
+    no_search: bool,
+    **given: Any,
+) -> int:
+    """Write a design review of CONFIG's shape as one self-contained HTML file.
+
+    Verdict, figures, findings, memory, faster shapes of the same size, assumptions, and where every number comes from.
+    The file needs nothing from elsewhere. Exit code 0: written, whatever it says; 2: bad input.
+    """
+    from shapewright.app.report.page import render_page
+    from shapewright.app.report.review import gather_review, review_sections, review_subtitle, review_title
+
+    if output == "-":
+        raise click.UsageError("-o needs a file name, such as review.html")
+    refuse_unwritable(output, pdf)
+    scenario = scenario_from_options(config, device, given, software=software)
+    review = gather_review(scenario, no_search=no_search)
+    page = render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
+    write_text_file(output, page)
+    click.echo(review_subtitle(review))
+    click.echo(f"wrote {output} ({format_bytes(float(len(page.encode())))})", err=True)
+    if pdf:
+        from shapewright.app.report.pdf import print_to_pdf
+
+        print_to_pdf(Path(output), Path(pdf))
+        click.echo(f"wrote {pdf}", err=True)
+    return 0

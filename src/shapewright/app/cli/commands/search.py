@@ -1,0 +1,353 @@
+"""shapewright search: find faster shapes of the same size, print them, write their configs, and measure them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.app.cli.console import (
+    counting_line,
+    make_console,
+    print_json,
+    refuse_unwritable,
+    write_json_file,
+    write_text_file,
+)
+from shapewright.app.cli.device_options import calibration_option, compared_devices, named_device, node_options
+from shapewright.app.cli.options import GroupedCommand, group_options, job_options, software_option
+from shapewright.app.cli.param_types import Share
+from shapewright.core.errors import ConfigError
+from shapewright.core.ray_cluster import ENGINES
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.optimize.search import Candidate, SearchResult
+    from shapewright.optimize.search.result import Verification
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Form of the printed output: a table, or one of the alternatives.
+
+    Attributes:
+        explain: Rank of the shape to hold against the baseline, operation by operation.
+        as_json: Print JSON.
+        as_csv: Print a row for each shape.
+
+    Raises:
+        UsageError: more than one of them.
+    """
+
+    explain: int | None
+    as_json: bool
+    as_csv: bool
+
+    def __post_init__(self) -> None:
+        if self.as_json + self.as_csv + (self.explain is not None) > 1:
+            raise click.UsageError("--json, --csv and --explain cannot be combined; give one of them")
+
+
+def check_files(output: str | None, html: str | None, format_name: str) -> None:
+    """Refuse output files and formats that cannot be written, before the search.
+
+    Raises:
+        UsageError: a form without a file, or standard output as a file.
+        ShapewrightError: there is no such form, or a file cannot be written.
+    """
+    if format_name != "hf":
+        from shapewright.app.formats import check_format
+
+        check_format(format_name)
+        if not output:
+            raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
+    if "-" in (output, html):
+        raise click.UsageError("-o and --html need a file name: standard output is used for the report")
+    refuse_unwritable(output, html)
+
+
+def show_result(result: SearchResult, verified: Verification | None, shown: Shown) -> None:
+    """Print the shapes found, and their measurements."""
+    if shown.as_csv:
+        from shapewright.app.report.outputs.search import search_rows
+
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(search_rows(result))
+        click.echo(text.getvalue(), nl=False)
+        return
+    if shown.as_json:
+        from shapewright.app.report.outputs.search import search_output
+
+        print_json(search_output(result, verified).to_json())
+        return
+    if shown.explain is not None:
+        from shapewright.app.report.optimize.side_by_side import print_side_by_side
+
+        print_side_by_side(result, _ranked(result, shown.explain, "--explain"), make_console())
+    else:
+        from shapewright.app.report.optimize.search_text import print_search
+
+        print_search(result, make_console())
+    if verified is not None:
+        from shapewright.app.report.optimize.search_text import print_verification
+
+        print_verification(verified, make_console())
+
+
+def write_page(result: SearchResult, path: str) -> None:
+    """Write the result as one page."""
+    from shapewright.app.report.optimize.search_page import search_page
+
+    write_text_file(path, search_page(result))
+    click.echo(f"wrote {path}", err=True)
+
+
+def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
+    """Write the shape of a rank in a format, and report what the format cannot express."""
+    candidate = _ranked(result, rank, "--pick")
+    prediction = candidate.prediction
+    if format_name == "hf":
+        from shapewright.models import to_config_json
+
+        write_json_file(output, to_config_json(result.model, candidate.config))
+    else:
+        from shapewright.app.formats import write_format
+
+        text = write_format(format_name, candidate.config, workload=prediction.workload, layout=prediction.layout)
+        write_text_file(output, text)
+    words = f"wrote {output} (rank {candidate.rank})"
+    if format_name == "hf":
+        words += _flags_beside(candidate)
+    click.echo(words, err=True)
+
+
+def _flags_beside(candidate: Candidate) -> str:
+    """Changes that no config.json can express (batch, layout, recomputation), as flags."""
+    layout, workload = candidate.prediction.layout, candidate.prediction.workload
+    flags = {
+        "micro_batch": [f"--micro-batch-size {workload.micro_batch_size}"],
+        "recompute": [f"--recompute {workload.recompute}"],
+        "layout": [
+            f"--{name.replace('_', '-')} {getattr(layout, name)}"
+            for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
+        ],
+    }
+    said = [flag for change, words in flags.items() if change in candidate.changed_fields for flag in words]
+    return f"; it is fastest with {' '.join(said)}" if said else ""
+
+
+def _ranked(result: SearchResult, rank: int, option: str) -> Candidate:
+    if not 1 <= rank <= len(result.candidates):
+        found = f"ranks 1 to {len(result.candidates)}" if result.candidates else "no faster shape"
+        raise ConfigError(f"{option} {rank}: the search found {found}; give one of them, or a higher --top")
+    return result.candidates[rank - 1]
+
+
+def measure_shapes(result: SearchResult, num_shapes: int, budget_s: float) -> Verification:
+    """Measure on this machine's GPU, or on its CPU where there is none."""
+    from shapewright.measure.bench.verify import verify_search
+    from shapewright.measure.bench.worker import Worker, WorkerOptions
+
+    show = counting_line("measurements")
+    with Worker(WorkerOptions(cpu=not _has_gpu())) as worker:
+        return verify_search(result, num_shapes, worker, budget_s=budget_s, **({"on_case": show} if show else {}))
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False  # opening the CPU says what is missing
+    return bool(torch.cuda.is_available())
+
+
+EXIT_INTERRUPTED = 130
+_VERIFY_BUDGET_S = 60.0
+
+_EPILOG = """\b
+Examples:
+  shapewright search gpt3-2.7b --device a100-sxm-40gb --attention unfused
+  shapewright search gpt3-2.7b --device h100-sxm-80gb --vary ffn,vocab --keep heads=32 -o best.json
+  shapewright search llama-2-7b --device h100-sxm-80gb --tp 2 -o best.args --format megatron-args
+  shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
+  shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
+  shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
+  shapewright search gpt2 --device l40s --dtype bf16 --vary vocab --seq-len 256 --verify 1 --verify-budget 2
+  shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
+  shapewright search llama-3-8b --device h100-sxm-80gb --tp 2 --dp 32 --global-batch 512 --vary layout,micro_batch
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
+@job_options
+@click.option("--device", metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")
+@click.option("--devices", metavar="NAME,...", help="several devices: shapes are ranked by worst regret")
+@calibration_option
+@node_options
+@software_option
+@click.option("--params", metavar="N", help="number of parameters, such as 2.7b (default: that of CONFIG)")
+@click.option("--family", metavar="NAME", help="without CONFIG: family to start from, such as llama or gpt")
+@click.option("--tolerance", type=Share(), default=0.02, help="allowed deviation from that size (default: 2%)")
+@click.option(
+    "--vary",
+    metavar="FIELD,...",
+    help="fields to vary: heads, head_dim, kv_heads, ffn, vocab, depth, width, micro_batch, experts, layout, recompute "
+    "(default: heads,kv_heads,ffn,vocab,depth,width)",
+)
+@click.option("--keep", multiple=True, metavar="FIELD=VALUE", help="fix a field; may be repeated")
+@click.option(
+    "--objective",
+    type=click.Choice(("train-tokens-per-s", "prefill", "decode-latency", "cost")),
+    help="objective (default: by --phase, else training throughput)",
+)
+@click.option("--train-tokens", metavar="N", help="tokens of the training run, such as 2t, for savings")
+@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
+@click.option("--top", type=int, default=20, show_default=True, help="number of shapes to list")
+@click.option("--strict", is_flag=True, help="strict quality guard: stay close to the proportions of the baseline")
+@click.option("--free", is_flag=True, help="no quality guard")
+@click.option("--explain", type=int, metavar="RANK", help="compare the baseline with one shape, operation by operation")
+@click.option(
+    "--verify",
+    type=click.IntRange(1, 20),
+    metavar="N",
+    help="measure the baseline and the first N shapes on this machine's GPU, else its CPU (extra bench)",
+)
+@click.option(
+    "--verify-budget", type=click.FloatRange(0.1, 1e6), metavar="SECONDS", help="time to measure (default: 60)"
+)
+@click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="rank of the shape that -o writes")
+@click.option("-o", "--output", metavar="FILE", help="write the picked shape as a config, in the format of the input")
+@click.option(
+    "--format",
+    "format_name",
+    default="hf",
+    show_default=True,
+    metavar="NAME",
+    help="format of -o: hf (a config as it was read), megatron-args, neox-yaml, torchtitan-toml or nanogpt",
+)
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
+@click.option("--html", "html", metavar="FILE", help="also write the result as one self-contained HTML page")
+@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="where the search runs")
+@click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
+def command(
+    config: str | None,
+    device: str | None,
+    devices: str | None,
+    software: str,
+    params: str | None,
+    family: str | None,
+    tolerance: float,
+    vary: str | None,
+    keep: tuple[str, ...],
+    objective: str | None,
+    train_tokens: str | None,
+    usd_per_hour: float | None,
+    top: int,
+    strict: bool,
+    free: bool,
+    explain: int | None,
+    verify: int | None,
+    verify_budget: float | None,
+    pick: int,
+    output: str | None,
+    format_name: str,
+    as_json: bool,
+    as_csv: bool,
+    html: str | None,
+    engine: str,
+    address: str | None,
+    **given: Any,
+) -> int:
+    """Find shapes of CONFIG's size that run faster on a device.
+
+    The same parameters, family and workload, faster: changes of one field first, then of more. Without CONFIG the
+    baseline is a public model scaled to --params. What is ranked is throughput per parameter: a model that is faster
+    because it is smaller gains nothing. Shapes stay inside a quality guard (docs/decisions/0006-search.md). Over
+    several --devices the rank is that of the worst regret: the time on a device over that of the best shape there.
+
+    Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
+    """
+    from shapewright.app.api import search
+
+    if device is not None and devices is not None:
+        raise click.UsageError("--device and --devices cannot be combined; give one of them")
+    if device is None and devices is None:
+        raise click.UsageError("give --device NAME, or --devices NAME,NAME,...; 'shapewright devices' lists all")
+    if verify_budget is not None and verify is None:
+        raise click.UsageError("--verify-budget has no effect without --verify N: leave it out")
+    if strict and free:
+        raise click.UsageError("--strict and --free cannot be combined; give one of them")
+    shown = Shown(explain=explain, as_json=as_json, as_csv=as_csv)
+    check_files(output, html, format_name)
+    varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
+    if vary is not None and not varied:
+        raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")
+    groups = group_options(given)
+    result = search(
+        config,
+        devices=_find_devices(device, devices),
+        num_parameters=_read_count("--params", params),
+        family=family,
+        tolerance_fraction=tolerance,
+        vary=varied,
+        keep=_read_keep(keep),
+        objective=objective,
+        guard="strict" if strict else "free" if free else "usual",
+        top=top,
+        train_tokens=_read_count("--train-tokens", train_tokens),
+        usd_per_hour=usd_per_hour,
+        engine=engine,
+        address=address,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+        software=software,
+        progress=counting_line("shapes"),
+    )
+    if output:
+        write_shape(result, pick, output, format_name)
+    if html:
+        write_page(result, html)
+    verified = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S) if verify is not None else None
+    show_result(result, verified, shown)
+    return 0 if result.is_complete else EXIT_INTERRUPTED
+
+
+def _find_devices(device: str | None, devices: str | None) -> list[str | Device]:
+    """The devices of --device or --devices, with the records of --calibration for the one that it is of."""
+    if device is not None:
+        return [named_device(device)]
+    return compared_devices([name.strip() for name in (devices or "").split(",") if name.strip()])
+
+
+def _read_count(option: str, text: str | None) -> int | None:
+    from shapewright.core.units import parse_count
+
+    if text is None:
+        return None
+    try:
+        return parse_count(text)
+    except (ValueError, OverflowError):
+        things = "parameters up to 100 trillion" if option == "--params" else "tokens"
+        raise ConfigError(f"{option} {text!r} is no number of {things}, such as 2.7b") from None
+
+
+def _read_keep(entries: tuple[str, ...]) -> dict[str, int]:
+    """Fields and values of --keep; one field twice under two values is a contradiction."""
+    from shapewright.optimize.search.request import field_of
+
+    kept: dict[str, int] = {}
+    for entry in (part for text in entries for part in text.split(",") if part):
+        name, _, value = entry.partition("=")
+        try:
+            number = int(value)
+        except ValueError:
+            raise ConfigError(f"--keep {entry!r} is not FIELD=VALUE with a whole number, such as heads=32") from None
+        field_name = field_of(name.strip())
+        if kept.setdefault(field_name, number) != number:
+            raise ConfigError(f"--keep asks for {field_name}={kept[field_name]} and {field_name}={number}; give one")
+    return kept

@@ -1,0 +1,49 @@
+"""shapewright serve: the explorer in the browser."""
+
+from __future__ import annotations
+
+import click
+
+from shapewright.core.errors import MissingExtraError
+
+_EPILOG = """\b
+Examples:
+  shapewright serve
+  shapewright serve --port 9000 --no-browser
+  shapewright serve --host 0.0.0.0
+  shapewright serve --store measured.sqlite --calibration mine.json
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.option("--port", type=click.IntRange(0, 65535), default=8265, show_default=True, help="0 takes a free one")
+@click.option("--no-browser", is_flag=True, help="only print the address")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="address to listen on; on any but this machine's own loopback, every request then needs a printed token",
+)
+@click.option(
+    "--store", "store_path", default="", metavar="PATH", help="store of measurements to show with predictions"
+)
+@click.option("--calibration", default="", metavar="FILE", help="your own calibration of a device")
+def command(port: int, no_browser: bool, host: str, store_path: str, calibration: str) -> int:
+    """Open the explorer in the browser: shapes, waves, memory, plans; with a JSON API.
+
+    Sliders for every field, predicted at each move; crests to click, findings to apply, a search to run. It listens
+    on this machine alone, reads no files but store and calibration, and sends nothing anywhere. Needs the serve extra
+    (FastAPI, uvicorn).
+    """
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "the explorer needs FastAPI and uvicorn, which are not installed; pip install 'shapewright[serve]'"
+        ) from None
+    from shapewright.app.explorer.serve import serve
+
+    serve(host, port, open_browser=not no_browser, say=click.echo, store_path=store_path, calibration=calibration)
+    return 0

@@ -1,0 +1,155 @@
+"""shapewright serve-plan: plan the serving of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, write_text_file
+from shapewright.app.cli.device_options import calibration_option, named_device, node_options
+from shapewright.app.cli.options import GroupedCommand, field_options, group_options
+from shapewright.app.cli.param_types import Seconds
+
+_EPILOG = """\b
+Examples:
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500
+  shapewright serve-plan llama-3-70b --device h200-sxm-141gb --isl 4000 --osl 500 --ttft 2s --tpot 30ms --gpus 16
+  shapewright serve-plan mixtral-8x7b --device h100-sxm-80gb --isl 1000 --osl 300 --formats fp8,bf16:int4 --json
+  shapewright serve-plan deepseek-v3 --device h200-sxm-141gb --dtype fp8 --isl 4000 --osl 1000 --gpus 32 --ep 32
+  shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
+  shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
+"""
+
+_FIELDS = {
+    "workload": ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel"),
+    "layout": (
+        "tensor_parallel",
+        "pipeline_parallel",
+        "data_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+    ),
+}
+
+
+@click.command("serve-plan", cls=GroupedCommand, epilog=_EPILOG)
+@field_options(_FIELDS)
+@calibration_option
+@node_options
+@click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
+@click.option("--isl", type=int, required=True, metavar="N", help="tokens per prompt")
+@click.option("--osl", type=int, required=True, metavar="N", help="tokens per answer")
+@click.option(
+    "--cached-prefix",
+    type=int,
+    default=0,
+    metavar="N",
+    help="prompt tokens already in the cache, such as earlier turns or a shared prefix",
+)
+@click.option("--ttft", type=Seconds(), metavar="TIME", help="limit on the time to first token, such as 300ms")
+@click.option("--tpot", type=Seconds(), metavar="TIME", help="limit on the time per output token, such as 10ms")
+@click.option("--gpus", type=int, metavar="N", help="number of devices (default: instances of up to a node)")
+@click.option(
+    "--formats",
+    metavar="F,F,...",
+    help="further formats to compare, each GEMMs[:weights[:cache]], such as fp8,bf16:int4; 'none' for no others "
+    "(default: fp8 where the device has it, and int4 weights)",
+)
+@click.option(
+    "--memory-fraction", type=float, metavar="F", help="fraction of device memory that the server uses (default: 0.9)"
+)
+@click.option("--block-tokens", type=int, metavar="N", help="tokens of a block of the paged cache (default: 16)")
+@click.option("--draft-tokens", type=int, metavar="N", help="speculative decoding: draft tokens per pass")
+@click.option("--acceptance", type=float, metavar="F", help="speculative decoding: acceptance rate of a draft token")
+@click.option(
+    "--draft-cost",
+    type=float,
+    metavar="F",
+    help="speculative decoding: time of a draft step as a fraction of a decode step",
+)
+@click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+@click.option("--html", metavar="FILE", help="also write an HTML page with the Pareto front")
+def command(
+    config: str | None,
+    device: str,
+    isl: int,
+    osl: int,
+    cached_prefix: int,
+    ttft: float | None,
+    tpot: float | None,
+    gpus: int | None,
+    formats: str | None,
+    memory_fraction: float | None,
+    block_tokens: int | None,
+    draft_tokens: int | None,
+    acceptance: float | None,
+    draft_cost: float | None,
+    usd_per_hour: float | None,
+    as_json: bool,
+    html: str | None,
+    **given: Any,
+) -> int:
+    """Plan how to serve CONFIG: batch, layout, format, aggregated or disaggregated prefill.
+
+    KV capacity, time to first token, time per token, throughput, and the front between tokens/s of a GPU and of a user.
+    Exit code 1: no way to serve keeps --ttft and --tpot.
+    """
+    from shapewright.app.api import serve_plan
+
+    refuse_unwritable(html)
+    groups = group_options(given)
+    found = serve_plan(
+        config,
+        device=named_device(device),
+        prompt_len=isl,
+        output_len=osl,
+        cached_len=cached_prefix,
+        ttft_limit_s=ttft,
+        tpot_limit_s=tpot,
+        num_devices=gpus,
+        formats=None if formats is None else [word for word in formats.split(",") if word and word != "none"],
+        memory_fraction=memory_fraction,
+        block_tokens=block_tokens,
+        speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
+        usd_per_hour=usd_per_hour,
+        workload=groups["workload"],
+        layout=groups["layout"],
+        overrides=groups["model"],
+    )
+    if html:
+        from shapewright.app.report.optimize.serving_page import serving_sections, serving_subtitle, serving_title
+        from shapewright.app.report.page import render_page
+
+        write_text_file(
+            html, render_page(serving_title(found), serving_sections(found), subtitle=serving_subtitle(found))
+        )
+        click.echo(f"wrote {html}", err=True)
+    if as_json:
+        from shapewright.app.report.outputs.serving import serve_plan_output
+
+        print_json(serve_plan_output(found).to_json())
+    else:
+        from shapewright.app.report.optimize.serving_text import print_serving
+
+        print_serving(found, make_console())
+    return 0 if found.best() is not None else 1
+
+
+def _read_speculation(
+    draft_tokens: int | None, acceptance: float | None, draft_cost: float | None
+) -> Mapping[str, Any] | None:
+    """Parameters of speculative decoding: all three or none."""
+    given = {
+        "num_draft_tokens": draft_tokens,
+        "acceptance_fraction": acceptance,
+        "draft_cost_fraction": draft_cost,
+    }
+    if all(value is None for value in given.values()):
+        return None
+    if any(value is None for value in given.values()):
+        raise click.UsageError("--draft-tokens, --acceptance and --draft-cost belong together: give all three")
+    return given

@@ -1,0 +1,137 @@
+"""Output: a Rich console with colour on terminals only, and files written atomically."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from errno import EISDIR
+from os import strerror
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shapewright.core.errors import ShapewrightError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Width for pipes and files, where there is no terminal to ask: the operations table needs this much.
+_PIPE_WIDTH = 160
+_COUNT_EVERY_S = 0.2
+
+
+def make_console() -> Console:
+    """Return a console on standard output; NO_COLOR and pipes turn colour off."""
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        """A console that leaves closed pipes to main()."""
+
+        def on_broken_pipe(self) -> None:
+            """Raise instead of exiting with 1, which means findings here."""
+            raise BrokenPipeError
+
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = (
+        shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns
+        if is_terminal
+        else int(os.environ.get("COLUMNS") or _PIPE_WIDTH)
+    )
+    return PipeConsole(
+        width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False
+    )
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def refuse_unwritable(*paths: str | None) -> None:
+    """Check that output files can be written before the work starts; None is skipped.
+
+    Raises:
+        ShapewrightError: one of them cannot be written.
+    """
+    for path in filter(None, paths):
+        target = Path(path)
+        try:
+            if target.is_dir():
+                raise IsADirectoryError(EISDIR, strerror(EISDIR))
+            if target.exists() and not target.is_file():
+                continue  # a pipe waits for its reader
+            draft = _draft_of(target)
+            draft.touch()
+            draft.unlink()
+        except (OSError, ValueError) as error:
+            raise _unwritable(path, error) from error
+
+
+def write_json_file(path: str, value: dict[str, Any]) -> None:
+    """Write a JSON file atomically; raises as write_text_file does."""
+    write_text_file(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_text_file(path: str, text: str) -> None:
+    """Write a file atomically; existing pipes and devices (/dev/null) are written to directly.
+
+    Raises:
+        ShapewrightError: the file cannot be written.
+    """
+    target = Path(path)
+    draft = _draft_of(target)
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(text, encoding="utf-8")  # replacing it would turn it into a plain file
+            return
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            draft.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def _draft_of(target: Path) -> Path:
+    """Temporary file that replaces the target once it is complete."""
+    return target.parent / f".{target.name}.{os.getpid()}.tmp"
+
+
+def _unwritable(path: str, error: Exception) -> ShapewrightError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return ShapewrightError(f"cannot write {path}: {reason}; give the path of a file in a folder that you can write to")
+
+
+def counting_line(words: str) -> Callable[[int, int], None] | None:
+    """Progress such as ``12 % of 3,000 shapes`` on a terminal's standard error; None elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    last_s = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last_s
+        if done >= total:
+            click.echo("\r\033[K", nl=False, err=True)
+        elif time.monotonic() - last_s > _COUNT_EVERY_S:
+            last_s = time.monotonic()
+            click.echo(f"\r{100.0 * done / total:3.0f} % of {total:,} {words}", nl=False, err=True)
+
+    return show
+
+
+@contextmanager
+def status_line(words: str) -> Iterator[Callable[[str], None]]:
+    """Status line on a terminal's standard error; nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _words: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(words) as status:
+        yield status.update

@@ -1,0 +1,189 @@
+"""Options on devices: calibration, node size, network, pricing by the formulas alone; and the devices they apply to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Keys of both in the context of a command.
+_NODE_SIZE, _NETWORK = "shapewright.node_size", "shapewright.network_gbit_per_s"
+_BYTES_PER_GBIT = 1e9 / 8
+
+
+def node_options(command: Command) -> Command:
+    """Add --node-size and --network-gbit-per-s, which in_given_nodes applies."""
+
+    def keep(key: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+        def store(context: click.Context, _: click.Parameter, value: Any) -> None:
+            context.meta[key] = value
+
+        return store
+
+    command = click.option(
+        "--network-gbit-per-s",
+        type=float,
+        metavar="GBIT",
+        expose_value=False,
+        callback=keep(_NETWORK),
+        help="network between your nodes, for each device and in one direction, such as 400; default: that of the "
+        "device's reference system",
+    )(command)
+    return click.option(
+        "--node-size",
+        type=int,
+        metavar="N",
+        expose_value=False,
+        callback=keep(_NODE_SIZE),
+        help="devices of one of your nodes, such as 4; default: that of the device's reference system",
+    )(command)
+
+
+def in_given_nodes(device: Device) -> Device:
+    """Apply the node options to a device.
+
+    Raises:
+        DeviceError: there can be no such nodes.
+    """
+    node_size, network_bytes_per_s = _given()
+    if node_size is None and network_bytes_per_s is None:
+        return device
+    from shapewright.hardware import with_nodes
+
+    return with_nodes(device, node_size=node_size, inter_node_bandwidth_bytes_per_s=network_bytes_per_s)
+
+
+def given_nodes() -> str:
+    """Describe the node options; empty where none was given."""
+    from shapewright.hardware.nodes import describe_nodes
+
+    return describe_nodes(*_given())
+
+
+def _given() -> tuple[int | None, float | None]:
+    """Size of a node, and bandwidth of the network. [-, byte/s]"""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return None, None
+    network = context.meta.get(_NETWORK)
+    return context.meta.get(_NODE_SIZE), None if network is None else network * _BYTES_PER_GBIT
+
+
+# Keys of the pricing options in the context of a command.
+_CALIBRATION = "shapewright.calibration"
+_UNCALIBRATED = "shapewright.uncalibrated"
+_PHYSICS_ONLY = "shapewright.physics_only"
+
+
+def calibration_option(command: Command) -> Command:
+    """Add --calibration and --physics-only, which named_device applies."""
+
+    def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        context.meta[_CALIBRATION] = value
+
+    def keep_physics_only(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[_PHYSICS_ONLY] = value
+
+    command = click.option(
+        "--physics-only",
+        is_flag=True,
+        expose_value=False,
+        callback=keep_physics_only,
+        help="ignore the learned residuals of GEMMs, attention and experts",
+    )(command)
+    return click.option(
+        "--calibration",
+        metavar="FILE",
+        expose_value=False,
+        callback=keep,
+        help="your own calibration, written by 'shapewright calibrate'",
+    )(command)
+
+
+def uncalibrated_option(command: Command) -> Command:
+    """Add --uncalibrated, which named_device applies."""
+
+    def keep(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.meta[_UNCALIBRATED] = value
+
+    return click.option(
+        "--uncalibrated",
+        is_flag=True,
+        expose_value=False,
+        callback=keep,
+        help="ignore the device's own calibration",
+    )(command)
+
+
+def given_calibration() -> str | None:
+    """Path given with --calibration.
+
+    Raises:
+        UsageError: --uncalibrated contradicts it.
+    """
+    context = click.get_current_context(silent=True)
+    path: str | None = context.meta.get(_CALIBRATION) if context is not None else None
+    if path and _is_given(_UNCALIBRATED):
+        raise click.UsageError("--uncalibrated and --calibration cannot be combined; give one of them")
+    return path
+
+
+def named_device(name: str) -> Device:
+    """Load the device of --device, with --calibration applied.
+
+    Raises:
+        DeviceError: there is no such device.
+        CalibrationError: the calibration cannot be read, or is of another device.
+    """
+    path = given_calibration()
+    if not path:
+        from shapewright.hardware import load_device
+
+        return as_asked(load_device(name))
+    from shapewright.pricing.calibration.file import calibrated_device
+
+    return as_asked(calibrated_device(name, path))
+
+
+def as_asked(device: Device) -> Device:
+    """Apply --node-size, --network-gbit-per-s, --uncalibrated and --physics-only to a device."""
+    return in_given_nodes(device).with_pricing(
+        uncalibrated=_is_given(_UNCALIBRATED), physics_only=_is_given(_PHYSICS_ONLY)
+    )
+
+
+def _is_given(flag: str) -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(flag))
+
+
+def compared_devices(names: list[str]) -> list[str | Device]:
+    """Load the devices of --devices; --calibration applies to the one it describes.
+
+    Raises:
+        CalibrationError: the calibration cannot be read, or none of them is the device it is of.
+    """
+    path = given_calibration()
+    if not path:
+        has_options = _is_given(_PHYSICS_ONLY) or _is_given(_UNCALIBRATED) or bool(given_nodes())
+        return [named_device(name) for name in names] if has_options else list(names)
+    from shapewright.core.errors import CalibrationError
+    from shapewright.hardware import load_device
+    from shapewright.pricing.calibration.file import calibrated_device, read_calibration
+
+    own = read_calibration(path).device.name
+    found = [
+        calibrated_device(name, path) if name == own or load_device(name).name == own else load_device(name)
+        for name in names
+    ]
+    if own not in [device.name for device in found]:
+        raise CalibrationError(
+            f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices"
+        )
+    return [as_asked(device) for device in found]

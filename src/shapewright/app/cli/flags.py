@@ -1,0 +1,53 @@
+"""Names of flags: library errors speak of fields, the command line of the flags that set them."""
+
+from __future__ import annotations
+
+import re
+
+SHORT_FLAGS = {
+    "tensor_parallel": "--tp",
+    "pipeline_parallel": "--pp",
+    "data_parallel": "--dp",
+    "context_parallel": "--cp",
+    "expert_parallel": "--ep",
+    "expert_tensor_parallel": "--etp",
+    "global_batch_size": "--global-batch",
+}
+# Flags that are not spelled like their field.
+_OTHER_FLAGS = {
+    "global_batch_size": "--global-batch",
+    "num_devices": "--gpus",
+    "headroom_fraction": "--headroom",
+    "straggler_factor": "--straggler-factor",
+    "tolerance_fraction": "--tolerance",
+    "num_parameters": "--params",
+    "prompt_len": "--isl",
+    "output_len": "--osl",
+    "cached_len": "--cached-prefix",
+    "ttft_limit_s": "--ttft",
+    "tpot_limit_s": "--tpot",
+    "inter_node_bandwidth_bytes_per_s": "--network-gbit-per-s",
+}
+# A field that a message advises to set; ``field=value`` states a fact and stays.
+_BARE_FIELD = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/(])")
+
+
+def with_flags(message: str) -> str:
+    """Replace the names of fields in the advice of a library error by the flags that set them.
+
+    >>> with_flags("tensor_parallel=6 must divide num_heads=64; change tensor_parallel")
+    'tensor_parallel=6 must divide num_heads=64; change --tensor-parallel'
+    """
+    known = _flags_by_field()
+    return _BARE_FIELD.sub(lambda found: known.get(found[1], found[1]), message)
+
+
+def _flags_by_field() -> dict[str, str]:
+    """Flags of every field that the command line can set."""
+    from shapewright.core.fields import documented_fields
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+    names = [spec.name for cls in (Workload, ParallelLayout, TransformerConfig) for spec, _ in documented_fields(cls)]
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*names, "node_size") if name != "model_type"}
+    return flags | _OTHER_FLAGS

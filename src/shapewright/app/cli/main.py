@@ -1,0 +1,149 @@
+"""Entry point: loads a command when it runs, and prints each user error as one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any
+
+import click
+
+from shapewright import __version__
+from shapewright.app.cli.flags import with_flags
+from shapewright.core.errors import ShapewrightError, close_names
+
+EXIT_FINE, EXIT_USAGE = 0, 2
+
+# Command -> one-line help, in the order of use. The module of that name in ``commands`` is imported when it runs.
+_COMMANDS = {
+    "predict": "Predict step time, throughput and memory, operation by operation.",
+    "check": "Lint a model's shape on a device, with the cost of each finding.",
+    "memory": "Estimate memory: does it fit, largest batch, what to change.",
+    "compare": "Compare devices on the same job: time, tokens per dollar and joule.",
+    "mfu": "Explain a measured training step: MFU, HFU and the waterfall from the peak.",
+    "plan": "Plan the parallel layout of a training job.",
+    "serve-plan": "Plan serving: layout, batch, format, time to first token.",
+    "flops": "Count FLOPs per token by every convention; duration and cost of a run.",
+    "params": "Count parameters, by component.",
+    "batch": "Solve global batch = micro-batch x replicas x accumulation.",
+    "search": "Find shapes of the same size that run faster.",
+    "report": "Write a design review of a shape as one HTML file.",
+    "serve": "Open the explorer in the browser.",
+    "devices": "List devices, or show one with its sources.",
+    "models": "List model presets.",
+    "rule": "Print a rule's page.",
+    "accuracy": "Compare predictions with measured tables.",
+    "bench": "Measure operations on this machine's GPU or CPU.",
+    "calibrate": "Fit calibration records to a store of measurements.",
+    "plot": "Plot measurements and predictions.",
+    "store": "Inspect, verify, merge, import and export measurements.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Name the commands, in the order of use."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import one command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command = import_module(f"shapewright.app.cli.commands.{cmd_name.replace('-', '_')}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command; suggest similar names for unknown ones."""
+        if not args[0].startswith("-") and args[0] not in _COMMANDS:
+            words = f"no command {args[0]!r}; {close_names(args[0], _COMMANDS)}"
+            raise click.UsageError(words.rstrip("; "), ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; a closed pipe exits with 0, where click would exit with 1 (findings)."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            raise click.exceptions.Exit(EXIT_FINE) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+_EPILOG = """\b
+Examples:
+  shapewright check gpt3-2.7b --device a100-sxm-40gb
+  shapewright predict llama-3-8b --device h100-sxm-80gb --tp 2 --dtype fp8
+  shapewright predict ./config.json --device my-gpu.toml --phase decode --context-len 8192
+  shapewright check --hidden-size 4096 --num-layers 32 --num-heads 32 --vocab-size 50257 --device mi300x
+  shapewright memory llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 1 --micro-batch-size 1
+  shapewright devices show h200-sxm-141gb
+"""
+
+
+@click.group(
+    cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(__version__, prog_name="shapewright")
+def cli() -> None:
+    """Which transformer shape fits your hardware, what a bad one costs, and what to use instead."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 fine, 1 findings, 2 usage or bad input."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names outside the terminal's encoding are not errors
+    try:
+        code = cli.main(args=arguments, prog_name="shapewright", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(EXIT_USAGE)
+    except click.ClickException as error:
+        _fail(_usage_words(error))
+    except ShapewrightError as error:
+        _fail(with_flags(str(error)))
+    except BrokenPipeError:
+        # The reader of our output went away (shapewright ... | head): nothing is wrong.
+        _drop_output()
+        sys.exit(EXIT_FINE)
+    except OSError as error:
+        _drop_output()
+        _fail(f"cannot write the output ({error.strerror or error}); write it to another place")
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else EXIT_FINE)
+
+
+def _usage_words(error: click.ClickException) -> str:
+    """Message of a click error in one line, with a pointer to the help."""
+    words = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.MissingParameter) and error.param is not None and error.param.name == "device":
+        return f"{words}; give the name of a device or a device file, 'shapewright devices' lists all"
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx is not None else "shapewright"
+    return f"{words}; see '{path} --help'"
+
+
+def _drop_output() -> None:
+    """Discard buffered output, which the interpreter would fail to flush at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(message: str) -> None:
+    click.echo(f"shapewright: {' '.join(message.split())}", err=True)
+    sys.exit(EXIT_USAGE)

@@ -1,0 +1,214 @@
+"""Command-line options generated from field metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shapewright.app.cli.device_options import calibration_option, named_device, node_options, uncalibrated_option
+from shapewright.app.cli.flags import SHORT_FLAGS
+from shapewright.app.cli.param_types import FlagList, IntegerList
+from shapewright.core.fields import documented_fields
+from shapewright.models.transformer import TransformerConfig
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.software import TUNED
+from shapewright.workload import ParallelLayout, Workload
+
+if TYPE_CHECKING:
+    from shapewright.prediction.scenario import Scenario
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Fields with aliases, whose own errors suggest close names.
+_NAMES_IN_WORDS = ("dtype", "weight_dtype", "kv_cache_dtype", "optimizer")
+_GROUPS = (("workload", Workload), ("layout", ParallelLayout), ("model", TransformerConfig))
+# Fields used most; the help lists the others below them.
+_COMMON = {
+    "layout": {
+        "tensor_parallel",
+        "pipeline_parallel",
+        "data_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "sequence_parallel",
+        "zero_stage",
+        "virtual_pipeline",
+        "pipeline_schedule",
+    },
+    "workload": {
+        "phase",
+        "micro_batch_size",
+        "seq_len",
+        "context_len",
+        "global_batch_size",
+        "dtype",
+        "weight_dtype",
+        "kv_cache_dtype",
+        "attention",
+        "recompute",
+        "optimizer",
+    },
+    "model": {
+        "hidden_size",
+        "num_layers",
+        "num_heads",
+        "vocab_size",
+        "num_kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "max_position_embeddings",
+        "gated_mlp",
+        "num_experts",
+        "num_experts_per_token",
+        "moe_intermediate_size",
+        "tied_embeddings",
+    },
+}
+_FINER = ", advanced"
+_TYPES: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "tuple[int, ...]": IntegerList(),
+    "tuple[bool, ...]": FlagList(),
+}
+
+
+def question_options(command: Command) -> Command:
+    """Add CONFIG, --device and every field of model, workload and layout to a command."""
+    command = node_options(calibration_option(job_options(command)))
+    return click.option(
+        "--device", required=True, metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'"
+    )(command)
+
+
+def software_option(command: Command) -> Command:
+    """Add --software, for commands that predict training steps."""
+    return click.option(
+        "--software",
+        default=TUNED,
+        show_default=True,
+        metavar="NAME",
+        help="training software: a tuned stack of today, or a generation such as nemo-2024, nemo-moe-2026 or fsdp-2024",
+    )(command)
+
+
+def job_options(command: Command) -> Command:
+    """Add CONFIG, --uncalibrated and every field of model, workload and layout to a command."""
+    return _add_fields(command, {})
+
+
+def field_options(wanted: Mapping[str, Collection[str]]) -> Callable[[Command], Command]:
+    """Add CONFIG, --uncalibrated and fields to a command.
+
+    Args:
+        wanted: Names of the fields to take of a group; a group that it leaves out gives all of its fields.
+    """
+    return lambda command: _add_fields(command, wanted)
+
+
+def model_options(command: Command) -> Command:
+    """Add CONFIG and every field of the model to a command that needs no device."""
+    return _add_fields(command, {"workload": (), "layout": ()}, needs_device=False)
+
+
+def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, needs_device: bool = True) -> Command:
+    for group, cls in reversed(_GROUPS):
+        for spec, note in reversed(documented_fields(cls)):
+            if spec.name not in wanted.get(group, (spec.name,)) or _has_flag(command, spec.name):
+                continue
+            word = str(spec.type).removesuffix(" | None")
+            flag = "--" + spec.name.replace("_", "-")
+            symbol = f" [{note.symbol}]" if note.symbol else ""
+            shown = f" (default: {spec.default})" if group == "layout" and spec.default is not None else ""
+            keywords: dict[str, Any] = {"default": None, "help": f"{note.help}{symbol}{shown}"}
+            if word == "bool":
+                names = [f"{flag}/--no-{flag[2:]}"]
+            else:
+                names = [flag] + ([SHORT_FLAGS[spec.name]] if spec.name in SHORT_FLAGS else [])
+                keywords["type"] = (
+                    _TYPES[word] if not note.choices or spec.name in _NAMES_IN_WORDS else click.Choice(note.choices)
+                )
+            # Prefixed with the group, so that fields of model and workload cannot collide.
+            heading = group if spec.name in _COMMON.get(group, (spec.name,)) else group + _FINER
+            option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=heading, **keywords)
+            command = option(command)
+    if needs_device:
+        command = uncalibrated_option(command)
+    return click.argument("config", required=False)(command)
+
+
+def _has_flag(command: Command, name: str) -> bool:
+    """Whether a command defines this option itself."""
+    flag = "--" + name.replace("_", "-")
+    return any(flag in parameter.opts for parameter in getattr(command, "__click_params__", ()))
+
+
+class GroupedOption(click.Option):
+    """An option listed under a heading of the help."""
+
+    def __init__(self, *args: Any, group: str, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write general options first, then each group; CONFIG is explained in the text above."""
+        titles = {
+            "": "Options",
+            "workload": "Workload",
+            "layout": "Layout",
+            "model": "Model (alone, or on top of CONFIG)",
+            f"workload{_FINER}": f"Workload{_FINER}",
+            f"layout{_FINER}": f"Layout{_FINER}",
+            f"model{_FINER}": f"Model{_FINER}",
+        }
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in titles}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                rows[getattr(parameter, "group", "")].append(record)
+        for group, entries in rows.items():
+            if entries:
+                with formatter.section(titles[group]):
+                    formatter.write_dl(entries)
+
+
+def field_named(word: str) -> str:
+    """Field named by a word: its name with hyphens or underscores, or its short flag.
+
+    >>> field_named("micro-batch-size"), field_named("tp"), field_named("seq_len")
+    ('micro_batch_size', 'tensor_parallel', 'seq_len')
+    """
+    cleaned = word.strip().lstrip("-").replace("_", "-")
+    short = {flag.lstrip("-"): name for name, flag in SHORT_FLAGS.items()}
+    return short.get(cleaned, cleaned.replace("-", "_"))
+
+
+def scenario_from_options(config: str | None, device: str, given: dict[str, Any], *, software: str = TUNED) -> Scenario:
+    """Build the scenario that the options describe."""
+    groups = group_options(given)
+    return build_scenario(
+        config,
+        named_device(device),
+        overrides=groups["model"],
+        workload=groups["workload"],
+        layout=groups["layout"],
+        software=software,
+    )
+
+
+def group_options(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Group the given options into ``model``, ``workload`` and ``layout``, by field name."""
+    groups: dict[str, dict[str, Any]] = {group: {} for group, _ in _GROUPS}
+    for key, value in given.items():
+        group, _, field_name = key.partition("__")
+        if value is not None:
+            groups[group][field_name] = value
+    return groups

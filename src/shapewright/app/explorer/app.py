@@ -1,0 +1,286 @@
+"""FastAPI application of the explorer: the page and the JSON API under /api/v1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from fastapi import FastAPI, Path, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shapewright import __version__
+from shapewright.app.explorer.assets import load_assets, serve_asset
+from shapewright.app.explorer.device_lookup import DeviceLookup
+from shapewright.app.explorer.guard import Guard
+from shapewright.app.explorer.measured import Measurements
+from shapewright.app.explorer.problems import (
+    NOT_FOUND,
+    OBJECT,
+    PROBLEMS,
+    QUEUE_FULL,
+    describe_problems,
+    install_handlers,
+)
+from shapewright.app.explorer.requests import (
+    CompareRequest,
+    ExplainRequest,
+    JobRequest,
+    MemoryRequest,
+    PredictRequest,
+    SearchRequestBody,
+    SweepRequest,
+    TilesRequest,
+    build_job_scenario,
+)
+from shapewright.app.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
+from shapewright.app.explorer.views import answers, catalogue, figures
+
+API = "/api/v1"
+# Answers are CPU-bound: more threads would only compete for cores.
+_NUM_THREADS = 2
+_MAX_WAITING = 128  # slow requests; a page sends about ten at once
+
+# The report has inline scripts, so the browser must save it rather than show it under this origin.
+_AS_FILE = {"Content-Disposition": 'attachment; filename="report.html"'}
+
+# OpenAPI description shared by the routes that compute something from a job.
+_ANSWER: dict[str, Any] = {
+    "responses": {**PROBLEMS, **QUEUE_FULL, 200: {"description": "The answer.", "content": OBJECT}},
+    "response_class": Response,
+    "tags": ["predictions"],
+}
+
+
+def create_app(
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    queue: SearchQueue | None = None,
+    measured: Measurements | None = None,
+    devices: DeviceLookup | None = None,
+) -> FastAPI:
+    """Create the application.
+
+    Args:
+        host: Name or address of the server, in addition to those of this machine.
+        token: Access token that every request must carry; None for loopback.
+        queue: Queue of searches; None for a default one.
+        measured: Measurements to show with predictions.
+        devices: Devices that requests can name; None for those of the package.
+    """
+    devices = devices or DeviceLookup()
+    searches = queue or SearchQueue(calibration=devices.calibration)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _NUM_THREADS
+        app.state.slow_limiter = anyio.CapacityLimiter(1)
+        yield
+        await searches.close()
+
+    app = FastAPI(
+        title="Shapewright",
+        version=__version__,
+        description="Which transformer shape fits your hardware, what a bad one costs, and what to use instead. "
+        "Answers are those of the command line's --json (docs/json.md), with its printed text under `text`.",
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    install_handlers(app)
+    measured = measured or Measurements()
+    _add_fast_routes(app, measured, devices)
+    _add_slow_routes(app, measured, devices)
+    _add_file_routes(app, devices)
+    _add_catalogue_routes(app, devices)
+    _add_search_routes(app, searches, devices)
+    _add_page_routes(app)
+    describe_problems(app)
+    app.add_middleware(Guard, host=host, token=token)
+    return app
+
+
+def _json(answer: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(answer, allow_nan=False), status_code=status, media_type="application/json")
+
+
+def _add_fast_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup) -> None:
+    """Routes of single predictions, which a slider requests at every move."""
+
+    @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, by operation", **_ANSWER)
+    def predict(body: PredictRequest) -> Response:
+        baseline = None if body.baseline is None else build_job_scenario(body.baseline, devices)
+        return _json(answers.answer_predict(build_job_scenario(body.job, devices), baseline))
+
+    @app.post(f"{API}/explain", summary="Formula, inputs, source and calibration record of an operation", **_ANSWER)
+    def explain(body: ExplainRequest) -> Response:
+        return _json(answers.answer_explain(build_job_scenario(body.job, devices), body.operation))
+
+    @app.post(f"{API}/tiles", summary="Tiles and waves of one GEMM", **_ANSWER)
+    def tiles(body: TilesRequest) -> Response:
+        scenario = build_job_scenario(body.job, devices)
+        return _json(figures.answer_tiles(scenario, body.operation, body.pass_name, measured))
+
+    @app.post(f"{API}/config", summary="The model as a config.json object, in the format of the input", **_ANSWER)
+    def config(body: JobRequest) -> Response:
+        return _json(answers.answer_config(build_job_scenario(body.job, devices)))
+
+
+def _add_slow_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup) -> None:
+    """Routes that predict many steps; they run one at a time."""
+
+    @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **_ANSWER)
+    async def check(body: JobRequest) -> Response:
+        return _json(await _run_slow(app, lambda: answers.answer_check(build_job_scenario(body.job, devices))))
+
+    @app.post(f"{API}/memory", summary="Memory by component and stage, largest sizes that fit, and remedies", **_ANSWER)
+    async def memory(body: MemoryRequest) -> Response:
+        return _json(
+            await _run_slow(app, lambda: answers.answer_capacity(build_job_scenario(body.job, devices), body.optimizer))
+        )
+
+    @app.post(f"{API}/compare", summary="The same job on several devices", **_ANSWER)
+    async def compare(body: CompareRequest) -> Response:
+        prices = body.usd_per_hour
+        return _json(await _run_slow(app, lambda: answers.answer_compare(body.job, body.devices, prices, devices)))
+
+    @app.post(f"{API}/breakdown", summary="Layers, roofline, waterfall and pipeline as figures", **_ANSWER)
+    async def breakdown(body: JobRequest) -> Response:
+        return _json(await _run_slow(app, lambda: figures.answer_breakdown(build_job_scenario(body.job, devices))))
+
+    @app.post(
+        f"{API}/sweep",
+        summary="Throughput over one field, with wave ends, alignment classes and local maxima",
+        **_ANSWER,
+    )
+    async def sweep(body: SweepRequest) -> Response:
+        wanted = body.field, body.measure, body.values
+        return _json(
+            await _run_slow(app, lambda: figures.answer_sweep(build_job_scenario(body.job, devices), *wanted, measured))
+        )
+
+    @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **_ANSWER)
+    async def heat_map(body: JobRequest) -> Response:
+        return _json(await _run_slow(app, lambda: figures.answer_head_grid(build_job_scenario(body.job, devices))))
+
+
+def _add_file_routes(app: FastAPI, devices: DeviceLookup) -> None:
+    """Routes whose answers are files: the report and the operations table."""
+    page_route = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "The page.", "content": {"text/html": {}}}}}
+
+    @app.post(f"{API}/report.html", summary="Design review of the shape, as one self-contained page", **page_route)
+    async def report(body: JobRequest) -> Response:
+        page = await _run_slow(app, lambda: answers.answer_report(build_job_scenario(body.job, devices)))
+        return Response(page, media_type="text/html", headers=_AS_FILE)
+
+    csv_route = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "The table.", "content": {"text/csv": {}}}}}
+
+    @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_route)
+    def operations(body: JobRequest) -> Response:
+        return Response(answers.answer_csv(build_job_scenario(body.job, devices)), media_type="text/csv")
+
+
+async def _run_slow(app: FastAPI, compute: Callable[[], Any]) -> Any:
+    """Run a slow request in its own thread, one at a time, so that fast predictions never queue behind it."""
+    if app.state.slow_limiter.statistics().tasks_waiting >= _MAX_WAITING:
+        raise QueueFullError(f"{_MAX_WAITING} requests are waiting already; retry in a moment")
+    return await anyio.to_thread.run_sync(compute, limiter=app.state.slow_limiter)
+
+
+def _add_catalogue_routes(app: FastAPI, lookup: DeviceLookup) -> None:
+    """Routes that list devices, models and rules."""
+    route: dict[str, Any] = {
+        "responses": {200: {"description": "The list.", "content": OBJECT}},
+        "response_class": Response,
+        "tags": ["catalogue"],
+    }
+
+    @app.get(API, summary="Version, and the fields of models, workloads and layouts", **route)
+    def about() -> Response:
+        return _json(catalogue.answer_about(lookup))
+
+    @app.get(f"{API}/devices", summary="All devices with their data-sheet numbers and sources", **route)
+    def devices() -> Response:
+        return _json(catalogue.answer_devices(lookup))
+
+    @app.get(f"{API}/models", summary="All presets with their shapes", **route)
+    def models() -> Response:
+        return _json(catalogue.answer_models())
+
+    one = {**route, "responses": {**route["responses"], **NOT_FOUND}}
+
+    @app.get(f"{API}/models/{{name}}", summary="One preset with its config.json", **one)
+    def model(name: str = Path(max_length=200)) -> Response:
+        try:
+            return _json(catalogue.answer_model(name))
+        except ValueError as error:
+            raise HTTPException(404, str(error)) from None
+
+    @app.get(f"{API}/rules", summary="All rules with their pages", **route)
+    def rules() -> Response:
+        return _json(catalogue.answer_rules())
+
+
+def _add_search_routes(app: FastAPI, searches: SearchQueue, devices: DeviceLookup) -> None:
+    """Routes that start, show and stop searches."""
+    route: dict[str, Any] = {"response_class": Response, "tags": ["searches"]}
+    done: dict[int | str, dict[str, Any]] = {200: {"description": "State, progress and result.", "content": OBJECT}}
+
+    def find(run_id: str) -> SearchRun:
+        run = searches.find(run_id)
+        if run is None:
+            raise HTTPException(404, f"no search {ascii(run_id)[:40]}; old results are dropped: start it again")
+        return run
+
+    @app.post(
+        f"{API}/searches",
+        summary="Start a search for faster shapes of the same size",
+        status_code=202,
+        responses={
+            **PROBLEMS,
+            **QUEUE_FULL,
+            202: {"description": "Waiting or running.", "content": OBJECT},
+        },
+        **route,
+    )
+    async def start_search(body: SearchRequestBody) -> Response:
+        await anyio.to_thread.run_sync(
+            lambda: build_job_scenario(body.job, devices).predict()
+        )  # reject jobs that cannot run at once
+        run = searches.submit(body.model_dump(mode="json", exclude_unset=False))
+        answer = _json(run.to_json(), 202)
+        answer.headers["Location"] = f"{API}/searches/{run.id}"
+        return answer
+
+    @app.get(f"{API}/searches/{{run_id}}", summary="State of a search", responses={**done, **NOT_FOUND}, **route)
+    async def show_search(run_id: str = Path(max_length=64)) -> Response:
+        return _json(find(run_id).to_json())
+
+    @app.delete(
+        f"{API}/searches/{{run_id}}",
+        summary="Stop a search; a running one returns its best so far",
+        responses={**done, **NOT_FOUND},
+        **route,
+    )
+    async def stop_search(run_id: str = Path(max_length=64)) -> Response:
+        run = find(run_id)
+        searches.cancel(run)
+        return _json(run.to_json())
+
+
+def _add_page_routes(app: FastAPI) -> None:
+    """Routes of the page's files, each with a fixed path."""
+    for path, asset in load_assets().items():
+
+        async def show(request: Request, asset: Any = asset) -> Response:
+            return serve_asset(asset, request)
+
+        app.router.routes.append(APIRoute(path, show, methods=["GET", "HEAD"], include_in_schema=False))

@@ -1,0 +1,87 @@
+"""Static files of the page, read and compressed once; requests are never used as paths."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from starlette.requests import Request
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+# The plotting library and its drawing functions, shared with the reports.
+_SHARED = ("echarts.min.js", "charts.js", "echarts-LICENSE.txt", "echarts-NOTICE.txt", "echarts-LICENSE-d3.txt")
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One static file.
+
+    Attributes:
+        content: Bytes of the file.
+        compressed: The same, gzipped.
+        media_type: Media type.
+        etag: Hash of the content.
+    """
+
+    content: bytes
+    compressed: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def load_assets() -> dict[str, Asset]:
+    """Load all files of the page, by URL path."""
+    own = resources.files("shapewright.app.explorer") / "static"
+    found = dict(_walk(own, ""))
+    shared = resources.files("shapewright.app.report") / "assets"
+    for name in _SHARED:
+        found[f"/static/{name}"] = _read(shared / name)
+    found["/"] = found.pop("/static/index.html")
+    return found
+
+
+def _walk(folder: Traversable, prefix: str) -> list[tuple[str, Asset]]:
+    found = []
+    for entry in folder.iterdir():
+        name = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            found += _walk(entry, f"{name}/")
+        elif entry.name.rpartition(".")[2] in _TYPES:
+            found.append((f"/static/{name}", _read(entry)))
+    return found
+
+
+def _read(file: Traversable) -> Asset:
+    content = file.read_bytes()
+    return Asset(
+        content=content,
+        compressed=gzip.compress(content, compresslevel=9, mtime=0),
+        media_type=_TYPES[file.name.rpartition(".")[2]],
+        etag=f'"{hashlib.sha256(content).hexdigest()[:20]}"',
+    )
+
+
+def serve_asset(asset: Asset, request: Request) -> Response:
+    """Respond with a file, gzipped if the browser accepts it, or with 304 if it is cached."""
+    headers = {"ETag": asset.etag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    if request.headers.get("if-none-match") == asset.etag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(asset.compressed, media_type=asset.media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(asset.content, media_type=asset.media_type, headers=headers)

@@ -1,0 +1,103 @@
+"""Worker process of one search: reads a request from standard input, writes JSON lines to standard output.
+
+A separate process can be killed without harm to the server. Progress lines are ``{"done": n, "of": m}``; the last line
+is ``{"result": ...}`` or ``{"error": ..., "kind": ...}``. An interrupt (SIGINT) ends the search with the best so far.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from shapewright.core.errors import ShapewrightError
+
+_PROGRESS_EVERY_S = 0.1
+# Lower priority than the server, so that the page stays responsive.
+_NICENESS = 5
+
+
+def main() -> None:
+    """Run the search requested on standard input."""
+    import os
+
+    os.nice(_NICENESS)
+    try:
+        _write_line({"result": run_search(json.loads(sys.stdin.readline()))})
+    except ShapewrightError as error:
+        _write_line({"error": str(error), "kind": type(error).__name__})
+    except KeyboardInterrupt:
+        _write_line({"error": "stopped before a shape was found", "kind": "Stopped"})
+
+
+def run_search(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a search and return the JSON output of the command with its text.
+
+    Args:
+        request: Fields of SearchRequestBody, and ``calibration``, the path of the server's calibration file.
+
+    Raises:
+        ShapewrightError: the request is not valid.
+    """
+    from shapewright.app.api import search
+    from shapewright.app.explorer.device_lookup import DeviceLookup
+    from shapewright.app.explorer.requests import Job, job_fields, read_job_model
+    from shapewright.app.explorer.views.answers import columns_to_json
+    from shapewright.app.explorer.views.figures import speedup_figure
+    from shapewright.app.report.optimize.search_text import candidate_columns, describe_changes, describe_space
+    from shapewright.app.report.outputs.search import search_output
+
+    _write_line({"done": 0, "of": 0})
+    job = Job.model_validate(request["job"])
+    fields = job_fields(job)
+    devices = DeviceLookup(request["calibration"])
+    device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
+    result = search(
+        read_job_model(job),
+        device=device,
+        num_parameters=request["num_parameters"],
+        tolerance_fraction=request["tolerance_fraction"],
+        vary=request["vary"],
+        keep=request["keep"],
+        guard=request["guard"],
+        top=request["top"],
+        objective=request["objective"],
+        workload=fields["workload"],
+        layout=fields["layout"],
+        software=job.software,
+        progress=_progress_writer(),
+    )
+    answer = search_output(result).to_json()
+    return {
+        **answer,
+        "notes": [*answer["notes"], *([] if job.uncalibrated else devices.calibration_notes(device))],
+        "text": {
+            "candidates": columns_to_json(candidate_columns(result.candidates)),
+            "pareto": columns_to_json(candidate_columns(result.front)),
+            "changes": [describe_changes(candidate) for candidate in result.candidates],
+            "space": describe_space(result),
+        },
+        "figure": speedup_figure(result),
+    }
+
+
+def _progress_writer() -> Any:
+    last_s = time.monotonic()
+
+    def write(done: int, num_shapes: int) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > _PROGRESS_EVERY_S:
+            last_s = time.monotonic()
+            _write_line({"done": done, "of": num_shapes})
+
+    return write
+
+
+def _write_line(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+// Breakdown of the step time: layers, losses, roofline and pipeline, all from one request.
+import { post } from "./api.js";
+import { card, fill, h, plot } from "./cards.js";
+import { draw, savers } from "./figures.js";
+import { change } from "./state.js";
+import { table } from "./dom.js";
+
+const cached = { job: null, answer: null };
+
+/** Answer for a job, requested once for all cards. */
+function breakdown(job) {
+  const key = JSON.stringify(job);
+  if (cached.job !== key) {
+    cached.job = key;
+    cached.answer = post("/breakdown", { job });
+    cached.answer.catch(() => { cached.job = null; });
+  }
+  return cached.answer;
+}
+
+function figureCard({ id, title, lead, size, wide, after, onPoint }) {
+  const place = plot(size);
+  const below = h("div", { class: "below" });
+  card({ id, title, lead, wide, tools: savers(place, id), content: [place, below], refresh: async ({ job }) => {
+    const figure = (await breakdown(job))[id];
+    if (figure.problem) return figure.problem;
+    draw(place, figure, { onPoint });
+    if (after) fill(below, after(figure));
+    return "";
+  } });
+}
+
+export function makeBreakdown() {
+  figureCard({ id: "layer", title: "Layers", lead: "Time of all layers of one device in a step, by pass." });
+  figureCard({ id: "waterfall", title: "Losses", size: "tall", lead: "From the model FLOPs at the dense peak to the predicted step time.",
+    after: (figure) => h("details", {}, h("summary", {}, "As a table"), table({ columns: [{ name: "part", is_text: true }, { name: "time, share and cause", is_text: true }], rows: figure.rows }, { caption: "Losses" })) });
+  figureCard({ id: "roofline", title: "Roofline", lead: "Operations under the device's peak and memory bandwidth; click a GEMM to see its tiles.", size: "tall",
+    onPoint: (event) => {
+      const [name, pass] = String(event.name).split(":")[0].replace(")", "").split(" (");
+      if (pass) change((next) => { next.view.op = `${name}:${pass}`; });
+    } });
+}
+
+export function makePipeline() {
+  figureCard({ id: "pipeline", title: "Pipeline", lead: "Micro-batches of each pipeline stage over time; gaps are the bubble.", after: (figure) => h("p", { class: "hint" }, figure.words) });
+}
+

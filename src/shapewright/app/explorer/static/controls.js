@@ -1,0 +1,191 @@
+// The form: all fields of model, workload and layout, built from the server's description of each field.
+import { byId, fill, h } from "./dom.js";
+import { change, isTraining, NODES, state } from "./state.js";
+
+const SHAPE = [
+  "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
+  "num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size",
+];
+const EXPERTS = new Set(["num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"]);
+const HIDDEN = new Set(["name", "model_type"]);
+const GROUPS = { model: "overrides", workload: "workload", layout: "layout" };
+const MAX_STOPS = 512;
+
+const controls = [];
+let rangeModel = ""; // model that the slider ranges belong to; they stay fixed while its fields change
+
+const words = (name) => name.replaceAll("_", " ");
+
+/** Build the form. */
+export function makeControls(about) {
+  const models = new Map();
+  for (const one of about.models) models.set(one.family, [...(models.get(one.family) || []), one]);
+  fill(byId("preset"), [...models].map(([family, list]) =>
+    h("optgroup", { label: family || "other" }, list.map((one) => h("option", { value: one.name }, `${one.name} (${one.text})`)))));
+  const vendors = new Map();
+  for (const one of about.devices) vendors.set(one.vendor, [...(vendors.get(one.vendor) || []), one]);
+  fill(byId("device"), [...vendors].map(([vendor, list]) =>
+    h("optgroup", { label: vendor }, list.map((one) => h("option", { value: one.name }, one.title)))));
+  fill(byId("software"), about.software.map((one) => h("option", { value: one.name }, one.name === "tuned" ? one.title : `${one.name}: ${one.title}`)));
+  byId("software").addEventListener("change", (event) => change((next) => { next.software = event.target.value; }));
+  byId("preset").addEventListener("change", (event) => change((next) => {
+    next.preset = event.target.value;
+    next.config = null;
+    next.overrides = {};
+  }));
+  byId("device").addEventListener("change", (event) => change((next) => { next.device = event.target.value; }));
+  for (const name of NODES) byId(name).addEventListener("change", ({ target }) => change((next) => { next[name] = target.value === "" ? null : Number(target.value); }));
+  byId("uncalibrated").addEventListener("change", (event) => change((next) => { next.uncalibrated = event.target.checked; }));
+  byId("reset").addEventListener("click", () => change((next) => Object.assign(next, { overrides: {}, workload: {}, layout: {} })));
+  for (const group of Object.keys(GROUPS)) {
+    for (const field of about.fields[group]) if (!HIDDEN.has(field.name)) controls.push(makeControl(group, field));
+  }
+  const of = (group) => controls.filter((one) => one.group === group);
+  const shape = SHAPE.map((name) => of("model").find((one) => one.field.name === name));
+  fill(byId("shape-fields"), shape.map((one) => one.element));
+  fill(byId("more-fields"), of("model").filter((one) => !shape.includes(one)).map((one) => one.element));
+  fill(byId("workload-fields"), of("workload").map((one) => one.element));
+  fill(byId("layout-fields"), of("layout").map((one) => one.element));
+}
+
+function makeControl(group, field) {
+  const id = `${group}-${field.name}`;
+  const place = GROUPS[group];
+  const set = (value, key = "") => change((next) => {
+    if (value === null) delete next[place][field.name];
+    else next[place][field.name] = value;
+  }, key);
+  const control = { group, field, id, values: {}, stops: [] };
+  const symbol = field.symbol ? h("var", {}, field.symbol) : null;
+  const name = h("span", { class: "name" }, words(field.name), " ", symbol);
+  control.reset = h("button", { type: "button", class: "tiny reset", title: `Reset ${words(field.name)}`, "aria-label": `Reset ${words(field.name)}`, hidden: true, onclick: () => set(null) }, "reset");
+  if (field.choices.length) {
+    const optional = field.type === "str" && ["kv_cache_dtype", "weight_dtype"].includes(field.name);
+    control.input = h("select", { id }, optional ? h("option", { value: "" }, "same as the GEMMs") : null, field.choices.map((choice) => h("option", { value: choice }, choice)));
+    control.input.addEventListener("change", () => set(control.input.value === "" ? null : control.input.value));
+  } else if (field.type === "bool") {
+    control.input = h("input", { id, type: "checkbox" });
+    control.input.addEventListener("change", () => set(control.input.checked));
+  } else if (field.type.startsWith("tuple")) {
+    control.input = h("input", { id, type: "text", placeholder: "none" });
+    control.input.addEventListener("change", () => set(control.input.value.trim() === "" ? null : control.input.value.split(",").map((part) => parsePart(part.trim()))));
+  } else if (field.type === "str") {
+    control.input = h("input", { id, type: "text" });
+    control.input.addEventListener("change", () => set(control.input.value.trim() || null));
+  } else {
+    control.input = h("input", { id, type: "number", inputmode: "numeric", min: "0", step: field.type === "float" ? "any" : "1" });
+    control.input.addEventListener("change", () => set(control.input.value === "" ? null : Number(control.input.value)));
+    if (field.type === "int" && (SHAPE.includes(field.name) || ["micro_batch_size", "seq_len", "context_len"].includes(field.name))) {
+      control.slider = h("input", { type: "range", min: "0", step: "1", "aria-label": `${words(field.name)}, slider` });
+      control.slider.addEventListener("input", () => {
+        performance.mark("shapewright:input");
+        const value = control.stops[Number(control.slider.value)];
+        control.input.value = value;
+        control.slider.setAttribute("aria-valuetext", String(value));
+        set(value, id);
+      });
+    }
+  }
+  const kind = field.type === "bool" ? "check" : "field";
+  control.element = h("div", { class: `control ${kind}`, title: field.help, "data-field": field.name },
+    h("label", { for: id }, kind === "check" ? [control.input, name] : name), kind === "check" ? null : control.input, control.reset, control.slider);
+  return control;
+}
+
+function parsePart(text) {
+  if (text === "true" || text === "false") return text === "true";
+  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}
+
+/** Slider positions from half to twice the current value that are valid with the other fields. */
+function sliderValues(name, values, middle) {
+  const divisors = (total, least) => {
+    const found = [];
+    for (let i = 1; i <= Math.min(total, 4096); i += 1) if (total % i === 0 && total / i >= least) found.push(i);
+    return found;
+  };
+  const derived = values.head_dim * values.num_heads === values.hidden_size;
+  if (name === "num_heads" && derived) return divisors(values.hidden_size, 16);
+  if (name === "num_kv_heads") return divisors(values.num_heads, 1);
+  if (name === "micro_batch_size") return Array.from({ length: 64 }, (_, i) => i + 1);
+  if (name === "seq_len" || name === "context_len") return [128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 65536, 131072];
+  const grain = { hidden_size: derived ? values.num_heads : 8, intermediate_size: 8, moe_intermediate_size: 8, shared_expert_intermediate_size: 8, head_dim: 2 }[name] || 1;
+  const [low, high] = [Math.max(grain, Math.floor(middle / 2 / grain) * grain), Math.max(4 * grain, Math.ceil((2 * middle) / grain) * grain)];
+  const step = Math.max(grain, Math.ceil((high - low) / MAX_STOPS / grain) * grain);
+  const found = [];
+  for (let value = low; value <= high; value += step) found.push(value);
+  return found;
+}
+
+/** Show the values of the answer in the form, except in a field that is being edited. */
+export function showControls(answer) {
+  const now = state();
+  const model = JSON.stringify(now.config) + now.preset;
+  const isFresh = model !== rangeModel;
+  rangeModel = model;
+  const preset = byId("preset");
+  if (preset.value !== now.preset) preset.value = now.preset ?? "";
+  preset.querySelector("option[value='']")?.remove();
+  if (!now.preset) preset.prepend(h("option", { value: "", selected: true }, now.config ? "pasted config" : "fields only"));
+  if (byId("device").value !== answer.device.name) byId("device").value = answer.device.name;
+  for (const name of NODES) byId(name).value = now[name] ?? "";
+  byId("uncalibrated").checked = now.uncalibrated;
+  showSoftware();
+  const all = { model: answer.config, workload: answer.workload, layout: answer.layout };
+  for (const control of controls) {
+    const { field, group, input, slider } = control;
+    const given = now[GROUPS[group]][field.name];
+    const isGiven = given !== undefined;
+    // The requested value takes precedence: the answer may be older than the latest change.
+    const value = typeof given === "number" ? given : all[group][field.name];
+    if (EXPERTS.has(field.name)) control.element.hidden = !answer.config.num_experts && !isGiven;
+    control.reset.hidden = !isGiven;
+    control.element.classList.toggle("given", isGiven);
+    if (document.activeElement !== input || input.type !== "number") {
+      if (input.type === "checkbox") input.checked = Boolean(value);
+      else input.value = value === null ? "" : Array.isArray(value) ? value.join(",") : value;
+    }
+    if (slider && document.activeElement !== slider) {
+      if (isFresh || !control.middle) control.middle = value;
+      if (value > 2 * control.middle || value < control.middle / 2) control.middle = value;
+      const stops = sliderValues(field.name, answer.config, control.middle);
+      control.stops = stops.includes(value) ? stops : [...stops, value].sort((one, other) => one - other);
+      slider.max = control.stops.length - 1;
+      slider.value = control.stops.indexOf(value);
+      slider.setAttribute("aria-valuetext", String(value));
+      slider.disabled = control.stops.length < 2;
+    }
+  }
+}
+
+function showSoftware() {
+  byId("software").value = state().software;
+  byId("software").parentElement.hidden = !isTraining();
+}
+
+/** Show the requested values in the form when there is no answer. */
+export function showRequested() {
+  const now = state();
+  if (now.preset && [...byId("preset").options].some((one) => one.value === now.preset)) byId("preset").value = now.preset;
+  if ([...byId("device").options].some((one) => one.value === now.device)) byId("device").value = now.device;
+  showSoftware();
+  for (const { field, group, input, reset, element } of controls) {
+    const given = now[GROUPS[group]][field.name];
+    reset.hidden = given === undefined;
+    element.classList.toggle("given", given !== undefined);
+    if (given !== undefined && input.type === "number") input.value = given;
+  }
+}
+
+/** State group of a field, for changes by findings and searches. */
+export function groupOf(name) {
+  const found = controls.find((one) => one.field.name === name);
+  return found ? GROUPS[found.group] : "overrides";
+}
+
+/** Set fields by name. */
+export function applyChanges(changes) {
+  change((next) => {
+    for (const [name, value] of Object.entries(changes)) next[groupOf(name)][name] = value;
+  });
+}

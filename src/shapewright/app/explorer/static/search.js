@@ -1,0 +1,92 @@
+// Search for faster shapes: start, progress, stop, and buttons that apply a result.
+import { get, post, remove } from "./api.js";
+import { card, fill, h, plot } from "./cards.js";
+import { groupOf } from "./controls.js";
+import { table } from "./dom.js";
+import { draw, savers } from "./figures.js";
+import { change, job } from "./state.js";
+
+const POLL_MS = 250;
+
+function applyCandidate(candidate) {
+  change((next) => {
+    for (const [name, { to }] of Object.entries(candidate.changes)) next[groupOf(name)][name] = to;
+  });
+}
+
+export function makeSearch(about) {
+  const boxes = about.vary.map((name) => h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: about.vary_default.includes(name) }), h("span", {}, name.replace("_", " "))));
+  const tolerance = h("select", { id: "tolerance" }, [["0.005", "0.5 %"], ["0.02", "2 %"], ["0.05", "5 %"]].map(([value, text]) => h("option", { value, selected: value === "0.02" }, text)));
+  const guard = h("select", { id: "guard" }, ["usual", "strict", "free"].map((name) => h("option", { value: name }, name)));
+  const start = h("button", { type: "button", class: "primary", id: "start-search" }, "Search");
+  const stop = h("button", { type: "button", id: "stop-search", hidden: true }, "Stop");
+  const bar = h("progress", { max: 1, value: 0, "aria-label": "Progress of the search", hidden: true });
+  const status = h("p", { class: "hint", role: "status" });
+  const place = plot("tall");
+  const saving = savers(place, "pareto");
+  const found = h("div", { class: "below" });
+  place.hidden = saving.hidden = true;
+  let running = null;
+
+  const finish = () => {
+    running = null;
+    start.disabled = false;
+    stop.hidden = bar.hidden = true;
+  };
+  const show = (result, isCancelled) => {
+    const { candidates, pareto } = result.text;
+    status.textContent = `${isCancelled ? "Stopped. " : ""}${result.text.space}`;
+    place.hidden = saving.hidden = !result.pareto.length;
+    if (result.pareto.length) draw(place, result.figure, { onPoint: (event) => event.seriesName === "shape" && applyCandidate(result.pareto[event.dataIndex]) });
+    const action = (list) => (index) => h("button", { type: "button", class: "apply", onclick: () => applyCandidate(list[index]) }, "Apply");
+    fill(found,
+      result.candidates.length ? [h("h3", {}, "Faster shapes of the same size"), table(candidates, { caption: "Faster shapes", action: action(result.candidates) })] : null,
+      result.pareto.length ? h("details", {}, h("summary", {}, `Pareto front: ${result.pareto.length} shapes`), table(pareto, { caption: "Pareto front", action: action(result.pareto) })) : null,
+      h("ul", { class: "notes" }, result.notes.map((text) => h("li", {}, text))));
+  };
+  const watch = async (id) => {
+    while (running === id) {
+      const run = await get(`/searches/${id}`);
+      bar.value = run.progress_fraction;
+      if (run.state === "waiting") status.textContent = "Waiting for another search.";
+      if (run.state === "running") status.textContent = run.num_shapes ? `${run.done.toLocaleString("en")} of ${run.num_shapes.toLocaleString("en")} shapes` : "Starting.";
+      if (run.state === "failed") throw new Error(run.error);
+      if (["done", "cancelled"].includes(run.state)) {
+        if (run.result) show(run.result, run.state === "cancelled");
+        else status.textContent = "Stopped before a shape was found.";
+        if (run.error) status.textContent += ` ${run.error}`;
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    }
+  };
+  start.addEventListener("click", async () => {
+    start.disabled = true;
+    stop.hidden = bar.hidden = false;
+    bar.removeAttribute("value");
+    status.textContent = "Starting.";
+    fill(found);
+    place.hidden = saving.hidden = true;
+    try {
+      const vary = boxes.map((box) => box.querySelector("input")).filter((box) => box.checked).map((box) => box.value);
+      const run = await post("/searches", { job: job(), vary, tolerance_fraction: Number(tolerance.value), guard: guard.value });
+      running = run.id;
+      await watch(run.id);
+    } catch (error) {
+      status.textContent = error.message;
+    } finally {
+      finish();
+    }
+  });
+  stop.addEventListener("click", async () => {
+    stop.hidden = true;
+    status.textContent = "Stopping.";
+    if (running) await remove(`/searches/${running}`).catch((error) => { status.textContent = error.message; });
+  });
+  card({ id: "search", title: "Search", wide: true,
+    lead: "Faster shapes with the same number of parameters, with proportions of public models.",
+    tools: [saving],
+    content: [h("div", { class: "search-form" }, h("fieldset", { class: "plain" }, h("legend", {}, "Vary"), h("div", { class: "row" }, boxes)),
+      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Size within"), tolerance), h("label", { class: "inline" }, h("span", {}, "Quality guard"), guard), start, stop)), bar, status, place, found],
+    refresh: async () => "" });
+}

@@ -1,0 +1,1 @@
+"""Answers of the API, one function per route: predictions, figures and catalogues."""

@@ -1,0 +1,187 @@
+"""Answers on one step: prediction, findings, memory, comparison of devices, explanation, exports.
+
+Every answer is the JSON output of the corresponding command and, under ``text``, the text output of that command, so
+that the page never formats a number.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.api import compare
+from shapewright.app.explorer.requests import job_fields, read_job_model
+from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
+from shapewright.app.report.outputs.check import check_output
+from shapewright.app.report.outputs.compare import compare_output
+from shapewright.app.report.outputs.memory import memory_output
+from shapewright.app.report.outputs.model import SCHEMA_VERSION, plain
+from shapewright.app.report.outputs.predict import explain_output, operation_output, predict_output
+from shapewright.app.report.page import render_page
+from shapewright.app.report.review import gather_review, review_sections, review_subtitle, review_title
+from shapewright.app.report.step.check import better_shape_columns, finding_words
+from shapewright.app.report.step.compare import comparison_columns
+from shapewright.app.report.step.explain import explain_operation, explanation_rows
+from shapewright.app.report.step.memory import capacity_words
+from shapewright.app.report.step.predict import describe, operation_columns, verdict
+from shapewright.core.units import format_percent
+from shapewright.lint import check_scenario
+from shapewright.lowering.operations import Gemm
+from shapewright.models import to_config_json
+from shapewright.prediction.capacity import estimate_capacity
+
+if TYPE_CHECKING:
+    from shapewright.app.explorer.device_lookup import DeviceLookup
+    from shapewright.app.explorer.requests import Job
+    from shapewright.app.report.columns import Column
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.scenario import Scenario
+
+Answer = dict[str, Any]
+
+
+def answer_predict(scenario: Scenario, baseline: Scenario | None = None) -> Answer:
+    """JSON and text output of ``predict``; with a baseline also the relative changes."""
+    prediction = scenario.predict()
+    answer = {
+        **predict_output(prediction, scenario).to_json(),
+        "text": {
+            "title": describe(prediction),
+            "verdict": verdict(prediction),
+            "operations": _operations(prediction),
+        },
+    }
+    if baseline is not None:
+        answer["moved"] = _compare_with_baseline(baseline.predict(), prediction)
+    return answer
+
+
+def _operations(prediction: Prediction) -> Answer:
+    """All rows of the operations table, with keys that identify their operations."""
+    ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
+    keys = [
+        {
+            "name": entry.operation.name,
+            "pass": entry.operation.pass_name,
+            "stage": entry.operation.stage,
+            "has_tiles": isinstance(entry.operation, Gemm) and bool(getattr(entry.price, "tile_m", 0)),
+        }
+        for entry in ranked
+    ]
+    return {**columns_to_json(operation_columns(prediction)), "keys": keys}
+
+
+def columns_to_json(columns: Sequence[Column]) -> Answer:
+    """Column headings and cell texts of a table, by row."""
+    return {
+        "columns": [{"name": column.name, "is_text": column.is_text} for column in columns],
+        "rows": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
+    }
+
+
+# Values compared with a baseline: label, attribute, and whether higher is better.
+_COMPARED = (
+    ("step", "step_time_s", False),
+    ("tokens/s/device", "tokens_per_s_per_device", True),
+    ("MFU", "mfu", True),
+)
+
+
+def _compare_with_baseline(before: Prediction, after: Prediction) -> list[Answer]:
+    """Relative changes of the headline numbers between two steps."""
+    pairs: list[tuple[str, float, float, bool | None]] = [
+        (name, getattr(before, key), getattr(after, key), more) for name, key, more in _COMPARED
+    ]
+    pairs.append(("memory", before.memory.total_bytes, after.memory.total_bytes, False))
+    pairs.append(("parameters", float(before.parameters.total), float(after.parameters.total), None))
+    old, new = verdict(before), verdict(after)
+    moved = []
+    for name, was, now, more_is_better in pairs:
+        change = now / was - 1.0 if was else 0.0
+        is_better = None if more_is_better is None or not change else (change > 0.0) == more_is_better
+        moved.append(
+            {
+                "name": name,
+                "change_fraction": change,
+                "is_better": is_better,
+                "text": f"{'+' if change > 0.0 else ''}{format_percent(change)}" if change else "same",
+                "before": old.get(name, ""),
+                "after": new.get(name, ""),
+            }
+        )
+    return moved
+
+
+def answer_check(scenario: Scenario) -> Answer:
+    """JSON and text output of ``check``."""
+    report = check_scenario(scenario)
+    return {
+        **check_output(report, scenario).to_json(),
+        "text": {
+            "findings": [finding_words(finding) for finding in report.findings],
+            "better_shapes": columns_to_json(better_shape_columns(report.better_shapes)),
+        },
+    }
+
+
+def answer_capacity(scenario: Scenario, optimizer: str = "adamw") -> Answer:
+    """JSON and text output of ``memory``."""
+    found = estimate_capacity(scenario, optimizer=optimizer)
+    words = capacity_words(found)
+    text = {**words, "remedies": columns_to_json(words["remedies"])}
+    return {**memory_output(found).to_json(), "text": text, "figure": memory_figure(found)}
+
+
+def answer_compare(job: Job, names: Sequence[str], usd_per_hour: dict[str, float], devices: DeviceLookup) -> Answer:
+    """JSON and text output of ``compare``."""
+    fields = job_fields(job)
+    compared = [devices.find(name, **job.node_options).with_pricing(uncalibrated=job.uncalibrated) for name in names]
+    found = compare(
+        read_job_model(job),
+        devices=compared,
+        usd_per_hour={devices.find(name).name: price for name, price in usd_per_hour.items()},
+        workload=fields["workload"],
+        layout=fields["layout"],
+        software=job.software,
+    )
+    answer = compare_output(found).to_json()
+    notes = [line for device in compared for line in devices.calibration_notes(device)] if not job.uncalibrated else []
+    return {
+        **answer,
+        "notes": list(dict.fromkeys([*answer["notes"], *notes])),
+        "text": {"devices": columns_to_json(comparison_columns(found))},
+        "figure": comparison_figure(found),
+    }
+
+
+def answer_explain(scenario: Scenario, operation: str) -> Answer:
+    """JSON and text output of ``predict --explain``."""
+    explanations = explain_operation(scenario.predict(), operation)
+    output = explain_output(each.facts for each in explanations)
+    return {**output.to_json(), "text": [explanation_rows(each) for each in explanations]}
+
+
+def answer_config(scenario: Scenario) -> Answer:
+    """The model as a config.json object, in the format of the input."""
+    return {"schema_version": SCHEMA_VERSION, "config": to_config_json(scenario.model, scenario.config)}
+
+
+def answer_report(scenario: Scenario) -> str:
+    """HTML page of ``report``."""
+    review = gather_review(scenario)
+    return render_page(review_title(review), review_sections(review), subtitle=review_subtitle(review))
+
+
+def answer_csv(scenario: Scenario) -> str:
+    """All operations as CSV, with the scalar keys of ``predict --json``."""
+    prediction = scenario.predict()
+    rows = [plain(operation_output(entry)) for entry in prediction.operations]
+    for row in rows:
+        row["tile_m"], row["tile_n"] = row.pop("tile") or (None, None)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

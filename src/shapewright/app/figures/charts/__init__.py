@@ -1,0 +1,1 @@
+"""Chart descriptions, one module per figure."""

@@ -1,0 +1,88 @@
+"""Timeline chart of a pipeline: passes of micro-batches by stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.app.figures.chart import Span, Timeline
+from shapewright.core.errors import LayoutError
+from shapewright.lowering import num_microbatches
+from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES, Pass, pass_times, simulate_pipeline
+
+if TYPE_CHECKING:
+    from shapewright.prediction.predict import Prediction
+
+# Charts with more passes are not legible.
+_MAX_SPANS = 1200
+# One micro-batch per stage can need more passes than that; this is the hard limit.
+_MAX_SIMULATED = 32_768
+_MAX_CHUNK_COLORS = 4
+
+
+def pipeline_chart(prediction: Prediction, title: str = "Pipeline") -> tuple[Timeline, int, int]:
+    """Draw the first micro-batches of a step.
+
+    Args:
+        prediction: A training step with at least two pipeline stages.
+        title: Title of the chart.
+
+    Returns:
+        The chart, the number of micro-batches shown, and their number in the step.
+
+    Raises:
+        LayoutError: the step has no pipeline or no backward pass, or too many passes to draw.
+    """
+    workload, layout = prediction.workload, prediction.layout
+    stages, chunks = layout.pipeline_parallel, layout.virtual_pipeline
+    if stages < 2 or not workload.is_training:
+        raise LayoutError(
+            f"no pipeline to draw: pipeline_parallel={stages}, phase={workload.phase}; "
+            f"use pipeline_parallel of 2 or more in training"
+        )
+    passes = num_microbatches(workload, layout)
+    per_microbatch = stages * chunks * (3 if layout.pipeline_schedule == "zero-bubble" else 2)
+    most = max(_MAX_SPANS // per_microbatch, 1)
+    shown = min(passes, max(most // stages * stages, stages))
+    if shown * per_microbatch > _MAX_SIMULATED:
+        raise LayoutError(
+            f"{stages} stages of {chunks} chunks are too many to draw: {shown * per_microbatch:,} passes, the limit is "
+            f"{_MAX_SIMULATED:,}; use a smaller pipeline_parallel"
+        )
+    spans = [
+        Span(each.stage, each.start_s, each.end_s, _kind_words(each, chunks), pass_words(each, chunks))
+        for each in simulate(prediction, shown)
+    ]
+    busy_s = sum(span.end - span.start for span in spans)
+    idle = 1.0 - busy_s / (stages * max(span.end for span in spans))
+    chart = Timeline(
+        title=title,
+        x_label="seconds",
+        rows=[f"stage {stage}" for stage in range(stages)],
+        spans=spans,
+        alt=f"{shown} micro-batches pass {stages} stages; stages are idle {100.0 * idle:.1f} % of the time shown.",
+    )
+    return chart, shown, passes
+
+
+def simulate(prediction: Prediction, passes: int) -> list[Pass]:
+    """Simulate the first micro-batches of a step with predicted pass times.
+
+    Raises:
+        LayoutError: the schedule cannot be simulated.
+    """
+    if prediction.layout.pipeline_schedule not in SIMULATED_SCHEDULES:
+        raise LayoutError(
+            f"pipeline_schedule={prediction.layout.pipeline_schedule!r} is priced by a formula and not simulated; "
+            f"choose one of {', '.join(SIMULATED_SCHEDULES)} to draw it"
+        )
+    return simulate_pipeline(prediction.layout, passes, pass_times(prediction))
+
+
+def pass_words(each: Pass, chunks: int) -> str:
+    """Short name of a pass, as ``F3`` or ``B3.1``."""
+    letter = {"forward": "F", "backward": "B"}.get(each.kind, "W")
+    return f"{letter}{each.microbatch}" + (f".{each.chunk}" if chunks > 1 else "")
+
+
+def _kind_words(each: Pass, chunks: int) -> str:
+    return each.kind if chunks == 1 or chunks > _MAX_CHUNK_COLORS else f"{each.kind}, chunk {each.chunk}"

@@ -1,0 +1,120 @@
+"""Rooflines: operations by arithmetic intensity and rate, below the memory-bandwidth and peak-compute ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor, log2
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.app.figures.chart import Line, Points, XYChart
+from shapewright.app.figures.data.samples import PricedSample, Sample, price_samples
+from shapewright.app.report.outputs.predict import operation_output
+from shapewright.core.units import GIGA, TERA, format_percent, format_rate
+from shapewright.lowering.operations import Attention, Collective
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.prediction.predict import Prediction
+
+CEILING = "peak and memory"
+"""Name of the ceiling's line in the roofline of a step."""
+
+# Points beyond this number hide each other; every n-th one is drawn instead.
+_MAX_SAMPLE_POINTS = 600
+# The roofline of a step shows the most expensive operations.
+_MAX_STEP_POINTS = 60
+
+
+def samples_roofline_chart(samples: Sequence[Sample], device: Device, dtype: str) -> XYChart:
+    """Draw operations below the roofline of one dtype.
+
+    Args:
+        samples: Samples; operations without FLOPs or in another dtype are ignored.
+        device: Device to predict for.
+        dtype: Element format of the roofline.
+    """
+    chosen = [sample for sample in samples if float(sample.operation.flops) > 0.0 and sample.operation.dtype == dtype]
+    step = max(1, -(-len(chosen) // _MAX_SAMPLE_POINTS))
+    priced = price_samples(chosen[::step], device)
+    intensity = [_flops(entry) / float(entry.operation.num_bytes) for entry in priced]
+    ridge = device.peak_flops_per_s(dtype) / device.memory_bandwidth_bytes_per_s
+    least, most = min([*intensity, ridge]) / 2.0, max([*intensity, ridge]) * 2.0
+    roof_x = sorted({*np.geomspace(least, most, 40).tolist(), ridge})
+    peak = device.peak_flops_per_s(dtype) / TERA
+    roof_y = [min(peak, value * device.memory_bandwidth_bytes_per_s / TERA) for value in roof_x]
+    series: list[Line | Points] = [Line(f"roofline, {dtype}", roof_x, roof_y, color="#7f7f7f")]
+    labels = [_label(entry) for entry in priced]
+    predicted = [_flops(entry) / float(entry.price.time_s) / TERA for entry in priced]
+    series.append(Points("predicted", intensity, predicted, labels, color="#0072b2"))
+    seen = [at for at, entry in enumerate(priced) if entry.sample.measured_s]
+    if seen:
+        rates = [_flops(priced[at]) / float(priced[at].sample.measured_s or 1.0) / TERA for at in seen]
+        names = [labels[at] for at in seen]
+        series.append(Points("measured", [intensity[at] for at in seen], rates, names, color="#d55e00"))
+    return XYChart(
+        title=f"Roofline, {dtype}, {device.title}",
+        x_label="FLOP per byte",
+        y_label="TFLOP/s",
+        series=series,
+        alt=f"{len(priced)} operations by arithmetic intensity below the {dtype} roofline of {device.title}",
+        x_log=True,
+        y_log=True,
+    )
+
+
+def step_roofline_chart(prediction: Prediction) -> XYChart:
+    """Draw the most expensive operations of a step that compute, on logarithmic axes."""
+    device = prediction.device
+    peak = device.peak_flops_per_s(prediction.workload.dtype)
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    entries = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)
+    points: dict[str, list[tuple[float, float, str]]] = {}
+    for entry in entries[:_MAX_STEP_POINTS]:
+        facts = operation_output(entry)
+        if not facts.flops or not facts.bytes or not facts.time_s or isinstance(entry.operation, Collective):
+            continue
+        intensity, rate = facts.flops / facts.bytes, facts.flops / facts.time_s
+        words = (
+            f"{facts.name} ({facts.pass_name}): {format_rate(rate)}, {intensity:.3g} FLOPs per byte, "
+            f"{format_percent(entry.total_time_s / prediction.step_time_s)} of the step"
+        )
+        points.setdefault(facts.kind.replace("_", " "), []).append((intensity, rate / TERA, words))
+    known = [row[0] for rows in points.values() for row in rows]
+    ridge = peak / bandwidth
+    # The range ends at powers of two, which are ticks of the axis.
+    low, high = 2.0 ** floor(log2(min([*known, ridge]) / 2.0)), 2.0 ** ceil(log2(max([*known, ridge])))
+    ceiling = Line(CEILING, [low, ridge, high], [low * bandwidth / TERA, peak / TERA, peak / TERA])
+    return XYChart(
+        title="Roofline",
+        x_label="FLOPs per byte",
+        y_label="TFLOP/s",
+        series=[
+            ceiling,
+            *(
+                Points(name, [row[0] for row in rows], [row[1] for row in rows], labels=[row[2] for row in rows])
+                for name, rows in points.items()
+            ),
+        ],
+        alt="Operations by arithmetic intensity and achieved rate under the device's peak and memory bandwidth.",
+        x_log=True,
+        y_log=True,
+    )
+
+
+def describe_ceiling(prediction: Prediction) -> str:
+    """Text with both ceilings and their intersection."""
+    device = prediction.device
+    peak, bandwidth = device.peak_flops_per_s(prediction.workload.dtype), device.memory_bandwidth_bytes_per_s
+    return f"{format_rate(peak)} above {peak / bandwidth:.3g} FLOPs per byte, {bandwidth / GIGA:,.0f} GB/s below"
+
+
+def _flops(entry: PricedSample) -> float:
+    """Executed FLOPs; for attention only those that the mask leaves."""
+    operation = entry.operation
+    return float(operation.executed_flops if isinstance(operation, Attention) else operation.flops)
+
+
+def _label(entry: PricedSample) -> str:
+    return entry.sample.name or entry.operation.name

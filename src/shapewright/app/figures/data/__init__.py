@@ -1,0 +1,1 @@
+"""Data of figures: samples of operations, predicted grids and sweeps, tile layouts."""

@@ -1,0 +1,96 @@
+"""Hugging Face Accelerate: YAML file of ``accelerate launch --config_file FILE``, with PyTorch FSDP 2.
+
+The file does not describe the model and the batch, which the script defines; comments at its top state the batch.
+
+Source: Accelerate, guides of FSDP and of FSDP 1 against FSDP 2 (huggingface.co/docs/accelerate), version 1.6 or
+later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.formats.output_format import (
+    DATA_PARALLEL_ONLY,
+    OutputFormat,
+    check_training_workload,
+    layout_error,
+    num_replicas,
+    workload_error,
+)
+
+if TYPE_CHECKING:
+    from shapewright.models import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp32": "no"}
+
+
+def write_yaml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:  # noqa: ARG001
+    """Write the config, without machines and their addresses."""
+    lines = [] if workload is None else _workload_settings(workload, layout)
+    lines += ["compute_environment: LOCAL_MACHINE"]
+    if workload is not None:
+        lines.append(f"mixed_precision: '{_PRECISIONS[workload.dtype]}'")
+    if layout is not None:
+        if layout.num_devices > 1:
+            lines.append(
+                "# Processes of all machines; with several, set num_machines, machine_rank and main_process_ip too."
+            )
+        lines += [f"num_processes: {layout.num_devices}", *_layout_settings(layout, workload)]
+    return "\n".join(lines) + "\n"
+
+
+def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> list[str]:
+    check_training_workload(FORM.name, workload, _PRECISIONS)
+    per_pass = workload.micro_batch_size * num_replicas(layout)
+    return [
+        "# Arguments of the training script:",
+        f"#   per_device_train_batch_size: {workload.micro_batch_size}",
+        f"#   gradient_accumulation_steps: {(workload.global_batch_size or per_pass) // per_pass}",
+        f"#   tokens per sequence: {workload.seq_len}",
+    ]
+
+
+def _layout_settings(layout: ParallelLayout, workload: Workload | None) -> list[str]:
+    for name in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        if getattr(layout, name) > 1:
+            raise layout_error(FORM.name, f"{name}={getattr(layout, name)}", "only FSDP is supported")
+    if layout.zero_stage == 1:
+        raise layout_error(FORM.name, "zero_stage=1", "FSDP shards gradients too; use 0, 2 or 3")
+    recomputes = workload is not None and workload.recompute == "full"
+    if layout.zero_stage == 0:
+        if recomputes:
+            raise workload_error(
+                FORM.name, "recompute='full' without FSDP", "the script controls checkpointing without FSDP"
+            )
+        return [f"distributed_type: {'MULTI_GPU' if layout.num_devices > 1 else 'NO'}"]
+    values: dict[str, Any] = {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": layout.zero_stage == 3,
+        "fsdp_activation_checkpointing": recomputes,
+        "fsdp_offload_params": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    words = {True: "true", False: "false"}
+    return [
+        "distributed_type: FSDP",
+        "fsdp_config:",
+        *(f"  {name}: {words[value] if isinstance(value, bool) else value}" for name, value in values.items()),
+    ]
+
+
+FORM = OutputFormat(
+    name="accelerate-yaml",
+    project="Accelerate",
+    written_fields=frozenset(),
+    fixed_values={},
+    write=write_yaml,
+    suffix=".yaml",
+    run_values={
+        **DATA_PARALLEL_ONLY,
+        "zero_stage": (2, 3),
+        "recompute": ("none", "full"),
+    },
+)

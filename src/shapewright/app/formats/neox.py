@@ -1,0 +1,168 @@
+"""GPT-NeoX: YAML config with quoted keys, as in its own examples.
+
+Source: megatron/neox_arguments/neox_args.py and megatron/model/transformer.py of EleutherAI/gpt-neox, 2025 (the MLP
+after the removal of ``mlp_type``: a gated MLP is ``intermediate_size / 3`` wide, rounded up to ``mlp_multiple_of``).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.formats.output_format import (
+    OutputFormat,
+    check_embedding_width,
+    check_head_dims,
+    check_pipeline_schedule,
+    check_training_workload,
+    layout_error,
+    model_error,
+    num_replicas,
+    vocab_padding,
+)
+
+if TYPE_CHECKING:
+    from shapewright.models import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+_POSITIONS = {"learned": "learned", "rotary": "rotary", "alibi": "alibi", "none": "none"}
+_PRECISIONS = {"bf16": "bfloat16", "fp16": "fp16", "fp32": "fp32"}
+_ACTIVATIONS = {
+    ("silu", True): "swiglu",
+    ("gelu", True): "geglu",
+    ("gelu_new", True): "geglu",
+    ("gelu_pytorch_tanh", True): "geglu",
+    ("relu", False): "relu",
+    ("silu", False): "silu",
+    **dict.fromkeys(
+        [(name, False) for name in ("gelu", "gelu_new", "gelu_fast", "gelu_tanh", "gelu_pytorch_tanh")], "gelu"
+    ),
+}
+
+
+def write_yaml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+    """Write a config, without data, optimizer and schedule, which go into another file."""
+    shards = layout.tensor_parallel if layout else 1
+    unit = vocab_padding(FORM, config, shards)
+    smallest = config.vocab_size - unit * shards + 1
+    values = {**_model_settings(config), "make_vocab_size_divisible_by": unit}
+    values |= {} if workload is None else _attention_kind(config, workload)
+    values |= {} if layout is None else _layout_settings(layout)
+    values |= {} if workload is None else _workload_settings(workload, layout)
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in values.items()]
+    head = (
+        f"# vocab_size {config.vocab_size}: tokenizers of {smallest} to {config.vocab_size} tokens are padded to it.\n"
+    )
+    return head + "{\n" + "\n".join(lines) + "\n}\n"
+
+
+def _model_settings(config: TransformerConfig) -> dict[str, Any]:
+    check_head_dims(FORM, config)
+    check_embedding_width(FORM, config)
+    if config.position_embedding not in _POSITIONS:
+        raise model_error(
+            FORM.name, f"position_embedding={config.position_embedding!r}", f"supported are {', '.join(_POSITIONS)}"
+        )
+    activation = _ACTIVATIONS.get((config.activation, config.gated_mlp))
+    if activation is None:
+        gate = "with" if config.gated_mlp else "without"
+        raise model_error(
+            FORM.name, f"activation={config.activation!r} {gate} a gate", "the activation is not supported"
+        )
+    if config.qkv_bias != config.attention_out_bias:
+        raise model_error(FORM.name, f"qkv_bias={config.qkv_bias} alone", "one setting applies to all attention biases")
+    norms = {(False, 2): (False, False), (True, 2): (True, False), (True, 1): (True, True)}
+    kind = (config.parallel_attention_mlp, config.num_norms_per_layer)
+    if kind not in norms:
+        raise model_error(FORM.name, f"num_norms_per_layer={config.num_norms_per_layer}", "1 or 2 are supported")
+    parallel, tied = norms[kind]
+    windows = {config.window_of_layer(index) for index in range(config.num_layers)}
+    if len(windows) > 1:
+        raise model_error(
+            FORM.name, f"windows of {' and '.join(map(str, sorted(windows)))}", "one window applies to all layers"
+        )
+    window = windows.pop()
+    return {
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_heads,
+        **({"num_kv_heads": config.num_kv_heads} if config.num_kv_heads != config.num_heads else {}),
+        "intermediate_size": config.intermediate_size * (3 if config.gated_mlp else 1),
+        "mlp_multiple_of": 1,
+        "activation": activation,
+        "max_position_embeddings": config.max_position_embeddings,
+        "pos_emb": _POSITIONS[config.position_embedding],
+        **({"opt_pos_emb_offset": config.position_offset} if config.position_offset else {}),
+        "norm": config.norm,
+        "use_bias_in_norms": config.norm_bias,
+        "use_bias_in_attn_linear": config.qkv_bias,
+        "use_bias_in_mlp": config.mlp_bias,
+        "gpt_j_residual": parallel,
+        "gpt_j_tied": tied,
+        "no_weight_tying": not config.tied_embeddings,
+        "hidden_dropout": config.hidden_dropout,
+        "attention_dropout": config.attention_dropout,
+        **({"sliding_window_width": window} if window else {}),
+    }
+
+
+def _attention_kind(config: TransformerConfig, workload: Workload) -> dict[str, Any]:
+    return {"attention_config": [[["flash" if workload.attention == "flash" else "global"], config.num_layers]]}
+
+
+def _layout_settings(layout: ParallelLayout) -> dict[str, Any]:
+    check_pipeline_schedule(FORM, layout)
+    for name in ("context_parallel", "expert_parallel", "virtual_pipeline"):
+        if getattr(layout, name) > 1:
+            raise layout_error(FORM.name, f"{name}={getattr(layout, name)}", "it is not supported")
+    if layout.zero_stage > 1 and layout.pipeline_parallel > 1:
+        raise layout_error(
+            FORM.name, f"zero_stage={layout.zero_stage} with stages", "DeepSpeed pipelines support ZeRO stage 1 at most"
+        )
+    return {
+        "model_parallel_size": layout.tensor_parallel,
+        # 1 already enables DeepSpeed's pipeline engine; 0 disables it, as ZeRO stages 2 and 3 require.
+        "pipe_parallel_size": 0 if layout.zero_stage > 1 else layout.pipeline_parallel,
+        "sequence_parallel": layout.splits_sequence_over_tensor,
+        "zero_optimization": {"stage": layout.zero_stage},
+    }
+
+
+def _workload_settings(workload: Workload, layout: ParallelLayout | None) -> dict[str, Any]:
+    check_training_workload(FORM.name, workload, _PRECISIONS)
+    per_pass = workload.micro_batch_size * num_replicas(layout)
+    stages = layout.pipeline_parallel if layout else 1
+    return {
+        "seq_length": workload.seq_len,
+        "train_micro_batch_size_per_gpu": workload.micro_batch_size,
+        "gradient_accumulation_steps": (workload.global_batch_size or per_pass * stages) // per_pass,
+        "precision": _PRECISIONS[workload.dtype],
+        "checkpoint_activations": workload.recompute == "full",
+        **({"checkpoint_num_layers": 1} if workload.recompute == "full" else {}),
+    }
+
+
+FORM = OutputFormat(
+    name="neox-yaml",
+    project="GPT-NeoX",
+    written_fields=frozenset(
+        (
+            *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "intermediate_size"),
+            *("vocab_size", "max_position_embeddings", "parallel_attention_mlp", "norm", "norm_bias"),
+            *("num_norms_per_layer", "hidden_dropout", "attention_dropout", "attention_windows", "qkv_bias"),
+            *("attention_out_bias", "activation", "gated_mlp", "mlp_bias", "tied_embeddings", "embedding_size"),
+            *("position_embedding", "position_offset"),
+        )
+    ),
+    fixed_values={},
+    write=write_yaml,
+    suffix=".yml",
+    run_values={
+        "context_parallel": (1,),
+        "expert_parallel": (1,),
+        "virtual_pipeline": (1,),
+        "zero_stage": (0, 1),
+        "pipeline_schedule": ("1f1b",),
+        "recompute": ("none", "full"),
+    },
+)

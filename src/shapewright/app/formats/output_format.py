@@ -1,0 +1,253 @@
+"""OutputFormat: which models, workloads and layouts a config format of a training framework can express."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+
+from shapewright.core.errors import ConfigError, LayoutError, WorkloadError
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
+
+# Fields of the implementation, not of the model: its name and which GEMMs are fused.
+_IMPLEMENTATION_FIELDS = ("name", "model_type", "fused_qkv", "fused_gate_up")
+_MAX_PADDING = 512  # of the vocabulary, per tensor-parallel device; Megatron-LM's default is 128
+PLAIN_DECODER: dict[str, tuple[object, ...]] = {
+    "stack": ("decoder",),
+    "num_encoder_layers": (0,),
+    "parallel_attention_mlp": (False,),
+    "norm_affine": (True,),
+    "num_norms_per_layer": (2,),
+    "has_final_norm": (True,),
+    "attention_windows": ((),),
+    "attention_window_kind": ("sliding",),
+    "rotary_layers": ((),),
+    "qk_norm": ("none",),
+    "qk_norm_bias": (False,),
+    "attention_sinks": (False,),
+    "q_lora_rank": (0,),
+    "kv_lora_rank": (0,),
+    "qk_rope_head_dim": (0,),
+    "num_experts": (0,),
+    "num_experts_per_token": (0,),
+    "moe_intermediate_size": (0,),
+    "shared_expert_intermediate_size": (0,),
+    "shared_expert_gate": (False,),
+    "router_bias": (False,),
+    "expert_bias": (False,),
+    "expert_clamp": (False,),
+    "moe_layers": ((),),
+    "embedding_norm": (False,),
+    "num_token_types": (0,),
+    "position_offset": (0,),
+    "num_relative_buckets": (0,),
+    "head_transform": (False,),
+    "lm_head_bias": (False,),
+}
+"""Values of rarely used fields in a plain decoder."""
+
+DATA_PARALLEL_ONLY = dict.fromkeys(
+    ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"), (1,)
+)
+"""Run values of frameworks that distribute a job by data parallelism and sharding alone."""
+
+_OFFLOAD_FIELDS = ("offload_activations", "offload_optimizer")
+_EXPERT_FIELDS = (
+    "num_experts_per_token",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_expert_gate",
+    "router_bias",
+    "expert_bias",
+    "expert_clamp",
+    "moe_layers",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFormat:
+    """Config format of one training framework.
+
+    Attributes:
+        name: Name of the format.
+        project: Name of the framework.
+        written_fields: Fields of TransformerConfig that the format writes with any value.
+        fixed_values: Supported values of other fields of TransformerConfig; fields in neither have the values of
+            PLAIN_DECODER.
+        write: Writes config, workload and layout; workload and layout can be None.
+        suffix: Suffix of the file name.
+        run_values: Supported values of fields of Workload and ParallelLayout; fields that are missing support any
+            value. A plan can be restricted to them.
+        offloads: Supported fields of Workload that move data to host memory.
+        supports_end_layers: Whether embedding and loss can count as layers when layers are assigned to stages.
+    """
+
+    name: str
+    project: str
+    written_fields: frozenset[str]
+    fixed_values: Mapping[str, tuple[object, ...]]
+    write: Callable[[TransformerConfig, Workload | None, ParallelLayout | None], str]
+    suffix: str
+    run_values: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    offloads: frozenset[str] = frozenset()
+    supports_end_layers: bool = False
+
+    @property
+    def choices(self) -> dict[str, tuple[object, ...]]:
+        """Supported values of run fields, including offload fields that are not supported."""
+        return {**{name: (False,) for name in _OFFLOAD_FIELDS if name not in self.offloads}, **self.run_values}
+
+
+def check_pipeline_schedule(target: OutputFormat, layout: ParallelLayout) -> None:
+    """Check that the framework supports the pipeline schedule and the assignment of layers to stages.
+
+    Raises:
+        LayoutError: the framework does not support them.
+    """
+    allowed = target.run_values.get("pipeline_schedule", ("1f1b",))
+    if layout.pipeline_schedule not in allowed:
+        words = " and ".join(str(each) for each in allowed)
+        raise layout_error(
+            target.name,
+            f"pipeline_schedule={layout.pipeline_schedule!r}",
+            f"{target.project} has {words}",
+        )
+    if any(layout.ends_as_layers) and not target.supports_end_layers:
+        raise layout_error(
+            target.name,
+            "embedding or loss that count as layers",
+            f"{target.project} assigns layers differently",
+        )
+
+
+def check_offload(target: OutputFormat, workload: Workload) -> None:
+    """Check that the framework supports the offloads of a workload.
+
+    Raises:
+        WorkloadError: an offload is not supported.
+    """
+    for name in _OFFLOAD_FIELDS:
+        if getattr(workload, name) and name not in target.offloads:
+            raise workload_error(target.name, name, f"{target.project} does not support this offload")
+
+
+def check_model(target: OutputFormat, config: TransformerConfig) -> None:
+    """Check that the format can express every field of a model.
+
+    Raises:
+        ConfigError: a field has a value that the format cannot express.
+    """
+    ignored = unused_fields(config)
+    for spec in fields(config):
+        if spec.name in target.written_fields or spec.name in ignored:
+            continue
+        value, allowed = getattr(config, spec.name), (PLAIN_DECODER | dict(target.fixed_values))[spec.name]
+        if value not in allowed:
+            values = " or ".join(repr(each) for each in allowed)
+            raise model_error(target.name, f"{spec.name}={value!r}", f"{target.project} requires {values}")
+
+
+def model_error(form_name: str, what: str, why: str) -> ConfigError:
+    """Make the error for a model that a format cannot express."""
+    return ConfigError(f"format {form_name} cannot express {what}: {why}; change the model or choose another format")
+
+
+def workload_error(form_name: str, what: str, why: str) -> WorkloadError:
+    """Make the error for a workload that a format cannot express."""
+    return WorkloadError(f"format {form_name} cannot express {what}: {why}; change it or choose another format")
+
+
+def check_training_workload(form_name: str, workload: Workload, dtypes: Collection[str]) -> None:
+    """Check that a workload is training in a supported dtype, with full recomputation or none.
+
+    Args:
+        form_name: Name of the format.
+        workload: Workload to write.
+        dtypes: Dtypes that the framework trains in.
+
+    Raises:
+        WorkloadError: the phase, dtype or recomputation is not supported.
+    """
+    if not workload.is_training:
+        raise workload_error(form_name, f"phase={workload.phase!r}", "the format is for training runs")
+    if workload.dtype not in dtypes:
+        raise workload_error(form_name, f"dtype={workload.dtype!r}", f"supported are {', '.join(dtypes)}")
+    if workload.recompute == "selective":
+        raise workload_error(form_name, "recompute='selective'", "only full recomputation or none is supported")
+
+
+def layout_error(form_name: str, what: str, why: str) -> LayoutError:
+    """Make the error for a layout that a format cannot express."""
+    return LayoutError(f"format {form_name} cannot express {what}: {why}; change it or choose another format")
+
+
+def unused_fields(config: TransformerConfig) -> frozenset[str]:
+    """Fields whose values have no effect on this model."""
+    ignored = {*_IMPLEMENTATION_FIELDS}
+    if not config.is_moe:
+        ignored.update(_EXPERT_FIELDS)
+    elif not config.shared_expert_intermediate_size:
+        ignored.add("shared_expert_gate")
+    if config.stack != "encoder-decoder":
+        ignored.add("num_encoder_layers")
+    if config.qk_norm == "none":
+        ignored.add("qk_norm_bias")
+    if not any(config.attention_windows):
+        ignored.update(("attention_windows", "attention_window_kind"))
+    if not config.is_mla:
+        ignored.update(("q_lora_rank", "qk_rope_head_dim"))
+    if config.position_embedding != "learned":
+        ignored.add("position_offset")
+    if config.position_embedding != "relative":
+        ignored.add("num_relative_buckets")
+    return frozenset(ignored)
+
+
+def check_head_dims(target: OutputFormat, config: TransformerConfig) -> None:
+    """Check that head_dim is hidden_size / num_heads.
+
+    Raises:
+        ConfigError: head_dim or v_head_dim differs from it.
+    """
+    if config.num_heads * config.head_dim != config.hidden_size or config.v_head_dim != config.head_dim:
+        raise model_error(
+            target.name,
+            f"head_dim={config.head_dim} with num_heads={config.num_heads} and hidden_size={config.hidden_size}",
+            f"{target.project} requires head_dim = v_head_dim = hidden_size / num_heads",
+        )
+
+
+def check_embedding_width(target: OutputFormat, config: TransformerConfig) -> None:
+    """Check that embeddings are as wide as the residual stream.
+
+    Raises:
+        ConfigError: embedding_size is not hidden_size.
+    """
+    if config.embedding_size != config.hidden_size:
+        raise model_error(
+            target.name, f"embedding_size={config.embedding_size}", "embedding_size must equal hidden_size"
+        )
+
+
+def vocab_padding(target: OutputFormat, config: TransformerConfig, num_shards: int) -> int:
+    """Padding unit of the tokenizer's vocabulary that results in vocab_size.
+
+    Frameworks pad to a multiple of this unit times the tensor-parallel degree. The unit is the largest power of two
+    that divides vocab_size, up to 512, so that the widest range of tokenizers is padded to vocab_size.
+
+    Raises:
+        ConfigError: vocab_size is not a multiple of the tensor-parallel degree.
+    """
+    if config.vocab_size % num_shards:
+        raise model_error(
+            target.name,
+            f"vocab_size={config.vocab_size} over {num_shards} devices",
+            f"{target.project} pads it to a multiple of the tensor-parallel degree",
+        )
+    share = config.vocab_size // num_shards
+    return min(share & -share, _MAX_PADDING)
+
+
+def num_replicas(layout: ParallelLayout | None) -> int:
+    """Number of data-parallel replicas."""
+    return layout.data_parallel if layout else 1

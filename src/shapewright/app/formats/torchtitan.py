@@ -1,0 +1,184 @@
+"""torchtitan: job config in TOML, with the flavor to add to the model's Python file.
+
+The job config names a flavor of a model; the sizes of flavors are defined in a Python table of the model's package.
+The output is the TOML file and, as a comment at its top, the line to add to that table.
+
+Source: torchtitan/models/llama3 and qwen3 (model/args.py, train_configs), config/job_config.py and
+distributed/pipeline_parallel.py of pytorch/torchtitan 0.2, the last version with TOML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from shapewright.app.formats.output_format import (
+    OutputFormat,
+    check_embedding_width,
+    check_pipeline_schedule,
+    layout_error,
+    model_error,
+    num_replicas,
+    workload_error,
+)
+from shapewright.workload.recompute import CORE
+
+if TYPE_CHECKING:
+    from shapewright.models import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+_FLAVOR = "shapewright"
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
+# 1F1B with several virtual stages per device.
+_INTERLEAVED = "Interleaved1F1B"
+
+
+def write_toml(config: TransformerConfig, workload: Workload | None, layout: ParallelLayout | None) -> str:
+    """Write flavor and job config, without data, optimizer and schedule."""
+    check_embedding_width(FORM, config)
+    if config.v_head_dim != config.head_dim:
+        raise model_error(FORM.name, f"v_head_dim={config.v_head_dim}", "v_head_dim must equal head_dim")
+    model, table, arguments = _flavor(config)
+    lines = [
+        f"# Add to {table} in torchtitan/models/{model}/__init__.py:",
+        f'#     "{_FLAVOR}": {arguments},',
+        "",
+        "[model]",
+        f'name = "{model}"',
+        f'flavor = "{_FLAVOR}"',
+    ]
+    if workload is not None:
+        lines += _training(workload, layout)
+    if layout is not None:
+        lines += _parallelism(config, layout, workload)
+    return "\n".join(lines) + "\n"
+
+
+def _flavor(config: TransformerConfig) -> tuple[str, str, str]:
+    """Model name, name of its flavor table, and arguments of the flavor."""
+    sizes = (
+        f"dim={config.hidden_size}, n_layers={config.num_layers}, n_heads={config.num_heads}, "
+        f"n_kv_heads={config.num_kv_heads}, vocab_size={config.vocab_size}, "
+        f"max_seq_len={config.max_position_embeddings}"
+    )
+    whole_heads = config.num_heads * config.head_dim == config.hidden_size
+    if whole_heads and config.qk_norm == "none" and not config.tied_embeddings:
+        # torchtitan truncates the width to an integer and rounds it up to a multiple: 0.5 protects it if that is 1.
+        multiple = config.intermediate_size & -config.intermediate_size
+        multiplier = (config.intermediate_size + (0.5 if multiple == 1 else 0.0)) / int(8 * config.hidden_size / 3)
+        return (
+            "llama3",
+            "llama3_args",
+            f"TransformerModelArgs({sizes}, ffn_dim_multiplier={multiplier!r}, multiple_of={multiple})",
+        )
+    return (
+        "qwen3",
+        "qwen3_args",
+        f"Qwen3ModelArgs({sizes}, head_dim={config.head_dim}, hidden_dim={config.intermediate_size}, "
+        f"qk_norm={config.qk_norm != 'none'}, enable_weight_tying={config.tied_embeddings})",
+    )
+
+
+def _training(workload: Workload, layout: ParallelLayout | None) -> list[str]:
+    if not workload.is_training:
+        raise workload_error(FORM.name, f"phase={workload.phase!r}", "the format is for training runs")
+    if workload.dtype != "bf16":
+        raise workload_error(FORM.name, f"dtype={workload.dtype!r}", "only bf16 mixed precision is supported")
+    if workload.attention != "flash":
+        raise workload_error(FORM.name, f"attention={workload.attention!r}", "it uses fused attention")
+    lines = ["", "[training]", f"seq_len = {workload.seq_len}"]
+    if layout is not None and layout.pipeline_parallel > 1:
+        # The local batch is the batch of one step, which the pipeline splits into micro-batches.
+        default = workload.micro_batch_size * layout.pipeline_parallel
+        local = workload.global_batch_size // layout.data_parallel if workload.global_batch_size else default
+        lines.append(f"local_batch_size = {local}")
+    else:
+        lines.append(f"local_batch_size = {workload.micro_batch_size}")
+        if workload.global_batch_size is not None:
+            lines.append(f"global_batch_size = {workload.global_batch_size}")
+    lines += ["", "[activation_checkpoint]", f'mode = "{workload.recompute}"']
+    if workload.recompute == "selective":
+        if workload.recompute_modules != CORE:
+            raise workload_error(
+                FORM.name,
+                f"recompute_modules={workload.recompute_modules!r}",
+                "selective recomputation is by operation",
+            )
+        # "op" selects operations, as priced; an integer n would checkpoint every n-th layer.
+        lines.append('selective_ac_option = "op"')
+    return lines
+
+
+def _parallelism(config: TransformerConfig, layout: ParallelLayout, workload: Workload | None) -> list[str]:
+    check_pipeline_schedule(FORM, layout)
+    sharded = layout.zero_stage in (2, 3)
+    replicas = num_replicas(layout)
+    if layout.zero_stage == 1:
+        raise layout_error(FORM.name, "zero_stage=1", "FSDP shards gradients too; use 0, 2 or 3")
+    if layout.expert_parallel > 1:
+        raise layout_error(FORM.name, f"expert_parallel={layout.expert_parallel}", "the models are dense")
+    return [
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {1 if sharded else replicas}",
+        f"data_parallel_shard_degree = {replicas if sharded else 1}",
+        *([f'fsdp_reshard_after_forward = "{"always" if layout.zero_stage == 3 else "never"}"'] if sharded else []),
+        f"tensor_parallel_degree = {layout.tensor_parallel}",
+        f"pipeline_parallel_degree = {layout.pipeline_parallel}",
+        *(_pipeline(config, layout, workload) if layout.pipeline_parallel > 1 else ()),
+        f"context_parallel_degree = {layout.context_parallel}",
+    ]
+
+
+def _pipeline(config: TransformerConfig, layout: ParallelLayout, workload: Workload | None) -> Iterator[str]:
+    """Schedule and layers per chunk; torchtitan counts embedding and output as layers by default."""
+    chunks = layout.virtual_pipeline
+    yield f'pipeline_parallel_schedule = "{_INTERLEAVED if chunks > 1 else _SCHEDULES[layout.pipeline_schedule]}"'
+    per_chunk = -(-config.num_layers // layout.pipeline_parallel) // chunks
+    spare = layout.pipeline_parallel * chunks * per_chunk - config.num_layers
+    if spare > 2 * (per_chunk - 1):
+        raise layout_error(
+            FORM.name,
+            f"{config.num_layers} layers on {layout.pipeline_parallel} stages of {chunks}",
+            "only the first and the last chunk can have fewer layers, at least one each",
+        )
+    yield f"pipeline_parallel_layers_per_stage = {per_chunk}"
+    before = int(layout.ends_as_layers[0]) if any(layout.ends_as_layers) else spare // 2
+    yield f"pipeline_parallel_first_stage_less_layers = {before}"
+    yield f"pipeline_parallel_last_stage_less_layers = {spare - before}"
+    if workload is not None:
+        yield f"pipeline_parallel_microbatch_size = {workload.micro_batch_size}"
+
+
+FORM = OutputFormat(
+    name="torchtitan-toml",
+    project="torchtitan (llama3, qwen3)",
+    written_fields=frozenset(
+        (
+            *("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "intermediate_size"),
+            *("vocab_size", "max_position_embeddings", "tied_embeddings", "embedding_size"),
+        )
+    ),
+    fixed_values={
+        "norm": ("rmsnorm",),
+        "norm_bias": (False,),
+        "hidden_dropout": (0.0,),
+        "attention_dropout": (0.0,),
+        "qkv_bias": (False,),
+        "attention_out_bias": (False,),
+        "qk_norm": ("none", "per-head"),
+        "activation": ("silu",),
+        "gated_mlp": (True,),
+        "mlp_bias": (False,),
+        "position_embedding": ("rotary",),
+    },
+    write=write_toml,
+    suffix=".toml",
+    run_values={
+        "expert_parallel": (1,),
+        "zero_stage": (0, 2, 3),
+        "pipeline_schedule": tuple(_SCHEDULES),
+        "sequence_parallel": (True,),
+    },
+    supports_end_layers=True,
+)

@@ -1,0 +1,73 @@
+"""write_format: write a model, workload and layout in the config format of a training framework."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.app.formats import accelerate, deepspeed, megatron, nanogpt, neox, torchtitan
+from shapewright.app.formats.output_format import check_model, check_offload
+from shapewright.core.errors import ConfigError, close_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shapewright.app.formats.output_format import OutputFormat
+    from shapewright.models import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+FORMATS: dict[str, OutputFormat] = {
+    target.name: target for target in (megatron.FORM, neox.FORM, torchtitan.FORM, nanogpt.FORM)
+}
+"""Formats that describe the model, by name."""
+
+RUN_FORMATS: dict[str, OutputFormat] = {target.name: target for target in (deepspeed.FORM, accelerate.FORM)}
+"""Formats that describe only workload and layout; the training script defines the model."""
+
+
+def write_format(
+    name: str,
+    config: TransformerConfig,
+    *,
+    workload: Workload | None = None,
+    layout: ParallelLayout | None = None,
+) -> str:
+    """Write a model and optionally its workload and layout in the format of a framework.
+
+    Args:
+        name: A key of FORMATS or RUN_FORMATS; the latter write only workload and layout.
+        config: The model.
+        workload: Batch, sequence length, dtype and recomputation of a training step.
+        layout: Parallel layout.
+
+    Returns:
+        Text of the file, with a trailing newline.
+
+    Raises:
+        ConfigError: unknown format, or one that cannot express the model.
+        WorkloadError: the format cannot express the workload.
+        LayoutError: the format cannot express the layout.
+    """
+    target = RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name)
+    if workload is not None:
+        check_offload(target, workload)
+    if name not in RUN_FORMATS:
+        check_model(target, config)
+    return target.write(config, workload, layout)
+
+
+def check_format(name: str, *, also: Iterable[str] = ("hf",)) -> OutputFormat:
+    """Look up a format of FORMATS.
+
+    Args:
+        name: Name of the format.
+        also: Further formats that the caller supports, for the error message.
+
+    Raises:
+        ConfigError: unknown format.
+    """
+    target = FORMATS.get(name)
+    if target is None:
+        known = (*also, *FORMATS)
+        hint = close_names(name, known)
+        raise ConfigError(f"unknown format {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}")
+    return target

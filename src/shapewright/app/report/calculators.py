@@ -1,0 +1,156 @@
+"""Parameters, FLOPs, batches and budgets as tables, on request with the formula of each number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.columns import Column, columns_of, print_facts, print_table
+from shapewright.core.dtypes import stored_weight_bytes
+from shapewright.core.units import GIGA, format_bytes, format_count, format_percent, format_rate
+from shapewright.lowering.flops import CONVENTIONS
+from shapewright.models import count_parameters
+from shapewright.prediction.calculators import BatchSolution, FlopsPerToken, Term, TrainingBudget, explain_parameters
+from shapewright.prediction.calculators.budget import CHINCHILLA_TOKENS_PER_PARAMETER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.models import TransformerConfig
+
+_WEIGHT_FORMATS = ("fp32", "bf16", "fp8", "int4")
+_BATCH_ROWS = 40
+LETTERS = (
+    "h hidden_size, e embedding_size, L layers (L_d dense, L_m with experts, L_e encoder), a num_heads, a_kv "
+    "num_kv_heads, d head_dim, d_v v_head_dim, f intermediate_size, f_m moe_intermediate_size, f_s of shared experts, "
+    "E num_experts, v vocab_size, s positions, r_q r_kv d_r ranks and rotary width of MLA, k token types, n_b relative "
+    "position buckets"
+)
+
+
+def print_parameters(config: TransformerConfig, console: Console, *, explains: bool) -> None:
+    """Print parameter counts by component."""
+    counts = count_parameters(config)
+    console.print(f"{config.title}: {counts.total:,} parameters", style="bold")
+    facts = {"non-embedding": f"{counts.non_embedding:,}"}
+    if counts.active != counts.total:
+        facts["active per token"] = f"{counts.active:,}"
+    facts |= {
+        f"weights in {name}": format_bytes(stored_weight_bytes(name) * float(counts.total)) for name in _WEIGHT_FORMATS
+    }
+    print_facts(facts, console)
+    console.print()
+    _print_terms(explain_parameters(config), console, explains=explains, total=counts.total)
+    if explains:
+        console.print(f"letters: {LETTERS}", style="dim", soft_wrap=True)
+
+
+def print_flops(found: FlopsPerToken, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
+    """Print FLOPs per token by convention, and the budget of a training run."""
+    name = found.config.title
+    recompute = "no" if found.recompute == "none" else found.recompute
+    console.print(f"{name}: FLOPs per token, s={found.seq_len}, {recompute} recompute", style="bold")
+    _print_terms(found.terms, console, explains=explains)
+    if explains:
+        words = "W active weights of the layers, A attention (whole square), V weights of the logits"
+        console.print(f"letters: {words}", style="dim", soft_wrap=True)
+    console.print()
+    rows = [
+        [
+            name,
+            f"{flops.model_flops / GIGA:,.2f}",
+            "" if flops.hardware_flops is None else f"{flops.hardware_flops / GIGA:,.2f}",
+            CONVENTIONS[name].formula,
+            CONVENTIONS[name].used_by,
+        ]
+        for name, flops in found.conventions.items()
+    ]
+    headings = (
+        Column("FLOP convention", is_text=True),
+        Column("training, GFLOP/token"),
+        Column("with recompute", rank=1),
+        Column("formula", rank=2, is_text=True),
+        Column("used by", rank=3, is_text=True),
+    )
+    print_table(columns_of(rows, headings), console)
+    console.print()
+    print_budget(found.config, budget, console, explains=explains)
+
+
+def print_budget(config: TransformerConfig, budget: TrainingBudget | None, console: Console, *, explains: bool) -> None:
+    """Print tokens, FLOPs, days and cost of a training run."""
+    active = count_parameters(config).active
+    chinchilla = CHINCHILLA_TOKENS_PER_PARAMETER * active
+    facts = {"Chinchilla tokens": f"{format_count(chinchilla)} (20 x {format_count(active)})"}
+    if budget is not None:
+        facts["tokens"] = f"{format_count(budget.num_tokens)} ({budget.tokens_per_parameter:.1f} per parameter)"
+        facts["FLOPs"] = f"{budget.flops:.3g}"
+        if budget.training_days is not None and budget.flops_per_s_per_device is not None:
+            facts["devices"] = f"{budget.num_devices:,} at {format_rate(budget.flops_per_s_per_device)}"
+            facts["days"] = f"{budget.training_days:,.1f}"
+        if budget.usd is not None:
+            facts["cost"] = f"{budget.usd:,.0f} USD"
+    print_facts(facts, console)
+    if explains and budget is not None:
+        per_token = round(budget.flops / (budget.num_parameters * budget.num_tokens))
+        console.print(
+            f"FLOPs = {per_token} P T = {per_token} * {budget.num_parameters:.6g} * {budget.num_tokens:.6g} (arXiv "
+            f"2001.08361, section 2.1); days = FLOPs / (n X) / 86400 (arXiv 2104.04473, eq. 4); Chinchilla: T = 20 P "
+            f"(arXiv 2203.15556, table 3)",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def print_batch(solutions: Sequence[BatchSolution], console: Console, *, explains: bool) -> None:
+    """Print all combinations that make the batch."""
+    has_pipeline = any(one.bubble_fraction for one in solutions)
+    rows = [
+        [
+            f"{one.global_batch_size:,}",
+            f"{one.micro_batch_size:,}",
+            f"{one.data_parallel:,}",
+            f"{one.num_microbatches:,}",
+            format_percent(one.bubble_fraction) if has_pipeline else "",
+        ]
+        for one in solutions[:_BATCH_ROWS]
+    ]
+    headings = (
+        Column("global batch"),
+        Column("micro-batch"),
+        Column("replicas"),
+        Column("accumulation"),
+        Column("bubble"),
+    )
+    print_table(columns_of(rows, headings), console)
+    if len(solutions) > _BATCH_ROWS:
+        console.print(f"{_BATCH_ROWS} of {len(solutions)} solutions; --json has all", style="dim")
+    if explains:
+        console.print(
+            "global batch = micro-batch * replicas * accumulation; replicas = devices / (tensor * pipeline * context); "
+            "bubble = (p - 1) / (v m + p - 1) of the step, with m micro-batches per replica (arXiv 2104.04473, section "
+            "2.2)",
+            style="dim",
+            soft_wrap=True,
+        )
+
+
+def _print_terms(terms: Sequence[Term], console: Console, *, explains: bool, total: int | None = None) -> None:
+    rows = [
+        [
+            term.name.replace("_", " "),
+            f"{term.value:,.0f}",
+            format_percent(term.value / total) if total else "",
+            term.formula if explains else "",
+            term.numbers if explains else "",
+        ]
+        for term in terms
+    ]
+    headings = (
+        Column("part", is_text=True),
+        Column("count"),
+        Column("share", rank=1),
+        Column("formula", rank=2, is_text=True),
+        Column("in numbers", rank=3, is_text=True),
+    )
+    print_table(columns_of(rows, headings), console)

@@ -1,0 +1,124 @@
+"""Devices as tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.report.columns import Column, columns_of, print_table
+from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration
+from shapewright.core.units import GIGA, TERA, format_bytes
+from shapewright.hardware import list_devices, load_device
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.collectives import without_bridge
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.hardware import Device
+
+_COLUMNS = (
+    Column("name", is_text=True),
+    Column("title", rank=3, is_text=True),
+    Column("architecture", rank=2, is_text=True),
+    Column("SMs", rank=1),
+    Column("16-bit TFLOP/s", rank=1),
+    Column("fp8 TFLOP/s", rank=1),
+    Column("memory"),
+    Column("TB/s", rank=1),
+    Column("node", rank=3),
+    Column("measured", is_text=True),
+)
+
+
+def _borrowed_words(device: Device) -> str:
+    """Calibration donors in one line; empty where every kind has its own record."""
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for kind, donor in borrowed_records(device).items():
+        kinds.setdefault((donor.device, donor.words, donor.lent_as), []).append(kind)
+    parts = [f"{', '.join(own)} from {name} ({words}: {why})" for (name, words, why), own in kinds.items()]
+    unbridged = without_bridge(device, load_record("collectives", device)) if device.link_group_size else None
+    if parts and unbridged:
+        parts.append(
+            f"collectives of more than {device.link_group_size} in a node, over PCIe, from {unbridged[1].device}"
+        )
+    return "; ".join(parts)
+
+
+def device_columns() -> list[Column]:
+    """All devices, one row each, as the columns of a table."""
+    return columns_of((_row(load_device(name)) for name in list_devices()), _COLUMNS)
+
+
+def _row(device: Device) -> list[str]:
+    rates = device.dense_flops_per_s
+    sixteen = rates.get("bf16", rates.get("fp16"))
+    return [
+        device.name,
+        device.title,
+        device.architecture,
+        str(device.num_sms or ""),
+        f"{sixteen / TERA:,.0f}" if sixteen else "",
+        f"{rates['fp8'] / TERA:,.0f}" if "fp8" in rates else "",
+        format_bytes(device.memory_bytes),
+        f"{device.memory_bandwidth_bytes_per_s / TERA:.2f}",
+        str(device.node_size),
+        describe_calibration(device),
+    ]
+
+
+def print_device(device: Device, console: Console) -> None:
+    """Print every number of a device with its source."""
+    console.print(
+        f"{device.title} ({device.name}), {device.vendor} {device.architecture}, numbers per {device.scope}",
+        style="bold",
+        soft_wrap=True,
+    )
+    print_table(device_number_columns(device), console)
+    console.print(f"measured: {describe_calibration(device)}")
+    if borrowed := _borrowed_words(device):
+        console.print(
+            f"borrowed: {borrowed}; scaled by data-sheet ratios, intervals from leave-one-device-out errors",
+            soft_wrap=True,
+        )
+    if device.aliases:
+        console.print("also known as: " + ", ".join(device.aliases), soft_wrap=True)
+    if device.notes:
+        console.print(f"note: {device.notes}", soft_wrap=True)
+
+
+def device_number_columns(device: Device) -> list[Column]:
+    """Every number of a device with its source, as the columns of a table."""
+    rows = []
+    for key, value in _numbers(device).items():
+        origin = device.provenance.get(key, {})
+        source = device.sources.get(origin.get("source", ""), {})
+        place = ", ".join(part for part in (source.get("title", ""), origin.get("place", "")) if part)
+        rows.append([key, _in_units(key, value), origin.get("kind", ""), place])
+    headings = (
+        Column("number", is_text=True),
+        Column("value"),
+        Column("kind", is_text=True),
+        Column("source", is_text=True),
+    )
+    return columns_of(rows, headings)
+
+
+def _numbers(device: Device) -> dict[str, Any]:
+    """Every number of a device, with the name of its link and its compute capability."""
+    words = {"intra_node_link": device.intra_node_link, "compute_capability": device.compute_capability}
+    return {**device.numbers, **{key: word for key, word in words.items() if word}}
+
+
+def _in_units(key: str, value: float | str) -> str:
+    """Format a number of a device file in its usual unit; the key names the base unit."""
+    if isinstance(value, str):
+        return value
+    if "flops_per_s" in key:
+        return f"{value / TERA:g} TFLOP/s"
+    if key.endswith("_bytes_per_s"):
+        return f"{value / GIGA:g} GB/s"
+    if key.endswith("_bytes"):
+        return f"{value / GIGA:g} GB" if value >= GIGA else format_bytes(value)
+    if key.endswith("_hz"):
+        return f"{value / GIGA:g} GHz"
+    return f"{value:g} W" if key.endswith("_watts") else f"{value:g}"

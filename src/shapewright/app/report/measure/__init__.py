@@ -1,0 +1,1 @@
+"""Reports on measurements, calibrations and accuracy."""

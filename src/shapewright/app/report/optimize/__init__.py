@@ -1,0 +1,1 @@
+"""Reports on searches, training plans and serving plans."""

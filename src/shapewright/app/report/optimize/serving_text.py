@@ -1,0 +1,204 @@
+"""Serving plans as text: best points, Pareto fronts, capacity of instances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
+from shapewright.app.report.outputs.serving import MODES
+from shapewright.app.report.step.predict import degree_words
+from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.workload import ParallelLayout
+
+_FRONT_ROWS = 10
+_CAPACITY_ROWS = 8
+_GIVES, _COSTS = "tokens/s/GPU", "USD/1M tokens"
+
+_POINT_COLUMNS = (
+    Column("", is_text=True),
+    Column("instances", is_text=True),
+    Column("GPUs"),
+    Column("sequences"),
+    Column("first token"),
+    Column("90 % interval", rank=5),
+    Column("per token"),
+    Column("90 % interval ", rank=6),
+    Column(_GIVES),
+    Column(_COSTS, rank=1),
+    Column("tokens/s/user", rank=1),
+    Column("requests/s", rank=3),
+    Column("prefill load", rank=2),
+    Column("prompt tokens/pass", rank=4),
+)
+
+
+def print_serving(found: ServingPlan, console: Console) -> None:
+    """Print the request, the best of each mode and format, fronts, capacities and notes."""
+    console.print(describe_serving(found), style="bold", soft_wrap=True)
+    rows = best_rows(found)
+    if rows:
+        print_table(_columns_of_points(rows), console)
+    else:
+        console.print(no_plan_words(found), style="bold red", soft_wrap=True)
+    if any(found.best(format_name=one.name) for one in found.formats[1:]):
+        console.print()
+        console.print("best point of each format (other formats change the outputs of the model)", style="bold")
+        print_table(format_columns(found), console)
+    for mode in MODES:
+        front = found.front(mode)
+        if front:
+            console.print()
+            console.print(f"{mode}: Pareto front over tokens/s per user and per GPU", style="bold")
+            print_table(point_columns(_spread(front, _FRONT_ROWS), found.request.usd_per_hour), console)
+    console.print()
+    console.print(f"capacity of one instance, {found.formats[0].name}", style="bold")
+    print_table(capacity_columns(found, _CAPACITY_ROWS), console)
+    speculation = found.request.speculation
+    if speculation:
+        console.print()
+        print_facts(
+            {
+                "speculative decoding": f"{speculation.num_draft_tokens} proposed, "
+                f"{format_percent(speculation.acceptance_fraction)} accepted",
+                "tokens per pass": f"{speculation.tokens_per_pass:.2f}",
+            },
+            console,
+        )
+    print_notes(found.notes, console)
+
+
+def describe_serving(found: ServingPlan) -> str:
+    """The request in one line."""
+    request, name = found.request, found.config.title
+    limits = [
+        f"{word} at most {format_seconds(limit)}"
+        for word, limit in (("first token", request.ttft_limit_s), ("per token", request.tpot_limit_s))
+        if limit is not None
+    ]
+    cached = f" ({request.cached_len} of them cached)" if request.cached_len else ""
+    devices = f"{request.num_devices} x " if request.num_devices else ""
+    return (
+        f"{name} on {devices}{found.device.title}: {request.prompt_len} tokens in{cached}, {request.output_len} out, "
+        f"{found.formats[0].name}" + "".join(f", {limit}" for limit in limits)
+    )
+
+
+def no_plan_words(found: ServingPlan) -> str:
+    """Why no point keeps the limits, with the shortest times that are possible."""
+    own = [point for point in found.points if point.format.name == found.formats[0].name]
+    if not own:
+        return "no layout could be priced in this format"
+    first, token = min(point.ttft.middle_s for point in own), min(point.tpot.middle_s for point in own)
+    return (
+        f"no point keeps the limits: the shortest time to first token is {format_seconds(first)}, the shortest time "
+        f"per token {format_seconds(token)}, maybe at different points; raise --ttft or --tpot, or give more --gpus"
+    )
+
+
+def best_rows(found: ServingPlan) -> list[list[str]]:
+    """Best point of each mode."""
+    price = found.request.usd_per_hour
+    return [_row(mode, best, price) for mode in MODES if (best := found.best(mode)) is not None]
+
+
+def format_columns(found: ServingPlan) -> list[Column]:
+    """Best point of each format, as columns of a table."""
+    bests = [(one.name, found.best(format_name=one.name)) for one in found.formats]
+    price = found.request.usd_per_hour
+    return _columns_of_points([_row(name, best, price) for name, best in bests if best is not None])
+
+
+def point_columns(points: Iterable[OperatingPoint], usd_per_hour: float | None) -> list[Column]:
+    """Points, as columns of a table, with the cost of tokens where a device has a price."""
+    return _columns_of_points([_row("", point, usd_per_hour) for point in points])
+
+
+def _columns_of_points(rows: Sequence[Sequence[str]]) -> list[Column]:
+    """Columns of a table; with a price, a narrow terminal keeps the cost and drops the throughput."""
+    columns = columns_of(rows, _POINT_COLUMNS)
+    has_price = any(any(column.cells) for column in columns if column.name == _COSTS)
+    ranks = {_COSTS: 0, _GIVES: 1} if has_price else {}
+    return [replace(column, rank=ranks.get(column.name, column.rank)) for column in columns]
+
+
+def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column]:
+    """Capacity of instances in the first format, as columns of a table."""
+    own = [capacity for capacity in found.capacities if capacity.format == found.formats[0]]
+    rows = [
+        [
+            layout_words(capacity.layout),
+            str(capacity.layout.num_devices),
+            format_bytes(capacity.weights_bytes),
+            format_bytes(capacity.free_bytes),
+            format_bytes(capacity.cache_bytes_per_token),
+            format_count(capacity.cache_tokens),
+            f"{capacity.most_sequences:,}",
+        ]
+        for capacity in own[:most]
+    ]
+    headings = (
+        Column("instance", is_text=True),
+        Column("GPUs"),
+        Column("weights/GPU", rank=1),
+        Column("free for cache", rank=1),
+        Column("cache/token", rank=2),
+        Column("tokens in cache"),
+        Column("sequences"),
+    )
+    return columns_of(rows, headings)
+
+
+def layout_words(layout: ParallelLayout) -> str:
+    """Degrees of one instance, such as ``TP 4, PP 2``.
+
+    ``DP`` counts replicas of the attention alone; ``ETP 1`` appears where other matrices are split and experts are not.
+
+    >>> from shapewright.workload import ParallelLayout
+    >>> layout_words(ParallelLayout(tensor_parallel=2)), layout_words(ParallelLayout())
+    ('TP 2', 'TP 1')
+    """
+    return ", ".join(degree_words(layout)) or "TP 1"
+
+
+def instances_words(point: OperatingPoint) -> str:
+    """Instances of a unit, such as ``1 x (TP 2) prefill + 3 x (TP 4) decode``."""
+    if point.prefill_layout is None:
+        return layout_words(point.layout)
+    return (
+        f"{point.num_prefill_instances} x ({layout_words(point.prefill_layout)}) prefill + "
+        f"{point.num_instances} x ({layout_words(point.layout)}) decode"
+    )
+
+
+def _row(name: str, point: OperatingPoint, usd_per_hour: float | None) -> list[str]:
+    cost = point.usd_per_million_tokens(usd_per_hour)
+    return [
+        name,
+        instances_words(point),
+        str(point.num_devices),
+        str(point.num_sequences),
+        format_seconds(point.ttft.middle_s),
+        f"{format_seconds(point.ttft.low_s)} to {format_seconds(point.ttft.high_s)}",
+        format_seconds(point.tpot.middle_s),
+        f"{format_seconds(point.tpot.low_s)} to {format_seconds(point.tpot.high_s)}",
+        f"{point.tokens_per_s_per_device:,.0f}",
+        "" if cost is None else f"{cost:.4g}",
+        f"{point.tokens_per_s_per_user:.1f}",
+        f"{point.requests_per_s:.2f}",
+        format_percent(point.prefill_load_fraction),
+        f"{point.prefill_tokens:,}",
+    ]
+
+
+def _spread(points: Sequence[OperatingPoint], most: int) -> list[OperatingPoint]:
+    """At most some of the points, evenly over the front, both ends among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]

@@ -1,0 +1,147 @@
+"""Outputs of ``devices``, ``models`` and ``rule``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.report.outputs.model import Output, described, optional, plain, take
+from shapewright.core.errors import CalibrationError
+from shapewright.hardware import PRICING_FIELDS, list_devices, load_device
+from shapewright.lint import get_rule, list_rules, rule_page
+from shapewright.models import TransformerConfig, count_parameters, load_preset, read_model
+from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shapewright.core.errors import CalibrationError
+from shapewright.hardware import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Donor:
+    """Calibration donor of one kind of operation."""
+
+    device: str = described("device whose calibration record is used")
+    distance: str = described("how far it is from this device")
+    words: str = described("that distance as text")
+    lent_as: str = described("rule by which it was selected")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOutput(Output):
+    """One device: the fields of its file, and its calibration."""
+
+    fields: Mapping[str, Any] = described(
+        "fields of a device file, which `shapewright devices template` describes, with `provenance` and `sources`",
+        is_flat=True,
+    )
+    measured: str = described("kinds of operation with a calibration record of their own")
+    borrowed: dict[str, Donor] = described("calibration donor by kind of operation without one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicesOutput(Output):
+    """All devices."""
+
+    devices: list[DeviceOutput] = described("the devices; `devices show NAME` prints the keys of one of them")
+
+
+def device_output(device: Device) -> DeviceOutput:
+    """Output of one device."""
+    numbers = {name: value for name, value in plain(device).items() if name not in PRICING_FIELDS}
+    return DeviceOutput(fields=numbers, measured=describe_calibration(device), borrowed=borrowed_records(device))
+
+
+def describe_calibration(device: Device) -> str:
+    """Kinds of operation with a calibration record of the device's own, as text."""
+    if device.roofline_only or device.num_sms is None:
+        return "roofline only"
+    measured = [kind for kind in RECORD_KINDS if _is_measured(kind, device)]
+    return ", ".join(measured) or "none"
+
+
+def _is_measured(kind: str, device: Device) -> bool:
+    try:
+        return load_record(kind, device).transfer == "exact"
+    except CalibrationError:
+        return False
+
+
+def borrowed_records(device: Device) -> dict[str, Donor]:
+    """Calibration donor by kind of operation without a record of the device's own."""
+    if device.roofline_only or device.num_sms is None:
+        return {}
+    found = {}
+    for kind in RECORD_KINDS:
+        try:
+            record = load_record(kind, device)
+        except CalibrationError:
+            continue
+        if record.transfer != "exact":
+            found[kind] = take(Donor, record, words=record.distance_words, lent_as=record.donor_reason)
+    return found
+
+
+def devices_output() -> DevicesOutput:
+    """Output of all devices."""
+    return DevicesOutput(devices=[device_output(load_device(name)) for name in list_devices()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetOutput:
+    """One model preset."""
+
+    name: str = described("name of the preset")
+    title: str = described("name in reports")
+    source: str = described("where the preset was taken from")
+    parameters: int
+    config: TransformerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOutput(Output):
+    """Model presets."""
+
+    models: list[PresetOutput] = described("the presets")
+
+
+def models_output(names: Iterable[str]) -> ModelsOutput:
+    """Output of the named presets."""
+    configs = {name: read_model(name).config for name in names}
+    return ModelsOutput(
+        models=[
+            take(PresetOutput, load_preset(name), name=name, parameters=count_parameters(config).total, config=config)
+            for name, config in configs.items()
+        ]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleOutput:
+    """One rule."""
+
+    code: str = described("code of the rule")
+    name: str = described("name of the rule")
+    family: str = described("family, the first letters of the code")
+    since: str = described("version that introduced it")
+    reads: list[str] = described("fields that it reads")
+    summary: str = described("what it finds")
+    page: str | None = optional("its page as Markdown; with CODE only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesOutput(Output):
+    """Rules of `check`."""
+
+    rules: list[RuleOutput] = described("the rules")
+
+
+def rules_output(code: str | None = None) -> RulesOutput:
+    """Output of one rule with its page, or of all rules."""
+    if code is None:
+        return RulesOutput(rules=[take(RuleOutput, rule, page=None) for rule in list_rules()])
+    rule = get_rule(code)
+    return RulesOutput(rules=[take(RuleOutput, rule, page=rule_page(rule.code))])

@@ -1,0 +1,101 @@
+"""Output of ``check``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
+from shapewright.models import TransformerConfig
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.lint import CheckReport, Finding
+    from shapewright.prediction.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuggestionOutput:
+    """One way to fix a finding."""
+
+    kind: str = described("`exact` (same function), `runtime` (batch, format or layout) or `retrain` (another model)")
+    title: str = described("what to do")
+    changes: Mapping[str, Any] = described("new value by field")
+    parameters_change_fraction: float = described("parameters gained or lost, as a fraction")
+    predicted_gain_fraction: float | None = described("share of the time per token that it saves")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingOutput:
+    """One violation of a rule."""
+
+    code: str = described("code of the rule")
+    name: str = described("name of the rule")
+    severity: str = described("`info`, `warning` or `error`")
+    field: str = described("path of the field, such as `config.vocab_size`")
+    actual: Any = described("value of the field")
+    wanted: str = described("what the value should be")
+    message: str = described("the finding in one line")
+    cost_s: float | None = described("predicted cost per step; null where it costs no time")
+    cost_fraction: float | None = described("the same as a fraction of the step")
+    suggestions: list[SuggestionOutput] = described("what to do, best first")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetterShapeOutput:
+    """A faster shape of almost the same number of parameters."""
+
+    title: str = described("the fields that differ")
+    changes: Mapping[str, Any] = described("new value by field")
+    step_time_s: float
+    speedup: float = described("step time of the checked shape over that of this one")
+    gain_fraction: float = described("share of the time per token and parameter that it saves")
+    parameters_change_fraction: float = described("parameters gained or lost, as a fraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOutput(Output):
+    """Findings with their predicted cost. `--format sarif` prints SARIF 2.1.0 instead."""
+
+    step_time_s: float | None
+    software: str | None = described("generation of the training software; null where the step cannot run")
+    problem: str = described("why the step cannot run; empty where it can")
+    num_suppressed: int = described("findings suppressed by `--ignore`")
+    findings: list[FindingOutput] = described("findings, the costliest first")
+    better_shapes: list[BetterShapeOutput] = described("nearest faster shapes of almost the same size")
+    source: str
+    notes: list[str]
+    config: TransformerConfig
+    device: DeviceSummary
+    workload: Workload
+    layout: JobLayout
+
+
+def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
+    """Output of a check of a scenario."""
+    prediction = report.prediction
+    return take(
+        CheckOutput,
+        report,
+        step_time_s=prediction.step_time_s if prediction else None,
+        software=prediction.software if prediction else None,
+        findings=[finding_output(finding) for finding in report.findings],
+        better_shapes=[take(BetterShapeOutput, shape) for shape in report.better_shapes],
+        source=scenario.model.source,
+        notes=scenario.notes,
+        config=scenario.config,
+        device=summarize_device(scenario.device),
+        workload=scenario.workload,
+        layout=job_layout(scenario.layout),
+    )
+
+
+def finding_output(finding: Finding) -> FindingOutput:
+    """One finding with its suggestions."""
+    return take(
+        FindingOutput,
+        finding,
+        suggestions=[take(SuggestionOutput, suggestion) for suggestion in finding.suggestions],
+    )

@@ -1,0 +1,50 @@
+"""Outputs by command, for documentation and tests."""
+
+from __future__ import annotations
+
+from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput, ParamsOutput
+from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
+from shapewright.app.report.outputs.check import CheckOutput
+from shapewright.app.report.outputs.compare import CompareOutput
+from shapewright.app.report.outputs.measure import (
+    AccuracyRow,
+    AccuracyRowWithRegret,
+    BenchOutput,
+    CalibrateOutput,
+    StoreChangesOutput,
+    StoreContentsOutput,
+    StoreRowsOutput,
+)
+from shapewright.app.report.outputs.memory import MemoryOutput
+from shapewright.app.report.outputs.mfu import MfuOutput
+from shapewright.app.report.outputs.plan import PlansOutput
+from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput, SweepOutput
+from shapewright.app.report.outputs.search import SearchOutput
+from shapewright.app.report.outputs.serving import ServePlanOutput
+
+COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
+    "predict": {"predict": PredictOutput, "predict --explain": ExplainOutput, "predict --sweep": SweepOutput},
+    "check": {"check": CheckOutput},
+    "search": {"search": SearchOutput},
+    "memory": {"memory": MemoryOutput},
+    "plan": {"plan": PlansOutput},
+    "serve-plan": {"serve-plan": ServePlanOutput},
+    "compare": {"compare": CompareOutput},
+    "mfu": {"mfu": MfuOutput},
+    "params": {"params": ParamsOutput},
+    "flops": {"flops": FlopsOutput},
+    "batch": {"batch": BatchOutput},
+    "devices": {"devices": DevicesOutput, "devices show": DeviceOutput},
+    "models": {"models": ModelsOutput},
+    "rule": {"rule": RulesOutput},
+    "bench": {"bench": BenchOutput},
+    "store": {
+        "store ls": StoreContentsOutput,
+        "store show": StoreRowsOutput,
+        "store merge": StoreChangesOutput,
+        "store import": StoreChangesOutput,
+    },
+    "accuracy": {"accuracy": AccuracyRow, "accuracy --regret": AccuracyRowWithRegret},
+    "calibrate": {"calibrate": CalibrateOutput},
+}
+"""Output classes by command, and by variant of the command where it has several."""

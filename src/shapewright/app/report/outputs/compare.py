@@ -1,0 +1,84 @@
+"""Output of ``compare``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, step_numbers
+from shapewright.models import TransformerConfig
+from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.prediction.compare import ComparedDevice, Comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedDeviceOutput(DeviceSummary):
+    """One device. Numbers of the step are null where it cannot run the job."""
+
+    runs: bool = described("whether it can run the job")
+    problem: str = described("why it cannot run the job; empty where it can")
+    fits: bool = described("whether it can run the job and has enough memory")
+    capacity_bytes: float
+    usd_per_hour: float | None
+    tdp_watts: float | None = described("board power, an upper bound of what the device draws")
+    tokens_per_s: float | None
+    speed_fraction: float | None = described("`tokens_per_s` over that of the first device that runs the job")
+    tokens_per_usd: float | None = described("tokens per dollar of one device; null without a price")
+    tokens_per_joule: float | None = described("tokens per joule at the board power, a lower bound")
+    bound_by: str | None = described("the largest of `bound_fractions`")
+    bound_fractions: dict[str, float] = described(
+        "share of the step spent on `compute`, `memory`, `latency`, `communication` and `bubble`; they add up to 1"
+    )
+    step_time_s: float | None
+    step_time_low_s: float | None
+    step_time_high_s: float | None
+    tokens_per_s_per_device: float | None
+    mfu: float | None
+    hfu: float | None
+    mbu: float | None
+    total_bytes: float | None
+    workload: Workload | None = described("every field of Workload, with the format that this device runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOutput(Output):
+    """The same job on several devices. Keys of the job are null where no device runs it."""
+
+    config: TransformerConfig | None
+    software: str | None
+    layout: JobLayout | None
+    devices: list[ComparedDeviceOutput] = described("the devices, in the order given")
+    notes: list[str]
+
+
+def compare_output(found: Comparison) -> CompareOutput:
+    """Output of a comparison."""
+    first = next((row.prediction for row in found.rows if row.prediction is not None), None)
+    return CompareOutput(
+        config=None if first is None else first.config,
+        software=None if first is None else first.software,
+        layout=None if first is None else job_layout(first.layout),
+        devices=[compared_device(found, row) for row in found.rows],
+        notes=list(found.notes),
+    )
+
+
+def compared_device(found: Comparison, row: ComparedDevice) -> ComparedDeviceOutput:
+    """One device of a comparison."""
+    prediction = row.prediction
+    device = take(DeviceSummary, row.device)
+    return take(
+        ComparedDeviceOutput,
+        row,
+        **vars(device),
+        runs=prediction is not None,
+        capacity_bytes=row.device.memory_bytes,
+        tdp_watts=row.device.tdp_watts,
+        speed_fraction=found.speed_fraction(row),
+        bound_by=row.bound_by or None,
+        workload=None if prediction is None else prediction.workload,
+        **step_numbers(prediction),
+    )

@@ -1,0 +1,186 @@
+"""Output of ``serve-plan``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.predict import DeviceSummary, summarize_device
+from shapewright.models import TransformerConfig
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.workload import ParallelLayout
+
+MODES = ("aggregated", "disaggregated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingRequestOutput:
+    """Lengths, limits and devices."""
+
+    prompt_len: int = described("tokens of a prompt")
+    output_len: int = described("tokens of an answer")
+    cached_len: int = described("tokens of the prompt that are in the KV cache already")
+    ttft_limit_s: float | None = described("limit of the time to the first token; null without one")
+    tpot_limit_s: float | None = described("limit of the time per further token; null without one")
+    num_devices: int | None = described("devices; null for instances of up to a node")
+    memory_fraction: float = described("share of the device's memory that the server takes")
+    block_tokens: int = described("tokens of a block of the paged KV cache")
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOutput:
+    """Speculative decoding."""
+
+    num_draft_tokens: int = described("draft tokens per pass")
+    acceptance_fraction: float = described("probability that a draft token is accepted")
+    draft_cost_fraction: float = described("time of one draft step over that of one decode step")
+    tokens_per_pass: float = described("expected tokens per pass")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatOutput:
+    """Element formats of the model."""
+
+    name: str = described("name of the combination")
+    dtype: str = described("format of GEMMs")
+    weight_dtype: str = described("format of stored weights")
+    kv_cache_dtype: str = described("format of the KV cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceLayout:
+    """Degrees of one instance."""
+
+    tensor_parallel: int = described("tensor parallel degree")
+    pipeline_parallel: int = described("pipeline stages")
+    data_parallel: int = described("replicas of the attention")
+    expert_parallel: int = described("expert parallel degree")
+    expert_tensor_parallel: int | None = described(
+        "tensor parallel degree of experts; null where it is `tensor_parallel`"
+    )
+    num_devices: int = described("devices of the instance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatingPointOutput:
+    """One way to serve."""
+
+    mode: str = described("`aggregated` or `disaggregated`")
+    format: str = described("name of the format")
+    layout: InstanceLayout = described("degrees of an instance that decodes")
+    prefill_layout: InstanceLayout | None = described("degrees of an instance that only prefills; null if aggregated")
+    num_instances: int = described("instances of `layout` in the unit that is replicated")
+    num_prefill_instances: int = described("instances of `prefill_layout` in it")
+    num_devices: int = described("devices of the unit")
+    batch_size: int = described("sequences of one decode pass on a replica")
+    num_sequences: int = described("sequences that decode at once in the unit")
+    prefill_tokens: int = described("prompt tokens of one prefill pass")
+    prefill_load_fraction: float = described("share of the prefill capacity in use")
+    ttft_s: float = described("time to the first token, queueing included")
+    ttft_low_s: float = described("lower end of its 90 % interval")
+    ttft_high_s: float = described("upper end of its 90 % interval")
+    tpot_s: float = described("time per further token")
+    tpot_low_s: float = described("lower end of its 90 % interval")
+    tpot_high_s: float = described("upper end of its 90 % interval")
+    requests_per_s: float = described("requests per second of the unit")
+    tokens_per_s: float = described("tokens per second of the unit")
+    tokens_per_s_per_device: float
+    tokens_per_s_per_user: float = described("tokens per second of one user after the first token")
+    usd_per_million_tokens: float | None = described("cost per million output tokens; null without a price")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceCapacityOutput:
+    """Capacity of one instance."""
+
+    format: str = described("name of the format")
+    layout: InstanceLayout = described("degrees of the instance")
+    weights_bytes: float = described("weights on one device of the fullest stage")
+    free_bytes: float = described("memory left there for the KV cache")
+    cache_bytes_per_token: float = described("KV cache of one token there")
+    cache_tokens: int = described("tokens that the caches of the instance hold")
+    most_sequences: int = described("sequences of prompt and answer that fit at once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServePlanOutput(Output):
+    """Ways to serve a model. The best has the most tokens/s of the devices within the limits."""
+
+    device: DeviceSummary
+    config: TransformerConfig
+    request: ServingRequestOutput = described("lengths, limits and devices")
+    speculation: SpeculationOutput | None = described("speculative decoding; null without it")
+    attention: str = described("kind of attention")
+    expert_kernel: str | None = described("kernel that prices experts in 8 and 4 bits")
+    formats: list[FormatOutput] = described("element formats, that of the request first")
+    keeps_limits: bool = described("whether any way to serve keeps both limits; the exit code is 1 if not")
+    best: OperatingPointOutput | None = described("the best in the first format; null if none keeps the limits")
+    best_by_mode: dict[str, OperatingPointOutput | None] = described("the best by mode")
+    best_by_format: dict[str, OperatingPointOutput | None] = described("the best by format")
+    front: dict[str, list[OperatingPointOutput]] = described(
+        "by mode, the Pareto front over tokens/s of the devices and of a user"
+    )
+    capacities: list[InstanceCapacityOutput] = described("capacity of an instance by format and layout")
+    num_points: int = described("ways to serve that were priced")
+    notes: list[str]
+
+
+def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
+    """Output of a serving plan."""
+    price, speculation = found.request.usd_per_hour, found.request.speculation
+
+    def best(mode: str | None = None, format_name: str | None = None) -> OperatingPointOutput | None:
+        point = found.best(mode, format_name=format_name)
+        return None if point is None else operating_point(point, price)
+
+    return take(
+        ServePlanOutput,
+        found,
+        device=summarize_device(found.device),
+        request=take(ServingRequestOutput, found.request),
+        speculation=None if speculation is None else take(SpeculationOutput, speculation),
+        attention=found.workload.attention,
+        expert_kernel=found.workload.expert_kernel,
+        formats=[take(FormatOutput, one) for one in found.formats],
+        keeps_limits=found.best() is not None,
+        best=best(),
+        best_by_mode={mode: best(mode) for mode in MODES},
+        best_by_format={one.name: best(format_name=one.name) for one in found.formats},
+        front={mode: [operating_point(point, price) for point in found.front(mode)] for mode in MODES},
+        capacities=[
+            take(
+                InstanceCapacityOutput,
+                capacity,
+                format=capacity.format.name,
+                layout=_instance_layout(capacity.layout),
+            )
+            for capacity in found.capacities
+        ],
+        num_points=len(found.points),
+    )
+
+
+def _instance_layout(layout: ParallelLayout) -> InstanceLayout:
+    return take(InstanceLayout, layout)
+
+
+def operating_point(point: OperatingPoint, usd_per_hour: float | None) -> OperatingPointOutput:
+    """One way to serve, at the price of a device."""
+    return take(
+        OperatingPointOutput,
+        point,
+        format=point.format.name,
+        layout=_instance_layout(point.layout),
+        prefill_layout=None if point.prefill_layout is None else _instance_layout(point.prefill_layout),
+        ttft_s=point.ttft.middle_s,
+        ttft_low_s=point.ttft.low_s,
+        ttft_high_s=point.ttft.high_s,
+        tpot_s=point.tpot.middle_s,
+        tpot_low_s=point.tpot.low_s,
+        tpot_high_s=point.tpot.high_s,
+        usd_per_million_tokens=point.usd_per_million_tokens(usd_per_hour),
+    )

@@ -1,0 +1,297 @@
+"""Design review of a shape: its results, and their page with verdict, figures, findings, alternatives, provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from shapewright.app.figures.charts.roofline import describe_ceiling, step_roofline_chart
+from shapewright.app.figures.charts.step import memory_chart, operations_chart, shown_waterfall_parts, waterfall_chart
+from shapewright.app.report.columns import Column, columns_of
+from shapewright.app.report.devices import device_number_columns
+from shapewright.app.report.optimize.search_text import (
+    QUALITY_NOTE,
+    candidate_columns,
+    describe_letters,
+    describe_space,
+)
+from shapewright.app.report.page import Figure, Section, Table, Words, table_of
+from shapewright.app.report.step.check import better_shape_columns, finding_words
+from shapewright.app.report.step.memory import remedy_columns, verdict_words
+from shapewright.app.report.step.predict import describe, operation_columns, verdict
+from shapewright.core.errors import ShapewrightError
+from shapewright.core.units import format_percent, format_seconds
+from shapewright.lint import check_scenario
+from shapewright.lowering import num_microbatches
+from shapewright.optimize.search import SearchRequest, search_shapes
+from shapewright.prediction.capacity import estimate_capacity
+from shapewright.prediction.scenario import Scenario
+from shapewright.prediction.utilization import explain_utilization
+from shapewright.pricing.calibration.records import RECORD_KINDS, load_record
+from shapewright.pricing.software import TUNED, load_software
+
+if TYPE_CHECKING:
+    from shapewright.lint import CheckReport, Finding
+    from shapewright.optimize.search import SearchResult
+    from shapewright.prediction.capacity import Capacity
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.utilization import Utilization
+
+_OPERATIONS_LISTED = 40
+_CANDIDATES_LISTED = 12
+_FINDING_COLUMNS = (
+    Column("severity", is_text=True),
+    Column("rule", is_text=True),
+    Column("finding", is_text=True),
+    Column("cost"),
+    Column("instead", is_text=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Review:
+    """Results that a review is written from.
+
+    Attributes:
+        scenario: The reviewed scenario.
+        check: Findings of the lint, with the prediction of the step.
+        capacity: Memory against the device; None where the layout cannot run at all.
+        utilization: Waterfall from the dense peak to the predicted step; None outside training.
+        search: Faster shapes of the same size; None without a search.
+        no_search: Why there was no search, in one line.
+    """
+
+    scenario: Scenario
+    check: CheckReport
+    capacity: Capacity | None
+    utilization: Utilization | None
+    search: SearchResult | None
+    no_search: str = ""
+
+
+def review_title(review: Review) -> str:
+    """Heading of the page."""
+    config = review.scenario.config
+    return f"{config.title} on {review.scenario.device.title}"
+
+
+def review_subtitle(review: Review) -> str:
+    """One line: model, device, workload, layout."""
+    prediction = review.check.prediction
+    return describe(prediction) if prediction is not None else review.check.problem
+
+
+def review_sections(review: Review) -> list[Section]:
+    """Sections of the page, the most important first."""
+    prediction = review.check.prediction
+    sections: list[Section] = [_verdict(review)]
+    if prediction is not None:
+        chart = operations_chart(prediction)
+        sections.append(Figure(chart, caption=chart.alt, chart_height_px=110 + 28 * len(chart.categories)))
+    if review.utilization is not None:
+        sections.append(waterfall_figure(review.utilization))
+    if prediction is not None:
+        roofline = step_roofline_chart(prediction)
+        sections.append(Figure(roofline, caption=f"{roofline.alt} {describe_ceiling(prediction)}."))
+    sections.append(_findings(review.check.findings))
+    if review.capacity is not None:
+        sections += _memory(review.capacity)
+    sections += _alternatives(review)
+    if prediction is not None:
+        listed = operation_columns(prediction, top=_OPERATIONS_LISTED)
+        hidden = len(prediction.operations) - _OPERATIONS_LISTED
+        note = f"{hidden} more operations are omitted." if hidden > 0 else ""
+        sections.append(table_of("Operations, slowest first", listed, note=note))
+    return [*sections, _assumptions(review), *_provenance(review)]
+
+
+def _verdict(review: Review) -> Section:
+    """The main results in one table."""
+    prediction = review.check.prediction
+    if prediction is None:
+        return Words("Verdict", [f"Cannot run: {review.check.problem}"])
+    facts = verdict(prediction)
+    if review.capacity is not None:
+        facts["memory"] = verdict_words(review.capacity)
+    costly = [finding for finding in review.check.findings if finding.cost_s is not None]
+    facts["findings"] = f"{len(review.check.findings)}" + (
+        f"; the costliest, {costly[0].code} {costly[0].name}, takes {format_percent(costly[0].cost_fraction or 0.0)} "
+        "of the step"
+        if costly
+        else ""
+    )
+    if review.search is not None and review.search.candidates:
+        best = review.search.candidates[0]
+        facts["best shape of this size"] = (
+            f"{best.speedup.factor:.3f}x ({best.speedup.low:.3f} to {best.speedup.high:.3f}), "
+            f"changes {', '.join(best.changed_fields)}"
+        )
+    rows = tuple(facts.items())
+    return Table("Verdict", ("what", "predicted"), rows, words=("what", "predicted"), note=_INTERVAL_NOTE)
+
+
+_INTERVAL_NOTE = "Ranges in brackets are 90 % intervals, from residuals on held-out shapes."
+
+
+_STEP_NOTE = (
+    "the prediction is for a tuned current stack: no stragglers, no data loading, a host that keeps up, clocks of "
+    "kernels measured in isolation, so rather too fast; the interval covers older software, see --software"
+)
+
+
+def waterfall_figure(found: Utilization) -> Figure:
+    """The waterfall with the cause of each part."""
+    chart, parts = waterfall_chart(found), shown_waterfall_parts(found)
+    why = "; ".join(f"{part.name.replace('_', ' ')}: {part.why}" for part in parts)
+    return Figure(chart, caption=f"{chart.alt} {why}.", chart_height_px=110 + 28 * len(parts))
+
+
+def _findings(findings: Sequence[Finding]) -> Section:
+    """Findings by predicted cost."""
+    if not findings:
+        return Words("Findings", ["No findings."])
+    rows = [
+        [
+            finding.severity,
+            f"{finding.code} {finding.name}",
+            finding_words(finding)["message"],
+            "" if finding.cost_s is None else format_seconds(finding.cost_s),
+            "; ".join(f"{suggestion.title} ({suggestion.kind})" for suggestion in finding.suggestions),
+        ]
+        for finding in findings
+    ]
+    note = "exact: same function; runtime: batch, format or layout; retrain: a different model."
+    return table_of("Findings", columns_of(rows, _FINDING_COLUMNS), note=note)
+
+
+def _memory(capacity: Capacity) -> list[Section]:
+    """Memory of each stage, and options that fit."""
+    chart = memory_chart(capacity)
+    sections: list[Section] = [Figure(chart, caption=chart.alt, chart_height_px=150 + 24 * len(capacity.stages))]
+    if capacity.fit_options:
+        sections.append(table_of("Options that fit: same devices first, then by device time", remedy_columns(capacity)))
+    return sections
+
+
+def _alternatives(review: Review) -> list[Section]:
+    """Nearest and best shapes of the same size."""
+    sections: list[Section] = []
+    if review.check.better_shapes:
+        sections.append(table_of("Nearest better shapes", better_shape_columns(review.check.better_shapes)))
+    found = review.search
+    if found is None:
+        return (
+            [*sections, Words("Faster shapes of the same size", [review.no_search])] if review.no_search else sections
+        )
+    if not found.candidates:
+        return [*sections, Words("Faster shapes of the same size", [f"None: {describe_space(found)}."])]
+    listed = candidate_columns(found.candidates[:_CANDIDATES_LISTED])
+    note = f"{describe_letters(found.candidates[:_CANDIDATES_LISTED])}. {describe_space(found)}. {QUALITY_NOTE}"
+    return [*sections, table_of("Faster shapes of the same size", listed, note=note)]
+
+
+def _assumptions(review: Review) -> Section:
+    """Notes, warnings, and the complete scenario."""
+    prediction = review.check.prediction
+    lines: list[str] = [*review.scenario.notes, *(prediction.warnings if prediction is not None else ())]
+    if prediction is not None and prediction.workload.phase == "train" and prediction.software == TUNED:
+        lines.append(_STEP_NOTE)
+    scenario = review.scenario
+    complete = json.dumps(
+        {
+            "config": asdict(scenario.config),
+            "workload": asdict(scenario.workload),
+            "layout": asdict(scenario.layout),
+        },
+        indent=1,
+        default=str,
+    )
+    return Words("Assumptions, and the complete scenario", list(dict.fromkeys(lines)), code=complete)
+
+
+def _provenance(review: Review) -> list[Section]:
+    """Calibration records, and the numbers of the device with their sources."""
+    device = review.scenario.device
+    rows = []
+    for kind in RECORD_KINDS:
+        record = load_record(kind, device)
+        measured = "this device" if record.transfer == "exact" else f"borrowed from {record.device}"
+        rows.append([kind, record.id, measured])
+    headings = (
+        Column("operations", is_text=True),
+        Column("calibration record", is_text=True),
+        Column("measured on", is_text=True),
+    )
+    return [
+        table_of("Calibration records", columns_of(rows, headings)),
+        table_of(f"Numbers of {device.title}", device_number_columns(device), note=device.notes or ""),
+    ]
+
+
+def gather_review(scenario: Scenario, *, no_search: bool = False) -> Review:
+    """Compute all results of a review.
+
+    Args:
+        scenario: The scenario to review.
+        no_search: Skip the search for faster shapes.
+
+    Raises:
+        ShapewrightError: the step cannot be predicted, and no rule explains why.
+    """
+    check = check_scenario(scenario)
+    search, no_search_words = None, "Skipped (--no-search)."
+    if not no_search:
+        search, no_search_words = _search_shapes(scenario, check)
+    return Review(
+        scenario=scenario,
+        check=check,
+        capacity=_estimate_capacity(scenario, check),
+        utilization=_explain_utilization(scenario, check),
+        search=search,
+        no_search=no_search_words,
+    )
+
+
+def _estimate_capacity(scenario: Scenario, check: CheckReport) -> Capacity | None:
+    """Memory against the device; None where the layout cannot run."""
+    if check.prediction is None:
+        return None
+    return estimate_capacity(scenario)
+
+
+def _search_shapes(scenario: Scenario, check: CheckReport) -> tuple[SearchResult | None, str]:
+    """Faster shapes, or the reason why there is no search."""
+    if check.prediction is None:
+        return None, "Skipped: the shape itself cannot run."
+    try:
+        found = search_shapes(scenario, SearchRequest(), per_step=scenario.workload.phase == "decode", notes=())
+    except ShapewrightError as error:
+        return None, f"The search failed: {error}"
+    return found, ""
+
+
+def _explain_utilization(scenario: Scenario, check: CheckReport) -> Utilization | None:
+    """Waterfall from the peak to the predicted step; None outside training, which has no FLOP conventions."""
+    if check.prediction is None or scenario.workload.phase != "train":
+        return None
+    return explain_prediction(check.prediction)
+
+
+def explain_prediction(prediction: Prediction) -> Utilization:
+    """Attribute the time of a predicted training step as that of a measured one.
+
+    Raises:
+        WorkloadError: the step is not a training step.
+    """
+    workload, layout = prediction.workload, prediction.layout
+    per_step = num_microbatches(workload, layout) * layout.data_parallel
+    scenario = Scenario.of(
+        prediction.config,
+        prediction.device,
+        replace(workload, global_batch_size=per_step * workload.micro_batch_size),
+        layout,
+        load_software(prediction.software),
+    )
+    return explain_utilization(scenario, seconds=prediction.step_time_s, num_devices=layout.num_devices)

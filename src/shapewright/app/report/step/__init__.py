@@ -1,0 +1,1 @@
+"""Reports on one step: prediction, check, memory, comparison, utilization."""

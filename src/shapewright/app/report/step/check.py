@@ -1,0 +1,117 @@
+"""A check as text: verdict, findings by cost, slowest operations, nearest better shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.step.predict import operation_columns, print_verdict
+from shapewright.core.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.core.notes import Note
+    from shapewright.lint import BetterShape, CheckReport, Finding
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_OPERATIONS_SHOWN = 8
+# Rules whose findings repeat a warning of the prediction, with the code of that warning.
+_WARNING_OF_RULE = {"ME101": "does-not-fit", "CF101": "overlong"}
+
+
+def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...] = ()) -> None:
+    """Print a whole check.
+
+    Args:
+        report: The check.
+        console: Console to print on.
+        notes: Notes of the scenario.
+    """
+    prediction = report.prediction
+    if prediction is not None:
+        print_verdict(prediction, console)
+        console.print()
+    for finding in report.findings:
+        print_finding(finding, console)
+    if not report.findings:
+        if prediction is not None:
+            console.print("no findings", style="green")
+        else:
+            # Shown even if the rule that explains it is ignored.
+            console.print(f"cannot run: {report.problem}", style=_STYLES["error"], soft_wrap=True)
+    if report.num_suppressed:
+        console.print(f"{report.num_suppressed} findings suppressed by --ignore", style="dim")
+    if prediction is not None:
+        console.print()
+        print_table(operation_columns(prediction, top=_OPERATIONS_SHOWN), console)
+        shown = min(_OPERATIONS_SHOWN, len(prediction.operations))
+        console.print(
+            f"slowest {shown} of {len(prediction.operations)} operations; 'shapewright predict' lists more", style="dim"
+        )
+        if report.better_shapes:
+            console.print()
+            console.print(
+                "nearest better shapes of almost the same size (except for a padded vocabulary, they need retraining)",
+                style="bold",
+            )
+            print_table(better_shape_columns(report.better_shapes), console)
+    print_notes((*notes, *_other_warnings(report)), console)
+
+
+def _other_warnings(report: CheckReport) -> list[Note]:
+    """Warnings of the prediction that no finding repeats."""
+    repeated = {_WARNING_OF_RULE.get(finding.code) for finding in report.findings}
+    warnings = report.prediction.warnings if report.prediction is not None else ()
+    return [note for note in warnings if note.code not in repeated]
+
+
+def finding_words(finding: Finding) -> dict[str, Any]:
+    """Texts of one finding: message, cost, and a line for each suggestion."""
+    cost = ""
+    if finding.cost_s is not None and finding.cost_fraction is not None:
+        cost = f"costs {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step"
+    # The message ends with the suggestions, which are printed on lines of their own.
+    message = finding.message.removesuffix("; " + " or ".join(suggestion.title for suggestion in finding.suggestions))
+    suggestions = []
+    for suggestion in finding.suggestions:
+        facts: list[str] = [suggestion.kind]
+        if suggestion.predicted_gain_fraction is not None:
+            facts.append(f"saves {format_percent(suggestion.predicted_gain_fraction)}")
+        if suggestion.parameters_change_fraction:
+            facts.append(f"{100.0 * suggestion.parameters_change_fraction:+.2g} % parameters")
+        suggestions.append(f"{suggestion.title} ({', '.join(facts)})")
+    return {"message": message, "cost": cost, "suggestions": suggestions}
+
+
+def print_finding(finding: Finding, console: Console) -> None:
+    """Print one finding: code, message, cost, suggestions."""
+    words = finding_words(finding)
+    cost = f" [{words['cost']}]" if words["cost"] else ""
+    console.print(
+        f"{finding.severity}: {finding.code} {finding.name}: {words['message']}{cost}",
+        style=_STYLES[finding.severity],
+        soft_wrap=True,
+    )
+    for line in words["suggestions"]:
+        console.print(f"    -> {line}", soft_wrap=True)
+
+
+def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
+    """Alternatives, best first, as the columns of a table."""
+    rows = [
+        [
+            shape.title,
+            format_seconds(shape.step_time_s),
+            f"{shape.speedup:.3f}x",
+            f"{100.0 * shape.parameters_change_fraction:+.2g} %" if shape.parameters_change_fraction else "same",
+        ]
+        for shape in shapes
+    ]
+    headings = (
+        Column("change", is_text=True),
+        Column("step"),
+        Column("speed-up"),
+        Column("parameters", rank=1),
+    )
+    return columns_of(rows, headings)

@@ -1,0 +1,188 @@
+"""Explanation of the price of an operation: formula, inputs, calibration record."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.report.outputs.predict import (
+    ExplainedDevice,
+    ExplainedOperation,
+    ExplainedRecord,
+    ExplainedTerms,
+    explained_operation,
+)
+from shapewright.core.errors import WorkloadError, close_names
+from shapewright.core.units import format_percent, format_seconds
+from shapewright.lowering.operations import MEANING_FIELDS, Collective, Gemm, GroupedGemm
+from shapewright.lowering.operations.gemm import contiguous_dims
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.experts.price import describe_tiles
+from shapewright.pricing.price import AttentionPrice, GemmPrice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.predict import Prediction
+    from shapewright.pricing.calibration.source import CalibrationSource
+
+_FORMULAS = {
+    "gemm": "time = start + [(waves x max(tile, feed))^p + (traffic / bandwidth)^p]^(1/p) + split cost",
+    "grouped_gemm": "as one GEMM per expert with rows, with kernels and starts of measured expert blocks",
+    "attention": "time = start + [(waves of query or key tiles)^p + (traffic / bandwidth)^p]^(1/p)",
+    "pointwise": "time = kernels x start + bytes / achieved bandwidth",
+    "collective": "time = latency + ring bytes / bus bandwidth, inside a node and between nodes",
+    "host": "copy = bytes / (0.8 x host link); step = bytes x devices of the host / 109 GB/s",
+}
+_MODULES = {
+    "gemm": "shapewright.pricing.gemm.kernels",
+    "grouped_gemm": "shapewright.pricing.experts.price",
+    "attention": "shapewright.pricing.attention.price",
+    "pointwise": "shapewright.pricing.pointwise",
+    "collective": "shapewright.pricing.collectives",
+    "host": "shapewright.pricing.host",
+}
+_RECORD_KINDS = {
+    "gemm": "gemm",
+    "grouped_gemm": "moe",
+    "attention": "attention",
+    "pointwise": "pointwise",
+    "collective": "collectives",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Explanation of the price of one operation.
+
+    Attributes:
+        facts: The operation with formula, inputs and record, as ``--explain --json`` prints it.
+        source: Calibration source of its price.
+    """
+
+    facts: ExplainedOperation
+    source: CalibrationSource
+
+
+def explain_operation(prediction: Prediction, name: str) -> list[Explanation]:
+    """Explain the operation of this name, or all whose name starts with it.
+
+    Raises:
+        WorkloadError: there is no such operation.
+    """
+    chosen = [entry for entry in prediction.operations if entry.operation.name == name]
+    chosen = chosen or [entry for entry in prediction.operations if entry.operation.name.startswith(name)]
+    if not chosen:
+        known = list(dict.fromkeys(entry.operation.name for entry in prediction.operations))
+        shown = ", ".join(known[:8]) + (", ... (--all lists them)" if len(known) > 8 else "")
+        hint = close_names(name, known) or f"it has {shown}"
+        raise WorkloadError(f"no operation {name!r} in this step; {hint}")
+    return [Explanation(_explain(prediction, entry), entry.price.calibration) for entry in chosen]
+
+
+def _explain(prediction: Prediction, entry: PricedOperation) -> ExplainedOperation:
+    operation, price, device = entry.operation, entry.price, prediction.device
+    is_host = isinstance(operation, Collective) and operation.is_host
+    kind = "host" if is_host else operation.kind
+    explanation: dict[str, Any] = {}
+    if isinstance(price, GemmPrice) and isinstance(operation, Gemm | GroupedGemm):
+        explanation["contiguous_dims"] = dict(zip("ABC", contiguous_dims(operation.layout), strict=True))
+        explanation["alignment_factor"] = float(price.alignment_factor)
+        explanation["rate_share"] = float(price.rate_share)
+        explanation["slow_factor"] = float(price.slow_factor)
+    if isinstance(price, (AttentionPrice, GemmPrice)) and not device.physics_only:
+        explanation["correction"] = float(price.correction)
+    if is_host:
+        record = ExplainedRecord(id="none", transfer=price.calibration.label, words="", provenance={})
+    else:
+        found = load_record(_RECORD_KINDS[kind], device)
+        words = "" if found.transfer == "exact" else found.distance_words
+        record = ExplainedRecord(id=found.id, transfer=found.transfer, words=words, provenance=found.provenance)
+        if isinstance(operation, GroupedGemm):
+            explanation["tile_choice"] = describe_tiles(operation, device, found)
+    return explained_operation(
+        entry,
+        formula=_FORMULAS[kind],
+        module=_MODULES[kind],
+        terms=ExplainedTerms(
+            start_s=float(price.start_s),
+            compute_s=float(price.compute_s),
+            memory_s=float(price.memory_s),
+            roofline_s=float(price.roofline_s),
+        ),
+        device=ExplainedDevice(
+            name=device.name,
+            peak_flops_per_s=device.dense_flops_per_s.get(operation.dtype),
+            memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+            num_sms=device.num_sms,
+        ),
+        record=record,
+        inputs={name: value for name, value in asdict(operation).items() if name not in MEANING_FIELDS},
+        **explanation,
+    )
+
+
+def print_explanations(explanations: Iterable[Explanation], console: Console) -> None:
+    """Print explanations as text."""
+    for index, explanation in enumerate(explanations):
+        entry = explanation.facts
+        if index:
+            console.print()
+        console.print(f"{entry.name} ({entry.pass_name}): {entry.shape}, {entry.dtype}", style="bold", soft_wrap=True)
+        rows = explanation_rows(explanation)
+        margin = max(map(len, rows))
+        for name, text in rows.items():
+            console.print(f"{name:<{margin}}  {text}", soft_wrap=True)
+
+
+def _describe_record(record: ExplainedRecord, source: CalibrationSource) -> str:
+    """A record with its transfer and the adjustments of the price."""
+    added = source.adjustments if source.record_id == record.id else ""
+    return f"{record.id} ({record.transfer}{f'; {added}' if added else ''})"
+
+
+def explanation_rows(explanation: Explanation) -> dict[str, str]:
+    """Texts of one explanation by name."""
+    entry = explanation.facts
+    middle, low, high = (format_seconds(time_s) for time_s in (entry.time_s, entry.time_low_s, entry.time_high_s))
+    rows = {
+        "predicted": f"{middle}, 90 % between {low} and {high}",
+        "formula": entry.formula,
+        **{name.removesuffix("_s"): format_seconds(value) for name, value in vars(entry.terms).items()},
+        "bound by": entry.bound_by,
+    }
+    rows |= _describe_kernel(entry)
+    if entry.tile_choice:
+        rows["tiles"] = entry.tile_choice
+    if entry.correction is not None:
+        rows["learned"] = f"time x {entry.correction:.3f}, residual of measured shapes near it"
+    rows["runs"] = f"{entry.repeats} per step, {format_seconds(entry.total_time_s)} in total"
+    rows["record"] = _describe_record(entry.record, explanation.source)
+    if entry.record.words:
+        rows["interval"] = (
+            f"borrowed ({entry.record.words}): from leave-one-device-out errors, common offset and scatter of rows"
+        )
+    rows["code"] = entry.module
+    return rows
+
+
+def _describe_kernel(entry: ExplainedOperation) -> dict[str, str]:
+    """Tile, waves and alignment of a GEMM; empty for other operations."""
+    if entry.tile is None or entry.contiguous_dims is None:
+        return {}
+    contiguous = ", ".join(f"{matrix} along {dim}" for matrix, dim in entry.contiguous_dims.items())
+    rows = {
+        "tile": f"{entry.tile[0]} x {entry.tile[1]}, split of k {entry.split_k}, "
+        f"{format_percent(entry.tile_efficiency or 0.0)} of it is output",
+        "waves": f"{entry.num_tiles} tiles in {entry.num_waves} waves on {entry.device.num_sms} SMs, "
+        f"{format_percent(entry.wave_efficiency or 0.0)} full",
+        "alignment": f"{entry.alignment} bytes (contiguous: {contiguous}): rate x {entry.alignment_factor:.3f}",
+    }
+    if entry.rate_share is not None and entry.rate_share < 1.0:
+        rows["long"] = f"rate x {entry.rate_share:.3f}, loss over long contractions and distant memory pages"
+    if entry.slow_factor is not None and entry.slow_factor > 1.0:
+        rows["slow kernel"] = f"time x {entry.slow_factor:.2f}: sizes too narrow or small for the tiles"
+    return rows

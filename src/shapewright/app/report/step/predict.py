@@ -1,0 +1,203 @@
+"""A prediction as text: verdict, operations, warnings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
+from shapewright.app.report.outputs.predict import operation_output
+from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
+from shapewright.lowering.operations import Attention
+from shapewright.pricing.software import TUNED
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shapewright.app.report.outputs.predict import OperationOutput
+    from shapewright.prediction.composition import PricedOperation
+    from shapewright.prediction.predict import Prediction
+    from shapewright.workload import ParallelLayout
+
+_PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
+_OPERATION_COLUMNS = (
+    Column("operation", is_text=True),
+    Column("pass", rank=4, is_text=True),
+    Column("size (m x n x k)", rank=3, is_text=True),
+    Column("runs", rank=5),
+    Column("time"),
+    Column("share"),
+    Column("TFLOP/s", rank=6),
+    Column("of peak", rank=1),
+    Column("tile", rank=8),
+    Column("tile eff.", rank=7),
+    Column("waves", rank=9),
+    Column("wave eff.", rank=7),
+    Column("align", rank=2),
+    Column("bound by", is_text=True),
+)
+
+
+def print_prediction(
+    prediction: Prediction, console: Console, *, notes: tuple[str, ...] = (), top: int | None = 20
+) -> None:
+    """Print a whole prediction.
+
+    Args:
+        prediction: The prediction.
+        console: Console to print on.
+        notes: Notes of the scenario.
+        top: Operations to list, slowest first; None for all.
+    """
+    print_verdict(prediction, console)
+    console.print()
+    print_table(operation_columns(prediction, top=top), console)
+    hidden = 0 if top is None else max(0, len(prediction.operations) - top)
+    if hidden:
+        console.print(f"{hidden} more operations; --all lists them", style="dim")
+    if any(entry.exposed_fraction < 1.0 for entry in prediction.operations):
+        console.print("share: of communication, only the exposed part", style="dim")
+    print_notes((*notes, *prediction.warnings), console)
+
+
+def print_verdict(prediction: Prediction, console: Console) -> None:
+    """Print the scenario in one line, and the main results in one row."""
+    console.print(describe(prediction), style="bold", soft_wrap=True)
+    print_facts(verdict(prediction), console)
+
+
+def describe(prediction: Prediction) -> str:
+    """One line: model, device, workload, layout."""
+    config, workload = prediction.config, prediction.workload
+    lengths = f"s={workload.seq_len}" if workload.phase != "decode" else f"context={workload.context_len}"
+    recompute = f", {workload.recompute_text}" if workload.recompute != "none" else ""
+    software = f", software of {prediction.software}" if prediction.software != TUNED else ""
+    size = format_count(prediction.parameters.total)
+    return (
+        f"{config.title} ({size} parameters) on {prediction.device.title}: {workload.phase}, "
+        f"{_batch_words(prediction)} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; "
+        f"{_layout_words(prediction.layout)}{software}"
+    )
+
+
+def _batch_words(prediction: Prediction) -> str:
+    """Micro-batch, and the batch of the step where it can differ."""
+    workload, layout = prediction.workload, prediction.layout
+    has_steps = workload.global_batch_size is not None or layout.data_parallel * layout.pipeline_parallel > 1
+    if not (workload.is_training and has_steps):
+        return f"b={workload.micro_batch_size}"
+    return f"b={workload.micro_batch_size} B={prediction.tokens_per_step // workload.query_len}"
+
+
+def degree_words(layout: ParallelLayout) -> list[str]:
+    """Every degree above one, and that of experts where it differs from the tensor degree.
+
+    >>> from shapewright.workload import ParallelLayout
+    >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
+    ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
+    """
+    words = [
+        f"{name} {degree}"
+        for name, degree in (
+            ("TP", layout.tensor_parallel),
+            ("PP", layout.pipeline_parallel),
+            ("VPP", layout.virtual_pipeline),
+            ("DP", layout.data_parallel),
+            ("CP", layout.context_parallel),
+            ("EP", layout.expert_parallel),
+        )
+        if degree > 1
+    ]
+    return words + [f"ETP {layout.expert_tensor_degree}"] * layout.has_own_expert_degree
+
+
+def _layout_words(layout: ParallelLayout) -> str:
+    """Every degree above one, and other fields that differ from their defaults."""
+    words = degree_words(layout)
+    if layout.zero_stage and layout.data_parallel * layout.context_parallel > 1:
+        words.append(f"ZeRO {layout.zero_stage}")
+    if layout.pipeline_schedule != "1f1b":
+        words.append(layout.pipeline_schedule)
+    ends = [name for name, is_counted in zip(("embedding", "loss"), layout.ends_as_layers, strict=True) if is_counted]
+    words += [f"{' and '.join(ends)} as layers"] if ends else []
+    if layout.tensor_parallel > 1 and not layout.sequence_parallel:
+        words.append("no SP")
+    return ", ".join(words) or "one device"
+
+
+def name_utilization(phase: str) -> str:
+    """Utilization that a table shows: MBU in decode, otherwise MFU.
+
+    >>> name_utilization("decode"), name_utilization("train")
+    ('MBU', 'MFU')
+    """
+    return "MBU" if phase == "decode" else "MFU"
+
+
+def verdict(prediction: Prediction) -> dict[str, str]:
+    """Main results of a prediction as texts by name."""
+    workload = prediction.workload
+    step = {"train": "step", "prefill": "time to first token", "decode": "time per token"}[workload.phase]
+    capacity, used = prediction.device.memory_bytes, prediction.memory.total_bytes
+    middle, low, high = map(
+        format_seconds, (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
+    )
+    facts = {
+        step: f"{middle} ({low} to {high})",
+        "tokens/s/device": f"{prediction.tokens_per_s_per_device:,.0f}",
+        "model rate": format_rate(prediction.model_flops_per_s),
+        "MFU": format_percent(prediction.mfu),
+    }
+    if workload.phase == "decode":
+        facts["MBU"] = format_percent(prediction.mbu)
+    if workload.recompute != "none":
+        facts["HFU"] = format_percent(prediction.hfu)
+    if prediction.bubble_time_s > 0.0 and workload.is_training:
+        facts["bubble"] = format_percent(prediction.bubble_time_s / prediction.step_time_s)
+    return {
+        **facts,
+        "layer forward": format_seconds(prediction.layer_forward_time_s),
+        "memory": f"{format_bytes(used)} of {format_bytes(capacity)}" + ("" if used <= capacity else " (does not fit)"),
+    }
+
+
+def operation_columns(prediction: Prediction, *, top: int | None = None) -> list[Column]:
+    """Operations, slowest first, as the columns of a table."""
+    ranked = sorted(prediction.operations, key=lambda entry: -entry.total_time_s)[:top]
+    peak = prediction.device.peak_flops_per_s(prediction.workload.dtype)
+    return columns_of((_row(entry, prediction.step_time_s, peak) for entry in ranked), _OPERATION_COLUMNS)
+
+
+def _row(entry: PricedOperation, step_s: float, peak: float) -> list[str]:
+    facts = operation_output(entry)
+    # Executed FLOPs, not the whole square of attention: otherwise rates could exceed the peak.
+    done = entry.operation.executed_flops if isinstance(entry.operation, Attention) else facts.flops
+    rate = float(done) / facts.time_s if done and facts.time_s else 0.0
+    return [
+        facts.name,
+        _PASSES[facts.pass_name],
+        facts.shape,
+        str(facts.repeats),
+        format_seconds(facts.time_s),
+        _percent(entry.total_time_s / step_s) if step_s else "",
+        f"{rate / TERA:.{0 if rate >= TERA else 2}f}" if rate else "",
+        _percent(rate / peak) if rate else "",
+        _describe_tile(facts),
+        "" if facts.tile_efficiency is None else _percent(facts.tile_efficiency),
+        "" if facts.num_waves is None else str(facts.num_waves),
+        "" if facts.wave_efficiency is None else _percent(facts.wave_efficiency),
+        f"{facts.alignment} B" if facts.alignment else "",
+        facts.bound_by,
+    ]
+
+
+def _describe_tile(operation: OperationOutput) -> str:
+    """Tile of the assumed kernel, and the parts of k where there are several."""
+    if operation.tile is None:
+        return ""
+    split = f"/{operation.split_k}" if (operation.split_k or 1) > 1 else ""
+    return f"{operation.tile[0]}x{operation.tile[1]}{split}"
+
+
+def _percent(fraction: float) -> str:
+    """Percent with one decimal, so that a column is aligned."""
+    return f"{100.0 * fraction:.1f} %"

@@ -1,3 +1,0 @@
-"""The command line: parse, call, print. Nothing is computed here."""
-
-from shapewright.cli.main import main as main

@@ -1,0 +1,134 @@
+"""Errors caused by user input.
+
+Each message states what is wrong, the value given, what is allowed, and what to do. The command line prints it as one
+line and exits with status 2.
+
+    ShapewrightError
+    +-- ConfigError           a model configuration is malformed or contradicts itself
+    |   +-- UnknownModelError no such preset, file or hub repository
+    +-- DeviceError           a device file is malformed
+    |   +-- UnknownDeviceError no such device
+    |   +-- UnknownRateError  the data sheet lacks a number that is needed
+    +-- WorkloadError         batch size, sequence length, dtype or phase is invalid
+    +-- LayoutError           a parallel layout does not fit the model or the devices
+    +-- CalibrationError      a calibration record is missing or malformed
+    +-- MissingExtraError     an optional dependency is not installed
+    +-- UnknownRuleError      no lint rule has this code or name
+    +-- MeasuredFileError     a file of measurements is missing, malformed or lacks columns
+    +-- StoreError            a measurement store is missing, corrupt, full, or written by a newer version
+    +-- ClusterError          no Ray cluster answers, or it lost a task
+    +-- BenchError            no device to measure on, or it does not support the benchmark
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+_MAX_CLOSE_NAMES = 3
+_MAX_SHOWN_BITS = 256
+
+
+class ShapewrightError(ValueError):
+    """Base class of all errors caused by user input."""
+
+
+class ConfigError(ShapewrightError):
+    """A model configuration is malformed or contradicts itself."""
+
+
+class UnknownModelError(ConfigError):
+    """No preset, file or hub repository has this name."""
+
+
+class DeviceError(ShapewrightError):
+    """A device file is malformed."""
+
+
+class UnknownDeviceError(DeviceError):
+    """No device file or alias has this name."""
+
+
+class UnknownRateError(DeviceError):
+    """The data sheet lacks a number that is needed."""
+
+
+class WorkloadError(ShapewrightError):
+    """Batch size, sequence length, dtype or phase is invalid for this model or device."""
+
+
+class LayoutError(ShapewrightError):
+    """A parallel layout does not fit the model or the devices."""
+
+
+class CalibrationError(ShapewrightError):
+    """A calibration record is missing or malformed."""
+
+
+class MissingExtraError(ShapewrightError):
+    """An optional dependency is not installed."""
+
+
+class UnknownRuleError(ShapewrightError):
+    """No lint rule has this code or name."""
+
+
+class MeasuredFileError(ShapewrightError):
+    """A file of measurements is missing, malformed or lacks columns."""
+
+
+class StoreError(ShapewrightError):
+    """A measurement store is missing, corrupt, full, or written by a newer version."""
+
+
+class ClusterError(ShapewrightError):
+    """No Ray cluster answers, or it lost a task."""
+
+
+class BenchError(ShapewrightError):
+    """There is no device to measure on, or it does not support the benchmark."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message without its full stop, to quote in another message."""
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return words[0][:200].rstrip(".")
+
+
+def short_repr(value: object, max_length: int = 40) -> str:
+    """Return the ASCII representation of a user's value on one line, cut to a length.
+
+    >>> short_repr("a" * 100)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."
+    """
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print integers of many digits
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # a list with such an integer, or nested too deeply
+        return "a value too large to print"
+    return text if len(text) <= max_length else text[: max_length - 4] + "..."
+
+
+def short_path(path: object) -> str:
+    """Return the representation of a path on one line, cut to 250 characters.
+
+    >>> short_path("models/gpt2")
+    "'models/gpt2'"
+    """
+    return short_repr(str(path), max_length=250)
+
+
+def close_names(name: str, known: Iterable[str]) -> str:
+    """Return a hint such as ``did you mean 'a', 'b'?``, or an empty string.
+
+    >>> close_names("h100", ["h100-sxm-80gb", "mi300x"])
+    "did you mean 'h100-sxm-80gb'?"
+    """
+    candidates = list(known)
+    folded = name.casefold()
+    close = difflib.get_close_matches(folded, candidates, n=_MAX_CLOSE_NAMES, cutoff=0.6)
+    close += [candidate for candidate in candidates if folded in candidate.casefold() and candidate not in close]
+    if not close:
+        return ""
+    return "did you mean " + ", ".join(repr(candidate) for candidate in close[:_MAX_CLOSE_NAMES]) + "?"

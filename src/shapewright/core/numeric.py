@@ -1,0 +1,36 @@
+"""Arithmetic for scalars and arrays alike, so that a formula is written once for one shape and for millions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Count = int | NDArray[np.integer[Any]] | NDArray[np.floating[Any]]
+    Numeric = float | NDArray[np.floating[Any]]
+
+
+def minimum(left: Numeric, right: Numeric) -> Numeric:
+    """Return the smaller of two numbers, elementwise if either is an array."""
+    return -maximum(-left, -right)
+
+
+def maximum(left: Numeric, right: Numeric) -> Numeric:
+    """Return the larger of two numbers, elementwise if either is an array."""
+    if isinstance(left, float | int) and isinstance(right, float | int):
+        return max(left, right)
+    import numpy as np  # imported here, because scalar code must not wait for NumPy
+
+    return np.maximum(left, right)
+
+
+def divisors(value: int) -> tuple[int, ...]:
+    """Return all divisors of a positive integer, in ascending order.
+
+    >>> divisors(12)
+    (1, 2, 3, 4, 6, 12)
+    """
+    small = [candidate for candidate in range(1, int(value**0.5) + 1) if value % candidate == 0]
+    return tuple(sorted({*small, *(value // candidate for candidate in small)}))

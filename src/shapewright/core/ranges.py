@@ -1,0 +1,102 @@
+"""Range checks of values that a user gave, with one form of error message for all packages."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+from shapewright.core.errors import ShapewrightError, short_repr
+
+# Powers of two are printed as such from this exponent on.
+_MIN_PRINTED_EXPONENT = 30
+
+
+def check_integer(
+    name: str, value: object, low: int, high: float = math.inf, *, error: type[ShapewrightError], hint: str = ""
+) -> int:
+    """Return a value as an int if it is an integer in a range.
+
+    Args:
+        name: Name of the field, for the message.
+        value: The value; integers of NumPy are accepted, True and False are not.
+        low: Lower bound, included.
+        high: Upper bound, included.
+        error: Class of the error to raise.
+        hint: What to do, appended to the message.
+
+    Raises:
+        ShapewrightError: the value is not an integer in the range; an instance of ``error``.
+
+    >>> check_integer("zero_stage", 4, 0, 3, error=ShapewrightError)
+    Traceback (most recent call last):
+    shapewright.core.errors.ShapewrightError: zero_stage=4 must be an integer from 0 to 3
+    """
+    if type(value) is int and low <= value <= high:  # the frequent case, in loops over many layouts
+        return value
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or not low <= number <= high:
+        allowed = f"of at least {low}" if high == math.inf else f"from {low} to {_format_bound(high)}"
+        raise error(_message(name, value, f"an integer {allowed}", hint))
+    return number
+
+
+def check_number(
+    name: str,
+    value: object,
+    low: float,
+    high: float = math.inf,
+    *,
+    error: type[ShapewrightError],
+    hint: str = "",
+    exclude_low: bool = False,
+    exclude_high: bool = False,
+) -> float:
+    """Return a value if it is a finite number in a range.
+
+    Args:
+        name: Name of the field, for the message.
+        value: The value; True and False are not accepted.
+        low: Lower bound.
+        high: Upper bound; infinite for none.
+        error: Class of the error to raise.
+        hint: What to do, appended to the message.
+        exclude_low: Whether the lower bound itself is out of range.
+        exclude_high: Whether the upper bound itself is out of range.
+
+    Raises:
+        ShapewrightError: the value is not a finite number in the range; an instance of ``error``.
+
+    >>> check_number("memory_fraction", 0, 0, 1, exclude_low=True, error=ShapewrightError, hint="0.9 is usual")
+    Traceback (most recent call last):
+    shapewright.core.errors.ShapewrightError: memory_fraction=0 must be a number above 0 and at most 1; 0.9 is usual
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf:
+        is_above = value > low if exclude_low else value >= low
+        if is_above and (value < high if exclude_high else value <= high):
+            return value
+    start = f"above {_format_bound(low)}" if exclude_low else f"from {_format_bound(low)}"
+    end = (
+        f"below {_format_bound(high)}" if exclude_high else f"{'at most ' if exclude_low else ''}{_format_bound(high)}"
+    )
+    if high == math.inf:
+        allowed = start if exclude_low else f"of at least {_format_bound(low)}"
+    else:
+        allowed = f"{start} {'and' if exclude_low else 'to'} {end}"
+    raise error(_message(name, value, f"a number {allowed}", hint))
+
+
+def _message(name: str, value: object, allowed: str, hint: str) -> str:
+    return f"{name}={short_repr(value)} must be {allowed}" + (f"; {hint}" if hint else "")
+
+
+def _format_bound(bound: float) -> str:
+    if isinstance(bound, int):
+        exponent = bound.bit_length() - 1
+        if bound.bit_count() == 1 and exponent >= _MIN_PRINTED_EXPONENT:
+            return f"2**{exponent}"
+        short = f"{bound:g}"  # such as 1e+14
+        return short if int(float(short)) == bound else str(bound)
+    return f"{bound:g}"

@@ -1,0 +1,85 @@
+"""Connect to a Ray cluster, or start one on this machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shapewright.core.errors import ClusterError, MissingExtraError
+
+ENGINES = ("local", "ray")
+"""Execution engines of searches and measurements: local processes, or a Ray cluster."""
+
+# Long enough for a cluster on another continent.
+_CONNECT_TIMEOUT_S = 5.0
+# Ray accepts no less than 75 MiB; the results stored here are a few hundred kilobytes each. [byte]
+_OBJECT_STORE_BYTES = 128 * 2**20
+
+
+@contextmanager
+def connect(address: str | None) -> Iterator[Any]:
+    """Connect to a cluster for the duration of the context.
+
+    Args:
+        address: ``auto`` for the cluster of this machine, ``host:port`` or ``ray://host:port`` for another; None or
+            ``local`` to start one on this machine, which is shut down at exit.
+
+    Yields:
+        The ray module.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ClusterError: no cluster answers at the address.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError(
+            "engine='ray' needs Ray; install it with: pip install 'shapewright[ray]', or use engine='local'"
+        ) from None
+    if ray.is_initialized():  # the caller owns this connection and closes it
+        yield ray
+        return
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address in (None, "local"):
+        ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
+    else:
+        assert address is not None
+        _check_reachable(address)
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            words = " ".join(str(error).split())[:160]
+            raise _no_answer(address, words) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Check that the address accepts connections: for an unreachable one ``ray.init`` hangs, then ends the process.
+
+    Raises:
+        ClusterError: the address is malformed, or nothing listens there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise ClusterError(
+            f"address={address!r} is not a cluster address; give auto, local, HOST:PORT or ray://HOST:PORT"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _no_answer(address, getattr(error, "strerror", None) or str(error)) from None
+
+
+def _no_answer(address: str, words: str) -> ClusterError:
+    return ClusterError(
+        f"no Ray cluster answers at address={address!r} ({words}); start one with 'ray start --head', or use "
+        f"address='local'"
+    )

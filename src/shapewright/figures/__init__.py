@@ -1,1 +1,0 @@
-"""Figures as plain data: what is to be drawn, without a word on how."""

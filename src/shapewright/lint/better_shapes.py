@@ -1,0 +1,215 @@
+"""Better shapes: a local search for faster shapes with almost the same parameter count.
+
+It varies one of head dimension, MLP width, vocabulary, and depth with hidden size, then combines the best changes.
+Parameter counts stay within MOST_PARAMETERS_CHANGE_FRACTION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.lint.shape_fixes import (
+    can_change_depth,
+    candidate_head_dims,
+    full_width_multiple,
+    keeps_divisibility,
+    nearest_multiples,
+    round_up,
+    with_head_dim,
+    with_hidden_size,
+)
+
+if TYPE_CHECKING:
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.scenario import Scenario
+
+MOST_PARAMETERS_CHANGE_FRACTION = 0.02
+SMALLEST_GAIN_FRACTION = 0.005
+"""Smaller predicted gains are within the error of the prediction and not reported."""
+
+_MLP_MULTIPLES = (64, 128, 256)
+_WIDTH_MULTIPLE = 128
+_LARGEST_DEPTH_CHANGE = 4
+_LARGEST_DEPTH_CHANGE_FRACTION = 0.15
+_HEADS_MULTIPLE = 4  # head counts keep their divisibility up to this number of devices
+_NUM_KEPT_PER_KIND = 2
+
+# Largest relative change of f / h to compensate parameters after a change of depth.
+_MOST_RATIO_CHANGE_FRACTION = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class BetterShape:
+    """A faster shape of almost the same parameter count.
+
+    Attributes:
+        changes: New values by field name of TransformerConfig.
+        title: Description of the changed fields.
+        step_time_s: Predicted step time. [s]
+        speedup: Present step time over this one.
+        gain_fraction: Relative saving of time per token and parameter; shapes are ranked by it.
+        parameters_change_fraction: Relative change of the parameter count.
+    """
+
+    changes: Mapping[str, Any]
+    title: str
+    step_time_s: float
+    speedup: float
+    gain_fraction: float
+    parameters_change_fraction: float
+
+
+def find_better_shapes(scenario: Scenario, limit: int = 3) -> tuple[BetterShape, ...]:
+    """Search the neighbourhood of a shape for faster ones.
+
+    Args:
+        scenario: The scenario; its step must be possible.
+        limit: Number of shapes to return.
+
+    Returns:
+        Shapes predicted to be faster, both per step and per parameter; the best first.
+    """
+    singles = [
+        _best(scenario, candidates)
+        for candidates in (_heads(scenario), _mlp(scenario), _vocabulary(scenario), _depth(scenario))
+    ]
+    heads, mlp, vocabulary, depth = singles
+    joined = [
+        {**first.changes, **second.changes}
+        for group, others in ((heads, (mlp, vocabulary)), (mlp, (vocabulary,)), (depth, (vocabulary,)))
+        for other in others
+        for first in group[:1]
+        for second in other[:1]
+    ]
+    if heads and mlp and vocabulary:
+        joined.append({**heads[0].changes, **mlp[0].changes, **vocabulary[0].changes})
+    found = {_key(shape): shape for group in (*singles, _best(scenario, joined, keep=limit)) for shape in group}
+    return tuple(sorted(found.values(), key=lambda shape: -shape.gain_fraction)[:limit])
+
+
+def _best(
+    scenario: Scenario, candidates: Iterable[Mapping[str, Any]], keep: int = _NUM_KEPT_PER_KIND
+) -> list[BetterShape]:
+    """Predict candidates and return the best of those that are faster."""
+    shapes = [shape for changes in candidates if (shape := _predict(scenario, changes)) is not None]
+    return sorted(shapes, key=lambda shape: -shape.gain_fraction)[:keep]
+
+
+def _predict(scenario: Scenario, changes: Mapping[str, Any]) -> BetterShape | None:
+    after = scenario.try_replace(changes)
+    if after is None or not after.is_possible or (scenario.fits and not after.fits):
+        return None
+    old, new = scenario.predict(), after.predict()
+    parameters_change = new.parameters.total / old.parameters.total - 1.0
+    ratio = new.step_time_s / old.step_time_s
+    gain = 1.0 - ratio * old.parameters.active / new.parameters.active
+    if abs(parameters_change) > MOST_PARAMETERS_CHANGE_FRACTION or ratio >= 1.0 or gain < SMALLEST_GAIN_FRACTION:
+        return None
+    return BetterShape(
+        changes=dict(changes),
+        title=describe(scenario.config, changes),
+        step_time_s=new.step_time_s,
+        speedup=1.0 / ratio,
+        gain_fraction=gain,
+        parameters_change_fraction=parameters_change,
+    )
+
+
+def describe(config: TransformerConfig, changes: Mapping[str, Any]) -> str:
+    """Describe the changed fields, without those that follow others (value heads, embedding width)."""
+    described = (
+        "num_layers",
+        "hidden_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "vocab_size",
+    )
+    parts = []
+    for name in described:
+        if name not in changes or changes[name] == getattr(config, name):
+            continue
+        if name == "num_kv_heads" and config.num_kv_heads == config.num_heads:
+            continue
+        parts.append(f"{name} {getattr(config, name)} -> {changes[name]}")
+    return ", ".join(parts)
+
+
+def _key(shape: BetterShape) -> frozenset[tuple[str, Any]]:
+    return frozenset(shape.changes.items())
+
+
+def _heads(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+    for head_dim in candidate_head_dims(scenario.config):
+        changes = with_head_dim(scenario.config, head_dim)
+        if changes:
+            yield changes
+
+
+def _mlp(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+    """Yield MLP widths that are aligned on each device of the tensor axis."""
+    name = "moe_intermediate_size" if scenario.config.is_moe else "intermediate_size"
+    width = getattr(scenario.config, name)
+    seen = {0, width}
+    for multiple in _MLP_MULTIPLES:
+        for candidate in nearest_multiples(width, multiple * scenario.layout.tensor_parallel):
+            if candidate not in seen:
+                seen.add(candidate)
+                yield {name: candidate}
+
+
+def _vocabulary(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+    multiple = full_width_multiple(scenario.device, scenario.workload.dtype) * scenario.layout.tensor_parallel
+    padded = round_up(scenario.config.vocab_size, multiple)
+    if padded != scenario.config.vocab_size:
+        yield {"vocab_size": padded}
+
+
+def _depth(scenario: Scenario) -> Iterator[Mapping[str, Any]]:
+    """Yield other depths, with the hidden size that keeps the parameter count, which is proportional to L h^2."""
+    config = scenario.config
+    if not can_change_depth(config) or config.is_moe:
+        return
+    farthest = min(_LARGEST_DEPTH_CHANGE, int(_LARGEST_DEPTH_CHANGE_FRACTION * config.num_layers))
+    for num_layers in range(config.num_layers - farthest, config.num_layers + farthest + 1):
+        if num_layers == config.num_layers or num_layers % scenario.layout.pipeline_parallel:
+            continue
+        wanted = config.hidden_size * (config.num_layers / num_layers) ** 0.5
+        nearest = round(wanted / _WIDTH_MULTIPLE)
+        for step in (0, -1, 1, -2, 2):
+            changes = _refit(scenario, num_layers, (nearest + step) * _WIDTH_MULTIPLE)
+            if changes:
+                yield changes
+                break
+
+
+def _refit(scenario: Scenario, num_layers: int, hidden_size: int) -> Mapping[str, Any] | None:
+    """Adjust the MLP width to keep the parameter count at another depth and hidden size, with the same head_dim."""
+    config = scenario.config
+    multiple = _WIDTH_MULTIPLE * scenario.layout.tensor_parallel
+    changes = with_hidden_size(config, hidden_size, multiple) if hidden_size > 0 else None
+    if changes is None or changes.get("head_dim", config.head_dim) != config.head_dim:
+        return None
+    if not keeps_divisibility(config.num_heads, changes.get("num_heads", config.num_heads), _HEADS_MULTIPLE):
+        return None
+    changes["num_layers"] = num_layers
+    changed = scenario.try_replace(changes)
+    if changed is None:
+        return None
+    per_width = (3 if config.gated_mlp else 2) * hidden_size * num_layers
+    missing = scenario.predict().parameters.total - _count(changed.config)
+    intermediate_size = changes["intermediate_size"] + round(missing / per_width / multiple) * multiple
+    ratio = intermediate_size / hidden_size * config.hidden_size / config.intermediate_size
+    if abs(ratio - 1.0) > _MOST_RATIO_CHANGE_FRACTION:
+        return None
+    return {**changes, "intermediate_size": intermediate_size}
+
+
+def _count(config: TransformerConfig) -> int:
+    from shapewright.models.parameters import count_parameters
+
+    return count_parameters(config).total

@@ -1,0 +1,1 @@
+"""Rules on memory (ME) and on the consistency of a config with its workload (CF)."""

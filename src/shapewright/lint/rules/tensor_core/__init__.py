@@ -1,0 +1,1 @@
+"""Rules on alignment and formats for tensor cores (TC)."""

@@ -1,0 +1,1 @@
+"""Rules on tiles, waves and batch sizes (WQ)."""

@@ -1,0 +1,305 @@
+"""Fixes that change the shape of a model: aligned widths, other head counts, hidden sizes and depths.
+
+Legend: h hidden_size, a num_heads, a_kv num_kv_heads, d head_dim, f intermediate_size, L num_layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.dtypes import get_dtype
+from shapewright.lint.rule import Fix
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.prediction.scenario import Scenario
+    from shapewright.workload import ParallelLayout
+
+# Head dimensions that fused attention kernels are compiled for; others are padded to the next larger one.
+# Source: Dao-AILab/flash-attention, one file per head dimension under csrc/flash_attn/src (v2) and hopper (v3).
+FUSED_HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+
+# Alignment that vector loads of fused attention kernels need. [byte] Source: flash-attention kernels require head
+# dimensions that are multiples of 8 fp16 elements; its Python layer pads others.
+FUSED_ALIGNMENT_BYTES = 16
+
+
+def full_width_multiple(device: Device, dtype: str) -> int:
+    """Return the multiple, in elements, of a contiguous dimension that allows full-width loads.
+
+    >>> from shapewright.hardware import load_device
+    >>> [full_width_multiple(load_device(name), "fp16") for name in ("a100-sxm-40gb", "v100-sxm2-16gb")]
+    [64, 8]
+    """
+    return device.architecture_facts.full_width_bytes * 8 // get_dtype(dtype).bits
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Round up to a multiple.
+
+    >>> round_up(50257, 64), round_up(64, 64)
+    (50304, 64)
+    """
+    return -(-value // multiple) * multiple
+
+
+def nearest_multiples(value: int, multiple: int) -> tuple[int, ...]:
+    """Return the nearest multiples below and above a value, nearest first, without zero and the value itself.
+
+    >>> nearest_multiples(10922, 64), nearest_multiples(30, 64)
+    ((10944, 10880), (64,))
+    """
+    above = round_up(value, multiple)
+    found = sorted({above, above - multiple} - {0, value}, key=lambda candidate: abs(candidate - value))
+    return tuple(found)
+
+
+def largest_power_of_two(value: int) -> int:
+    """Return the largest power of two that divides a number.
+
+    >>> largest_power_of_two(80), largest_power_of_two(50257)
+    (16, 1)
+    """
+    return value & -value
+
+
+def list_mlp_width_fields(config: TransformerConfig) -> tuple[str, ...]:
+    """Return the names of the MLP width fields that the model uses."""
+    names = []
+    if not config.is_moe or any(not group.is_moe for group in config.layer_groups()):
+        names.append("intermediate_size")
+    if config.is_moe:
+        names.append("moe_intermediate_size")
+    if config.shared_expert_intermediate_size:
+        names.append("shared_expert_intermediate_size")
+    return tuple(names)
+
+
+def count_width_shards(layout: ParallelLayout, name: str) -> int:
+    """Return the number of devices that an MLP width is split over; routed experts may have their own."""
+    return layout.expert_tensor_degree if name == "moe_intermediate_size" else layout.tensor_parallel
+
+
+def width_axis_degree(layout: ParallelLayout, name: str) -> str:
+    """Return the field of the degree that splits an MLP width."""
+    is_own = name == "moe_intermediate_size" and layout.has_own_expert_degree
+    return "expert_tensor_parallel" if is_own else "tensor_parallel"
+
+
+def whole_expert_fixes(scenario: Scenario) -> tuple[Fix, ...]:
+    """Suggest expert parallelism with whole experts instead of experts split over the tensor axis, where possible."""
+    layout, workload = scenario.layout, scenario.workload
+    pieces = layout.expert_tensor_degree
+    degree = layout.expert_parallel * pieces
+    can_send = layout.sequence_parallel or layout.tensor_parallel == 1 or not workload.is_training
+    if pieces == 1 or scenario.config.num_experts % degree or not can_send:
+        return ()
+    title = f"use expert_tensor_parallel=1 with expert_parallel={degree}"
+    return (Fix(kind="runtime", title=title, changes={"expert_tensor_parallel": 1, "expert_parallel": degree}),)
+
+
+def width_fixes(scenario: Scenario, name: str) -> tuple[Fix, ...]:
+    """Suggest the nearest MLP widths that are multiples of a full-width load, or of four, on each device."""
+    multiple = full_width_multiple(scenario.device, scenario.workload.dtype) * count_width_shards(scenario.layout, name)
+    width = getattr(scenario.config, name)
+    # Aligned loads, and whole tiles of the usual kernels (64 and 256 fp16 elements).
+    candidates = dict.fromkeys((*nearest_multiples(width, multiple), *nearest_multiples(width, 4 * multiple)))
+    return tuple(Fix(kind="retrain", title=f"use {candidate}", changes={name: candidate}) for candidate in candidates)
+
+
+HEAD_DIMS = (64, 80, 96, 128, 160, 192, 256)
+"""Head dimensions of published models that fused kernels support."""
+
+USUAL_HEAD_DIM = 128
+"""Head dimension of most models published since 2023; wider heads are faster, but rare."""
+
+_SMALLEST_SPLIT = 2  # an odd number of heads does not allow tensor parallelism
+
+Changes = dict[str, Any]
+
+
+def with_head_dim(config: TransformerConfig, head_dim: int) -> Changes | None:
+    """Change the head dimension at the same a d and a_kv d, hence the same parameter count.
+
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> gpt3_2_7b = TransformerConfig(hidden_size=2560, num_layers=32, num_heads=32, vocab_size=50257)
+    >>> with_head_dim(gpt3_2_7b, 128)["num_heads"]
+    20
+    """
+    if config.is_mla or config.v_head_dim != config.head_dim or head_dim == config.head_dim:
+        return None
+    query_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    if query_width % head_dim or kv_width % head_dim:
+        return None
+    num_heads, num_kv_heads = query_width // head_dim, kv_width // head_dim
+    if num_heads % num_kv_heads or not keeps_divisibility(config.num_heads, num_heads, _SMALLEST_SPLIT):
+        return None
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "v_head_dim": head_dim,
+    }
+
+
+def keeps_divisibility(old: int, new: int, largest: int) -> bool:
+    """Return whether a new head count is divisible by the powers of two, up to a limit, that divide the old one.
+
+    >>> keeps_divisibility(32, 20, 4), keeps_divisibility(14, 7, 2), keeps_divisibility(25, 5, 2)
+    (True, False, True)
+    """
+    return new % min(largest, largest_power_of_two(old)) == 0
+
+
+def candidate_head_dims(config: TransformerConfig) -> tuple[int, ...]:
+    """Return head dimensions to try: up to 128, or up to twice the model's own where that is 128 or more.
+
+    Fewer and wider heads are nearly always faster; without a limit every model would get heads of 256. The paper
+    changes head_dim from 80 to 128 and from 128 to 256 (arXiv 2401.14489).
+    """
+    largest = USUAL_HEAD_DIM if config.head_dim < USUAL_HEAD_DIM else 2 * config.head_dim
+    return tuple(width for width in HEAD_DIMS if width <= largest and width != config.head_dim)
+
+
+def has_square_attention(config: TransformerConfig) -> bool:
+    """Return whether a d equals h."""
+    return not config.is_mla and config.num_heads * config.head_dim == config.hidden_size
+
+
+def with_hidden_size(config: TransformerConfig, hidden_size: int, multiple: int) -> Changes | None:
+    """Change the hidden size, with heads and MLP width in proportion; None where no head count fits.
+
+    The head dimension stays where it divides the new hidden size; otherwise the nearest usual one is chosen. Queries
+    per key-value head and f / h stay, with f rounded to a multiple.
+    """
+    changes: Changes = {"hidden_size": hidden_size}
+    if has_square_attention(config):
+        queries_per_kv = config.num_heads // config.num_kv_heads
+        usual = sorted({config.head_dim, *HEAD_DIMS}, key=lambda width: abs(width - config.head_dim))
+        for head_dim in usual:
+            num_heads, rest = divmod(hidden_size, head_dim)
+            if not rest and num_heads and num_heads % queries_per_kv == 0:
+                changes |= {"num_heads": num_heads, "num_kv_heads": num_heads // queries_per_kv, "head_dim": head_dim}
+                changes["v_head_dim"] = head_dim if config.v_head_dim == config.head_dim else config.v_head_dim
+                break
+        else:
+            return None
+    ratio = config.intermediate_size / config.hidden_size
+    changes["intermediate_size"] = max(multiple, round(ratio * hidden_size / multiple) * multiple)
+    if config.embedding_size == config.hidden_size:
+        changes["embedding_size"] = hidden_size
+    return changes
+
+
+def can_change_depth(config: TransformerConfig) -> bool:
+    """Return whether the depth can change: one stack, and not a pattern of MoE layers that names every layer."""
+    return config.stack != "encoder-decoder" and len(config.moe_layers) < config.num_layers
+
+
+# Head dimension at which attention throughput saturates. Source: flash-attention's benchmark figures (head dimension 64
+# against 128); arXiv 2401.14489, figure 12 (flat from h/a of about 80 on).
+LARGE_ENOUGH_HEAD_DIM = 128
+
+_ATTENTION_BITS = 16  # attention runs in 16 bits also where GEMMs run in 8 bits or less
+
+
+@dataclass(frozen=True)
+class HeadDimProblem:
+    """Reason why a head dimension is slow.
+
+    Attributes:
+        text: Continues ``head_dim=80 `` in the message.
+        wanted: Description of valid values.
+    """
+
+    text: str
+    wanted: str
+
+
+def head_dim_problem(scenario: Scenario, head_dim: int = 0) -> HeadDimProblem | None:
+    """Find why a head dimension is slow with the attention kernels in use; None where it is not.
+
+    Args:
+        scenario: The scenario.
+        head_dim: The head dimension; 0 for that of the model.
+    """
+    head_dim = head_dim or scenario.config.head_dim
+    if scenario.config.is_mla:
+        return None
+    if scenario.workload.attention == "unfused":
+        multiple = full_width_multiple(scenario.device, _attention_dtype(scenario))
+        if head_dim % multiple == 0:
+            return None
+        return HeadDimProblem(
+            text=f"is not a multiple of {multiple} (unfused, {scenario.dtype_and_device})",
+            wanted=f"a multiple of {multiple}",
+        )
+    wanted = "one of " + ", ".join(map(str, FUSED_HEAD_DIMS))
+    multiple = FUSED_ALIGNMENT_BYTES * 8 // _ATTENTION_BITS
+    if head_dim % multiple:
+        return HeadDimProblem(text=f"is not a multiple of {multiple}, so fused attention pads it", wanted=wanted)
+    if head_dim in FUSED_HEAD_DIMS:
+        return None
+    larger = next((width for width in FUSED_HEAD_DIMS if width > head_dim), None)
+    if larger is None:
+        return HeadDimProblem(text=f"is above {FUSED_HEAD_DIMS[-1]}, which fused kernels stop at", wanted=wanted)
+    return HeadDimProblem(text=f"runs in the fused kernel for {larger}, padded", wanted=wanted)
+
+
+def head_count_fixes(scenario: Scenario, *, larger_only: bool, smallest: int = 0) -> tuple[Fix, ...]:
+    """Suggest other head counts at the same total width, with head dimensions that the kernels support."""
+    fixes = []
+    for head_dim in candidate_head_dims(scenario.config):
+        if (
+            head_dim < smallest
+            or (larger_only and head_dim <= scenario.config.head_dim)
+            or head_dim_problem(scenario, head_dim)
+        ):
+            continue
+        changes = with_head_dim(scenario.config, head_dim)
+        if changes and _splits(changes["num_heads"], changes["num_kv_heads"], scenario.layout.tensor_parallel):
+            title = f"use num_heads={changes['num_heads']} (head_dim {head_dim})"
+            fixes.append(Fix(kind="retrain", title=title, changes=changes))
+    return tuple(fixes)
+
+
+def head_dim_fixes(scenario: Scenario) -> tuple[Fix, ...]:
+    """Suggest the nearest supported head dimensions at the same head count, for widths that no other count divides."""
+    own = scenario.config.head_dim
+    supported = [width for width in HEAD_DIMS if head_dim_problem(scenario, width) is None]
+    nearest = [width for width in supported if width < own][-1:] + [width for width in supported if width > own][:1]
+    fixes = []
+    for width in nearest:
+        changes = {"head_dim": width}
+        if scenario.config.v_head_dim == own:
+            changes["v_head_dim"] = width
+        fixes.append(Fix(kind="retrain", title=f"use head_dim={width}", changes=changes))
+    return tuple(fixes)
+
+
+def drop_smaller_heads(scenario: Scenario, fixes: tuple[Fix, ...]) -> tuple[Fix, ...]:
+    """Drop fixes with smaller heads, where a fix with larger heads is faster than the present shape.
+
+    Otherwise a suggestion of one rule would violate the rule on small heads.
+    """
+    least = min(scenario.config.head_dim, LARGE_ENOUGH_HEAD_DIM)
+    wide = tuple(fix for fix in fixes if fix.changes["head_dim"] >= least)
+    return wide if any(_is_faster(scenario, fix) for fix in wide) else fixes
+
+
+def _is_faster(scenario: Scenario, fix: Fix) -> bool:
+    after = scenario.try_replace(fix.changes)
+    if after is None or not scenario.is_possible or not after.is_possible:
+        return False
+    return after.time_per_token_s < scenario.time_per_token_s
+
+
+def _splits(num_heads: int, num_kv_heads: int, degree: int) -> bool:
+    """Return whether heads divide over the tensor axis, with replicated key-value heads if necessary."""
+    return num_heads % degree == 0 and (num_kv_heads % degree == 0 or degree % num_kv_heads == 0)
+
+
+def _attention_dtype(scenario: Scenario) -> str:
+    return scenario.workload.dtype if scenario.workload.dtype in ("fp32", "tf32", "fp16", "bf16") else "bf16"

@@ -1,0 +1,11 @@
+"""Operations of a transformer step: their sizes, FLOPs and bytes. Their speed is the subject of pricing."""
+
+from shapewright.lowering.operations.attention import Attention as Attention
+from shapewright.lowering.operations.base import MEANING_FIELDS as MEANING_FIELDS
+from shapewright.lowering.operations.base import UNPRICED_FIELDS as UNPRICED_FIELDS
+from shapewright.lowering.operations.collective import Collective as Collective
+from shapewright.lowering.operations.gemm import Gemm as Gemm
+from shapewright.lowering.operations.gemm import GroupedGemm as GroupedGemm
+from shapewright.lowering.operations.pointwise import Pointwise as Pointwise
+
+Operation = Gemm | GroupedGemm | Attention | Pointwise | Collective

@@ -1,0 +1,59 @@
+"""Memory-bound operations: elementwise operations, normalization, softmax, gather and scatter, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.lowering.operations.base import OperationBase
+
+if TYPE_CHECKING:
+    from shapewright.core.numeric import Count, Numeric
+
+POINTWISE_KINDS = (
+    "norm",
+    "layernorm",
+    "activation",
+    "residual",
+    "rotary",
+    "mask",
+    "softmax",
+    "dropout",
+    "embedding",
+    "bias",
+    "router",
+    "permute",
+    "cross_entropy",
+    "optimizer",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pointwise(OperationBase):
+    """A memory-bound operation, whose time follows from its memory traffic.
+
+    Attributes:
+        operation: Kind of computation, one of POINTWISE_KINDS.
+        read_bytes: Bytes read from memory. [byte]
+        written_bytes: Bytes written to memory. [byte]
+        num_kernels: Number of kernel launches (several for an unfused chain).
+        fuses_dropout: Whether it also applies dropout to one of its inputs; its traffic includes the mask.
+    """
+
+    operation: str
+    read_bytes: Numeric
+    written_bytes: Numeric
+    num_kernels: Count = 1
+    fuses_dropout: bool = False
+
+    kind = "pointwise"
+
+    @property
+    def flops(self) -> Numeric:
+        """Zero, as FLOP counts omit it by convention. [flop]"""
+        return 0.0
+
+    @property
+    def num_bytes(self) -> Numeric:
+        """Bytes moved. [byte]"""
+        return self.read_bytes + self.written_bytes

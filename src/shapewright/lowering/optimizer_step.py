@@ -1,0 +1,250 @@
+"""Lowering of gradient communication over replicas, gradient norm and optimizer step.
+
+Weights are counted from the lowered GEMMs and so follow their sharding; norms and biases (below 0.1 % of a model's
+weights) are left out.
+
+Source: arXiv 1910.02054, sections 5 and 7: ZeRO stage 0 moves 2 elements per weight and step (all_reduce), stages 1
+and 2 as many (reduce_scatter, all_gather), stage 3 half as many again (it gathers weights twice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.lowering.collectives import collective, num_ranks_of
+from shapewright.lowering.embedding import vocab_rows
+from shapewright.lowering.offload import lower_host_step
+from shapewright.lowering.operations import Gemm, GroupedGemm, Pointwise
+from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shapewright.core.numeric import Count
+    from shapewright.lowering.operations import Operation
+    from shapewright.lowering.shard import Shard
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Weights of this device with the same pipeline stages and the same replicas.
+
+    Attributes:
+        name: Displayed name.
+        stage: Pipeline stages that have it.
+        num_weights: Number of weights on this device. [element]
+        num_parts: Number of separately communicated pieces: layers, or 1.
+        num_replicas: Number of devices with the same weights.
+    """
+
+    name: str
+    stage: str
+    num_weights: Count
+    num_parts: int
+    num_replicas: Count
+
+
+def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tuple[Any, Any]:
+    """Count the weights of GEMMs and of grouped GEMMs on this device. [element]
+
+    Args:
+        operations: Forward operations of the layers.
+        num_passes: Number of micro-batches, which repeats include.
+    """
+    dense: Any = 0
+    routed: Any = 0
+    for operation in operations:
+        if isinstance(operation, GroupedGemm):
+            routed += operation.repeats // num_passes * operation.groups * operation.n * operation.k
+        elif isinstance(operation, Gemm):
+            dense += operation.repeats // num_passes * operation.batch * operation.n * operation.k
+    return dense, routed
+
+
+def weight_groups(shard: Shard, layers: Iterable[Operation], num_layers: int) -> list[WeightGroup]:
+    """Group the weights of this device into layers, routed experts, embedding and logits.
+
+    Args:
+        shard: Sizes of this device.
+        layers: Forward operations of all layers, without the attention cores, whose GEMMs have no weights.
+        num_layers: Number of layers on this device.
+    """
+    dense, routed = count_gemm_weights(layers, shard.num_passes)
+    return make_groups(shard, dense, routed, num_layers, has_experts=bool(routed))
+
+
+def make_groups(shard: Shard, dense: Count, routed: Count, num_layers: int, *, has_experts: bool) -> list[WeightGroup]:
+    """Group weights given by their counts; counts and sizes of the shard may be arrays.
+
+    Args:
+        shard: Sizes of this device.
+        dense: Weights of the layers without routed experts.
+        routed: Weights of routed experts.
+        num_layers: Number of layers on this device.
+        has_experts: Whether any layer has routed experts.
+    """
+    config, layout = shard.config, shard.layout
+    replicas = num_ranks_of(layout, "data")
+    table = vocab_rows(shard) * config.embedding_size
+    groups = [WeightGroup("layers", "every", dense, num_layers, replicas)]
+    if has_experts:
+        groups.append(WeightGroup("experts", "every", routed, num_layers, layout.num_expert_replicas))
+    groups.append(WeightGroup("embedding", "first", table, 1, replicas))
+    if not config.tied_embeddings or layout.pipeline_parallel > 1:
+        groups.append(WeightGroup("logits", "last", table, 1, replicas))
+    return groups
+
+
+def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int) -> list[Operation]:
+    """Lower the reduction of gradients over replicas and the gathering of sharded weights, layer by layer.
+
+    Both overlap with computation. Gradients are reduced in the format of the activations.
+    """
+    operations: list[Operation] = []
+    for group in groups:
+        for op_name, times, pass_name in _communication_plan(shard, zero_stage):
+            subject = "weights" if op_name == "all_gather" else "gradients"
+            operations += collective(
+                shard,
+                "replicas",
+                subject,
+                op_name,
+                "data",
+                times * group.num_parts,
+                name=f"{group.name}.{subject}.{op_name}",
+                message_bytes=group.num_weights / group.num_parts * shard.width_bytes,
+                num_ranks=group.num_replicas,
+                stride=_stride(shard, group),
+                stage=group.stage,
+                pass_name=pass_name,
+                overlaps=True,
+            )
+    return operations
+
+
+def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, str], ...]:
+    """List the collectives of one piece of the weights: operation, executions per step, pass.
+
+    Sharded gradients are reduced in every micro-batch, as no device keeps the full accumulated gradient.
+    """
+    passes = shard.num_passes
+    return (
+        (("all_reduce", 1, "backward"),),
+        (("reduce_scatter", 1, "backward"), ("all_gather", 1, "forward")),
+        (("reduce_scatter", passes, "backward"), ("all_gather", 1, "forward")),
+        (("reduce_scatter", passes, "backward"), ("all_gather", passes, "forward"), ("all_gather", passes, "backward")),
+    )[zero_stage]
+
+
+def lower_tied_gradients(shard: Shard) -> list[Operation]:
+    """Lower the sum of the gradients of a tied embedding, of which the first and the last stage have a copy."""
+    if not shard.config.tied_embeddings:
+        return []
+    layout = shard.layout
+    # Stages are the outermost axis, so first and last stage share a node only if the whole job does.
+    crosses = layout.num_devices > shard.node_size
+    apart = layout.num_devices // layout.pipeline_parallel * (layout.pipeline_parallel - 1)
+    return collective(
+        shard,
+        "embedding",
+        "tied_gradients",
+        "all_reduce",
+        "pipeline",
+        1,
+        name="embedding.tied_gradients.all_reduce",
+        message_bytes=1.0 * vocab_rows(shard) * shard.config.embedding_size * shard.width_bytes,
+        num_ranks=min(2, layout.pipeline_parallel),
+        stride=1 + crosses * (apart - 1),
+        stage="last",
+        pass_name="step",
+    )
+
+
+def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int) -> list[Operation]:
+    """Lower the gradient norm (each gradient read once) and the optimizer step; ZeRO stage 1 and above shard both.
+
+    AdamW in mixed precision reads and writes fp32 gradient, master weight and moments and also writes the 16-bit
+    weight: 16 bytes read and 14 written per weight in bf16. Other optimizers move their own states.
+    """
+    operations: list[Operation] = []
+    recipe = find_recipe(shard.workload.optimizer, shard.workload.dtype)
+    extra_embedding_bytes = 0.0  # additional state bytes per weight of embeddings and logits
+    if recipe.embedding_optimizer_bytes is not None:
+        extra_embedding_bytes = recipe.embedding_optimizer_bytes - recipe.optimizer_bytes
+    for group in groups:
+        shards = group.num_replicas if zero_stage else 1
+        weights = 1.0 * -(-group.num_weights // shards)
+        extra_bytes = extra_embedding_bytes if group.stage != "every" else 0.0
+        passes = [("gradient_norm", recipe.gradient_bytes, 0.0)]
+        if shard.workload.offload_optimizer:
+            name = group.name
+            operations += lower_host_step(shard, name, weights, recipe, stage=group.stage, extra_bytes=extra_bytes)
+        else:
+            read_bytes, written_bytes = recipe.step_read_bytes + extra_bytes, recipe.step_written_bytes + extra_bytes
+            passes.append(("optimizer", read_bytes, written_bytes))
+        for role, read_bytes, written_bytes in passes:
+            operations.append(
+                Pointwise(
+                    name=f"{role}.{group.name}",
+                    block="optimizer",
+                    role=role,
+                    pass_name="step",
+                    stage=group.stage,
+                    repeats=1,
+                    dtype="fp32",
+                    operation="optimizer",
+                    read_bytes=weights * read_bytes,
+                    written_bytes=weights * written_bytes,
+                )
+            )
+    return operations
+
+
+def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stage: int) -> list[Operation]:
+    """Lower the Newton-Schulz iteration of an optimizer that orthogonalizes updates: three GEMMs a step per matrix.
+
+    For a matrix X of s x l, s the smaller: A = X X^T, B = A A, X + B X, without the cheap sums. Each tensor-parallel
+    shard is orthogonalized separately, and from ZeRO stage 1 on the replicas divide the matrices among them.
+
+    Source: arXiv 2502.16982, section 2.1 (five steps in bf16).
+    """
+    steps = OPTIMIZERS[shard.workload.optimizer].newton_schulz_steps
+    operations: list[Operation] = []
+    if not steps:
+        return operations
+    replicas = num_ranks_of(shard.layout, "data")
+    for layer in layers:
+        if not isinstance(layer, Gemm | GroupedGemm):
+            continue
+        short, long = min(layer.n, layer.k), max(layer.n, layer.k)
+        matrices = layer.groups if isinstance(layer, GroupedGemm) else layer.batch
+        copies = shard.layout.num_expert_replicas if isinstance(layer, GroupedGemm) else replicas
+        repeats = -(-steps * matrices * (layer.repeats // shard.num_passes) // (copies if zero_stage else 1))
+        for role, m, n, k in (
+            ("square", short, short, long),
+            ("power", short, short, short),
+            ("turn", short, long, short),
+        ):
+            operations.append(
+                Gemm(
+                    name=f"newton_schulz.{layer.name}.{role}",
+                    block=layer.block,
+                    role=f"newton_schulz_{role}",
+                    pass_name="step",
+                    repeats=repeats,
+                    dtype=shard.dtype,
+                    m=m,
+                    n=n,
+                    k=k,
+                )
+            )
+    return operations
+
+
+def _stride(shard: Shard, group: WeightGroup) -> int:
+    """Distance in devices between replicas; replicas of an expert are one expert group apart."""
+    layout = shard.layout
+    if group.name == "experts":
+        return layout.expert_tensor_degree * layout.expert_parallel
+    return layout.tensor_parallel

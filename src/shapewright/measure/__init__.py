@@ -1,0 +1,1 @@
+"""Measuring devices, storing rows, fitting calibration records, evaluating accuracy."""

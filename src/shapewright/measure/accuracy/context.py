@@ -1,0 +1,166 @@
+"""State of pricing one table: devices, records, skipped rows by reason, and notes for the user."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.core.errors import ShapewrightError, UnknownDeviceError
+from shapewright.core.notes import Note
+from shapewright.hardware import find_measured_device, is_exact_name
+from shapewright.measure.accuracy.chunk import Prices
+from shapewright.measure.accuracy.columns import Columns
+from shapewright.measure.accuracy.element_formats import read_format, read_stored_format
+from shapewright.pricing.calibration.libraries import nearest_library
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.experts.kernels import has_same_defaults
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.measure.accuracy.element_formats import ElementFormat
+    from shapewright.pricing.calibration.records import CalibrationRecord
+
+# Rows priced in one call: bounds memory, and lets a progress bar move.
+ROWS_AT_ONCE = 131_072
+# Most notes per table, since a file of unknown names could fill the screen.
+_MOST_NOTES, _MORE_NOTES = 60, "and more notes of this kind"
+
+
+PriceGroup = Callable[[Columns, "Device", tuple[str, ...]], Prices]
+
+
+@dataclass
+class Context:
+    """State of pricing one table.
+
+    Attributes:
+        uncalibrated: Price as if the device had no record of its own.
+        physics_only: Ignore learned corrections.
+        devices: Canonical names to keep; empty for all.
+        skipped: Number of skipped rows by reason.
+        notes: Notes for the user.
+        advance: Called with the number of rows that are done.
+        own: Devices with records of the user's own, by canonical name; they take precedence over the package's.
+    """
+
+    uncalibrated: bool = False
+    physics_only: bool = False
+    devices: frozenset[str] = frozenset()
+    skipped: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    advance: Callable[[int], None] = lambda _: None
+    own: Mapping[str, Device] = field(default_factory=dict)
+
+    def record(self, kind: str, device: Device, *, older_software: bool = False) -> CalibrationRecord:
+        """Return the record to price with.
+
+        Args:
+            kind: Kind of operation.
+            device: The device.
+            older_software: The rows were timed with libraries older than the record's, with other heuristics. Learned
+                corrections of current libraries are then ignored (docs/decisions/0003), and the interval is that of
+                older software. Records without learned corrections were fitted to such rows and stay unchanged.
+        """
+        record = load_record(kind, self.with_pricing(device))
+        if (
+            older_software
+            and load_record(kind, device.with_pricing(uncalibrated=self.uncalibrated)).residual is not None
+        ):
+            record = replace(record, residual=None, older_software=True)
+        if self.uncalibrated and device.name in record.devices:
+            self.note(f"{kind} on {device.name}: its own record is used, since no other device has one")
+        elif record.transfer != "exact" and not self.uncalibrated and not device.roofline_only:
+            self.note(f"{kind} on {device.name}: unmeasured, priced by the record of {record.device}")
+        return record
+
+    def with_pricing(self, device: Device) -> Device:
+        """Return the device with the pricing options of this context."""
+        return device.with_pricing(uncalibrated=self.uncalibrated, physics_only=self.physics_only)
+
+    def note_library(self, kind: str, library: str, record: CalibrationRecord) -> None:
+        """Note what prices a library that the record does not contain."""
+        known = {each.partition("/")[0] for each in record.parameters["libraries"]}
+        # The default sections carry no library name; the reports name their libraries.
+        for report in record.provenance.get("reports", {}).values():
+            known.update(report.get("libraries", ()))
+        if library and known and library not in known:
+            nearest = nearest_library(library, known)
+            stands = f"an unmeasured version, priced as {nearest}" if nearest else "an unmeasured library"
+            alike = next((each for each in sorted(known) if has_same_defaults(library, each)), "")
+            if kind == "moe" and alike and nearest and not has_same_defaults(library, nearest):
+                stands += f"; triton's kernels are those of {alike}, with the same default tiles"
+            self.note(f"{kind}: {library!r} is {stands}")
+
+    def note(self, words: str) -> None:
+        """Add a note once; after many notes, only that there are more."""
+        if len(self.notes) >= _MOST_NOTES:
+            words = _MORE_NOTES
+        if words not in self.notes:
+            self.notes.append(words)
+
+    def read_format(self, word: str, device: Device) -> ElementFormat:
+        """Return the element format that a file names; assumptions are noted.
+
+        Raises:
+            MeasuredFileError: the name is unknown.
+        """
+        return self._noted(read_format(word, device))
+
+    def read_stored_format(self, word: str) -> ElementFormat:
+        """Return the element format of stored data that a file names; assumptions are noted.
+
+        Raises:
+            MeasuredFileError: the name is unknown.
+        """
+        return self._noted(read_stored_format(word))
+
+    def _noted(self, found: ElementFormat) -> ElementFormat:
+        if found.assumption:
+            self.note(f"assumed, with wider intervals: {found.assumption}")
+        return found
+
+    def skip_rows(self, columns: Columns, wrong: NDArray[np.bool_], reason: str) -> Columns:
+        """Count invalid rows under a reason, and return the others."""
+        if not wrong.any():
+            return columns
+        self.skipped[reason] += int(wrong.sum())
+        self.advance(int(wrong.sum()))
+        return columns.take(~wrong)
+
+    def find_device(self, name: str, num_rows: int) -> Device | None:
+        """Return the device of a file's name for it; None if it is not selected, or unknown, which is counted."""
+        try:
+            device = self.own[name] if name in self.own else find_measured_device(name)
+            device = self.own.get(device.name, device)
+        except UnknownDeviceError:
+            if not self.devices:
+                self.skipped[Note(f"no device file for {name!r}", "unknown-device")] += num_rows
+            return None
+        if name not in self.own and not is_exact_name(name):
+            self.note(f"{name!r} is read as {device.name}")
+        return device if not self.devices or device.name in self.devices else None
+
+    def price_groups(
+        self, columns: Columns, by: tuple[str, ...], price: PriceGroup
+    ) -> Iterator[tuple[Columns, Device, tuple[str, ...], Prices]]:
+        """Price rows that share the labels ``by``, of which the first is the device; groups with errors are skipped."""
+        for words, group in columns.groups(*by):
+            device = self.find_device(words[0], group.num_rows)
+            if device is None:
+                self.advance(group.num_rows)
+                continue
+            for start in range(0, group.num_rows, ROWS_AT_ONCE):
+                rows = group.take(slice(start, start + ROWS_AT_ONCE))
+                try:
+                    prices = price(rows, device, words)
+                except ShapewrightError as error:
+                    self.skipped[str(error)] += rows.num_rows
+                else:
+                    yield rows, device, words, prices
+                self.advance(rows.num_rows)

@@ -1,0 +1,1 @@
+"""The measured tables that predictions are compared with."""

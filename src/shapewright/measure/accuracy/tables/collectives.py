@@ -1,0 +1,81 @@
+"""Evaluate collectives.parquet: NCCL inside one node, and between nodes if a group is larger than the device's node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.core.errors import MeasuredFileError
+from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations.collective import COLLECTIVE_OPS
+from shapewright.measure.accuracy.chunk import Chunk, prices_of, split_chunks
+from shapewright.measure.accuracy.columns import Labels
+from shapewright.measure.accuracy.measured_files import Format
+from shapewright.pricing.collectives import price_collective
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.measure.accuracy.chunk import Prices
+    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.context import Context
+
+    Array = NDArray[np.float64]
+
+FORMAT = Format(
+    numbers={"num_gpus": 2, "message_bytes": 1}, labels=("device", "library", "op_name"), positive=("latency_s",)
+)
+
+
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Price every row; the dtype of a message does not matter, parts are operation and group."""
+
+    def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
+        ranks = rows.numbers["num_gpus"]
+        operation = Collective(
+            name="collective",
+            op_name=_read_op_name(words[1]),
+            axis="tensor",
+            message_bytes=rows.numbers["message_bytes"],
+            num_ranks=ranks,
+            ranks_per_node=_count_local(ranks, device),
+        )
+        found = price_collective(operation, device, context.record("collectives", device))
+        return prices_of(found, found.roofline_s)
+
+    # Price group sizes separately: the larger ones may need a network that the device does not state.
+    groups, codes = np.unique(columns.numbers["num_gpus"], return_inverse=True)
+    sizes = Labels(codes.reshape(-1).astype(np.int64), tuple(f"{ranks:.0f}" for ranks in groups))
+    columns = replace(columns, labels=columns.labels | {"group": sizes})
+    by = ("device", "op_name", "library", "group")
+    for rows, device, words, prices in context.price_groups(columns, by, price_group):
+        parts = Labels(np.zeros(rows.num_rows, dtype=np.int64), (f"{words[1]} x{words[3]}",))
+        names = (device.name, "bytes", words[2])
+        yield from split_chunks("collectives", names, parts, rows.numbers["latency_s"], prices)
+
+
+def _read_op_name(word: str) -> str:
+    """Return the operation of a name in any spelling.
+
+    >>> _read_op_name("AllReduce"), _read_op_name("all2all"), _read_op_name("reduce-scatter")
+    ('all_reduce', 'alltoall', 'reduce_scatter')
+
+    Raises:
+        MeasuredFileError: the name is unknown.
+    """
+    letters = "".join(letter for letter in word.casefold().replace("2", "to") if letter.isalpha())
+    for op_name in COLLECTIVE_OPS:
+        if letters == op_name.replace("_", ""):
+            return op_name
+    if letters in ("ptop", "send", "recv"):
+        return "send_recv"
+    raise MeasuredFileError(f"unknown op_name {word!r}; known are {', '.join(COLLECTIVE_OPS)}")
+
+
+def _count_local(ranks: Array, device: Device) -> Array:
+    """Return the ranks of a group that share a node: up to the node size, or all if the device states none."""
+    return np.minimum(ranks, device.node_size) if device.node_size > 1 else ranks

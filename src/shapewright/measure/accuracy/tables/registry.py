@@ -1,0 +1,53 @@
+"""The measured tables that can be evaluated: file, columns, pricing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.measure.accuracy.tables import (
+    attention,
+    collectives,
+    gemm,
+    linear_layers,
+    moe,
+    paper_gemm,
+    paper_layers,
+    pointwise,
+    published_rows,
+    training,
+)
+
+if TYPE_CHECKING:
+    from shapewright.measure.accuracy.chunk import Chunk
+    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.context import Context
+    from shapewright.measure.accuracy.measured_files import Format
+
+
+class Table(NamedTuple):
+    """A measured table.
+
+    Attributes:
+        file_name: Its file.
+        columns: Required columns of the file.
+        price: Prices its rows.
+    """
+
+    file_name: str
+    columns: Format
+    price: Callable[[Columns, Context], Iterator[Chunk]]
+
+
+TABLES: Mapping[str, Table] = {
+    "gemm": Table("gemm.parquet", gemm.FORMAT, gemm.price),
+    "attention_prefill": Table("attention_prefill.parquet", attention.PREFILL_FORMAT, attention.price_prefill),
+    "attention_decode": Table("attention_decode.parquet", attention.DECODE_FORMAT, attention.price_decode),
+    "moe": Table("moe.parquet", moe.FORMAT, moe.price),
+    "collectives": Table("collectives.parquet", collectives.FORMAT, collectives.price),
+    "linear_layers": Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
+    "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
+    "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
+    "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
+    "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
+}

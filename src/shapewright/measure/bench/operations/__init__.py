@@ -1,0 +1,1 @@
+"""Preparation of operations, layers and steps for measurement in PyTorch."""

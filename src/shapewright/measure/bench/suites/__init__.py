@@ -1,0 +1,1 @@
+"""Benchmark suites: the named sets of cases that the bench measures."""

@@ -1,0 +1,167 @@
+"""GEMM suites: alignment, random sizes, tiles and waves, batched GEMMs of attention, grouped GEMMs of experts.
+
+Legend: b GEMMs of a batch, s tokens per sequence, d head dimension, h hidden size, f intermediate size, t tokens,
+i input features, o output features; C[m,n] = A[m,k] B[k,n].
+"""
+
+from __future__ import annotations
+
+import random
+
+from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.measure.bench.operations.gemm import GROUPED
+from shapewright.measure.store.record import Case
+
+LINEAR_LAYOUTS = ("NT", "NN", "TN")
+"""Layouts of a linear layer's forward GEMM, its input gradient (dgrad) and its weight gradient (wgrad)."""
+
+# torch multiplies 8-bit operands in the NT layout only, with dimensions that are multiples of these.
+# Source: checks of torch._scaled_mm and torch._int_mm (aten/src/ATen/native/cuda/Blas.cpp).
+_EIGHT_BIT_MULTIPLES = {"fp8": 16, "int8": 8}
+# Upper limit for random GEMMs, so that none takes longer than a few milliseconds. [flop]
+_MAX_RANDOM_FLOPS = 4e12
+# Fixed, so that the held-out half of the suite is the same everywhere.
+_RANDOM_SIZES_SEED = 20241114
+# Head dimensions: multiples of 8, 16, 32 and 64, and unaligned ones between them.
+_HEAD_DIMS = (
+    32, 40, 48, 56, 60, 63, 64, 65, 66, 68, 72, 80, 88, 96, 100, 104, 108, 112, 120, 124, 128, 129, 130, 132, 136, 144,
+    160, 176, 192, 208, 224, 240, 256,
+)  # fmt: skip
+# Sequence lengths around 1024 and 2048: they are the row length of the score matrix, the contiguous dimension.
+_SEQUENCE_LENGTHS = (
+    1000, 1008, 1016, 1020, 1023, 1024, 1025, 1026, 1028, 1032, 1040, 1088, 2046, 2047, 2048, 2049, 2056,
+)  # fmt: skip
+# Hidden size, intermediate size and experts per device: Mixtral 8x7B, Qwen3 30B-A3B, DeepSeek-V2 Lite, and one whose
+# sizes are not multiples of 64.
+_EXPERTS = ((4096, 14336, 8), (2048, 768, 128), (2048, 1408, 64), (2880, 1368, 32))
+_EXPERT_TOKENS = (512, 2048, 8192, 32768)
+
+
+def gemm_case(name: str, dtype: str, m: int, n: int, k: int, *, batch: int = 1, layout: str = "NT") -> Case:
+    """A GEMM as a case."""
+    return Case(operation=Gemm(name=name, dtype=dtype, m=m, n=n, k=k, batch=batch, layout=layout))
+
+
+def alignment_suite(dtype: str, *, small: bool) -> list[list[Case]]:
+    """Sizes around multiples of 1 to 128, one dimension at a time, in the layouts of forward, dgrad and wgrad."""
+    bases = [(256, 192, 256)] if small else [(8192, 4096, 4096), (8192, 2560, 10240), (2048, 4096, 14336)]
+    offsets = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 120, 127, 128]
+    multiple, layouts = _supported_sizes(dtype)
+    sweeps = []
+    for tokens, fan_in, fan_out in bases:
+        for position, dimension in enumerate(("tokens", "in", "out")):
+            for layout in layouts:
+                sweep = []
+                for offset in offsets:
+                    if dimension != "tokens" and offset % multiple:
+                        continue
+                    t, i, o = (
+                        size + offset * (index == position) for index, size in enumerate((tokens, fan_in, fan_out))
+                    )
+                    m, n, k = _linear_sizes(layout, t, i, o)
+                    sweep.append(gemm_case(f"alignment.{dimension}", dtype, m, n, k, layout=layout))
+                sweeps.append(sweep)
+    # Widths of real models: vocabularies, padded and unpadded, and intermediate sizes near 8/3 of the hidden size.
+    vocabularies = (
+        (331, 336)
+        if small
+        else (32000, 32001, 50257, 50258, 50260, 50264, 50272, 50288, 50304, 50432, 65024, 128256, 128257, 151936)
+    )
+    intermediate = (171, 172) if small else (10880, 10912, 10920, 10922, 10923, 10924, 10928, 10944, 11008)
+    t = bases[0][0]
+    hidden = (64, 64) if small else (2560, 4096)
+    for name, widths, i in zip(("vocabulary", "swiglu"), (vocabularies, intermediate), hidden, strict=True):
+        for layout in layouts:
+            sizes = [_linear_sizes(layout, t, i, o) for o in widths if o % multiple == 0]
+            sweeps.append([gemm_case(f"alignment.{name}", dtype, *mnk, layout=layout) for mnk in sizes])
+    return sweeps
+
+
+def random_suite(dtype: str, *, small: bool) -> list[list[Case]]:
+    """Random sizes in the three layouts, each a multiple of a random power of two; the same sizes for every seed.
+
+    The half with an even hash of m, n and k is held out: it evaluates fits and is never fitted (see docs/measuring.md).
+    """
+    generator = random.Random(_RANDOM_SIZES_SEED)
+    sweep: list[Case] = []
+    multiple, layouts = _supported_sizes(dtype)
+    while len(sweep) < (60 if small else 2500):
+        tokens, fan_in, fan_out = (max(32, int(2 ** generator.uniform(5, 9 if small else 14.6))) for _ in range(3))
+        granularity = max(multiple, generator.choice((1, 1, 2, 4, 8, 8, 16, 32, 64, 64, 128, 256)))
+        i, o = (max(granularity, size // granularity * granularity) for size in (fan_in, fan_out))
+        layout = generator.choice(layouts)
+        m, n, k = _linear_sizes(layout, tokens, i, o)
+        if 2.0 * m * n * k <= _MAX_RANDOM_FLOPS:
+            sweep.append(gemm_case("random", dtype, m, n, k, layout=layout))
+    return [sweep]
+
+
+def tiles_suite(dtype: str, *, small: bool) -> list[list[Case]]:
+    """Fine sweeps of n and m that cross tile and wave boundaries."""
+    if small:
+        return [[gemm_case("tiles.n", dtype, 144, n, 128) for n in range(16, 513, 16)],
+                [gemm_case("tiles.m", dtype, m, 128, 128) for m in range(8, 257, 8)]]  # fmt: skip
+    sweeps = [
+        [gemm_case("tiles.n", dtype, m, n, k) for n in range(64, 9217, 64)]
+        for m, k in ((2304, 4096), (2048, 4096), (4096, 4096), (8192, 2048))
+    ]
+    return [*sweeps, [gemm_case("tiles.m", dtype, m, 4096, 4096) for m in range(64, 8193, 64)]]
+
+
+def batched_suite(dtype: str, *, small: bool) -> list[list[Case]]:
+    """Batched GEMMs of unfused attention: scores Q K^T, values P V, and the gradients dV = P^T dO and dK = dS^T Q."""
+    groups = ((4, 64), (8, 32)) if small else ((128, 2048), (32, 2048), (128, 1024), (512, 512))
+    head_dims = (16, 20, 24, 31, 32) if small else _HEAD_DIMS
+    usual_head_dims = (16, 32) if small else (64, 128)
+    lengths = (60, 63, 64, 65) if small else _SEQUENCE_LENGTHS
+    sweeps = [[case for d in head_dims for case in _attention_gemms(dtype, b, s, d)] for b, s in groups]
+    b = groups[0][0]
+    sweeps += [[case for s in lengths for case in _attention_gemms(dtype, b, s, d)] for d in usual_head_dims]
+    return sweeps
+
+
+def experts_suite(dtype: str, *, small: bool) -> list[list[Case]]:
+    """Grouped GEMMs of expert layers with evenly spread tokens: one call per expert, and torch's grouped kernel."""
+    shapes, tokens = (((32, 48, 4), (64, 24, 2)), (16, 64)) if small else (_EXPERTS, _EXPERT_TOKENS)
+    # torch has the grouped kernel for bf16 only.
+    variants = ("", GROUPED) if dtype == "bf16" else ("",)
+    return [
+        [
+            Case(
+                operation=GroupedGemm(
+                    name=f"experts.{name}", dtype=dtype, m=m, n=n, k=k, groups=groups, layout=layout, is_training=True
+                ),
+                variant=variant,
+            )
+            for t in tokens
+            if t >= groups
+            for name, m, n, k, layout in (
+                ("up", t, 2 * f, h, "NT"),
+                ("down", t, h, f, "NT"),
+                ("up.dgrad", t, h, 2 * f, "NN"),
+                ("up.wgrad", 2 * f, h, t, "TN"),
+            )
+        ]
+        for h, f, groups in shapes
+        for variant in variants
+    ]
+
+
+def _supported_sizes(dtype: str) -> tuple[int, tuple[str, ...]]:
+    """Multiple of input and output features that torch needs for a format, and the layouts that it supports."""
+    if dtype in _EIGHT_BIT_MULTIPLES:
+        return _EIGHT_BIT_MULTIPLES[dtype], LINEAR_LAYOUTS[:1]
+    return 1, LINEAR_LAYOUTS
+
+
+def _linear_sizes(layout: str, t: int, i: int, o: int) -> tuple[int, int, int]:
+    """m, n and k of a linear layer's GEMM in one of LINEAR_LAYOUTS."""
+    return {"NT": (t, o, i), "NN": (t, i, o), "TN": (o, i, t)}[layout]
+
+
+def _attention_gemms(dtype: str, b: int, s: int, d: int) -> list[Case]:
+    sizes = {"score": (s, s, d, "NT"), "value": (s, d, s, "NN"), "gradient": (s, d, s, "TN")}
+    return [
+        gemm_case(f"batched.{name}", dtype, m, n, k, batch=b, layout=layout)
+        for name, (m, n, k, layout) in sizes.items()
+    ]

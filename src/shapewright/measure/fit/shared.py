@@ -1,0 +1,193 @@
+"""Numerics that all fits share: splits by whole shapes, least squares on logarithms, intervals, error summaries."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from jaxtyping import Bool, Float, Int
+
+Array = NDArray[np.float64]
+# Name of a free parameter, such as a field or a field of a kind.
+Name = TypeVar("Name", bound=Hashable)
+
+NUM_FOLDS = 5
+HELD_OUT_FOLD = 0
+# A regime of an interval needs this many residuals; smaller ones are merged with the next.
+_FEWEST_RESIDUALS = 40
+_DECADES_S = (1e-5, 1e-4, 1e-3, 1e-2)
+COVERAGE = 0.90
+HELD_OUT_SHARE = 0.2
+
+
+def fold_of(*key: object) -> int:
+    """Return the fold of a whole shape, the same on every machine.
+
+    >>> fold_of(32, 8, 128) == fold_of(32, 8, 128), 0 <= fold_of("x") < NUM_FOLDS
+    (True, True)
+    """
+    return zlib.crc32("/".join(map(str, key)).encode()) % NUM_FOLDS
+
+
+def fold_of_rows(*columns: Sequence[object]) -> Int[np.ndarray, " rows"]:
+    """Return the fold of each row from the columns that identify its shape."""
+    known: dict[tuple[object, ...], int] = {}
+    return np.array([known.setdefault(key, fold_of(*key)) for key in zip(*columns, strict=True)])
+
+
+def split_by_shape(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split rows into fitted and held-out ones by whole (n, k), so that no held-out row has a fitted neighbor."""
+    shapes = rows[["n", "k"]].drop_duplicates().reset_index(drop=True)
+    shapes["held_out"] = np.random.default_rng(0).random(len(shapes)) < HELD_OUT_SHARE
+    marked = rows.merge(shapes, on=["n", "k"])
+    return marked[~marked.held_out], marked[marked.held_out]
+
+
+def fit_log_times(
+    predict: Callable[[dict[Name, float]], Float[np.ndarray, " rows"]],
+    measured: Float[np.ndarray, " rows"],
+    start: Mapping[Name, float],
+    bounds: Mapping[Name, tuple[float, float]],
+    *,
+    most_evaluations: int = 60,
+    pull: float = 0.0,
+) -> tuple[dict[Name, float], float]:
+    """Fit positive parameters to the logarithm of measured times with a robust loss.
+
+    Args:
+        predict: Returns times from parameters. [s]
+        measured: Measured times. [s]
+        start: Starting value of every parameter.
+        bounds: Range of every parameter.
+        most_evaluations: Limit on evaluations, Jacobians not counted.
+        pull: Residual of a parameter that is a factor of e from its start, relative to residuals that are logarithms of
+            times; keeps parameters that the rows do not determine near their start.
+
+    Returns:
+        The parameters and the cost.
+    """
+    from scipy.optimize import least_squares
+
+    names = list(bounds)
+    low, high = (np.log([bounds[name][side] for name in names]) for side in (0, 1))
+    first = np.clip(np.log([start[name] for name in names]), low + 1e-6, high - 1e-6)
+
+    anchor = first.copy()
+
+    def residuals(vector: Float[np.ndarray, " parameters"]) -> Float[np.ndarray, " residuals"]:
+        errors: Array = np.log(predict(unfold(vector)) / measured)
+        return np.concatenate([errors, pull * (vector - anchor)]) if pull else errors
+
+    def unfold(vector: Float[np.ndarray, " parameters"]) -> dict[Name, float]:
+        return {name: float(np.exp(value)) for name, value in zip(names, vector, strict=True)}
+
+    result = least_squares(
+        residuals,
+        first,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=0.1,
+        max_nfev=most_evaluations,
+        diff_step=1e-3,
+    )
+    return unfold(result.x), float(result.cost)
+
+
+def error_summary(predicted: Float[np.ndarray, " rows"], measured: Float[np.ndarray, " rows"]) -> dict[str, float]:
+    """Return the errors of predictions as fractions of the measurements."""
+    ratio = predicted / measured
+    absolute = np.abs(ratio - 1.0)
+    return {
+        "rows": len(measured),
+        "mean_absolute_error": _round(absolute.mean()),
+        "median_absolute_error": _round(np.median(absolute)),
+        "p90_absolute_error": _round(np.quantile(absolute, 0.9)),
+        "median_bias": _round(np.median(ratio) - 1.0),
+    }
+
+
+def interval_of(
+    predicted: Float[np.ndarray, " rows"],
+    measured: Float[np.ndarray, " rows"],
+    coverage: float = COVERAGE,
+    *,
+    edges_s: Sequence[float] = _DECADES_S,
+    fewest: int = _FEWEST_RESIDUALS,
+) -> dict[str, list[float]]:
+    """Return quantiles of measured / predicted by regime of predicted time, for a 90 % interval.
+
+    Args:
+        predicted: Times of rows that were held out of the fit. [s]
+        measured: Their measured times. [s]
+        coverage: Share of these rows to cover; above 0.9 if rows are not independent.
+        edges_s: Upper ends of the regimes; decades by default. [s]
+        fewest: Rows that a regime needs; with fewer it is merged with the next.
+    """
+    ratio = measured / predicted
+    tail = (1.0 - coverage) / 2.0
+    edges, regimes = regimes_of(predicted, edges_s, fewest)
+    low = [_round(min(upper_quantile(-ratio[inside], 1.0 - tail) * -1.0, 1.0)) for inside in regimes]
+    high = [_round(max(upper_quantile(ratio[inside], 1.0 - tail), 1.0)) for inside in regimes]
+    return {"edges_s": edges, "low": low, "high": high}
+
+
+def regimes_of(
+    predicted: Float[np.ndarray, " rows"], edges_s: Sequence[float], fewest: int
+) -> tuple[list[float], list[Bool[np.ndarray, " rows"]]]:
+    """Return the edges between regimes of predicted time and the rows of each; small regimes are merged with the next.
+
+    Args:
+        predicted: Predicted times. [s]
+        edges_s: Candidate edges, rising. [s]
+        fewest: Rows that a regime needs.
+    """
+    edges: list[float] = []
+    regimes: list[Bool[np.ndarray, " rows"]] = []
+    begin = 0.0
+    for edge in (*edges_s, np.inf):
+        inside = (predicted > begin) & (predicted <= edge)
+        rest = predicted > edge
+        if inside.sum() < fewest and edge != np.inf:
+            continue
+        if edge == np.inf or rest.sum() < fewest:
+            regimes.append(predicted > begin)
+            break
+        regimes.append(inside)
+        edges.append(edge)
+        begin = edge
+    return edges, regimes
+
+
+def upper_quantile(values: Float[np.ndarray, " values"], share: float) -> float:
+    """Return a quantile with the finite-sample correction of split conformal prediction, (n + 1) / n."""
+    return float(np.quantile(values, min(1.0, share * (len(values) + 1) / len(values))))
+
+
+def coverage_of(
+    interval: Mapping[str, list[float]], predicted: Float[np.ndarray, " rows"], measured: Float[np.ndarray, " rows"]
+) -> float:
+    """Return the share of measurements inside the interval."""
+    regime = np.searchsorted(interval["edges_s"], predicted)
+    low, high = (np.asarray(interval[end])[regime] for end in ("low", "high"))
+    return _round(np.mean((measured >= predicted * low) & (measured <= predicted * high)))
+
+
+def round_to_4_digits(value: Any) -> Any:
+    """Convert to plain Python values with four significant digits, which exceed the accuracy of these fits."""
+    if isinstance(value, Mapping):
+        return {str(key): round_to_4_digits(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [round_to_4_digits(item) for item in value]
+    if isinstance(value, (np.floating, float)):
+        return _round(value)
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def _round(value: Any) -> float:
+    return float(f"{float(value):.4g}")

@@ -1,0 +1,1 @@
+"""Refits of the attention calibration records."""

@@ -1,0 +1,1 @@
+"""Refits of the expert-layer (MoE) calibration records."""

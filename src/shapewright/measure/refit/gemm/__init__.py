@@ -1,0 +1,1 @@
+"""Refits of the GEMM calibration records."""

@@ -1,0 +1,236 @@
+"""Boosted trees for the residual of a GEMM record's formulas.
+
+Features are the shape, the predicted quantities (tiles, waves, split, bounds) and the runner-up kernels; the target is
+ln(measured / physics) with an absolute-error loss, since two collections of one shape differ by 4 to 11 % with long
+tails. In 16 bits, where all libraries call the vendor's kernels, one model serves all devices of an architecture and
+all libraries, with two indicator columns; in narrower formats each section has its own. A model is evaluated at every
+measured knot of the grid, so that pricing needs the table only.
+
+Runner-up kernels are the next best tiles of each GEMM and their relative times. Where several kernels take nearly the
+same time, a library's heuristic and the formulas disagree, and a correction is likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.lowering.operations import Gemm
+from shapewright.measure.fit.shared import Array, fold_of_rows
+from shapewright.measure.refit.trees import fit_trees
+from shapewright.pricing.calibration.residual import LOG_STEP
+from shapewright.pricing.gemm.kernels import alignment_factor, estimate_kernels, every_kernel, join_s
+from shapewright.pricing.gemm.price import ROWS_PER_BLOCK, flatten, price_gemm
+from shapewright.pricing.gemm.section import prepare_gemm_pricing
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+    from shapewright.hardware import Device
+    from shapewright.pricing.calibration.records import CalibrationRecord
+    from shapewright.pricing.gemm.kernels import DeviceRates
+    from shapewright.pricing.gemm.parameters import GemmParameters
+    from shapewright.pricing.gemm.shapes import Gemms
+    from shapewright.pricing.price import GemmPrice
+
+    Mask = NDArray[np.bool_]
+
+# Runner-up tiles among the features.
+NUM_RUNNERS_UP = 3
+
+
+def runner_up_columns(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Array:
+    """Return features of the next best tiles of single GEMMs, each with its best split of k.
+
+    Args:
+        gemms: Their sizes and contiguous dimensions.
+        parameters: The kernels of the section.
+        rates: Data-sheet rates for this dtype.
+
+    Returns:
+        Shape [gemms, 5 * NUM_RUNNERS_UP + 1]. Of each tile its rows, columns and split, ln(its time / the best
+        time), and its last wave as a share of a full one; then ln(best time without a split / best time).
+    """
+    blocks = [slice(start, start + ROWS_PER_BLOCK) for start in range(0, len(gemms.m), ROWS_PER_BLOCK)]
+    return np.concatenate([_block(gemms.rows(part), parameters, rates) for part in blocks])
+
+
+def _block(gemms: Gemms, parameters: GemmParameters, rates: DeviceRates) -> Array:
+    p, num_gemms = parameters, len(gemms.m)
+    factor, _ = alignment_factor(gemms, rates.element_bits, p)
+    times = estimate_kernels(gemms, factor, every_kernel(p), p, rates)
+    by_tile = (len(p.tile_m), len(p.split_k), num_gemms)
+    time_s = (join_s(times.compute_s, times.memory_s, p.overlap_power) + times.added_s).reshape(by_tile)
+    last_wave = (times.num_tiles / rates.num_sms % 1.0).reshape(by_tile)
+    best_s, tile_s, split = time_s.min(axis=(0, 1)), time_s.min(axis=1), time_s.argmin(axis=1)
+    each, order = np.arange(num_gemms), tile_s.argsort(axis=0)
+    columns = []
+    for tile in order[1 : 1 + NUM_RUNNERS_UP]:
+        own_split = split[tile, each]
+        columns += [p.tile_m[tile], p.tile_n[tile], p.split_k[own_split], np.log(tile_s[tile, each] / best_s)]
+        columns.append(last_wave[tile, own_split, each])
+    return np.stack([*columns, np.log(time_s[:, 0].min(axis=0) / best_s)], axis=1)
+
+
+# Chosen by errors over whole (n, k) shapes left out in turn (docs/decisions/0003): for the rows of one section, for
+# sections that run the same kernels, and for all libraries of a device, whose combination needs little.
+OWN_TREES: dict[str, Any] = {
+    "objective": "l1",
+    "n_estimators": 300,
+    "learning_rate": 0.05,
+    "num_leaves": 127,
+    "min_child_samples": 20,
+    "colsample_bytree": 0.6,
+}
+SHARED_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 500, "num_leaves": 255}
+MIDDLE_TREES: dict[str, Any] = {**OWN_TREES, "n_estimators": 200, "learning_rate": 0.07, "num_leaves": 63}
+# Folds of the fitted shapes, whose left-out residuals give the interval.
+NUM_INNER_FOLDS = 5
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LearnedSection:
+    """One section of a record over all knots of its table, with the measurements there.
+
+    Attributes:
+        physics_s: Time by the formulas. [s], shape [knots]
+        seen: Features of each knot; shape [knots, features].
+        measured_s: Measured times of each library, NaN where unmeasured. [s], shape [knots]
+    """
+
+    physics_s: Array
+    seen: Array
+    measured_s: Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Correction:
+    """Learned ln(measured / physics) at all knots; shape [knots].
+
+    Attributes:
+        of_all: By trees fitted to every fitted shape.
+        left_out: By trees that saw no row of the knot's (n, k).
+    """
+
+    of_all: Array
+    left_out: Array
+
+    def without_own_shape(self, fitted: Mask) -> Array:
+        """Return the correction at each knot by trees that did not see its (n, k)."""
+        return np.where(fitted, self.left_out, self.of_all)
+
+
+def learn_section(
+    knots: pd.DataFrame,
+    measured_s: Mapping[str, Array],
+    device: Device,
+    record: CalibrationRecord,
+    *,
+    dtype: str,
+    layout: str,
+    hot_cache: bool,
+    library: str,
+    uses_runners_up: bool,
+) -> LearnedSection:
+    """Price all knots by a record without its residual, and compute the features of the trees.
+
+    Args:
+        knots: Columns m, n, k.
+        measured_s: Measured times of each library at the knots. [s]
+        device: The device.
+        record: Its record of GEMMs.
+        dtype: Element format.
+        layout: Layout of the operands.
+        hot_cache: Operands may lie in the last-level cache.
+        library: Library of the section; empty for all of them.
+        uses_runners_up: Include features of the runner-up kernels.
+    """
+    dims = {letter: knots[letter].to_numpy(float) for letter in ("m", "n", "k")}
+    operation = Gemm(name="row", dtype=dtype, layout=layout, **dims)
+    price = price_gemm(operation, device, record, hot_cache=hot_cache, library=library)
+    seen = features(**dims, price=price)
+    if uses_runners_up:
+        pricing = prepare_gemm_pricing(dtype, None, device, record, hot_cache=hot_cache, library=library)
+        assert pricing.section is not None
+        assert pricing.rates is not None
+        _, gemms = flatten(operation)
+        behind = runner_up_columns(gemms, pricing.section.parameters, pricing.rates)
+        seen = np.concatenate([seen, behind], axis=1)
+    return LearnedSection(physics_s=np.asarray(price.time_s), seen=seen, measured_s=measured_s)
+
+
+def combined_section(section: LearnedSection, knots: pd.DataFrame, corrections: Array) -> LearnedSection:
+    """Return the section of all libraries, with sizes and the libraries' corrections as features. [knots, columns]"""
+    return replace(section, seen=np.column_stack([np.log2(knots[["m", "n", "k"]].to_numpy(float)), corrections]))
+
+
+def features(m: Array, n: Array, k: Array, price: GemmPrice) -> Array:
+    """Return the features of each GEMM and its best kernel; shape [gemms, features]."""
+    log_m, log_n, log_k = np.log2(m), np.log2(n), np.log2(k)
+    columns: list[Any] = [
+        log_m,
+        log_n,
+        log_k,
+        log_m + log_n,
+        log_m + log_k,
+        log_n + log_k,
+        log_n - log_k,
+        log_m + log_n + log_k,
+    ]
+    columns += [m % 128, n % 128, *(np.ceil(m / tile) * tile / m for tile in (64, 128, 256))]
+    columns += [np.log(np.asarray(price.time_s)), np.log(np.asarray(price.compute_s) / np.asarray(price.memory_s))]
+    columns += [price.tile_m, price.tile_n, price.split_k, np.log2(price.num_tiles), price.num_waves]
+    columns += [price.tile_efficiency, price.wave_efficiency]
+    return np.stack(columns, axis=1)
+
+
+def learn_together(
+    sections: Sequence[LearnedSection],
+    marks: Array,
+    fitted: Mask,
+    folds: NDArray[np.int64],
+    *,
+    trees: Mapping[str, Any],
+) -> list[Correction]:
+    """Learn the residuals of several sections with one model.
+
+    Args:
+        sections: Sections over the same knots.
+        marks: Indicator columns of each section; shape [sections, marks].
+        fitted: Knots whose (n, k) may be fitted.
+        folds: Fold of each knot's (n, k).
+        trees: LightGBM parameters.
+    """
+    seen = [
+        np.column_stack([one.seen, np.tile(mark, (len(one.seen), 1))])
+        for one, mark in zip(sections, marks, strict=True)
+    ]
+    parts = []
+    for one, own in zip(sections, seen, strict=True):
+        for measured_s in one.measured_s.values():
+            known = np.flatnonzero(fitted & np.isfinite(measured_s))
+            parts.append((own[known], np.log(measured_s / one.physics_s)[known], folds[known]))
+    rows, target, fold = (np.concatenate(column) for column in zip(*parts, strict=True))
+
+    model = fit_trees(rows, target, trees)
+    found = [Correction(of_all=model.predict(own), left_out=np.zeros(len(own))) for own in seen]
+    for number in range(NUM_INNER_FOLDS):
+        others = fold != number
+        model = fit_trees(rows[others], target[others], trees)
+        for own, correction in zip(seen, found, strict=True):
+            correction.left_out[folds == number] = model.predict(own[folds == number])
+    return found
+
+
+def shape_folds(knots: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the fold of each knot by its whole (n, k)."""
+    return fold_of_rows(knots.n, knots.k) % NUM_INNER_FOLDS
+
+
+def to_log_steps(logs: Array) -> NDArray[np.int8]:
+    """Return corrections in the steps of a stored table."""
+    return np.clip(np.rint(logs / LOG_STEP), -127, 127).astype(np.int8)

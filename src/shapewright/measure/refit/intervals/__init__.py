@@ -1,0 +1,1 @@
+"""Refits of the prediction intervals, from rows that no fit of a record saw."""

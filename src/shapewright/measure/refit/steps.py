@@ -1,0 +1,207 @@
+"""The refits of the package's calibration records, in the order in which they build on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from shapewright.core.errors import CalibrationError
+
+PACKAGE = "shapewright.measure.refit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One refit.
+
+    Attributes:
+        name: Name on the command line.
+        module: Module under ``shapewright.measure.refit``.
+        function: Function of that module; takes the data folder and ``options``.
+        tables: Files that it reads from the data folder.
+        writes: What it writes, relative to the folder of records.
+        reason: Why it stands where it does in the order.
+        options: Command-line options that restrict it, such as ``device``.
+        replaces_record: It writes records from scratch; later steps add sections and reports to them.
+        on_request: It runs only if it is named.
+    """
+
+    name: str
+    module: str
+    function: str = "refit"
+    tables: tuple[str, ...]
+    writes: str
+    reason: str
+    options: tuple[str, ...] = ()
+    replaces_record: bool = False
+    on_request: bool = False
+
+    def load(self) -> Callable[..., None]:
+        """Import the module and return the function; needs the ``fit`` extra."""
+        function: Callable[..., None] = getattr(import_module(f"{PACKAGE}.{self.module}"), self.function)
+        return function
+
+
+_PAPER_TABLES = ("paper_gemm.csv", "paper_layers.csv")
+_ATTENTION_TABLES = ("attention_prefill.parquet", "attention_decode.parquet")
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        name="gemm",
+        module="gemm.physics",
+        tables=("gemm.parquet", *_PAPER_TABLES),
+        writes="gemm/*.json",
+        reason="every other refit uses GEMM times",
+        options=("device",),
+        replaces_record=True,
+    ),
+    Step(
+        name="gemm-alignment",
+        module="gemm.physics",
+        function="refit_alignment",
+        tables=_PAPER_TABLES,
+        writes="gemm/*.json, alignment factors",
+        reason="a part of gemm",
+        on_request=True,
+    ),
+    Step(
+        name="gemm-alignment-borrowed",
+        module="gemm.physics",
+        function="copy_alignment",
+        tables=(),
+        writes="gemm/*.json, alignment factors of the devices that borrow them",
+        reason="a part of gemm-alignment",
+        on_request=True,
+    ),
+    Step(
+        name="gemm-older-libraries",
+        module="gemm.older_libraries",
+        tables=("linear_layers.parquet",),
+        writes="gemm/a100-sxm-80gb.json, section of the 2024 libraries",
+        reason="starts from the section of the current libraries",
+    ),
+    Step(
+        name="best-rates",
+        module="gemm.best_rates",
+        tables=("mamf.csv",),
+        writes="best_rates.json",
+        reason="scales the record of MI250X",
+    ),
+    Step(
+        name="gemm-residual",
+        module="gemm.residual",
+        tables=("gemm.parquet",),
+        writes="gemm/*.json and gemm/*.npz, learned tables",
+        reason="learns the residual of the GEMM formulas",
+        options=("architecture", "dtype"),
+    ),
+    Step(
+        name="ranking-floor",
+        module="gemm.ranking_floor",
+        function="report",
+        tables=("gemm.parquet",),
+        writes="nothing; prints the lowest ranking regret that can be reached",
+        reason="",
+        options=("architecture",),
+        on_request=True,
+    ),
+    Step(
+        name="attention",
+        module="attention.physics",
+        tables=_ATTENTION_TABLES,
+        writes="attention/*.json",
+        reason="",
+        options=("device",),
+        replaces_record=True,
+    ),
+    Step(
+        name="attention-residual",
+        module="attention.residual",
+        tables=_ATTENTION_TABLES,
+        writes="attention/*.json and attention/*.npz, learned tables",
+        reason="learns the residual of the attention formulas",
+        options=("device",),
+    ),
+    Step(
+        name="attention-paper",
+        module="attention.paper_kernel",
+        tables=("paper_layers.csv",),
+        writes="attention/a100-sxm-80gb.json, section of the 2023 kernel",
+        reason="starts from the current kernel and subtracts predicted GEMMs",
+    ),
+    Step(
+        name="pointwise",
+        module="pointwise",
+        tables=("pointwise.parquet", "paper_layers.csv"),
+        writes="pointwise/a100-sxm.json",
+        reason="subtracts predicted GEMMs and attention from measured layers",
+    ),
+    Step(
+        name="collectives",
+        module="collectives",
+        tables=("collectives.parquet",),
+        writes="collectives/*.json",
+        reason="",
+    ),
+    Step(
+        name="tuned-experts",
+        module="experts.tuned_shapes",
+        tables=(),
+        writes="tuned_experts.json",
+        reason="before moe, when a serving library was released; DIR holds its packages",
+        on_request=True,
+    ),
+    Step(
+        name="moe",
+        module="experts.physics",
+        tables=("moe.parquet",),
+        writes="moe/*.json",
+        reason="uses the alignment factors of gemm and the times of pointwise",
+        options=("device", "kernel"),
+        replaces_record=True,
+    ),
+    Step(
+        name="moe-residual",
+        module="experts.residual",
+        tables=("moe.parquet",),
+        writes="moe/*.json and moe/*.npz, learned tables",
+        reason="learns the residual of the expert formulas",
+        options=("device",),
+    ),
+    Step(
+        name="software",
+        module="software",
+        tables=("published_training_throughput.csv",),
+        writes="software/*.json",
+        reason="predicts whole steps with all records above",
+    ),
+    Step(
+        name="intervals",
+        module="intervals.interval_files",
+        tables=(
+            "gemm.parquet",
+            *_ATTENTION_TABLES,
+            "moe.parquet",
+            "collectives.parquet",
+            "linear_layers.parquet",
+            "mamf.csv",
+            *_PAPER_TABLES,
+        ),
+        writes="intervals/*.json",
+        reason="compares all records above with rows that their fits did not see",
+        options=("kind",),
+    ),
+)
+
+
+def find_steps(names: Sequence[str]) -> list[Step]:
+    """Steps of these names in their order; those that run by default if no name is given.
+
+    Raises:
+        CalibrationError: a name is unknown.
+    """
+    known = [step.name for step in STEPS]
+    if unknown := [name for name in names if name not in known]:
+        raise CalibrationError(f"unknown refit {', '.join(map(repr, unknown))}; choose from {', '.join(known)}")
+    return [step for step in STEPS if (step.name in names if names else not step.on_request)]

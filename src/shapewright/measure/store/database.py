@@ -1,0 +1,338 @@
+"""The SQLite file of a store: add, read, verify and merge measured rows.
+
+Every finished row is one committed transaction. The file is in WAL mode, so that committed rows survive a killed
+process and several benches can write concurrently. The schema has a version: older files are migrated when they are
+opened, newer ones are refused.
+
+Two rows with the same key (device, library, operation, dtype, layout, variant and repetition) are the same measurement.
+A successful row is never replaced; a failed or wrong row is replaced by a successful one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from shapewright.core.errors import StoreError
+from shapewright.measure.store.record import OK, STATUSES, Row, Run
+
+# Time that a writer waits for another one. [s]
+_BUSY_TIMEOUT_S = 30.0
+
+# Step i migrates a file from schema version i to i + 1. Never change a step, only append new ones.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE runs (
+            run_id TEXT PRIMARY KEY, started_utc TEXT NOT NULL, command TEXT NOT NULL, suite TEXT NOT NULL,
+            device TEXT NOT NULL, device_facts TEXT NOT NULL, driver TEXT NOT NULL, runtime TEXT NOT NULL,
+            torch_version TEXT NOT NULL, library TEXT NOT NULL, shapewright_version TEXT NOT NULL) STRICT""",
+        """CREATE TABLE measurements (
+            key TEXT PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id), measured_utc TEXT NOT NULL,
+            suite TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, dtype TEXT NOT NULL, layout TEXT NOT NULL,
+            variant TEXT NOT NULL, repetition INTEGER NOT NULL, sizes TEXT NOT NULL,
+            m INTEGER, n INTEGER, k INTEGER, batch INTEGER, flops REAL NOT NULL, num_bytes REAL NOT NULL,
+            device TEXT NOT NULL, library TEXT NOT NULL, kernel TEXT NOT NULL,
+            status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'wrong')), error TEXT NOT NULL, relative_error REAL,
+            method TEXT NOT NULL, median_s REAL, min_s REAL, max_s REAL, q1_s REAL, q3_s REAL, ci_half_width_s REAL,
+            num_samples INTEGER NOT NULL, calls_per_sample INTEGER NOT NULL, launch_s REAL,
+            num_inputs INTEGER NOT NULL, is_cold INTEGER NOT NULL, state_before TEXT NOT NULL,
+            state_after TEXT NOT NULL) STRICT""",
+        "CREATE INDEX measurements_by_shape ON measurements (device, kind, dtype, m, n, k)",
+    ),
+    ("ALTER TABLE measurements ADD COLUMN figures TEXT NOT NULL DEFAULT '{}'",),
+)
+
+_WRITABLE_FOLDER = "give a file in an existing, writable folder"
+_ADVICE_BY_SQLITE_CODE = {
+    sqlite3.SQLITE_FULL: "free space on its disk; rows stored before are kept",
+    sqlite3.SQLITE_BUSY: "another process has locked it; wait for that process, or give another store",
+    sqlite3.SQLITE_LOCKED: "another process has locked it; wait for that process, or give another store",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged or not a store; give another store",
+    sqlite3.SQLITE_NOTADB: "the file is damaged or not a store; give another store",
+    sqlite3.SQLITE_IOERR: "its disk fails, or does not allow larger files; rows stored before are kept",
+}
+# The low byte of an extended result code is the primary code.
+_PRIMARY_CODE_MASK = 0xFF
+
+_AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
+_ROW_NAMES = tuple(spec.name for spec in fields(Row))
+_RUN_NAMES = tuple(spec.name for spec in fields(Run))
+_REPLACE = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _ROW_NAMES if name != "key"
+)
+
+
+class Store:
+    """An open store of measurements.
+
+    Args:
+        path: The file; it is created if it does not exist, unless it is opened read-only.
+        read_only: Leave the file unchanged; an older schema is migrated in a copy in memory.
+
+    Raises:
+        StoreError: the file is missing, not a store, damaged, or from a newer version of this package.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        if read_only and not self.path.is_file():
+            raise StoreError(f"no store at {self.path}; give a file that 'shapewright bench' has written")
+        try:
+            self._connection = _connect(_read_only_uri(self.path) if read_only else str(self.path), is_uri=read_only)
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        try:
+            with self._explained():
+                self._open(read_only=read_only)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self, *, read_only: bool) -> None:
+        execute = self._connection.execute
+        # Checked before anything is written, so that other SQLite files are never modified; in one transaction, since
+        # another process may be creating the same store.
+        execute("BEGIN")
+        tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        version = self._version()
+        execute("COMMIT")
+        if version > len(MIGRATIONS):
+            raise StoreError(
+                f"{self.path} has schema version {version}, and this version of shapewright supports up to "
+                f"{len(MIGRATIONS)}; upgrade shapewright or give another store"
+            )
+        if (version == 0 and tables) or (version > 0 and not {"runs", "measurements"} <= tables):
+            raise StoreError(f"{self.path} is an SQLite file, but not a store of measurements; give another store")
+        if read_only:
+            if version == len(MIGRATIONS):
+                return
+            copy = _connect(":memory:")
+            self._connection.backup(copy)
+            self._connection.close()
+            self._connection = copy
+            execute = copy.execute
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        if version < len(MIGRATIONS):
+            with self._transaction():
+                for step in MIGRATIONS[self._version() :]:  # read again: another process may have migrated it
+                    for statement in step:
+                        execute(statement)
+                execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def add_run(self, run: Run) -> None:
+        """Store a run; its rows refer to it."""
+        with self._explained(), self._transaction():
+            self._insert("runs", _RUN_NAMES, run, "ON CONFLICT (run_id) DO NOTHING")
+
+    def add(self, row: Row) -> bool:
+        """Store a finished row in a transaction of its own.
+
+        Returns:
+            Whether it was stored: an existing successful row is not replaced, a failed or wrong one is.
+        """
+        with self._explained(), self._transaction():
+            return self._insert("measurements", _ROW_NAMES, row, f"{_REPLACE} WHERE measurements.status <> '{OK}'") == 1
+
+    def add_all(self, runs: Iterable[Run], rows: Iterable[Row]) -> dict[str, int]:
+        """Store many finished rows and their runs in one transaction.
+
+        An existing row is replaced only if it is failed or wrong and the new one is successful.
+
+        Returns:
+            Numbers of rows that were ``added``, that ``replaced`` an existing row, and whose existing row was ``kept``.
+        """
+        counts = {"added": 0, "replaced": 0, "kept": 0}
+        with self._explained(), self._transaction():
+            known = dict(self._connection.execute("SELECT key, status FROM measurements"))
+            for run in runs:
+                self._insert("runs", _RUN_NAMES, run, "ON CONFLICT (run_id) DO NOTHING")
+            for row in rows:
+                status = known.get(row.key)
+                if status is not None and (status == OK or row.status != OK):
+                    counts["kept"] += 1
+                    continue
+                self._insert("measurements", _ROW_NAMES, row, _REPLACE)
+                counts["added" if status is None else "replaced"] += 1
+                known[row.key] = row.status
+        return counts
+
+    def finished_keys(self, *, statuses: Sequence[str] = STATUSES) -> set[str]:
+        """Keys of the rows that have one of some statuses."""
+        marks = ", ".join("?" * len(statuses))
+        with self._explained():
+            found = self._connection.execute(f"SELECT key FROM measurements WHERE status IN ({marks})", tuple(statuses))
+            return {key for (key,) in found}
+
+    def rows(self, *, keys: Iterable[str] | None = None) -> list[Row]:
+        """All rows, or those with some keys, in the order of measurement."""
+        wanted = None if keys is None else set(keys)
+        with self._explained():
+            found = self._connection.execute(
+                f"SELECT {', '.join(_ROW_NAMES)} FROM measurements ORDER BY measured_utc, rowid"
+            ).fetchall()
+            decoded = (_decode(_ROW_NAMES, values) for values in found)
+            return [Row(**values) for values in decoded if wanted is None or values["key"] in wanted]
+
+    def runs(self) -> list[Run]:
+        """All runs, in the order of their start."""
+        with self._explained():
+            found = self._connection.execute(f"SELECT {', '.join(_RUN_NAMES)} FROM runs ORDER BY started_utc, rowid")
+            return [Run(**_decode(_RUN_NAMES, values)) for values in found]
+
+    def verify(self) -> list[str]:
+        """Check the file for damage; returns the problems found."""
+        with self._explained():
+            execute = self._connection.execute
+            problems = [result for (result,) in execute("PRAGMA integrity_check") if result != "ok"]
+            orphans = execute("PRAGMA foreign_key_check").fetchall()
+            if orphans:
+                problems.append(f"{len(orphans)} rows belong to no run")
+            query = "SELECT count(*) FROM measurements WHERE status = 'ok' AND coalesce(median_s, 0) <= 0"
+            (timeless,) = execute(query).fetchone()
+            if timeless:
+                problems.append(f"{timeless} rows are marked ok without a time")
+        return problems
+
+    def _insert(self, table: str, names: Sequence[str], record: Row | Run, conflict: str) -> int:
+        values = [_encode(name, getattr(record, name)) for name in names]
+        marks = ", ".join("?" * len(names))
+        statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks}) {conflict}"
+        return self._connection.execute(statement, values).rowcount
+
+    @property
+    def schema_version(self) -> int:
+        """Schema version after migration."""
+        return len(MIGRATIONS)
+
+    def _version(self) -> int:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        assert isinstance(version, int)
+        return version
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.rollback()
+            raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, json.JSONDecodeError) as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> StoreError:
+        """A StoreError with SQLite's message and advice on what to do."""
+        code = sqlite3.SQLITE_CORRUPT  # of a cell that is not JSON
+        if isinstance(error, sqlite3.Error):
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY_CODE_MASK
+        return StoreError(f"store {self.path}: {error}; {_ADVICE_BY_SQLITE_CODE.get(code, _WRITABLE_FOLDER)}")
+
+
+def require_writable(path: str | Path) -> None:
+    """Check that rows can be stored, before they are measured; does not create a store.
+
+    Raises:
+        StoreError: the folder is missing or not writable, or the file is not a store or not writable.
+    """
+    target = Path(path)
+    if target.exists():
+        with Store(target):
+            pass
+    try:
+        # SQLite writes its log into the same folder, so an existing store needs a writable folder too.
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+        if target.exists():
+            target.open("r+b").close()
+    except OSError as error:
+        raise StoreError(f"store {target}: {error.strerror or error}; {_WRITABLE_FOLDER}") from error
+
+
+def _connect(target: str, *, is_uri: bool = False) -> sqlite3.Connection:
+    return sqlite3.connect(target, timeout=_BUSY_TIMEOUT_S, isolation_level=None, uri=is_uri)
+
+
+def _read_only_uri(path: Path) -> str:
+    """URI that opens a file read-only, and as immutable if its folder is not writable."""
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    log = path.with_name(f"{path.name}-wal")
+    has_log = log.is_file() and log.stat().st_size > 0
+    return uri if has_log or os.access(path.resolve().parent, os.W_OK) else f"{uri}&immutable=1"
+
+
+def _encode(name: str, value: Any) -> Any:
+    if name in _AS_JSON:
+        return json.dumps(value, sort_keys=True)
+    return int(value) if isinstance(value, bool) else value
+
+
+def _decode(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    decoded = {
+        name: json.loads(value) if name in _AS_JSON else value for name, value in zip(names, values, strict=True)
+    }
+    if "is_cold" in decoded:
+        decoded["is_cold"] = bool(decoded["is_cold"])
+    return decoded
+
+
+def merge_stores(target: str | Path, sources: list[str] | list[Path]) -> dict[str, int]:
+    """Merge the rows of some stores into one; the sources are not modified.
+
+    Args:
+        target: Store that receives the rows; it is created if it does not exist.
+        sources: Stores to read; the first one wins conflicts between them.
+
+    Returns:
+        Rows ``added``, ``replaced`` (a failed row by a successful one) and ``kept`` (the target's row stayed).
+
+    Raises:
+        StoreError: a store is missing, damaged, full, from a newer version, or merged into itself. All sources are read
+            before the target is opened, and each is written completely or not at all.
+    """
+    same = [source for source in sources if Path(source).resolve() == Path(target).resolve()]
+    if same:
+        raise StoreError(f"{same[0]} cannot be merged into itself; give another source")
+    read = []
+    for source in sources:
+        with Store(source, read_only=True) as store:
+            problems = store.verify()
+            if problems:
+                raise StoreError(
+                    f"{source} is damaged ({problems[0]}); nothing was merged; 'store verify' lists all problems"
+                )
+            read.append((store.runs(), store.rows()))
+    counts = {"added": 0, "replaced": 0, "kept": 0}
+    with Store(target) as store:
+        for runs, rows in read:
+            for name, number in store.add_all(runs, rows).items():
+                counts[name] += number
+    return counts

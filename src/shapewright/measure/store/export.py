@@ -1,0 +1,164 @@
+"""Export a store as the tables that ``shapewright accuracy`` reads, and as one table with all rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shapewright.core.errors import MissingExtraError, StoreError
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.record import OK, Row
+
+# Operation in pointwise.parquet by kernel of a row, and whether it is gated.
+_POINTWISE_NAMES = {
+    "layer_norm": ("input_layernorm", 0),
+    "gelu": ("mlp_act", 0),
+    "glu": ("mlp_act", 1),
+    "residual": ("add", 0),
+}
+
+Record = dict[str, Any]
+
+
+def export_store(store: Store, folder: str | Path, *, format_name: str = "parquet") -> dict[str, int]:
+    """Write the store's rows as tables; existing files with the same names are replaced.
+
+    ``measurements`` contains every row and its run, failed rows included. The other tables contain successful rows in
+    the columns of measured tables, with medians as ``latency_s``. Some rows are in ``measurements`` only, because the
+    other tables have no column for them: repetitions, GEMMs in other layouts than NT, gradients of attention, and
+    attention that does not write keys and values to a cache (the libraries of those tables do).
+
+    Args:
+        store: Store to read.
+        folder: Folder to write to; it is created if it does not exist.
+        format_name: ``parquet`` or ``csv``; ``shapewright accuracy`` reads both.
+
+    Returns:
+        Number of rows written, by file name.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed, which parquet needs.
+        StoreError: the folder cannot be written.
+    """
+    rows, runs = store.rows(), {run.run_id: run for run in store.runs()}
+    good = [row for row in rows if row.status == OK and row.repetition == 0]
+    tables: dict[str, list[Record]] = {
+        name: [record for row in good if (record := make(row)) is not None] for name, make in _TABLES.items()
+    }
+    tables["measurements"] = [{**_flat(row.to_json()), **_run_facts(runs[row.run_id])} for row in rows]
+    write = _write_parquet if format_name == "parquet" else _write_csv
+    target, written = Path(folder), {}
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, records in tables.items():
+            if records:
+                path = target / f"{name}.{format_name}"
+                write(path, records)
+                written[path.name] = len(records)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {error.filename or target}: {error.strerror or error}; give a writable folder"
+        ) from error
+    return written
+
+
+def _measured(row: Row) -> Record:
+    return {
+        "device": row.device,
+        "library": row.library,
+        "kernel": row.kernel,
+        "dtype": row.dtype,
+        "latency_s": row.median_s,
+    }
+
+
+def _gemm(row: Row) -> Record | None:
+    if row.kind != "gemm" or row.layout != "NT" or row.batch != 1:
+        return None
+    return {**_measured(row), "m": row.m, "n": row.n, "k": row.k}
+
+
+def _attention(row: Row) -> Record | None:
+    sizes = row.sizes
+    if row.kind != "attention" or sizes["is_backward"] or sizes["v_head_dim"] != sizes["head_dim"]:
+        return None
+    if not sizes.get(
+        "writes_cache"
+    ):  # the tables' times include the write: without it prefills would look a sixth too fast
+        return None
+    names = ("batch_size", "query_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
+    cache = {"kv_cache_dtype": sizes["kv_cache_dtype"] or row.dtype}
+    return {**_measured(row), **{name: sizes[name] for name in names}, **cache}
+
+
+def _prefill(row: Row) -> Record | None:
+    record = _attention(row)
+    is_prefill = record is not None and row.sizes["causal"] and 1 < row.sizes["query_len"] == row.sizes["kv_len"]
+    return record if is_prefill else None
+
+
+def _decode(row: Row) -> Record | None:
+    record = _attention(row)
+    if record is None or row.sizes["query_len"] != 1:
+        return None
+    return {**record, "context_len": row.sizes["kv_len"]}
+
+
+def _pointwise(row: Row) -> Record | None:
+    if row.kind != "pointwise" or row.kernel not in _POINTWISE_NAMES:
+        return None
+    operation, gated = _POINTWISE_NAMES[row.kernel]
+    width = row.sizes["row_width"]
+    element_bytes = {"fp32": 4, "tf32": 4}.get(row.dtype, 2)
+    num_tokens = round(row.sizes["written_bytes"] / (element_bytes * width))
+    sizes = {"num_tokens": num_tokens, "hidden_size": width, "intermediate_size": width, "gated": gated}
+    ones = dict.fromkeys(("num_heads", "num_kv_heads", "tensor_parallel"), 1)
+    return {**_measured(row), **sizes, **ones, "model": "rows of one width", "operation": operation}
+
+
+_TABLES: Mapping[str, Callable[[Row], Record | None]] = {
+    "gemm": _gemm,
+    "attention_prefill": _prefill,
+    "attention_decode": _decode,
+    "pointwise": _pointwise,
+}
+
+
+def _flat(facts: Record) -> Record:
+    """Encode mappings as JSON text, so that each field is one cell."""
+    return {
+        name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value for name, value in facts.items()
+    }
+
+
+def _run_facts(run: Any) -> Record:
+    names = ("started_utc", "command", "driver", "runtime", "torch_version", "shapewright_version")
+    return {
+        **{name: getattr(run, name) for name in names},
+        "device_facts": json.dumps(run.device_facts, sort_keys=True),
+    }
+
+
+def _write_parquet(path: Path, records: Sequence[Record]) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise MissingExtraError(
+            "writing parquet needs pyarrow, which is not installed; run: pip install 'shapewright[fit]', or write csv"
+        ) from error
+    draft = path.with_name(f".{path.name}.draft")
+    pq.write_table(pa.Table.from_pylist(list(records)), draft, compression="zstd")
+    draft.replace(path)
+
+
+def _write_csv(path: Path, records: Sequence[Record]) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    with draft.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+    draft.replace(path)

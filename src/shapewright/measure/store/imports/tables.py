@@ -1,0 +1,251 @@
+"""Readers of tables (parquet and csv): measured tables as ``shapewright accuracy`` reads them, and exports of a store.
+
+Each reader converts one record of its table into measurements. GEMMs are C[m,n] = A[m,k] B[k,n] in all tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from shapewright.core.dtypes import get_dtype
+from shapewright.core.units import TERA
+from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
+from shapewright.measure.store.imports.measured import Measurement, positive
+from shapewright.measure.store.record import Case, Row, Run
+
+Record = Mapping[str, Any]
+
+# The paper's sweeps and layers were timed in fp16 with PyTorch 1.13 to 2.0. Source: reference logs of EleutherAI/
+# cookbook @27dff48, which name both.
+PAPER_DTYPE, PAPER_LIBRARY = "fp16", "pytorch 1.13-2.0"
+# A separate library name, since some of these GEMMs are in the sweeps too.
+LAYER_LIBRARY = f"{PAPER_LIBRARY}, layer logs"
+# Kind of pointwise operation by its name in pointwise.parquet.
+_POINTWISE_KINDS = {
+    "input_layernorm": "norm",
+    "attn_rope": "rotary",
+    "mlp_act": "activation",
+    "add": "residual",
+    "emb": "embedding",
+}
+
+
+def _measurement(record: Record, case: Case, suite: str) -> Measurement:
+    """A measurement from a record with device, library, kernel and latency_s."""
+    return Measurement(
+        case=case,
+        device=str(record["device"]),
+        library=str(record["library"]),
+        suite=suite,
+        median_s=positive(record["latency_s"]),
+        facts={"kernel": str(record.get("kernel") or "")},
+    )
+
+
+def _sizes(record: Record, *names: str) -> dict[str, Any]:
+    """Integer columns of a record."""
+    return {name: int(record[name]) for name in names}
+
+
+def read_gemm(record: Record) -> Iterator[Measurement]:
+    """Read a record of gemm.parquet: the GEMM of a linear layer."""
+    operation = Gemm(
+        name="gemm",
+        dtype=get_dtype(record["dtype"]).name,
+        layout="NT",
+        **_sizes(record, "m", "n", "k"),
+    )
+    yield _measurement(record, Case(operation=operation, variant=str(record["kernel"])), "gemm")
+
+
+def read_linear_layers(record: Record) -> Iterator[Measurement]:
+    """Read a record of linear_layers.parquet: the GEMM of a named layer of a model."""
+    operation = Gemm(
+        name=f"{record['model']} {record['kernel']}",
+        dtype=get_dtype(record["dtype"]).name,
+        layout="NT",
+        **_sizes(record, "m", "n", "k"),
+    )
+    yield _measurement(record, Case(operation=operation, variant=str(record["kernel"])), "linear_layers")
+
+
+def read_attention(record: Record) -> Iterator[Measurement]:
+    """Read a record of attention_prefill or attention_decode.parquet, whose times include the write to the cache."""
+    is_decode = "context_len" in record
+    sizes = _sizes(record, "batch_size", "query_len", "num_heads", "num_kv_heads", "head_dim")
+    dtype, cache = get_dtype(record["dtype"]).name, get_dtype(record["kv_cache_dtype"]).name
+    operation = Attention(
+        name="attention.decode" if is_decode else "attention.prefill",
+        dtype=dtype,
+        kv_cache_dtype=None if cache == dtype else cache,
+        kv_len=int(record["context_len" if is_decode else "query_len"]),
+        v_head_dim=sizes["head_dim"],
+        window_size=int(record["window_size"]),
+        writes_cache=True,
+        **sizes,
+    )
+    suite = "attention_decode" if is_decode else "attention_prefill"
+    yield _measurement(record, Case(operation=operation, variant=str(record["kernel"])), suite)
+
+
+def read_pointwise(record: Record) -> Iterator[Measurement]:
+    """Read a record of pointwise.parquet: a kernel of a real model, with bytes as the lowering counts them."""
+    name = str(record["operation"])
+    tokens, hidden = float(record["num_tokens"]), float(record["hidden_size"])
+    shards, gated = float(record["tensor_parallel"]), float(record["gated"])
+    width, inputs = hidden, 1.0
+    if name == "attn_rope":
+        heads = float(record["num_heads"]) + float(record["num_kv_heads"])
+        width = heads * hidden / float(record["num_heads"]) / shards
+    elif name == "mlp_act":
+        width, inputs = float(record["intermediate_size"]) / shards, 1.0 + gated
+    elif name == "add":
+        inputs = 2.0
+    dtype = get_dtype(record["dtype"])
+    written_bytes = tokens * width * dtype.num_bytes
+    operation = Pointwise(
+        name=name,
+        dtype=dtype.name,
+        operation=_POINTWISE_KINDS[name],
+        read_bytes=inputs * written_bytes,
+        written_bytes=written_bytes,
+    )
+    case = Case(operation=operation, row_width=round(width), variant=str(record["model"]))
+    yield _measurement({**record, "kernel": name}, case, "pointwise")
+
+
+def read_collectives(record: Record) -> Iterator[Measurement]:
+    """Read a record of collectives.parquet: NCCL within one node."""
+    ranks = int(record["num_gpus"])
+    operation = Collective(
+        name="collective",
+        op_name=str(record["op_name"]),
+        axis="tensor",
+        message_bytes=float(record["message_bytes"]),
+        num_ranks=ranks,
+        ranks_per_node=ranks,
+    )
+    yield _measurement({**record, "kernel": record["op_name"]}, Case(operation=operation), "collectives")
+
+
+def read_paper_gemm(record: Record) -> Iterator[Measurement]:
+    """Read a record of paper_gemm.csv: the rate of a plain or batched GEMM."""
+    sizes = _sizes(record, "batch", "m", "n", "k")
+    yield _from_rate(record["gpu"], f"paper {record['sweep']}", str(record["sweep"]), sizes, positive(record["tflops"]))
+
+
+def read_paper_layers(record: Record) -> Iterator[Measurement]:
+    """Read a record of paper_layers.csv: the six GEMMs of a layer, most at their slowest of 100 to 200 iterations."""
+    numbers = ("num_heads", "hidden_size", "micro_batch_size", "seq_len", "tensor_parallel")
+    a, h, b, s, t = (int(float(record[name])) for name in numbers)
+    tokens, batch = b * s, b * a // t
+    shapes = {
+        "qkv": (1, tokens, 3 * h // t, h),
+        "score": (batch, s, s, h // a),
+        "aov": (batch, s, h // a, s),
+        "proj": (1, tokens, h, h // t),
+        "mlp_up": (1, tokens, 4 * h // t, h),
+        "mlp_down": (1, tokens, h, 4 * h // t),
+    }
+    for name, shape in shapes.items():
+        rate = positive(record.get(f"{name}_tflops"))
+        if rate is not None:
+            sizes = dict(zip(("batch", "m", "n", "k"), shape, strict=True))
+            yield _from_rate(record["gpu"], f"paper layers {record['log']}", name, sizes, rate, library=LAYER_LIBRARY)
+
+
+def read_mamf_table(record: Record) -> Iterator[Measurement]:
+    """Read a record of mamf.csv: the fastest GEMM found on a device."""
+    sizes = {"batch": 1, **{letter: int(record[letter.upper()]) for letter in ("m", "n", "k")}}
+    rate = positive(record["mamf_tflops"])
+    library = f"torch {record['torch_version']}"
+    yield _from_rate(
+        record["accelerator"], "mamf", "mamf", sizes, rate, dtype=record["dtype"], library=library, layout="NT"
+    )
+
+
+def _from_rate(
+    device: Any,
+    suite: str,
+    name: str,
+    sizes: Mapping[str, Any],
+    rate_tflops: float | None,
+    *,
+    dtype: str = PAPER_DTYPE,
+    library: str = PAPER_LIBRARY,
+    layout: str = "NN",
+) -> Measurement:
+    """A measurement from the rate of a GEMM in TFLOP/s."""
+    operation = Gemm(name=name, dtype=get_dtype(dtype).name, layout=layout, **sizes)
+    median_s = None if rate_tflops is None else float(operation.flops) / (rate_tflops * TERA)
+    return Measurement(
+        case=Case(operation=operation),
+        device=str(device),
+        library=library,
+        suite=suite,
+        median_s=median_s,
+        facts={"kernel": name},
+    )
+
+
+# Required columns of each table and its reader; the first entry whose columns are all present applies.
+READERS: tuple[tuple[frozenset[str], Callable[[Record], Iterator[Measurement]]], ...] = (
+    (frozenset(("query_len", "num_kv_heads", "kv_cache_dtype", "latency_s")), read_attention),
+    (frozenset(("op_name", "num_gpus", "message_bytes", "latency_s")), read_collectives),
+    (frozenset(("operation", "num_tokens", "gated", "latency_s")), read_pointwise),
+    (frozenset(("model", "kernel", "m", "n", "k", "latency_s")), read_linear_layers),
+    (frozenset(("kernel", "dtype", "m", "n", "k", "latency_s")), read_gemm),
+    (frozenset(("sweep", "gpu", "batch", "m", "n", "k", "tflops")), read_paper_gemm),
+    (frozenset(("log", "gpu", "num_heads", "hidden_size", "qkv_tflops")), read_paper_layers),
+    (frozenset(("accelerator", "mamf_tflops", "M", "N", "K")), read_mamf_table),
+)
+# Why some tables cannot be imported, by a column that identifies the table.
+UNSUPPORTED_TABLES = {
+    "moe_ep_size": "whole expert blocks, which are not single operations; 'shapewright accuracy' reads them",
+    "tokens_per_s_per_gpu": "training runs, which are not single operations; 'shapewright accuracy' reads them",
+    "sm_or_cu_count": "data sheets, which are not measurements; see 'shapewright devices'",
+}
+
+
+EXPORT_COLUMNS = frozenset(("key", "run_id", "sizes", "status", "median_s", "started_utc"))
+"""Columns that identify measurements.parquet and measurements.csv of 'shapewright store export'."""
+
+_CELL_READERS: Mapping[type, Callable[[Any], Any]] = {
+    int: lambda cell: int(float(cell)),
+    float: float,
+    bool: lambda cell: str(cell).lower() in ("true", "1", "1.0"),
+    str: str,
+    Mapping: lambda cell: json.loads(cell) if isinstance(cell, str) else cell,
+}
+
+
+def read_exported(record: Record) -> tuple[Run, Row]:
+    """Read a record of an exported store: the row and its run, unchanged.
+
+    Raises:
+        KeyError: a required column is missing.
+        ValueError: a cell has a value of the wrong type.
+    """
+    return Run(**_fields_of(Run, record)), Row(**_fields_of(Row, record))
+
+
+def _fields_of(cls: type[Run] | type[Row], record: Record) -> dict[str, Any]:
+    """Fields of a run or row from cells; an empty cell is None or an empty string."""
+    found: dict[str, Any] = {}
+    types = get_type_hints(cls)
+    for spec in fields(cls):
+        is_optional = type(None) in get_args(types[spec.name])
+        kind = get_args(types[spec.name])[0] if is_optional else types[spec.name]
+        cell = record.get(spec.name)
+        if cell is not None and cell != "":
+            found[spec.name] = _CELL_READERS[get_origin(kind) or kind](cell)
+        elif kind is str:
+            found[spec.name] = ""
+        elif is_optional:
+            found[spec.name] = None
+        elif spec.default is MISSING and spec.default_factory is MISSING:
+            raise KeyError(spec.name)
+    return found

@@ -1,0 +1,345 @@
+"""Tensors that one layer saves in its forward pass for its backward pass, and which of them recomputation drops.
+
+Legend: b sequences of a micro-batch, s tokens of a sequence on this device, h width of the residual stream, a query
+heads, d width of a head, f inner width of the MLP, t tensor parallel degree.
+
+The list is what PyTorch's autograd saves when norms, activations and (with ``attention="flash"``) attention are one
+kernel each: a linear layer keeps its input, a norm its input, an elementwise multiplication both factors, softmax its
+output, dropout a mask of one byte per element. A tensor that two operations need is kept once. For GPT with dropout
+this gives Table 2 of arXiv 2205.05198: s*b*h*(34 + 5*a*s/h) bytes, and its rows for parallelism and recomputation.
+
+Two fields of the workload change it (docs/decisions/0005): with ``fused_activation`` one kernel computes activation,
+gate and routing weight and keeps only its inputs; with ``narrow_inputs`` GEMMs in fp8 or fp4 keep their quantized
+inputs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.core.dtypes import get_dtype
+from shapewright.workload.recompute import CORE, MODULES, read_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shapewright.models.transformer import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
+
+_MASK_BYTES = 1.0  # torch.native_dropout keeps a bool per element
+_ROUTER_BYTES = 4.0  # Megatron-LM, DeepSpeed and transformers compute routing probabilities in fp32
+_NARROWEST_ACTIVATION_BYTES = 2.0  # fp8 and fp4 are formats of GEMM operands; activations between GEMMs have 16 bits
+
+SCALE_BYTES_PER_ELEMENT = {"fp8": 1.0 / 32.0, "fp4": 1.0 / 16.0}
+"""Block-scale storage per element of the formats that GEMM inputs are quantized to. [byte]
+
+Source: OCP MX, an 8-bit scale for 32 elements (fp8); NVFP4, an 8-bit scale for 16 elements (fp4)."""
+
+# Tensors that only a GEMM reads in the backward pass: the inputs of these blocks, and these tensors inside any block.
+_GEMM_INPUT_BLOCKS = ("attention", "cross_attention", "mlp", "moe")
+_GEMM_INPUT_ROLES = ("down_input", "q_latent", "kv_latent")
+
+# Activations whose gradient follows from their output, so that their input is not kept.
+_GRADIENT_FROM_OUTPUT = ("relu", "sigmoid", "tanh")
+
+LAYER = "layer"
+"""Block of the one tensor that a layer as a whole keeps: its input."""
+
+
+class SavedTensor(NamedTuple):
+    """A tensor saved for the backward pass, with its size on one device.
+
+    Attributes:
+        block: Part of the layer that saves it, such as ``attention``.
+        role: Role within the block, such as ``queries``.
+        rows: Product of the leading dimensions, usually tokens. [element]
+        columns: Last dimension. [element]
+        element_bytes: Width of one element. [byte]
+    """
+
+    block: str
+    role: str
+    rows: int
+    columns: int
+    element_bytes: float
+
+    @property
+    def name(self) -> str:
+        """Displayed name."""
+        return f"{self.block}.{self.role}"
+
+    @property
+    def num_bytes(self) -> float:
+        """Size in memory. [byte]"""
+        return self.element_bytes * self.rows * self.columns
+
+
+def activation_element_bytes(dtype: str) -> float:
+    """Width of one activation element between GEMMs of a dtype. [byte]
+
+    >>> activation_element_bytes("fp8"), activation_element_bytes("tf32")
+    (2.0, 4.0)
+    """
+    return max(_NARROWEST_ACTIVATION_BYTES, get_dtype(dtype).num_bytes)
+
+
+def list_saved_tensors(
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    *,
+    has_experts: bool = False,
+    has_cross_attention: bool = False,
+) -> tuple[SavedTensor, ...]:
+    """List the tensors that one layer saves for one micro-batch on one device without recomputation.
+
+    Args:
+        config: The model.
+        workload: Batch, length, dtype and kind of attention.
+        layout: Degrees of parallelism.
+        has_experts: Whether this is a mixture-of-experts layer.
+        has_cross_attention: Whether this is a decoder layer of an encoder-decoder.
+
+    Assumes: Tokens are spread evenly over experts and over context-parallel ranks. Per-row scalars (norm statistics,
+        the log-sum-exp of flash attention) are left out: less than 0.2 % at usual widths.
+
+    Source: arXiv 2205.05198, section 4, for the GPT layer; other layers by the same rule.
+    """
+    shape = _LayerShape(config, workload, layout)
+    tensors = list(_residual_tensors(shape))
+    tensors += _attention_tensors(shape, "attention")
+    if has_cross_attention:
+        tensors += [shape.residual("cross_attention", "norm_input"), shape.residual("cross_attention", "input")]
+        tensors += _attention_tensors(shape, "cross_attention")
+    if has_experts:
+        tensors += _expert_tensors(shape)
+        if config.shared_expert_intermediate_size:
+            tensors += _mlp_tensors(shape, "shared_expert", shape.tokens, config.shared_expert_intermediate_size)
+        if config.shared_expert_gate:
+            tensors.append(shape.residual("shared_expert", "output"))
+    else:
+        tensors += _mlp_tensors(shape, "mlp", shape.tokens, config.intermediate_size)
+    if shape.hidden_dropout:
+        tensors.append(shape.residual("mlp", "output_dropout_mask", _MASK_BYTES))
+    if workload.narrow_inputs:
+        tensors = [_narrow(tensor, workload.dtype, has_experts=has_experts) for tensor in tensors]
+    return tuple(tensors)
+
+
+def _narrow(tensor: SavedTensor, dtype: str, *, has_experts: bool) -> SavedTensor:
+    """Return the quantized form of a tensor that only GEMMs read; other tensors are returned unchanged.
+
+    Source: NVIDIA/TransformerEngine, pytorch/module/linear.py and layernorm_mlp.py save the quantized input for the
+        backward pass.
+    """
+    block, role = tensor.block, tensor.role
+    # A router reads the input of the block in 16 bits.
+    if dtype not in SCALE_BYTES_PER_ELEMENT or (has_experts and (block, role) == ("mlp", "input")):
+        return tensor
+    narrow_bytes = get_dtype(dtype).num_bytes + SCALE_BYTES_PER_ELEMENT[dtype]
+    if role == "output" and block in ("attention", "cross_attention"):
+        # The backward pass of fused attention reads its output in 16 bits, that of the projection a quantized copy.
+        return tensor._replace(element_bytes=tensor.element_bytes + narrow_bytes)
+    is_gemm_input = role in _GEMM_INPUT_ROLES or (role == "input" and block in _GEMM_INPUT_BLOCKS)
+    return tensor._replace(element_bytes=narrow_bytes) if is_gemm_input else tensor
+
+
+def select_kept_tensors(
+    tensors: tuple[SavedTensor, ...], recompute: str, modules: str = CORE
+) -> tuple[SavedTensor, ...]:
+    """Select the tensors that remain saved under a recomputation mode.
+
+    Args:
+        tensors: Tensors that the layer saves without recomputation.
+        recompute: ``none`` keeps all, ``full`` only the layer's input, ``selective`` all but those of ``modules``.
+        modules: Names of recomputed modules, separated by commas.
+    """
+    if recompute == "full":
+        return tuple(tensor for tensor in tensors if tensor.block == LAYER)
+    if recompute == "selective":
+        recomputed = [MODULES[name] for name in read_modules(modules)]
+        return tuple(
+            tensor
+            for tensor in tensors
+            if not any(module.drops_tensor(tensor.block, tensor.role) for module in recomputed)
+        )
+    return tensors
+
+
+def sum_bytes(tensors: Iterable[SavedTensor]) -> float:
+    """Size of several tensors together. [byte]"""
+    return sum(tensor.num_bytes for tensor in tensors)
+
+
+def ceil_div(amount: int, parts: int) -> int:
+    """Largest share when an amount is split into integer parts.
+
+    >>> ceil_div(7, 2)
+    4
+    """
+    return -(-amount // parts)
+
+
+class _LayerShape:
+    """Dimensions of one layer on one device, and builders of tensors of those dimensions."""
+
+    def __init__(self, config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+        self.config = config
+        self.workload = workload
+        self.degree = layout.tensor_parallel
+        self.expert_degree = layout.expert_tensor_degree
+        self.element_bytes = activation_element_bytes(workload.dtype)
+        # In decode the context axis splits the cache; each rank has the one new token.
+        context = 1 if workload.phase == "decode" else layout.context_parallel
+        self.tokens = workload.micro_batch_size * ceil_div(workload.query_len, context)
+        # Sequence parallelism saves 1/t of the tokens of every tensor that is not already split by width, and gathers
+        # the inputs of linear layers again in the backward pass.
+        self.token_degree = self.degree if layout.sequence_parallel and workload.is_training else 1
+        self.num_heads = ceil_div(config.num_heads, self.degree)
+        self.num_kv_heads = ceil_div(config.num_kv_heads, self.degree)
+        self.head_dim = config.head_dim
+        self.v_head_dim = config.v_head_dim
+        self.fuses_activation = workload.fused_activation and workload.is_training and config.gated_mlp
+        self.hidden_dropout = workload.is_training and config.hidden_dropout > 0
+        self.attention_dropout = workload.is_training and config.attention_dropout > 0
+
+    def residual(
+        self, block: str, role: str, element_bytes: float | None = None, columns: int | None = None
+    ) -> SavedTensor:
+        """Make a tensor as wide as the residual stream, which sequence parallelism splits by tokens."""
+        rows = ceil_div(self.tokens, self.token_degree)
+        return SavedTensor(
+            block=block,
+            role=role,
+            rows=rows,
+            columns=self.config.hidden_size if columns is None else columns,
+            element_bytes=self.element_bytes if element_bytes is None else element_bytes,
+        )
+
+    def inner(self, block: str, role: str, columns: int, rows: int | None = None) -> SavedTensor:
+        """Make a tensor inside a block, with the columns of this tensor-parallel rank."""
+        return SavedTensor(
+            block=block,
+            role=role,
+            rows=self.tokens if rows is None else rows,
+            columns=columns,
+            element_bytes=self.element_bytes,
+        )
+
+
+def _residual_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
+    """Yield the inputs of the norms and of the first linear layers of attention and MLP.
+
+    The position of a norm (before its block, after it, or after the residual sum) does not change their number.
+    """
+    num_norms = shape.config.num_norms_per_layer
+    yield shape.residual(LAYER, "input")
+    if shape.config.parallel_attention_mlp:
+        # Every norm reads the layer's input; attention and MLP read the norms' outputs.
+        for index in range(num_norms):
+            yield shape.residual(f"norm_{index}", "output")
+        return
+    yield shape.residual("mlp", "input")
+    for index in range(num_norms):
+        # The first norm's input is the layer's input; its output is the input of attention.
+        yield shape.residual("attention" if index == 0 else f"norm_{index}", "input")
+
+
+def _attention_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
+    """Yield the tensors of an attention block after its input."""
+    config = shape.config
+    query_columns = shape.num_heads * shape.head_dim
+    is_unfused = shape.workload.attention == "unfused"
+    yield shape.inner(block, "queries", query_columns)
+    # Unfused attention repeats keys and values for every query head; fused kernels read the shared ones.
+    kv_heads = shape.num_heads if is_unfused else shape.num_kv_heads
+    yield shape.inner(block, "keys", kv_heads * shape.head_dim)
+    if config.is_mla:
+        yield from _latent_tensors(shape, block)
+    values_columns = kv_heads * shape.v_head_dim
+    if not is_unfused:
+        values_columns += _columns_kept_with_values(shape)
+    yield shape.inner(block, "values", values_columns)
+    if config.qk_norm != "none":
+        yield shape.inner(block, "queries_before_norm", query_columns)
+        yield shape.inner(block, "keys_before_norm", shape.num_kv_heads * shape.head_dim)
+    if is_unfused:
+        yield from _score_tensors(shape, block)
+    yield shape.inner(block, "output", shape.num_heads * shape.v_head_dim)
+    if shape.hidden_dropout:
+        yield shape.residual(block, "output_dropout_mask", _MASK_BYTES)
+
+
+def _columns_kept_with_values(shape: _LayerShape) -> int:
+    """Columns kept alive because values are a view of a wider GEMM output whose other columns were copied by rotary.
+
+    Flash attention reads the view; batched GEMMs copy it first.
+    """
+    config = shape.config
+    if config.is_mla:
+        return shape.num_heads * (shape.head_dim - config.qk_rope_head_dim)
+    makes_copies = config.position_embedding == "rotary" and config.qk_norm == "none"
+    if config.fused_qkv and makes_copies:
+        return (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    return 0
+
+
+def _latent_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
+    """Yield MLA's compressed queries and keys before and after their norms, complete on every rank."""
+    config = shape.config
+    if config.q_lora_rank:
+        yield shape.residual(block, "q_latent_before_norm", columns=config.q_lora_rank)
+        yield shape.residual(block, "q_latent", columns=config.q_lora_rank)
+    latent_columns = config.kv_lora_rank + config.qk_rope_head_dim
+    yield shape.residual(block, "kv_latent_before_norm", columns=latent_columns)
+    yield shape.residual(block, "kv_latent", columns=config.kv_lora_rank)
+
+
+def _score_tensors(shape: _LayerShape, block: str) -> Iterator[SavedTensor]:
+    """Yield the s x s tensors of unfused attention over the keys of all context-parallel ranks."""
+    rows = shape.tokens * shape.num_heads
+    columns = shape.workload.kv_len
+    yield shape.inner(block, "weights", columns, rows)
+    if shape.attention_dropout:
+        yield SavedTensor(block, "dropout_mask", rows=rows, columns=columns, element_bytes=_MASK_BYTES)
+        yield shape.inner(block, "dropped_weights", columns, rows)
+
+
+def _mlp_tensors(
+    shape: _LayerShape, block: str, rows: int, intermediate_size: int, degree: int | None = None
+) -> Iterator[SavedTensor]:
+    """Yield the tensors inside an MLP, whose matrices are split over ``degree`` devices (default: the tensor axis)."""
+    config = shape.config
+    columns = ceil_div(intermediate_size, shape.degree if degree is None else degree)
+    if config.activation not in _GRADIENT_FROM_OUTPUT:
+        yield shape.inner(block, "activation_input", columns, rows)
+    if config.gated_mlp:
+        # Multiplying by the gate keeps both factors; a fused kernel computes the activation again from its input.
+        if not shape.fuses_activation:
+            yield shape.inner(block, "activation_output", columns, rows)
+        yield shape.inner(block, "up_output", columns, rows)
+    yield shape.inner(block, "down_input", columns, rows)
+
+
+def _expert_tensors(shape: _LayerShape) -> Iterator[SavedTensor]:
+    """Yield the tensors of routed experts: inputs of each routed copy of a token, inner tensors, and outputs.
+
+    With balanced routing a rank receives as many rows as it sends. A fused activation applies the routing weights
+    (Megatron-LM's weighted SwiGLU), so that outputs are only summed and need not be kept.
+    """
+    config = shape.config
+    # Each device of the tensor axis computes all rows of their tokens with its share of the columns; if experts are
+    # split over fewer devices, each computes proportionally fewer rows.
+    copies = ceil_div(shape.tokens * config.num_experts_per_token * shape.expert_degree, shape.degree)
+    yield shape.residual("router", "probabilities", _ROUTER_BYTES, config.num_experts)
+    own_copies = ceil_div(shape.tokens * config.num_experts_per_token, shape.token_degree)
+    # Devices that share an expert gather its rows before the GEMM and keep the gathered rows (Megatron-LM's
+    # dispatcher), so that the backward pass does not gather them again.
+    yield shape.inner("moe", "input", config.hidden_size, copies)
+    yield from _mlp_tensors(shape, "moe", copies, config.moe_intermediate_size, shape.expert_degree)
+    if config.expert_clamp and shape.workload.is_training and not shape.workload.fused_experts:
+        # The clamp keeps its input, the activation its clamped input.
+        columns = ceil_div(config.moe_intermediate_size, shape.expert_degree)
+        yield shape.inner("moe", "clamped", columns * (2 if config.gated_mlp else 1), copies)
+    if not shape.fuses_activation:
+        yield shape.inner("moe", "output", config.hidden_size, own_copies)

@@ -1,0 +1,24 @@
+"""Model families: how the config.json of each model type is read."""
+
+from __future__ import annotations
+
+from shapewright.models.families import (
+    deepseek,
+    encoders,
+    gpt,
+    llama,
+    llama_variants,
+    moe,
+    moe_shared,
+    rotary_layernorm,
+)
+from shapewright.models.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    model_type: family
+    for module in (gpt, llama, llama_variants, rotary_layernorm, moe, moe_shared, deepseek, encoders)
+    for family in module.FAMILIES
+    for model_type in family.model_types
+}
+
+__all__ = ["FAMILIES", "Family"]

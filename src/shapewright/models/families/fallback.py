@@ -1,0 +1,256 @@
+"""Fallback reader for model types without a table, and rejection of models with unsupported layers.
+
+A model type without a table is read by common field names. Models that are not stacks of softmax attention and MLP
+layers are rejected, by model type or by their keys: read by field names, the parameter counts of the types below
+differed by 2 to 800,000 % from those of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shapewright.core.errors import ConfigError, short_repr
+from shapewright.models.families.config_values import ConfigValues
+from shapewright.models.families.family import (
+    KNOWN_LAYER_TYPES,
+    Family,
+    FieldKeys,
+    Fields,
+    window_on_every_layer,
+    windows_from_layer_types,
+)
+
+# Unsupported parts of model types that cannot be recognised by the keys of their config.
+# Source: modeling_*.py of transformers 5.23 for each model type, or else the code published with the model.
+_UNSUPPORTED_TYPES = {
+    "arctic": "layers with both a dense MLP and experts",
+    "bailing_moe_linear": "linear attention",
+    "bitnet": "ternary weights, and normalisation inside attention and MLP",
+    "blt": "byte-patch encoders and decoders",
+    "deepseek_v4": "attention to compressed tokens, and several residual streams",
+    "doge": "experts selected by product keys",
+    "gemma3n": "per-layer embeddings, parallel residual streams and KV caches shared between layers",
+    "gemma3n_text": "per-layer embeddings, parallel residual streams and KV caches shared between layers",
+    "gemma4": "per-layer embeddings and several head widths",
+    "gemma4_text": "per-layer embeddings and several head widths",
+    "gemma4_unified": "several head widths",
+    "gemma4_unified_text": "several head widths",
+    "hrm_text": "recurrent passes over the same layers",
+    "jetmoe": "mixture-of-experts attention",
+    "longcat_flash": "layers with two attention blocks, dense MLPs and experts, and zero-computation experts",
+    "mimo_v2_flash": "a number of key-value heads that differs between sliding-window and full layers",
+    "modernbert-decoder": "several kinds of layers",
+    "moshi": "a second decoder (depth transformer)",
+    "nemotron-nas": "layers of different widths, some without attention",
+    "step3_text": "factorised query projections, and a list of MoE layers as text",
+    "xlstm": "recurrent layers",
+}
+# Prefixes of keys that belong to layers without softmax attention (Mamba, RWKV, linear attention, convolutions).
+_UNSUPPORTED_KEY_PREFIXES = (
+    "mamba_",
+    "ssm_",
+    "state_size",
+    "linear_attn_",
+    "linear_num_",
+    "linear_key_",
+    "conv_",
+    "attn_layer_",
+    "rwkv",
+    "lru_",
+    "kda_",
+    "hybrid_override_pattern",
+)
+# Keys that list the type of each layer, and the entries that mean softmax attention (MiniMax uses 1, and 0 for
+# lightning attention).
+_LAYER_TYPE_KEYS = ("layer_types", "layers_block_type", "block_types", "attn_type_list")
+_SOFTMAX_ATTENTION = (*KNOWN_LAYER_TYPES, "attention", 1)
+# Keys that are non-zero if layers reuse the keys and values of another layer (Hunyuan-Large, Gemma 3n).
+_SHARED_CACHE_KEYS = ("use_cla", "num_kv_shared_layers")
+
+
+def reject_unsupported_layers(model_type: str, part: Mapping[str, object]) -> None:
+    """Check that all layers of a model are supported.
+
+    Raises:
+        ConfigError: the model type or a key belongs to an unsupported layer; the message names it.
+    """
+    quoted = f"model_type {short_repr(model_type)}" if model_type else "the config"
+    supported = "give a transformer of softmax attention and MLP layers"
+    if model_type in _UNSUPPORTED_TYPES:
+        raise ConfigError(f"{quoted} is not supported: it has {_UNSUPPORTED_TYPES[model_type]}; {supported}")
+    sharing = next((key for key in _SHARED_CACHE_KEYS if part.get(key)), None)
+    if sharing:
+        raise ConfigError(
+            f"{quoted} has layers that share the keys and values of other layers ({sharing}="
+            f"{short_repr(part[sharing])}), which is not supported; {supported}"
+        )
+    if part.get("residual_moe"):  # Grok-2
+        raise ConfigError(
+            f"{quoted} has layers with both a dense MLP and experts (residual_moe), which is not supported; {supported}"
+        )
+    evidence = _find_unsupported_layers(part)
+    if evidence:
+        raise ConfigError(
+            f"{quoted} has layers without softmax attention ({', '.join(evidence[:3])}); state-space, linear-attention "
+            f"and convolution layers are not supported; {supported}"
+        )
+
+
+def _find_unsupported_layers(part: Mapping[str, object]) -> list[str]:
+    """List the layer types, then the keys (sorted), that belong to layers without softmax attention."""
+    types = []
+    for key in _LAYER_TYPE_KEYS:
+        listed = part.get(key)
+        others = [each for each in listed if each not in _SOFTMAX_ATTENTION] if isinstance(listed, list) else []
+        if others:
+            types.append(f"{key} {short_repr(others[0])}")
+    return types + sorted(
+        key for key in part if isinstance(key, str) and key.startswith(_UNSUPPORTED_KEY_PREFIXES) and part[key]
+    )
+
+
+_KEYS: FieldKeys = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim", "dim", "hidden_dim", "n_embed"),
+    "num_layers": (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "num_decoder_layers",
+        "num_transformer_layers",
+        "decoder_layers",
+    ),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"),
+    "vocab_size": ("vocab_size", "n_vocab", "padded_vocab_size"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "multi_query_group_num"),
+    "head_dim": ("head_dim", "kv_channels", "d_kv", "attention_head_dim"),
+    "v_head_dim": ("v_head_dim",),
+    "intermediate_size": (
+        "intermediate_size",
+        "ffn_hidden_size",
+        "ffn_dim",
+        "n_inner",
+        "d_ff",
+        "inner_dim",
+        "decoder_ffn_dim",
+    ),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"),
+    "activation": ("hidden_act", "hidden_activation", "activation_function", "activation"),
+    "hidden_dropout": ("hidden_dropout", "resid_pdrop", "dropout", "hidden_dropout_prob"),
+    "attention_dropout": ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),
+    "parallel_attention_mlp": ("use_parallel_residual", "parallel_attn"),
+    "qkv_bias": ("attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias", "use_bias", "bias"),
+    "attention_out_bias": ("attention_bias", "use_bias", "bias"),
+    "mlp_bias": ("mlp_bias", "use_bias", "bias"),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
+    "q_lora_rank": ("q_lora_rank",),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "embedding_size": ("word_embed_proj_dim", "embedding_size"),
+    "num_token_types": ("type_vocab_size",),
+}
+_NUM_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+_UNGATED_ACTIVATIONS = ("relu", "relu2", "xielu", "gelu", "gelu_new")
+_GATED_ACTIVATIONS = ("silu", "swish", "swiglu", "geglu")
+_RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "norm_eps")
+_ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "partial_rotary_factor")
+_ENCODER_LAYERS = ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers")
+_DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
+
+
+def unknown_family(model_type: str, part: Mapping[str, object]) -> tuple[Family, str]:
+    """Build a family for a model type without a table.
+
+    Returns:
+        The family, and a description of what it assumes beyond the field names.
+
+    Raises:
+        ConfigError: the model has unsupported layers.
+    """
+    reject_unsupported_layers(model_type, part)
+    activation = next((part[key] for key in _KEYS["activation"] if part.get(key) is not None), None)
+    has_rmsnorm = any(key in part for key in _RMSNORM_KEYS)
+    is_gated = activation in _GATED_ACTIVATIONS or (has_rmsnorm and activation not in _UNGATED_ACTIVATIONS)
+    if part.get("is_encoder_decoder") is True:
+        stack = "encoder-decoder"
+    else:
+        stack = "encoder" if "type_vocab_size" in part and part.get("is_decoder") is not True else "decoder"
+    if "relative_attention_num_buckets" in part:
+        position = "relative"
+    elif has_rmsnorm or any(key in part for key in _ROTARY_KEYS):
+        position = "rotary"
+    else:
+        position = "alibi" if part.get("alibi") is True else "learned"
+    fixed = {
+        "stack": stack,
+        "norm": "rmsnorm" if has_rmsnorm else "layernorm",
+        "norm_bias": not has_rmsnorm,
+        "gated_mlp": is_gated,
+        "position_embedding": position,
+        "qkv_bias": not has_rmsnorm,
+        "attention_out_bias": not has_rmsnorm,
+        "mlp_bias": not has_rmsnorm,
+    }
+    words = [
+        f"{'an' if stack[0] == 'e' else 'a'} {stack}",
+        "RMSNorm" if has_rmsnorm else "LayerNorm",
+        "a gated MLP" if is_gated else "a plain MLP",
+        f"{position} positions",
+        "no biases unless named" if has_rmsnorm else "biases",
+    ]
+    return Family(model_types=(), keys=_KEYS, fixed=fixed, derive=_derive), ", ".join(words)
+
+
+def _derive(values: ConfigValues) -> Fields:
+    read = {**_latent_attention(values), **_experts(values), **_windows(values)}
+    if values.raw("is_encoder_decoder") is True:
+        read["num_layers"] = values.num_layers(*_DECODER_LAYERS)
+        read["num_encoder_layers"] = values.num_layers(*_ENCODER_LAYERS)
+    return read
+
+
+def _latent_attention(values: ConfigValues) -> Fields:
+    if not values.optional_count("kv_lora_rank"):
+        return {"q_lora_rank": 0, "qk_rope_head_dim": 0}
+    without_position = values.optional_count("qk_nope_head_dim")
+    if not without_position:
+        return {"num_kv_heads": 0}
+    return {"num_kv_heads": 0, "head_dim": without_position + values.optional_count("qk_rope_head_dim")}
+
+
+def _experts(values: ConfigValues) -> Fields:
+    num_experts = values.optional_count(*_KEYS["num_experts"])
+    if num_experts <= 1:  # a single expert is a dense MLP (Hunyuan-7B)
+        return dict.fromkeys(
+            ("num_experts", "num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size"), 0
+        )
+    read: Fields = {}
+    if not values.optional_count(*_KEYS["num_experts_per_token"]):
+        read["num_experts_per_token"] = min(2, num_experts)
+    num_shared = values.optional_count(*_NUM_SHARED_EXPERTS)
+    width = values.optional_count(*_KEYS["moe_intermediate_size"], *_KEYS["intermediate_size"])
+    if num_shared and not values.optional_count("shared_expert_intermediate_size"):
+        read["shared_expert_intermediate_size"] = num_shared * width
+    num_layers = values.num_layers(*_KEYS["num_layers"])
+    kinds = values.list_of("mlp_layer_types")  # recent transformers versions: dense or sparse
+    if kinds is not None and len(kinds) == num_layers and "sparse" in kinds:
+        read["moe_layers"] = tuple(kind == "sparse" for kind in kinds)
+        return read
+    num_dense = values.optional_count("first_k_dense_replace", "num_dense_layers")
+    if num_dense < num_layers:
+        read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
+    return read
+
+
+def _windows(values: ConfigValues) -> Fields:
+    """Read the windows of sliding layers; layer types without a known name are full attention."""
+    names = values.list_of("layer_types")
+    if not names:
+        slides = values.present_key(("sliding_window",)) and values.raw("use_sliding_window") is not False
+        return window_on_every_layer(values) if slides else {}
+    if values.present_key(("num_hidden_layers",)) and all(name in KNOWN_LAYER_TYPES for name in names):
+        return windows_from_layer_types(values, None)
+    return {}

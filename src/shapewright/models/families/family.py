@@ -1,0 +1,95 @@
+"""Family: the config.json keys, defaults and fixed fields of one or more model types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shapewright.core.errors import ConfigError, short_repr
+from shapewright.models.families.config_values import ConfigValues
+
+KNOWN_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+
+Fields = dict[str, Any]
+FieldKeys = Mapping[str, tuple[str, ...]]
+
+ATTENTION_BIAS: FieldKeys = {"qkv_bias": ("attention_bias",), "attention_out_bias": ("attention_bias",)}
+HEAD_DIM: FieldKeys = {"head_dim": ("head_dim",)}
+RMSNORM_GATED = {"norm": "rmsnorm", "gated_mlp": True, "position_embedding": "rotary"}
+LAYERNORM_GATED = {"norm": "layernorm", "norm_bias": True, "gated_mlp": True, "position_embedding": "rotary"}
+LAYERNORM_GATED_WITHOUT_BIAS = {**LAYERNORM_GATED, "norm_bias": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One or more model types that are read in the same way.
+
+    Attributes:
+        model_types: Values of ``model_type``, including those of the text parts of multimodal models.
+        defaults: Default by Hugging Face key, as in transformers.
+        keys: Alternative Hugging Face keys by field of TransformerConfig, the usual one first.
+        fixed: Values of fields that all models of the family share.
+        derive: Computes fields that no single key holds; its results override those of keys and fixed.
+        notes: Returns remarks for users, such as parts of the model that are omitted.
+    """
+
+    model_types: tuple[str, ...]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    keys: FieldKeys = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    derive: Callable[[ConfigValues], Fields] | None = None
+    notes: Callable[[ConfigValues], list[str]] | None = None
+
+
+def windows_from_layer_types(values: ConfigValues, default: list[str] | None) -> Fields:
+    """Convert ``layer_types`` to attention windows.
+
+    Args:
+        values: The config.json object.
+        default: Layer types if the config has none; None or empty for full attention in all layers.
+
+    Raises:
+        ConfigError: an unknown layer type, or not one type per layer.
+    """
+    layer_types = values.list_of("layer_types")
+    names = layer_types if layer_types is not None else default
+    if not names:
+        return {}
+    num_layers = values.num_layers("num_hidden_layers")
+    if layer_types is not None and len(names) != num_layers:
+        raise ConfigError(
+            f"layer_types has {len(names)} entries but num_hidden_layers={num_layers}; give one per layer"
+        )
+    sizes = {"full_attention": 0}
+    kind = "sliding"
+    if "sliding_attention" in names:
+        # without a window, transformers masks nothing in sliding layers
+        sizes["sliding_attention"] = values.optional_count("sliding_window")
+    if "chunked_attention" in names:
+        sizes["chunked_attention"] = values.optional_count("attention_chunk_size")
+        kind = "chunked"
+    unknown = next((name for name in names if not isinstance(name, str) or name not in sizes), None)
+    if unknown is not None:
+        raise ConfigError(f"layer_types has {short_repr(unknown)}; known are {', '.join(KNOWN_LAYER_TYPES)}")
+    return {"attention_windows": tuple(sizes[str(name)] for name in names), "attention_window_kind": kind}
+
+
+def full_attention_every(values: ConfigValues, period: int) -> list[str]:
+    """Return layer types with full attention in the last layer of every ``period``, and a sliding window in others."""
+    num_layers = values.num_layers("num_hidden_layers")
+    return ["full_attention" if index % period == period - 1 else "sliding_attention" for index in range(num_layers)]
+
+
+def rotary_layer_flags(values: ConfigValues) -> list[bool]:
+    """Return whether each layer has rotary positions: 1 in ``no_rope_layers``, or else all layers but every nth."""
+    listed = values.list_of("no_rope_layers")
+    if listed:
+        return [bool(each) for each in listed]
+    interval = values.count("no_rope_layer_interval")
+    return [(index + 1) % interval != 0 for index in range(values.num_layers("num_hidden_layers"))]
+
+
+def window_on_every_layer(values: ConfigValues) -> Fields:
+    """Read a sliding window that applies to all layers; no key means no window."""
+    return {"attention_windows": (values.optional_count("sliding_window"),)}

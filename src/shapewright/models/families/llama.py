@@ -1,0 +1,220 @@
+"""Dense families with the architecture of Llama: rotary positions, RMSNorm and a gated MLP.
+
+Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
+"""
+
+from __future__ import annotations
+
+from shapewright.models.families.config_values import ConfigValues
+from shapewright.models.families.family import (
+    ATTENTION_BIAS,
+    HEAD_DIM,
+    RMSNORM_GATED,
+    Family,
+    FieldKeys,
+    Fields,
+    full_attention_every,
+    rotary_layer_flags,
+    window_on_every_layer,
+    windows_from_layer_types,
+)
+
+_LLAMA_DEFAULTS = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+
+LLAMA = Family(
+    model_types=("llama",),
+    defaults=_LLAMA_DEFAULTS,
+    keys={**ATTENTION_BIAS, **HEAD_DIM, "mlp_bias": ("mlp_bias",)},
+    fixed=RMSNORM_GATED,
+)
+
+GRANITE = Family(model_types=("granite",), defaults=LLAMA.defaults, keys=LLAMA.keys, fixed=LLAMA.fixed)
+
+MISTRAL = Family(
+    model_types=("mistral",),
+    defaults={
+        **_LLAMA_DEFAULTS,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    keys=HEAD_DIM,
+    fixed=RMSNORM_GATED,
+    derive=window_on_every_layer,
+)
+
+
+def _derive_qwen(values: ConfigValues) -> Fields:
+    """Read the windows: layers from ``max_window_layers`` on slide if ``use_sliding_window`` is true."""
+    if not values.flag("use_sliding_window"):
+        return {}
+    first = values.optional_count("max_window_layers")
+    num_layers = values.num_layers("num_hidden_layers")
+    default = ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)]
+    return windows_from_layer_types(values, default)
+
+
+_QWEN2_DEFAULTS = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 22016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+
+QWEN2 = Family(
+    model_types=("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    defaults=_QWEN2_DEFAULTS,
+    keys=HEAD_DIM,
+    fixed={**RMSNORM_GATED, "qkv_bias": True},
+    derive=_derive_qwen,
+)
+
+QWEN3 = Family(
+    model_types=("qwen3", "qwen3_vl_text"),
+    defaults={**_QWEN2_DEFAULTS, "head_dim": 128},
+    keys={**HEAD_DIM, **ATTENTION_BIAS},
+    fixed={**RMSNORM_GATED, "qk_norm": "per-head"},
+    derive=_derive_qwen,
+)
+
+_GEMMA_DEFAULTS = {
+    "vocab_size": 256000,
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}
+_GEMMA2_DEFAULTS = {
+    **_GEMMA_DEFAULTS,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
+_GEMMA_KEYS: FieldKeys = {**ATTENTION_BIAS, **HEAD_DIM, "activation": ("hidden_activation", "hidden_act")}
+
+GEMMA = Family(
+    model_types=("gemma",),
+    defaults={**_GEMMA_DEFAULTS, "hidden_act": "gelu_pytorch_tanh"},
+    # Checkpoints of the first Gemma have hidden_act "gelu" for the tanh form; hidden_activation, if present, is right.
+    keys=_GEMMA_KEYS,
+    fixed=RMSNORM_GATED,
+)
+
+GEMMA2 = Family(
+    model_types=("gemma2",),
+    defaults=_GEMMA2_DEFAULTS,
+    keys=_GEMMA_KEYS,
+    # Attention and MLP each have a normalisation before and after.
+    fixed={**RMSNORM_GATED, "num_norms_per_layer": 4},
+    derive=lambda values: windows_from_layer_types(values, full_attention_every(values, 2)),
+)
+
+GEMMA3 = Family(
+    model_types=("gemma3_text", "gemma3"),
+    defaults={**_GEMMA2_DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6},
+    keys=_GEMMA_KEYS,
+    fixed={**RMSNORM_GATED, "num_norms_per_layer": 4, "qk_norm": "per-head"},
+    derive=lambda values: windows_from_layer_types(
+        values, full_attention_every(values, values.count("sliding_window_pattern", "_sliding_window_pattern"))
+    ),
+)
+
+
+PHI3 = Family(
+    model_types=("phi3",),
+    defaults={
+        **_LLAMA_DEFAULTS,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+    },
+    keys={**HEAD_DIM, "hidden_dropout": ("resid_pdrop",)},
+    fixed={**RMSNORM_GATED, "fused_qkv": True, "fused_gate_up": True},
+    derive=window_on_every_layer,
+)
+
+_OLMO_DEFAULTS = {**_LLAMA_DEFAULTS, "vocab_size": 50304}
+
+OLMO2 = Family(
+    model_types=("olmo2",),
+    defaults=_OLMO_DEFAULTS,
+    keys={**ATTENTION_BIAS, **HEAD_DIM},
+    fixed={**RMSNORM_GATED, "qk_norm": "per-layer"},
+)
+
+OLMO3 = Family(
+    model_types=("olmo3",),
+    defaults={**_OLMO_DEFAULTS, "sliding_window": 4096},
+    keys=OLMO2.keys,
+    fixed=OLMO2.fixed,
+    derive=lambda values: windows_from_layer_types(values, full_attention_every(values, 4)),
+)
+
+
+def _derive_smollm3(values: ConfigValues) -> Fields:
+    """Read rotary layers and windows: layers without rotary positions slide (SmolLM3Config of transformers)."""
+    rotary = rotary_layer_flags(values)
+    if not values.flag("use_sliding_window"):
+        return {"rotary_layers": tuple(rotary)}
+    default = ["full_attention" if has_rotary else "sliding_attention" for has_rotary in rotary]
+    return {"rotary_layers": tuple(rotary), **windows_from_layer_types(values, default)}
+
+
+SMOLLM3 = Family(
+    model_types=("smollm3",),
+    defaults={
+        **_LLAMA_DEFAULTS,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "no_rope_layer_interval": 4,
+    },
+    keys=LLAMA.keys,
+    fixed=RMSNORM_GATED,
+    derive=_derive_smollm3,
+)
+
+FAMILIES = (
+    LLAMA,
+    GRANITE,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    OLMO2,
+    OLMO3,
+    SMOLLM3,
+)

@@ -1,0 +1,213 @@
+"""TransformerConfig: hyperparameters of a transformer, named as in Hugging Face, with symbols of arXiv 2401.14489."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shapewright.core.fields import doc_field
+from shapewright.models.validate import check_and_resolve
+
+STACKS = ("decoder", "encoder", "encoder-decoder")
+NORMS = ("layernorm", "rmsnorm")
+POSITION_EMBEDDINGS = ("learned", "rotary", "alibi", "relative", "none")
+QK_NORMS = ("none", "per-head", "per-layer", "l2")
+WINDOW_KINDS = ("sliding", "chunked")
+
+
+class LayerGroup(NamedTuple):
+    """Layers of one stack with the same operations.
+
+    Attributes:
+        window: Attention window in positions, 0 for all.
+        is_moe: Whether the MLP is a mixture of experts.
+        num_layers: Number of such layers.
+    """
+
+    window: int
+    is_moe: bool
+    num_layers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Hyperparameters of a decoder, encoder or encoder-decoder, dense or with mixture of experts.
+
+    For an encoder-decoder, ``num_layers`` counts decoder layers and ``num_encoder_layers`` encoder layers; a decoder
+    layer then has cross-attention and one normalisation more than ``num_norms_per_layer``.
+    ``kv_lora_rank`` above zero selects multi-head latent attention (MLA); ``head_dim`` is then the total width of a
+    query head, including ``qk_rope_head_dim``.
+
+    Zeros are replaced by defaults: ``num_kv_heads`` = num_heads, ``head_dim`` = hidden_size // num_heads,
+    ``v_head_dim`` = head_dim, ``intermediate_size`` = 4 * hidden_size, ``embedding_size`` = hidden_size,
+    ``moe_intermediate_size`` = intermediate_size, ``num_encoder_layers`` = num_layers. Tuples over layers are reduced
+    to their shortest period.
+
+    Raises:
+        ConfigError: a field is out of range, or fields contradict each other.
+
+    >>> config = TransformerConfig(hidden_size=2560, num_layers=32, num_heads=32, vocab_size=50257)
+    >>> config.head_dim, config.num_kv_heads, config.intermediate_size
+    (80, 32, 10240)
+    """
+
+    # Shape
+    hidden_size: int = doc_field("width of the residual stream", required=True, symbol="h")
+    num_layers: int = doc_field("transformer layers (decoder layers of an encoder-decoder)", required=True, symbol="L")
+    num_heads: int = doc_field("query heads", required=True, symbol="a")
+    vocab_size: int = doc_field("rows of the embedding and logit matrices", required=True, symbol="v")
+    num_kv_heads: int = doc_field(
+        "key-value heads; fewer than num_heads is grouped-query attention", default=0, symbol="a_kv"
+    )
+    head_dim: int = doc_field("width of a query and key head", default=0, symbol="d")
+    v_head_dim: int = doc_field("width of a value head", default=0, symbol="d_v")
+    intermediate_size: int = doc_field("inner width of the MLP", default=0, symbol="f")
+    max_position_embeddings: int = doc_field("maximum sequence length of the model", default=2048)
+
+    # Stack
+    stack: str = doc_field("kind of stack", default="decoder", choices=STACKS)
+    num_encoder_layers: int = doc_field("encoder layers of an encoder-decoder", default=0)
+    parallel_attention_mlp: bool = doc_field(
+        "attention and MLP have the same input, and their outputs are added", default=False
+    )
+    norm: str = doc_field("normalisation", default="layernorm", choices=NORMS)
+    norm_bias: bool = doc_field("normalisations have a bias", default=False)
+    norm_affine: bool = doc_field("normalisations have a learned scale", default=True)
+    num_norms_per_layer: int = doc_field("normalisations of the residual stream per layer", default=2)
+    has_final_norm: bool = doc_field("a normalisation after the last layer", default=True)
+    hidden_dropout: float = doc_field("dropout after attention and MLP in training", default=0.0)
+    attention_dropout: float = doc_field("dropout on attention weights in training", default=0.0)
+
+    # Attention
+    attention_windows: tuple[int, ...] = doc_field(
+        "window of each layer, 0 for all positions; repeated over the layers", default=()
+    )
+    attention_window_kind: str = doc_field(
+        "sliding: the last positions; chunked: earlier positions of the same fixed chunk",
+        default="sliding",
+        choices=WINDOW_KINDS,
+    )
+    fused_qkv: bool = doc_field("queries, keys and values come from one GEMM", default=False)
+    qkv_bias: bool = doc_field(
+        "query, key and value projections have a bias (MLA: the down-projections)", default=False
+    )
+    attention_out_bias: bool = doc_field("the attention output projection has a bias", default=False)
+    qk_norm: str = doc_field(
+        "normalisation of queries and keys; l2 has no weights and applies to layers with rotary positions only",
+        default="none",
+        choices=QK_NORMS,
+    )
+    qk_norm_bias: bool = doc_field("normalisations of queries and keys have a bias", default=False)
+    attention_sinks: bool = doc_field("one learned logit per head in each softmax", default=False)
+    q_lora_rank: int = doc_field("MLA: rank of the compressed queries, 0 for none", default=0)
+    kv_lora_rank: int = doc_field("MLA: rank of the compressed keys and values, 0 for no MLA", default=0)
+    qk_rope_head_dim: int = doc_field("MLA: width of the rotary part of a query head", default=0)
+
+    # MLP and experts
+    activation: str = doc_field("activation of the MLP", default="gelu")
+    gated_mlp: bool = doc_field("the MLP has a gate (SwiGLU, GeGLU): three matrices instead of two", default=False)
+    fused_gate_up: bool = doc_field("gate and up projection are one GEMM", default=False)
+    mlp_bias: bool = doc_field("MLP projections have a bias", default=False)
+    num_experts: int = doc_field("routed experts, 0 for a dense model", default=0, symbol="E")
+    num_experts_per_token: int = doc_field("routed experts per token", default=0, symbol="k_e")
+    moe_intermediate_size: int = doc_field("inner width of one routed expert", default=0, symbol="f_e")
+    shared_expert_intermediate_size: int = doc_field("total inner width of the shared experts", default=0)
+    shared_expert_gate: bool = doc_field(
+        "a learned gate of one number per token scales the shared experts", default=False
+    )
+    router_bias: bool = doc_field("the router has a bias", default=False)
+    expert_bias: bool = doc_field("projections of routed experts have a bias", default=False)
+    expert_clamp: bool = doc_field("inputs of the routed experts' activation are clamped (swiglu_limit)", default=False)
+    moe_layers: tuple[bool, ...] = doc_field(
+        "which layers have experts, empty for all; repeated over the layers", default=()
+    )
+
+    # Embeddings and head
+    tied_embeddings: bool = doc_field("the logit matrix is the embedding matrix", default=False)
+    embedding_size: int = doc_field("width of the embedding, projected to hidden_size if different", default=0)
+    embedding_norm: bool = doc_field("a normalisation after the embedding", default=False)
+    num_token_types: int = doc_field("rows of the token type (segment) embedding, 0 for none", default=0)
+    position_embedding: str = doc_field("kind of position embedding", default="rotary", choices=POSITION_EMBEDDINGS)
+    rotary_layers: tuple[bool, ...] = doc_field(
+        "which layers have rotary positions, empty for all; repeated over the layers", default=()
+    )
+    position_offset: int = doc_field("unused rows before the first learned position", default=0)
+    num_relative_buckets: int = doc_field("rows of the relative position bias per stack, 0 for none", default=0)
+    head_transform: bool = doc_field(
+        "a square projection, activation and normalisation before the logits", default=False
+    )
+    lm_head_bias: bool = doc_field("the logit matrix has a bias", default=False)
+
+    # Provenance
+    name: str = doc_field("name in reports", default="")
+    model_type: str = doc_field("Hugging Face model_type, empty if not read from a config.json", default="")
+
+    def __post_init__(self) -> None:
+        for field_name, value in check_and_resolve(self).items():
+            object.__setattr__(self, field_name, value)
+
+    @property
+    def title(self) -> str:
+        """Name for messages: ``name``, else ``model_type``, else ``this model``."""
+        return self.name or self.model_type or "this model"
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any layer has experts."""
+        return self.num_experts > 0
+
+    @property
+    def is_mla(self) -> bool:
+        """Whether attention is multi-head latent attention."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def has_cross_attention(self) -> bool:
+        """Whether decoder layers attend to an encoder."""
+        return self.stack == "encoder-decoder"
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether positions of the main stack attend to earlier ones only."""
+        return self.stack != "encoder"
+
+    def window_of_layer(self, index: int) -> int:
+        """Return the attention window of a layer of the main stack, 0 for all positions."""
+        return self.attention_windows[index % len(self.attention_windows)] if self.attention_windows else 0
+
+    def is_moe_layer(self, index: int) -> bool:
+        """Return whether a layer of the main stack has experts."""
+        return self.is_moe and (not self.moe_layers or self.moe_layers[index % len(self.moe_layers)])
+
+    def is_rotary_layer(self, index: int) -> bool:
+        """Return whether a layer of the main stack has rotary positions."""
+        if self.position_embedding != "rotary":
+            return False
+        return not self.rotary_layers or self.rotary_layers[index % len(self.rotary_layers)]
+
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Return the distinct layers of the main stack with their counts, in order of first appearance.
+
+        The main stack is the decoder, or the encoder of an encoder-only model.
+
+        >>> config = TransformerConfig(
+        ...     hidden_size=64, num_layers=7, num_heads=4, vocab_size=100, attention_windows=(32, 32, 0)
+        ... )
+        >>> list(map(tuple, config.layer_groups()))
+        [(32, False, 5), (0, False, 2)]
+        """
+        windows, experts = self.attention_windows or (0,), (self.is_moe and self.moe_layers) or (self.is_moe,)
+        period = math.lcm(len(windows), len(experts))
+        counts: dict[tuple[int, bool], int] = {}
+        for first in range(min(period, self.num_layers)):
+            kind = (windows[first % len(windows)], experts[first % len(experts)])
+            # Layers first, first + period, first + 2 * period, ... are equal.
+            counts[kind] = counts.get(kind, 0) + -(-(self.num_layers - first) // period)
+        return tuple(LayerGroup(window, is_moe, num_layers) for (window, is_moe), num_layers in counts.items())
+
+    def encoder_layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Return the layers of the encoder of an encoder-decoder; empty for other models."""
+        if not self.has_cross_attention:
+            return ()
+        return (LayerGroup(window=0, is_moe=False, num_layers=self.num_encoder_layers),)

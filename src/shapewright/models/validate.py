@@ -1,0 +1,225 @@
+"""Validate the fields of a TransformerConfig and fill in defaults.
+
+The functions take any object with the fields of TransformerConfig, to avoid a circular import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.fields import documented_fields
+from shapewright.core.numeric import divisors
+from shapewright.core.ranges import check_integer, check_number
+
+MAX_COUNT = 2**40  # far above any dimension; products of several such counts are still finite floats
+MAX_NUM_LAYERS = 2**16  # some functions iterate over layers
+MAX_TEXT_LENGTH = 200
+
+_AT_LEAST_ONE = ("hidden_size", "num_layers", "num_heads", "vocab_size", "max_position_embeddings")
+
+Item = TypeVar("Item")
+
+
+def check_and_resolve(config: Any) -> dict[str, Any]:
+    """Check every field, and replace zeros that stand for a default.
+
+    Returns:
+        Checked field values, with the defaults filled in.
+
+    Raises:
+        ConfigError: a field is out of range, or fields contradict each other.
+    """
+    values: dict[str, Any] = {}
+    for spec, doc in documented_fields(type(config)):
+        value = getattr(config, spec.name)
+        if doc.choices:
+            values[spec.name] = _choice(spec.name, value, doc.choices)
+        else:
+            values[spec.name] = _CHECKS[str(spec.type)](spec.name, value)
+    _resolve_defaults(values)
+    _check_together(values)
+    return values
+
+
+def check_count(name: str, value: object, low: int = 0, high: int = MAX_COUNT) -> int:
+    """Return a size or number of a model, an integer.
+
+    Raises:
+        ConfigError: not an integer (True, "8", 8.0, NaN, None), or out of range.
+    """
+    return check_integer(name, value, low, high, error=ConfigError)
+
+
+def check_probability(name: str, value: object) -> float:
+    """Return a dropout probability, from 0 to below 1.
+
+    Raises:
+        ConfigError: not a number, or out of range.
+    """
+    return float(check_number(name, value, 0, 1, exclude_high=True, error=ConfigError))
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return a boolean.
+
+    Raises:
+        ConfigError: not a boolean.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={short_repr(value)} must be true or false")
+    return value
+
+
+def check_text(name: str, value: object) -> str:
+    """Return a short text.
+
+    Raises:
+        ConfigError: not a text, or too long.
+    """
+    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH:
+        raise ConfigError(f"{name}={short_repr(value)} must be a text of at most {MAX_TEXT_LENGTH} characters")
+    return value
+
+
+def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return the shortest prefix that gives the sequence when repeated and truncated.
+
+    >>> shortest_period((4, 4, 0, 4, 4, 0, 4))
+    (4, 4, 0)
+    """
+    if not items:
+        return ()
+    # Prefix function of Knuth, Morris and Pratt: the shortest period is the length minus the longest border.
+    borders = [0] * len(items)
+    for index in range(1, len(items)):
+        border = borders[index - 1]
+        while border and items[index] != items[border]:
+            border = borders[border - 1]
+        borders[index] = border + (items[index] == items[border])
+    return tuple(items[: len(items) - borders[-1]])
+
+
+def _layer_counts(name: str, value: object) -> tuple[int, ...]:
+    return tuple(check_count(f"{name}[{index}]", item) for index, item in enumerate(_layer_items(name, value)))
+
+
+def _layer_flags(name: str, value: object) -> tuple[bool, ...]:
+    return tuple(check_flag(f"{name}[{index}]", item) for index, item in enumerate(_layer_items(name, value)))
+
+
+def _layer_items(name: str, value: object) -> Sequence[object]:
+    if not isinstance(value, tuple | list) or len(value) > MAX_NUM_LAYERS:
+        raise ConfigError(
+            f"{name}={short_repr(value)} must be a list with one value per layer, or one period of a repeating pattern"
+        )
+    return value
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{name}={short_repr(value)} is not known; choose one of {', '.join(choices)}")
+    return value
+
+
+def _count_field(name: str, value: object) -> int:
+    largest = MAX_NUM_LAYERS if name in ("num_layers", "num_encoder_layers") else MAX_COUNT
+    return check_count(name, value, low=1 if name in _AT_LEAST_ONE else 0, high=largest)
+
+
+_CHECKS: dict[str, Any] = {
+    "int": _count_field,
+    "float": check_probability,
+    "bool": check_flag,
+    "str": check_text,
+    "tuple[int, ...]": _layer_counts,
+    "tuple[bool, ...]": _layer_flags,
+}
+
+
+def _resolve_defaults(values: dict[str, Any]) -> None:
+    hidden_size, num_heads = values["hidden_size"], values["num_heads"]
+    values["num_kv_heads"] = values["num_kv_heads"] or num_heads
+    if not values["head_dim"]:
+        if hidden_size % num_heads:
+            near = min(divisors(hidden_size), key=lambda count: abs(count - num_heads))
+            raise ConfigError(
+                f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}; "
+                f"try num_heads={near}, or give head_dim"
+            )
+        values["head_dim"] = hidden_size // num_heads
+    values["v_head_dim"] = values["v_head_dim"] or values["head_dim"]
+    values["intermediate_size"] = values["intermediate_size"] or 4 * hidden_size
+    values["embedding_size"] = values["embedding_size"] or hidden_size
+    if values["stack"] == "encoder-decoder":
+        values["num_encoder_layers"] = values["num_encoder_layers"] or values["num_layers"]
+    if values["num_experts"]:
+        values["moe_intermediate_size"] = values["moe_intermediate_size"] or values["intermediate_size"]
+    for name, plain in (("attention_windows", (0,)), ("moe_layers", (True,)), ("rotary_layers", (True,))):
+        pattern = values[name][: values["num_layers"]]
+        period = shortest_period(pattern)
+        # A pattern shorter than the stack repeats as a whole: (4, 0, 4) continues with 4, (4, 0) would not.
+        if len(pattern) == values["num_layers"] or not pattern or len(pattern) % len(period) == 0:
+            pattern = period
+        values[name] = () if pattern == plain else pattern
+
+
+def _check_together(values: dict[str, Any]) -> None:
+    num_heads, num_kv_heads = values["num_heads"], values["num_kv_heads"]
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
+            f"try num_kv_heads={math.gcd(num_heads, num_kv_heads)}"
+        )
+    if values["stack"] != "encoder-decoder" and values["num_encoder_layers"]:
+        raise ConfigError(
+            f"num_encoder_layers={values['num_encoder_layers']} has no effect for stack={values['stack']!r}; "
+            f"leave it out or set stack='encoder-decoder'"
+        )
+    if values["rotary_layers"] and values["position_embedding"] != "rotary":
+        raise ConfigError(
+            f"rotary_layers={short_repr(values['rotary_layers'])} needs position_embedding='rotary'; leave it out"
+        )
+    _check_mla(values)
+    _check_experts(values)
+
+
+def _check_mla(values: dict[str, Any]) -> None:
+    if not values["kv_lora_rank"]:
+        for name in ("q_lora_rank", "qk_rope_head_dim"):
+            if values[name]:
+                raise ConfigError(
+                    f"{name}={values[name]} is a field of MLA and needs kv_lora_rank; set it or leave {name} out"
+                )
+        return
+    if values["qk_rope_head_dim"] >= values["head_dim"]:
+        raise ConfigError(
+            f"qk_rope_head_dim={values['qk_rope_head_dim']} must be below head_dim={values['head_dim']}, the total "
+            f"width of a query head; head_dim is qk_nope_head_dim + qk_rope_head_dim"
+        )
+    if values["num_kv_heads"] != values["num_heads"]:
+        raise ConfigError(
+            f"num_kv_heads={values['num_kv_heads']} must equal num_heads={values['num_heads']} with kv_lora_rank "
+            f"(MLA has no separate key-value heads); leave num_kv_heads out"
+        )
+
+
+def _check_experts(values: dict[str, Any]) -> None:
+    num_experts, per_token = values["num_experts"], values["num_experts_per_token"]
+    if not num_experts:
+        for name in ("num_experts_per_token", "moe_intermediate_size", "shared_expert_intermediate_size", "moe_layers"):
+            if values[name]:
+                raise ConfigError(
+                    f"{name}={short_repr(values[name])} needs num_experts above 0; set it or leave {name} out"
+                )
+        return
+    if not 1 <= per_token <= num_experts:
+        raise ConfigError(f"num_experts_per_token={per_token} must be from 1 to num_experts={num_experts}")
+    if values["moe_layers"] and not any(values["moe_layers"]):
+        raise ConfigError(f"num_experts={num_experts} but moe_layers has no true entry; set num_experts=0 or add one")
+    if values["shared_expert_gate"] and not values["shared_expert_intermediate_size"]:
+        raise ConfigError(
+            "shared_expert_gate=True needs shared_expert_intermediate_size; set it or leave shared_expert_gate out"
+        )

@@ -1,0 +1,117 @@
+"""Write a changed model as a config.json object, in the form in which it was read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from shapewright.core.errors import ConfigError
+from shapewright.models.changes import with_changes
+from shapewright.models.hf_config import NATIVE_MODEL_TYPE, hf_keys_of, read_hf_config
+from shapewright.models.read import Model
+from shapewright.models.transformer import TransformerConfig
+from shapewright.models.validate import shortest_period
+
+_IGNORED_FIELDS = ("name", "model_type")
+# Keys that may hold a list with one entry per layer.
+_LAYER_LISTS = (
+    "layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk", "moe_intermediate_size", "num_shared_expert",
+)  # fmt: skip
+
+
+def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any]:
+    """Return the model's config.json object with the changed fields updated and everything else kept.
+
+    Only changed values are written, under the keys that the object uses (``n_head``, ``d_model``, ...). The result is
+    read again before it is returned, which ensures that it describes exactly ``new_config``.
+
+    Args:
+        model: The model as it was read.
+        new_config: The config to write.
+
+    Raises:
+        ConfigError: the config.json of this family cannot express a change.
+    """
+    if model.raw is None:
+        return _native_form(new_config)
+    written = copy.deepcopy(model.raw)
+    original = read_hf_config(model.raw)
+    part = _part(written, original.text_path)
+    changed = _differing(original.config, new_config)
+    if "num_layers" in changed:
+        _resize_layer_lists(part, original.config, new_config)
+    keys = hf_keys_of(original.family)
+    # First pass: keys that are present with a value. Second pass: fields that still differ get a new key, such as a
+    # head_dim that was derived from the other sizes before.
+    problem: ConfigError | None = None
+    for only_present in (True, False):
+        for name in changed:
+            key = _key_to_write(part, keys.get(name, ()), only_present=only_present)
+            if key:
+                part[key] = _as_json(getattr(new_config, name))
+        try:
+            changed = _differing(read_hf_config(written).config, new_config)
+        except ConfigError as error:  # the object may be inconsistent between the two passes
+            problem = error
+            continue
+        problem = None
+        if not changed:
+            return written
+    reason = f" ({problem})" if problem else ""
+    raise ConfigError(
+        f"a config.json of model_type {original.config.model_type!r} cannot express {', '.join(changed)} together with "
+        f"the other values{reason}; change other fields, or fewer"
+    )
+
+
+def _key_to_write(part: Mapping[str, Any], keys: Sequence[str], *, only_present: bool) -> str:
+    """Return the key to write: the present one, else the first of the family; empty for none."""
+    used = next((key for key in keys if part.get(key) is not None), "")
+    return used or ("" if only_present or not keys else keys[0])
+
+
+def _differing(one: TransformerConfig, other: TransformerConfig) -> list[str]:
+    names = (spec.name for spec in fields(TransformerConfig) if spec.name not in _IGNORED_FIELDS)
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def _native_form(config: TransformerConfig) -> dict[str, Any]:
+    """Return every field under its own name, which read_model accepts."""
+    values = {spec.name: _as_json(getattr(config, spec.name)) for spec in fields(TransformerConfig)}
+    return {**values, "model_type": NATIVE_MODEL_TYPE}
+
+
+def _as_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _part(written: dict[str, Any], path: Iterable[str]) -> dict[str, Any]:
+    for key in path:
+        written = written[key]
+    return written
+
+
+def _resize_layer_lists(part: dict[str, Any], old: TransformerConfig, new: TransformerConfig) -> None:
+    """Truncate or extend lists with one entry per layer to the new number of layers."""
+    for key in _LAYER_LISTS:
+        entries = part.get(key)
+        if isinstance(entries, list) and len(entries) == old.num_layers:
+            part[key] = _resize(entries, new.num_layers)
+    if "attention_types" in part:  # gpt_neo
+        # the pattern as with_changes resizes it, written out once
+        windows = with_changes(old, {"num_layers": new.num_layers})
+        kinds = ["local" if windows.window_of_layer(index) else "global" for index in range(new.num_layers)]
+        part["attention_types"] = [[kinds, 1]]
+    if part.get("moe_layer_end_index") == old.num_layers - 1:  # ernie4_5_moe: experts up to the last layer
+        part["moe_layer_end_index"] = new.num_layers - 1
+    if isinstance(part.get("moe_layers"), list):  # llama4: indices of the layers with experts
+        part["moe_layers"] = [index for index in range(new.num_layers) if new.is_moe_layer(index)]
+
+
+def _resize(entries: list[Any], length: int) -> list[Any]:
+    period = shortest_period(entries)
+    if len(period) < len(entries):
+        return [period[index % len(period)] for index in range(length)]
+    return [*entries[:length], *[entries[-1]] * (length - len(entries))]

@@ -1,0 +1,1 @@
+"""Better shapes and layouts: search, training plans, serving plans."""

@@ -1,0 +1,211 @@
+"""Memory of splits: the terms of the memory estimate, combined over activation policies, shardings and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.memory import (
+    CUDA_CONTEXT_BYTES,
+    LayerBytes,
+    Stage,
+    count_microbatches_in_flight,
+    count_stage_parameters,
+    estimate_activation_terms,
+    estimate_layer,
+    estimate_states,
+    peak_stage_candidates,
+)
+from shapewright.models import count_parameters
+from shapewright.optimize.plan.space import list_activation_policies, list_shardings
+from shapewright.workload import ParallelLayout
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from shapewright.models import TransformerConfig
+    from shapewright.optimize.plan.request import PlanJob
+    from shapewright.optimize.plan.space import ActivationPolicy, Schedule, Split
+    from shapewright.workload import Workload
+
+    ByPolicy = Float[np.ndarray, "splits stages policies"]
+    BySharding = Float[np.ndarray, "splits stages shardings"]
+    ByStage = Float[np.ndarray, "splits stages"]
+    Totals = Float[np.ndarray, "splits policies shardings"]
+
+
+@dataclass(frozen=True)
+class SplitMemory:
+    """Memory of splits of one pipeline degree. [byte]
+
+    Attributes:
+        stages: Stages that may need most memory.
+        states: Weights, gradients, optimizer states and gathered layers.
+        copied: States that devices under DualPipe hold twice.
+        kept: Activations of a micro-batch in flight, on the device.
+        host: Activations of a micro-batch in flight, offloaded to the host.
+        moving: Offloaded activations that the device holds at most while copying.
+        once: Memory that does not grow with micro-batches: end of the model, logits, runtime.
+        momentary: Short-lived buffers.
+        splits: The splits.
+        alone: Workload of one replica with micro-batches of one sequence, by the number of them in a step.
+    """
+
+    stages: tuple[int, ...]
+    states: BySharding
+    copied: BySharding
+    kept: ByPolicy
+    host: ByPolicy
+    moving: ByPolicy
+    once: ByStage
+    momentary: ByPolicy
+    splits: Sequence[Split]
+    alone: Mapping[int, Workload]
+
+    def first_shardings(self, num_shardings: int) -> SplitMemory:
+        """Return the memory of the first shardings only."""
+        return replace(self, states=self.states[:, :, :num_shardings], copied=self.copied[:, :, :num_shardings])
+
+    def total_bytes(self, schedule: Schedule) -> Totals:
+        """Return the bytes of the fullest stage under one schedule."""
+        in_flight = self._in_flight(schedule)[:, :, None]
+        on_device = self.kept * in_flight + np.minimum(self.moving, self.host * in_flight)
+        by_policy = on_device + self.momentary + self.once[:, :, None]
+        states = self.states + self.copied if schedule.pipeline_schedule == "dualpipe" else self.states
+        total: Totals = (by_policy[:, :, :, None] + states[:, :, None, :]).max(axis=1)
+        return total
+
+    def _in_flight(self, schedule: Schedule) -> ByStage:
+        """Return the micro-batches in flight."""
+        layout = ParallelLayout(pipeline_parallel=self.splits[0].pipeline_parallel, **schedule._asdict())
+        counts, which = np.unique([split.num_microbatches for split in self.splits], return_inverse=True)
+        by_count = [
+            [count_microbatches_in_flight(self.alone[count], layout, stage) for stage in self.stages]
+            for count in counts.tolist()
+        ]
+        in_flight: ByStage = np.array(by_count, dtype=float)[which]
+        return in_flight
+
+
+class SplitMemoryEstimator:
+    """Estimates the memory of splits of a job, and caches the terms that they share."""
+
+    def __init__(self, job: PlanJob) -> None:
+        self._config, self._workload = job.scenario.config, job.scenario.workload
+        self._policies, self._shardings = list_activation_policies(job.request), list_shardings(job.request)
+        self._counts = count_parameters(job.scenario.config)
+        self._stages: dict[tuple[int, int], Stage] = {}
+        self._states: dict[tuple[Any, ...], Float[np.ndarray, "stages shardings 2"]] = {}
+        self._terms: dict[tuple[Any, ...], Float[np.ndarray, "5 stages policies"]] = {}
+        self._layers: dict[tuple[Any, ...], LayerBytes] = {}
+        self._workloads: dict[tuple[int, ActivationPolicy], Workload] = {}
+        self._alone: dict[int, Workload] = {}
+
+    def estimate(self, splits: Sequence[Split]) -> SplitMemory:
+        """Estimate the memory of splits of one pipeline degree."""
+        stages = tuple(peak_stage_candidates(self._config, layout_of(splits[0])))
+        states, copied = np.moveaxis(np.array([self._states_of(split, stages) for split in splits]), 3, 0)
+        terms = np.array([self._terms_of(split, stages) for split in splits])
+        kept, host, moving, momentary, once = (terms[:, part] for part in range(5))
+        for split in splits:
+            count = split.num_microbatches
+            if count not in self._alone:
+                self._alone[count] = replace(self._workload, micro_batch_size=1, global_batch_size=count)
+        return SplitMemory(stages, states, copied, kept, host, moving, once[:, :, 0], momentary, splits, self._alone)
+
+    def _workload_of(self, split: Split, policy: ActivationPolicy) -> Workload:
+        """Return the workload of a plan."""
+        key = (split.micro_batch_size, policy)
+        if key not in self._workloads:
+            size = split.micro_batch_size
+            self._workloads[key] = replace(self._workload, micro_batch_size=size, **policy._asdict())
+        return self._workloads[key]
+
+    def _stage(self, split: Split, index: int) -> Stage:
+        """Return a stage of a split; its layers depend on the pipeline degree alone."""
+        key = (split.pipeline_parallel, index)
+        if key not in self._stages:
+            self._stages[key] = Stage(self._config, layout_of(split), index)
+        stage = copy(self._stages[key])
+        stage.layout = layout_of(split)
+        return stage
+
+    def _states_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "stages shardings 2"]:
+        """Return the states, and those that DualPipe holds twice, by stage and sharding. [byte]
+
+        They do not depend on micro-batch size and sequence parallelism.
+        """
+        replicas = split.data_parallel * split.context_parallel
+        experts = (split.expert_parallel, split.expert_tensor_parallel)
+        key = (split.pipeline_parallel, split.tensor_parallel, *experts, replicas)
+        if key not in self._states:
+            self._states[key] = np.array([self._states_of_stage(self._stage(split, index)) for index in stages])
+        return self._states[key]
+
+    def _states_of_stage(self, stage: Stage) -> list[tuple[float, float]]:
+        """Return the states by sharding, and those that DualPipe holds twice. [byte]"""
+        parameters = count_stage_parameters(stage, self._counts)
+        found = [
+            estimate_states(
+                parameters,
+                replace(self._workload, offload_optimizer=sharding.offload_optimizer),
+                replace(stage.layout, zero_stage=sharding.zero_stage),
+            )
+            for sharding in self._shardings
+        ]
+        return [(states.total_bytes, states.weights_bytes + states.gradients_bytes) for states in found]
+
+    def _terms_of(self, split: Split, stages: Sequence[int]) -> Float[np.ndarray, "5 stages policies"]:
+        """Return kept, host, moving, momentary and once, as in SplitMemory. [byte]
+
+        They do not depend on the number of replicas and on the expert degree.
+        """
+        key = split._replace(data_parallel=1, expert_parallel=1, num_microbatches=1)
+        if key not in self._terms:
+            rows = []
+            for index in stages:
+                stage = self._stage(split, index)
+                for policy in self._policies:
+                    term = estimate_activation_terms(stage, self._workload_of(split, policy), self._layer_bytes)
+                    once = term.end_bytes + term.logits_bytes + CUDA_CONTEXT_BYTES
+                    rows.append(
+                        (term.microbatch_bytes, term.host_bytes, term.in_transit_bytes, term.transient_bytes, once)
+                    )
+            self._terms[key] = np.array(rows).T.reshape(5, len(stages), len(self._policies))
+        return self._terms[key]
+
+    def _layer_bytes(
+        self,
+        config: TransformerConfig,
+        workload: Workload,
+        layout: ParallelLayout,
+        *,
+        has_experts: bool,
+        has_cross_attention: bool,
+    ) -> LayerBytes:
+        """Return estimate_layer, cached by the fields that it depends on."""
+        key = (
+            layout.tensor_parallel,
+            layout.expert_tensor_degree,
+            layout.context_parallel,
+            layout.sequence_parallel,
+            workload.micro_batch_size,
+            workload.recompute,
+            workload.offload_activations,
+            has_experts,
+            has_cross_attention,
+        )
+        if key not in self._layers:
+            self._layers[key] = estimate_layer(
+                config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
+            )
+        return self._layers[key]
+
+
+def layout_of(split: Split) -> ParallelLayout:
+    """Return the layout of a split, before ZeRO stage and schedule are chosen."""
+    return ParallelLayout(**split.degrees)

@@ -1,0 +1,230 @@
+"""Search on one device: jobs for all branches, and candidates from the rows that the jobs found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.fields import documented_fields
+from shapewright.core.units import format_bytes
+from shapewright.optimize.search.branches import decode_changes
+from shapewright.optimize.search.compare import compare_times, explain_gains
+from shapewright.optimize.search.engine import Job, Limits
+from shapewright.optimize.search.findings import Findings, take
+from shapewright.optimize.search.memory import kv_bytes_per_token
+from shapewright.optimize.search.request import VARIED
+from shapewright.optimize.search.result import Candidate, OnDevice
+from shapewright.optimize.search.space.guard import measure_shape, percentile_of
+from shapewright.optimize.search.space.space import make_space
+from shapewright.optimize.search.steps import VariedScenario
+from shapewright.workload import ParallelLayout
+
+if TYPE_CHECKING:
+    from shapewright.optimize.search.branches import Branch
+    from shapewright.optimize.search.findings import Table
+    from shapewright.optimize.search.request import SearchRequest
+    from shapewright.optimize.search.space.space import Space
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.scenario import Scenario
+
+# Shapes must cost this much less than the baseline; smaller differences are within the error of a prediction.
+SMALLEST_GAIN_FRACTION = 0.002
+MOST_COST_FRACTION = 1.0 - SMALLEST_GAIN_FRACTION
+# Shapes of each number of changes that are listed in any case; of one change, one for each field.
+_LISTED_OF_EACH = 3
+_LARGEST_FRONT = 24
+# Shapes that differ in other fields only are listed once.
+_DISTINGUISHING_FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size", "branch")
+_EXPERT_FIELDS = (
+    "moe_intermediate_size",
+    "num_experts",
+    "num_experts_per_token",
+    "shared_expert_intermediate_size",
+)
+
+
+class DeviceSearch:
+    """The branches of a search on one device.
+
+    Args:
+        branches: The branches; the first is the baseline's.
+        scenario: The baseline on the device.
+        request: What is varied.
+        per_step: Whether the time of a step counts, instead of the time of a token.
+
+    Attributes:
+        scenario: The baseline on the device.
+        spaces: Shapes of each branch.
+        own: Prediction of the baseline.
+        baseline: The baseline as a candidate.
+    """
+
+    def __init__(
+        self, branches: Sequence[Branch], scenario: Scenario, request: SearchRequest, *, per_step: bool
+    ) -> None:
+        self.scenario = scenario
+        self._branches, self._per_step = branches, per_step
+        self.spaces: list[Space] = []
+        self._varied: list[VariedScenario] = []
+        for branch in branches:
+            changed = scenario.replace(**branch.changes)
+            space = make_space(changed, request)
+            self.spaces.append(space)
+            self._varied.append(VariedScenario(scenario=changed, followers=space.followers))
+        self._varies_experts = any("experts" in branch.changed for branch in branches)
+        self.own = scenario.predict()
+        self.baseline = self._candidate(0, self.own, ())
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device."""
+        return self.scenario.device.name
+
+    @property
+    def own_cost(self) -> float:
+        """The baseline's time per token (or step) and parameter that a token uses. [s]"""
+        return self._token_s(self.own) / self.own.parameters.active
+
+    def limits(self, request: SearchRequest) -> tuple[Limits, tuple[str, ...]]:
+        """Return the limits of shapes on this device, and notes about them."""
+        needed, available = self.own.memory.total_bytes, self.scenario.device.memory_bytes
+        can_shrink = {"layout", "recompute", "micro_batch"} & set(request.free_fields())
+        limits = Limits(
+            num_parameters=request.num_parameters or self.own.parameters.total,
+            num_active=self.own.parameters.active if self._varies_experts else None,
+            tolerance_fraction=request.tolerance_fraction,
+            memory_bytes=available if needed <= available or can_shrink else float("inf"),
+            token_s=self._token_s(self.own),
+            cost=self.own_cost * MOST_COST_FRACTION,
+            per_step=self._per_step,
+        )
+        if needed <= available:
+            return limits, ()
+        note = f"the baseline needs {format_bytes(needed)} of {format_bytes(available)} on {self.device_name}"
+        note += f": {'the listed shapes fit' if can_shrink else 'the listed shapes need not fit either'}"
+        if self.own.workload.is_training and "layout" not in request.free_fields():
+            note += "; a plan finds layouts that fit, to search with"
+        return limits, (note,)
+
+    def jobs(self, limits: Limits, searches: Sequence[DeviceSearch]) -> list[Job]:
+        """Return the jobs of all branches, to be evaluated on the devices of several searches."""
+        jobs: list[Job] = []
+        for number, (branch, space) in enumerate(zip(self._branches, self.spaces, strict=True)):
+            scenarios = tuple(search._varied[number] for search in searches)
+            jobs += Job(space, scenarios, limits, number, branch.code).split()
+        return jobs
+
+    def on_device(self, candidate: Candidate, least_cost: float) -> OnDevice:
+        """Predict a candidate of another device's search on this device.
+
+        Args:
+            candidate: The candidate.
+            least_cost: Cost of the best shape on this device.
+        """
+        other, base = candidate.prediction, self.scenario
+        here = base.replace(
+            model=replace(base.model, config=other.config),
+            layout=other.layout,
+            recompute=other.workload.recompute,
+            micro_batch_size=other.workload.micro_batch_size,
+        ).predict()
+        speedup = compare_times(self.own, here, per_step=self._per_step)
+        return OnDevice(
+            speedup=speedup,
+            equal_size_speedup=speedup.factor * here.parameters.active / self.own.parameters.active,
+            regret=self._token_s(here) / here.parameters.active / least_cost,
+        )
+
+    def _token_s(self, prediction: Prediction) -> float:
+        """Return the time that counts: per token of all devices, or per step. [s]"""
+        return prediction.step_time_s / (1.0 if self._per_step else prediction.tokens_per_step)
+
+    def list_candidates(self, findings: Findings, top: int) -> tuple[Candidate, ...]:
+        """Return the best shapes of each number of changes, filled up with the best of all."""
+        if findings.best is None:
+            return ()
+        table = take(findings.best, np.argsort(findings.best["cost"], kind="stable"))
+        chosen = _choose_rows(table, top)
+        return self.candidates_of(take(table, np.array(sorted(chosen), dtype=np.int64)))
+
+    def list_best(self, findings: Findings | None) -> tuple[Candidate, ...]:
+        """Return the best shape, if there is one."""
+        if findings is None or findings.best is None:
+            return ()
+        return self.candidates_of(take(findings.best, np.argmin(findings.best["cost"], keepdims=True)))
+
+    def list_front(self, findings: Findings, listed: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Return the fastest shapes of the Pareto front, with their ranks among the listed ones, or 0."""
+        if findings.front is None:
+            return ()
+        front = self.candidates_of(take(findings.front, np.arange(min(len(findings.front["cost"]), _LARGEST_FRONT))))
+        ranks = {_shape_key(candidate): candidate.rank for candidate in listed}
+        return tuple(replace(candidate, rank=ranks.get(_shape_key(candidate), 0)) for candidate in front)
+
+    def candidates_of(self, table: Table) -> tuple[Candidate, ...]:
+        """Return a candidate for each row of a table."""
+        varied = {*VARIED.values(), "moe_intermediate_size"} & set(table)
+        found = []
+        for row in range(len(table["cost"])):
+            shape = {name: int(table[name][row]) for name in varied}
+            prediction = self._varied[int(table["branch"][row])].at(shape).predict()
+            found.append(self._candidate(row + 1, prediction, decode_changes(int(table["changes"][row]))))
+        return tuple(found)
+
+    def _candidate(self, rank: int, prediction: Prediction, changed: tuple[str, ...]) -> Candidate:
+        own, config = self.own, prediction.config
+        speedup = compare_times(own, prediction, per_step=self._per_step)
+        size = prediction.parameters.active / own.parameters.active
+        return Candidate(
+            rank=rank,
+            prediction=prediction,
+            changed_fields=changed,
+            changes=dict(_differences(own, prediction)),
+            speedup=speedup,
+            equal_size_speedup=speedup.factor * size,
+            layer_speedup=own.layer_forward_time_s / prediction.layer_forward_time_s,
+            parameters_change_fraction=prediction.parameters.total / own.parameters.total - 1.0,
+            kv_bytes_per_token=kv_bytes_per_token(config, prediction.workload),
+            gains=explain_gains(own, prediction, per_step=self._per_step) if rank else (),
+            measures={
+                name: (value, value / measure_shape(own.config)[name], percentile_of(name, value))
+                for name, value in measure_shape(config).items()
+            },
+        )
+
+
+def _shape_key(candidate: Candidate) -> tuple[Any, ...]:
+    prediction = candidate.prediction
+    return prediction.config, prediction.workload, prediction.layout
+
+
+def _differences(baseline: Prediction, candidate: Prediction) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the fields that differ, with the old and the new value."""
+    owners = {
+        **dict.fromkeys((*VARIED.values(), *_EXPERT_FIELDS), "config"),
+        **dict.fromkeys(("micro_batch_size", "recompute"), "workload"),
+        **dict.fromkeys((spec.name for spec, _ in documented_fields(ParallelLayout)), "layout"),
+    }
+    for name, owner in owners.items():
+        old, new = (getattr(getattr(prediction, owner), name) for prediction in (baseline, candidate))
+        if old != new:
+            yield name, (old, new)
+
+
+def _choose_rows(table: Table, top: int) -> list[int]:
+    """Return the rows to list, of a table in order of cost."""
+    codes = [int(code) for code in table["changes"]]
+    first_of_kind = {code: row for row, code in reversed(list(enumerate(codes)))}
+    by_count: dict[int, list[int]] = {}
+    for row in sorted(first_of_kind.values()):
+        by_count.setdefault(codes[row].bit_count(), []).append(row)
+    wanted = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
+    wanted += by_count.get(1, [])
+    wanted += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
+    # Then the fastest of each skeleton: others differ from it only by a little more or less ffn or vocabulary.
+    skeletons = np.stack([table[name] for name in (*_DISTINGUISHING_FIELDS, "changes")], axis=1)
+    _, different = np.unique(skeletons, axis=0, return_index=True)
+    return list(dict.fromkeys([*wanted, *sorted(different.tolist())]))[:top]

@@ -1,0 +1,276 @@
+"""Evaluate grids of shapes: count parameters of all, predict steps of those of the right size, keep the best.
+
+The grids are cut into independent jobs. Their findings are merged in the order of the jobs, so that the result is
+bit-identical wherever they run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.core.errors import ConfigError
+from shapewright.core.traced import Tape, untraced
+from shapewright.models import count_parameters
+from shapewright.optimize.search.branches import encode_changes
+from shapewright.optimize.search.findings import Findings, Tally, take
+from shapewright.optimize.search.memory import MemoryOfShapes
+from shapewright.optimize.search.space.grid import AXES, sum_of
+from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_grid
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from shapewright.optimize.search.findings import Table
+    from shapewright.optimize.search.space.grid import Grid, Index
+    from shapewright.optimize.search.space.space import Space
+    from shapewright.optimize.search.steps import VariedScenario
+
+    Times = Float[np.ndarray, " shapes"]
+    Progress = Callable[[int, int], None]
+    Runner = Callable[[Sequence["Job"], Callable[[int], None]], Iterator[Findings]]
+
+# Shapes whose parameters are counted at once: eight bytes for each of a few columns.
+_CHUNK = 1 << 20
+# Shapes priced at once, so that their columns stay in a core's cache.
+_PRICED_AT_ONCE = 1 << 16
+# Sums over larger parameter counts would overflow 63 bits.
+_MOST_COUNTED = 2**60
+# Shapes of one job, which then takes a few seconds.
+_SHAPES_OF_A_JOB = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that a shape must keep.
+
+    Attributes:
+        num_parameters: Parameters wanted.
+        num_active: Parameters that a token uses, wanted; None if only the total counts.
+        tolerance_fraction: Accepted deviation of both.
+        memory_bytes: Most memory of one device. [byte]
+        token_s: The baseline's time per token (or per step); slower shapes are dropped. [s]
+        cost: Its time per token (or per step) and active parameter; shapes of a higher cost are only faster because
+            they are smaller.
+        per_step: Whether the time of a step counts, instead of the time of a token.
+        least_costs: With several devices, the lowest cost on each; cost is then the largest ratio to them.
+    """
+
+    num_parameters: int
+    num_active: int | None = None
+    tolerance_fraction: float
+    memory_bytes: float
+    token_s: float
+    cost: float
+    per_step: bool = False
+    least_costs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """An independent part of a search.
+
+    Attributes:
+        space: The shapes.
+        scenarios: The scenario that they are variants of, on each device.
+        limits: Limits that they must keep.
+        branch: Index of the branch that they belong to.
+        code: Changes that the branch makes, see encode_changes.
+    """
+
+    space: Space
+    scenarios: tuple[VariedScenario, ...]
+    limits: Limits
+    branch: int = 0
+    code: int = 0
+
+    def split(self) -> Iterator[Job]:
+        """Cut the job along the axis of heads into jobs of a few seconds."""
+        grid = self.space.grid
+        num_rows = grid.lengths[0]
+        num_jobs = min(-(-grid.num_shapes // _SHAPES_OF_A_JOB), num_rows)
+        for rows in np.array_split(np.arange(num_rows), max(num_jobs, 1)):
+            yield replace(self, space=replace(self.space, grid=grid.take(0, rows)))
+
+
+def explore(jobs: Sequence[Job], run: Runner, progress: Progress | None = None) -> Findings:
+    """Evaluate every shape of some jobs.
+
+    Args:
+        jobs: The jobs, all with the same limits.
+        run: Runs them and yields their findings in order, such as ``run_here``.
+        progress: Called with the number of shapes done and of all shapes.
+
+    Returns:
+        The best shapes; after an interrupt, the best so far.
+    """
+    for job in jobs:
+        _refuse_overflow(job.space.grid, job.scenarios[0])
+    num_shapes = sum(job.space.grid.num_shapes for job in jobs)
+    findings = Findings(Tally())
+
+    def show(done: int) -> None:
+        if progress is not None:
+            progress(done, num_shapes)
+
+    for found in run(jobs, show):
+        findings.merge(found, jobs[0].limits.num_parameters)
+    findings.tally.num_shapes = num_shapes
+    return findings
+
+
+def run_here(jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findings]:
+    """Run jobs one after the other in this process; an interrupt ends them with the findings so far."""
+    done = 0
+    for job in jobs:
+        findings = Findings(Tally())
+        try:
+            for num_shapes in run_job(job, findings):
+                done += num_shapes
+                show(done)
+        except KeyboardInterrupt:
+            findings.is_complete = False
+        findings.merge_collected()
+        yield findings
+        if not findings.is_complete:
+            return
+
+
+def run_job(job: Job, findings: Findings) -> Iterator[int]:
+    """Evaluate the shapes of one job; yields the number of shapes done, chunk by chunk."""
+    grid = job.space.grid
+    findings.tally.num_shapes = grid.num_shapes
+    for parts in zip(*(lower_grid(grid, varied) for varied in job.scenarios), strict=True):
+        refused = next((part for part in parts if isinstance(part, Refused)), None)
+        if refused is not None:
+            findings.tally.refused[_without_numbers(str(refused.reason))] += refused.num_shapes
+            yield refused.num_shapes
+            continue
+        lowered = [part for part in parts if isinstance(part, Lowered)]
+        assert all(part.grid.num_shapes == lowered[0].grid.num_shapes for part in lowered)
+        yield from _Evaluation(job, lowered, findings).run()
+
+
+def _without_numbers(message: str) -> str:
+    """Return the reason of a refusal without the numbers of one shape, so that equal reasons are counted together.
+
+    >>> _without_numbers("tensor_parallel=8 must divide num_heads=20; try 4")
+    'tensor_parallel=8 must divide num_heads'
+    """
+    reason = message.partition(";")[0]
+    return re.sub(
+        r"\b(num_heads|num_kv_heads|intermediate_size|moe_intermediate_size|vocab_size|num_layers)=\d+", r"\1", reason
+    )
+
+
+def _refuse_overflow(grid: Grid, varied: VariedScenario) -> None:
+    largest = {name: int(column.max()) for axis in AXES for name, column in grid.columns[axis].items()}
+    total = untraced(count_parameters(varied.traced(Tape(), largest)[0]).total)
+    if total > _MOST_COUNTED:
+        raise ConfigError(f"shapes of up to {total:.1e} parameters are too large to search; start from a smaller model")
+
+
+class _Evaluation:
+    """Evaluation of a part of a space whose shapes lower to the same operations."""
+
+    def __init__(self, job: Job, parts: Sequence[Lowered], findings: Findings) -> None:
+        self._job, self._limits, self._findings = job, job.limits, findings
+        self._grid = parts[0].grid
+        self._times = [StepTimes(part, varied) for part, varied in zip(parts, job.scenarios, strict=True)]
+        varied = job.scenarios[0]
+        self._memory = MemoryOfShapes(varied)
+        counts = count_parameters(varied.traced(tape := Tape(), self._grid.first())[0])
+        total, active = tape.node_for(counts.total), tape.node_for(counts.active)
+        self._parameters = sum_of(self._grid, total)
+        self._active = self._parameters if active is total else sum_of(self._grid, active)
+
+    def run(self) -> Iterator[int]:
+        """Evaluate all shapes; yields the number of shapes done, chunk by chunk."""
+        num_rows = self._grid.lengths[0]
+        per_row = self._grid.num_shapes // num_rows
+        rows_at_once = max(1, _CHUNK * self._grid.lengths[-1] // per_row)
+        for first in range(0, num_rows, rows_at_once):
+            rows = np.arange(first, min(first + rows_at_once, num_rows))
+            for index in self._of_right_size(rows):
+                self._findings.add(self._price(index))
+            yield per_row * len(rows)
+
+    def _of_right_size(self, rows: Int[np.ndarray, " rows"]) -> Iterator[Index]:
+        """Yield indices of the shapes inside the quality guard and the parameter budget."""
+        limits, tally = self._limits, self._findings.tally
+        num_batches = self._grid.lengths[-1]
+        shape = (len(rows), *self._grid.lengths[1:-1], 1)
+        allowed = np.broadcast_to(self._job.space.allowed(self._grid, rows), shape)
+        total = np.broadcast_to(self._parameters.on_rows(rows), shape)
+        distance = np.abs(total - limits.num_parameters)
+        hits = allowed & (distance <= limits.tolerance_fraction * limits.num_parameters)
+        if limits.num_active is not None:
+            away = np.abs(np.broadcast_to(self._active.on_rows(rows), shape) - limits.num_active)
+            hits &= away <= limits.tolerance_fraction * limits.num_active
+        num_allowed, num_hits = int(allowed.sum()), int(hits.sum())
+        tally.outside_guard += (allowed.size - num_allowed) * num_batches
+        tally.outside_budget += (num_allowed - num_hits) * num_batches
+        if num_allowed and not num_hits and not tally.priced:
+            nearest = int(np.argmin(np.where(allowed, distance, np.iinfo(np.int64).max)))
+            size = int(total.reshape(-1)[nearest])
+            known = tally.nearest_parameters
+            if known is None or abs(size - limits.num_parameters) < abs(known - limits.num_parameters):
+                tally.nearest_parameters = size
+        found = np.flatnonzero(hits)
+        for first in range(0, len(found), _PRICED_AT_ONCE):
+            place = np.unravel_index(found[first : first + _PRICED_AT_ONCE], shape)
+            repeated = [np.repeat(positions, num_batches) for positions in place[:-1]]
+            batches = np.tile(np.arange(num_batches), len(place[0]))
+            yield (rows[repeated[0]], *repeated[1:], batches)
+
+    def _price(self, index: Index) -> Table:
+        """Return the shapes at an index that are faster than the baseline and fit, as a table."""
+        limits, tally = self._limits, self._findings.tally
+        tally.priced += len(index[0])
+        if all(times.has_bound for times in self._times):
+            # A lower bound, without the operations that are priced per shape, already rules out most shapes.
+            _, token_s, cost = self._times_and_cost(index, whole=False)
+            index = tuple(positions[(cost < limits.cost) & (token_s < limits.token_s)] for positions in index)
+        step_s, token_s, cost = self._times_and_cost(index, whole=True)
+        faster = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
+        index = tuple(positions[faster] for positions in index)
+        fields = self._grid.fields_at(index)
+        memory_bytes, kv_bytes = self._memory.estimate(fields) if len(faster) else (np.zeros(0), np.zeros(0))
+        table: Table = {
+            **fields,
+            "step_s": step_s[faster],
+            "token_s": token_s[faster],
+            "cost": cost[faster],
+            "parameters": self._parameters.at(index),
+            "memory_bytes": memory_bytes,
+            "kv_bytes": kv_bytes,
+            "changes": encode_changes(fields, self._job.scenarios[0].scenario) | self._job.code,
+            "branch": np.full(len(faster), self._job.branch, dtype=np.int64),
+        }
+        fits = memory_bytes <= limits.memory_bytes
+        tally.faster += int(fits.sum())
+        tally.too_large += int((~fits).sum())
+        if len(memory_bytes):
+            least = float(memory_bytes.min())
+            tally.least_memory_bytes = min(least, tally.least_memory_bytes or least)
+        return take(table, np.flatnonzero(fits))
+
+    def _times_and_cost(self, index: Index, *, whole: bool) -> tuple[Times, Times, Times]:
+        """Return step time and time per token on the first device [s], and the largest cost over all devices."""
+        active = self._active.at(index)
+        steps_s = [times.step_s(index, whole=whole) for times in self._times]
+        per_step = self._limits.per_step
+        tokens_s = [
+            step_s / (1.0 if per_step else times.num_tokens(index))
+            for step_s, times in zip(steps_s, self._times, strict=True)
+        ]
+        if not self._limits.least_costs:
+            return steps_s[0], tokens_s[0], tokens_s[0] / active
+        worst = np.zeros(len(index[0]))
+        for token_s, least in zip(tokens_s, self._limits.least_costs, strict=True):
+            worst = np.maximum(worst, token_s / active / least)
+        return steps_s[0], tokens_s[0], worst

@@ -1,0 +1,128 @@
+"""Prices of an operation over a whole grid of shapes; distinct sizes are priced once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.traced import Traced, evaluate
+from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.optimize.search.space.grid import Values
+from shapewright.pricing.attention.price import price_attention
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.collectives import price_collective
+from shapewright.pricing.experts.price import estimate_grouped_gemm_s
+from shapewright.pricing.gemm.price import estimate_gemm_s
+from shapewright.pricing.pointwise import price_pointwise
+from shapewright.pricing.price import Price
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Num
+
+    from shapewright.core.traced import Node
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Operation
+    from shapewright.optimize.search.space.grid import Grid
+    from shapewright.pricing.software import Software
+
+# Record kind and pricing function, which returns a time or a price, by kind of operation.
+_PRICES: dict[type, tuple[str, Callable[..., Any]]] = {
+    Gemm: ("gemm", estimate_gemm_s),
+    GroupedGemm: ("moe", estimate_grouped_gemm_s),
+    Attention: ("attention", price_attention),
+    Pointwise: ("pointwise", price_pointwise),
+    Collective: ("collectives", price_collective),
+}
+
+
+def price_key(operation: Operation) -> tuple[Any, ...]:
+    """Return what the price of an operation depends on: equal keys, equal prices. Sizes may be traced.
+
+    The pass is part of the key because training software prices the optimizer step differently.
+    """
+    values = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS)
+    return (
+        type(operation),
+        operation.pass_name == "step",
+        *(value.node if isinstance(value, Traced) else value for value in values),
+    )
+
+
+def count_cells(operation: Operation, grid: Grid) -> int:
+    """Return an upper bound of the distinct sizes of an operation: the entries of the axes that its sizes depend on."""
+    numbers = (getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS)
+    variables = frozenset().union(*(number.node.variables for number in numbers if isinstance(number, Traced)))
+    return grid.count_cells(variables)
+
+
+def price_columns(
+    operation: Operation,
+    columns: Mapping[str, Int[np.ndarray, " shapes"]],
+    memo: dict[Node, Num[np.ndarray, ...]],
+    device: Device,
+    *,
+    software: Software,
+) -> Float[np.ndarray, ...]:
+    """Return the time of one execution of an operation for each of some shapes. [s]
+
+    Args:
+        operation: The operation, with traced sizes.
+        columns: Fields of the shapes.
+        memo: Expressions computed so far for these shapes; extended.
+        device: The device.
+        software: Training software, which may change the price.
+    """
+    traced = {
+        spec.name: getattr(operation, spec.name) for spec in fields(operation) if spec.name not in UNPRICED_FIELDS
+    }
+    sizes: dict[str, Any] = {
+        name: evaluate(number.node, columns, memo) for name, number in traced.items() if isinstance(number, Traced)
+    }
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software)
+    return np.asarray(time_s, dtype=float)
+
+
+def price_on_grid(operation: Operation, grid: Grid, device: Device, *, software: Software) -> Values:
+    """Return the time of one execution of an operation, over the axes that its sizes depend on. [s]"""
+    names = [spec.name for spec in fields(operation) if isinstance(getattr(operation, spec.name), Traced)]
+    names = [name for name in names if name not in UNPRICED_FIELDS]
+    aligned = grid.align(*(grid.evaluate(getattr(operation, name).node) for name in names))
+    arrays = np.broadcast_arrays(*(values.array for values in aligned)) if names else []
+    shape = arrays[0].shape if names else (1,) * 5
+    rows = [array.reshape(-1) for array in arrays]
+    inverse: Any = slice(None)
+    if not isinstance(operation, Pointwise | Collective):  # computing their short formulas is faster than sorting
+        rows, inverse = _distinct(rows)
+    sizes: dict[str, Any] = dict(zip(names, rows, strict=True))
+    time_s = _price(replace(operation, name="", repeats=1, **sizes), device, software)
+    times_s = np.broadcast_to(np.asarray(time_s, dtype=float), (1,) if not names else rows[0].shape)
+    return Values(times_s[inverse].reshape(shape), bool(names) and aligned[0].by_heads)
+
+
+def _price(operation: Operation, device: Device, software: Software) -> Any:
+    """Return the time of operations whose sizes are numbers or arrays of one length. [s]"""
+    for kind, (record_kind, price) in _PRICES.items():
+        if isinstance(operation, kind):
+            record = load_record(record_kind, device)
+            found = price(operation, device, record)
+            time_s = found.time_s if isinstance(found, Price) else found
+            return software.adjusted_s(operation, time_s, device)
+    raise TypeError(f"no price for {type(operation).__name__}")
+
+
+def _distinct(
+    columns: list[Num[np.ndarray, " rows"]],
+) -> tuple[list[Num[np.ndarray, " distinct"]], Int[np.ndarray, " rows"]]:
+    """Return the distinct rows, column by column, and the index of each row among them."""
+    if not columns:
+        return [], np.zeros(1, dtype=np.int64)
+    codes = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * len(values) + np.asarray(code).reshape(-1), return_inverse=True)
+        codes = np.asarray(codes).reshape(-1)
+    _, first = np.unique(codes, return_index=True)
+    return [column[first] for column in columns], codes

@@ -1,0 +1,226 @@
+"""The request of a search: fields to vary and to keep, the size of the model, and the limits of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.errors import ConfigError, WorkloadError, close_names
+from shapewright.core.ranges import check_integer, check_number
+from shapewright.models import list_presets, read_model, to_config_json
+from shapewright.models.changes import FIELD_NAMES
+from shapewright.optimize.search.space.guard import check_guard
+
+if TYPE_CHECKING:
+    from shapewright.models import Model, TransformerConfig
+
+VARIED = {
+    "heads": "num_heads",
+    "head_dim": "head_dim",
+    "kv_heads": "num_kv_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "depth": "num_layers",
+    "width": "hidden_size",
+    "micro_batch": "micro_batch_size",
+}
+"""What can be varied on an axis of the grid, and the field that holds it."""
+
+VARIED_IN_BRANCHES = ("experts", "layout", "recompute")
+"""What can be varied in addition, with a grid for each combination; see search.branches."""
+
+DEFAULT_VARIED = ("heads", "kv_heads", "ffn", "vocab", "depth", "width")
+
+DEFAULT_VARIED_WITH_STAGES = (*DEFAULT_VARIED, "micro_batch")
+"""The same for training over pipeline stages, where the micro-batch size decides the size of the bubble."""
+
+OBJECTIVES = {"train-tokens-per-s": "train", "prefill": "prefill", "decode-latency": "decode", "cost": "train"}
+"""What is to be fast, and the phase that it is measured in."""
+
+FEWEST_PARAMETERS, MOST_PARAMETERS = 100_000, 10**14
+"""Model sizes that a search accepts."""
+
+LARGEST_TOLERANCE = 10.0
+
+# Change of a width that tests whether a form of config can hold it. [element]
+_TEST_STEP = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """What to search for.
+
+    Attributes:
+        vary: Keys of VARIED, and VARIED_IN_BRANCHES.
+        keep: Values that fields must have, by the field's name or its key in VARIED.
+        num_parameters: Parameters that shapes should have; None for as many as the baseline.
+        tolerance_fraction: Accepted deviation from them, as a fraction.
+        guard: One of the quality guards of search.space.guard.
+        top: How many shapes to list.
+
+    Raises:
+        ConfigError: an unknown field, a contradiction, or a size out of range.
+    """
+
+    vary: tuple[str, ...] = DEFAULT_VARIED
+    keep: Mapping[str, int] = field(default_factory=dict)
+    num_parameters: int | None = None
+    tolerance_fraction: float = 0.02
+    guard: str = "usual"
+    top: int = 20
+
+    def __post_init__(self) -> None:
+        for name in self.vary:
+            if name not in (*VARIED, *VARIED_IN_BRANCHES):
+                choices = ", ".join((*VARIED, *VARIED_IN_BRANCHES))
+                raise ConfigError(f"vary={name!r} is not known; {_hint(name)}choose among {choices}")
+        check_guard(self.guard)
+        if self.num_parameters is not None:
+            check_num_parameters(self.num_parameters)
+        hint = "give a fraction such as 0.02 or 2%"
+        check_number("tolerance_fraction", self.tolerance_fraction, 0, LARGEST_TOLERANCE, error=ConfigError, hint=hint)
+        check_integer("top", self.top, 1, error=ConfigError)
+        kept: dict[str, int] = {}
+        for name, value in self.keep.items():
+            field_name = field_of(name)
+            if kept.setdefault(field_name, value) != value:
+                raise ConfigError(
+                    f"keep has {field_name}={kept[field_name]} and {field_name}={value}; give one of them"
+                )
+            check_integer(f"keep {name}", value, 1, error=ConfigError)
+        object.__setattr__(self, "keep", kept)
+
+    def free_fields(self) -> tuple[str, ...]:
+        """Return the fields to vary that are not kept."""
+        return tuple(name for name in self.vary if VARIED.get(name) not in self.keep)
+
+
+def check_num_parameters(num_parameters: float) -> None:
+    """Check that a search accepts a number of parameters.
+
+    Raises:
+        ConfigError: it is out of range.
+    """
+    hint = "give a count such as 2.7b"
+    check_number("num_parameters", num_parameters, FEWEST_PARAMETERS, MOST_PARAMETERS, error=ConfigError, hint=hint)
+
+
+def field_of(name: str) -> str:
+    """Return the field that a key of ``keep`` names.
+
+    Raises:
+        ConfigError: there is no such field, or a search does not change it.
+    """
+    field_name = VARIED.get(name, name)
+    field_name = "intermediate_size" if field_name == "moe_intermediate_size" else field_name
+    if field_name in VARIED.values():
+        return field_name
+    if field_name in FIELD_NAMES:
+        raise ConfigError(f"keep={name} has no effect: a search never changes it; leave it out")
+    if name in VARIED_IN_BRANCHES:
+        raise ConfigError(f"keep={name} takes no value: leave {name} out of vary to keep the model's own")
+    raise ConfigError(
+        f"keep={name!r} is not a field of a model; {_hint(name)}choose among {', '.join(VARIED.values())}"
+    )
+
+
+def ffn_field(config: TransformerConfig) -> str:
+    """Return the field of the MLP width that a search varies: that of the experts in a mixture of experts."""
+    return "moe_intermediate_size" if config.is_moe else "intermediate_size"
+
+
+def _hint(name: str) -> str:
+    hint = close_names(name, (*VARIED, *VARIED.values(), *VARIED_IN_BRANCHES))
+    return f"{hint} " if hint else ""
+
+
+def phase_of(objective: str | None, phase: str | None) -> str:
+    """Return the phase that a search is measured in.
+
+    Raises:
+        ConfigError: the objective is not known.
+        WorkloadError: objective and phase contradict each other.
+    """
+    if objective is None:
+        return phase or "train"
+    if objective not in OBJECTIVES:
+        raise ConfigError(f"objective={objective!r} is not known; choose one of {', '.join(OBJECTIVES)}")
+    if phase not in (None, OBJECTIVES[objective]):
+        raise WorkloadError(
+            f"objective={objective} is measured in phase={OBJECTIVES[objective]}, not in {phase}; give one of them"
+        )
+    return OBJECTIVES[objective]
+
+
+def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchRequest, tuple[str, ...]]:
+    """Leave out default fields that the form of the model's config cannot hold, with a note for each.
+
+    Raises:
+        ConfigError: a field that was asked for by name cannot be varied.
+    """
+    kept, notes = [], []
+    for name in request.vary:
+        reason = _why_fixed(model, name)
+        if not reason:
+            kept.append(name)
+        elif request.vary in (DEFAULT_VARIED, DEFAULT_VARIED_WITH_STAGES):
+            notes.append(f"{name} is not varied: {reason}")
+        else:
+            raise ConfigError(f"vary={name} is not possible: {reason}; leave it out")
+    return replace(request, vary=tuple(kept)), tuple(notes)
+
+
+def _why_fixed(model: Model, name: str) -> str:
+    """Return why a field cannot be varied, or an empty string."""
+    config = model.config
+    if config.is_mla and name in ("heads", "head_dim", "kv_heads"):
+        return "the heads of multi-head latent attention share one latent"
+    is_plain = config.num_kv_heads == config.num_heads and model.raw is not None
+    if name == "kv_heads" and is_plain and config.model_type not in types_with_grouped_heads():
+        return f"no public model of model_type {config.model_type!r} has fewer key-value heads than heads"
+    if name == "depth":
+        lists = {name: getattr(config, name) for name in ("moe_layers", "attention_windows", "rotary_layers")}
+        if config.stack == "encoder-decoder":
+            return "an encoder-decoder has two depths"
+        for field_name, pattern in lists.items():
+            if len(pattern) >= config.num_layers > 1:
+                return f"{field_name} names every layer"
+    changes = _example_change(config, name)
+    if not changes or model.raw is None:
+        return ""
+    try:
+        to_config_json(model, replace(config, **changes))
+    except ConfigError:
+        return f"a config.json of model_type {config.model_type!r} has no field for it"
+    return ""
+
+
+@lru_cache(maxsize=1)
+def types_with_grouped_heads() -> frozenset[str]:
+    """Return the model types of presets with grouped key-value heads; code for other types may not support them."""
+    configs = (read_model(name).config for name in list_presets())
+    return frozenset(config.model_type for config in configs if config.num_kv_heads < config.num_heads)
+
+
+def _example_change(config: TransformerConfig, name: str) -> dict[str, Any]:
+    """Return one small valid change of a field."""
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+    followers = {"v_head_dim": 2 * head_dim} if config.v_head_dim == head_dim else {}
+    if name == "heads" and not heads % 2 and not kv_heads % 2:
+        return {"num_heads": heads // 2, "num_kv_heads": kv_heads // 2, "head_dim": 2 * head_dim, **followers}
+    if name == "kv_heads":
+        return {"num_kv_heads": 1 if kv_heads > 1 else heads}
+    if name == "head_dim":
+        return {"head_dim": 2 * head_dim, **followers}
+    if name == "ffn":
+        field_name = ffn_field(config)
+        width = getattr(config, field_name) + _TEST_STEP
+        is_same = config.is_moe and config.moe_intermediate_size == config.intermediate_size
+        return {field_name: width, **({"intermediate_size": width} if is_same else {})}
+    if name == "experts" and config.is_moe:
+        return {"num_experts": 2 * config.num_experts}
+    if name == "vocab":
+        return {"vocab_size": config.vocab_size + _TEST_STEP}
+    return {}

@@ -1,0 +1,159 @@
+"""Results of a search: candidates compared with the baseline, and measurements of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.notebook import NotebookDisplay
+
+if TYPE_CHECKING:
+    from shapewright.models import Model, TransformerConfig
+    from shapewright.optimize.search.compare import Gain, Speedup
+    from shapewright.optimize.search.findings import Tally
+    from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.training_run import TrainingRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedShape:
+    """One candidate measured against the baseline.
+
+    Attributes:
+        rank: Its rank in the search.
+        predicted: Predicted speedup of the whole step, on the device of the search.
+        predicted_of_measured: Predicted speedup of the operations that were measured.
+        measured: Measured speedup of those operations, median of the rounds.
+        measured_low: Lowest of the rounds.
+        measured_high: Highest of the rounds.
+        covered_fraction: Share of the predicted step that the measured operations take; the lower of both shapes.
+        modules: By part of the model, such as ``attention``, measured time of the baseline and of the candidate, for
+            equal work. [s]
+    """
+
+    rank: int
+    predicted: float
+    predicted_of_measured: float
+    measured: float
+    measured_low: float
+    measured_high: float
+    covered_fraction: float
+    modules: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Measurements of the candidates of a search.
+
+    Attributes:
+        device: Device that was measured.
+        library: Versions of the libraries.
+        asked_device: Device of the search.
+        shapes: The candidates, by rank.
+        num_rounds: Rounds of measurements.
+        notes: Notes for the reader, one line each.
+        wall_s: Wall time of the measurements. [s]
+    """
+
+    device: str
+    library: str
+    asked_device: str
+    shapes: tuple[VerifiedShape, ...]
+    num_rounds: int
+    notes: tuple[str, ...]
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One shape compared with the baseline.
+
+    Attributes:
+        rank: Place in the list, from 1; 0 for the baseline, and for shapes of the front that are not in the list.
+        prediction: Its predicted step; on the first of several devices.
+        changed_fields: Names of the changed fields, see search.branches; fields that only follow another do not count.
+        changes: Old and new value of every field that differs, by name.
+        speedup: Ratio of its throughput to the baseline's, with interval.
+        equal_size_speedup: Speedup per parameter that a token uses, by which shapes are ranked: a model that is faster
+            only because it is smaller gains nothing.
+        layer_speedup: Ratio of the baseline's forward time of one average layer to its own.
+        parameters_change_fraction: Relative change of the parameters.
+        kv_bytes_per_token: KV cache of one token, of the whole model. [byte]
+        gains: Time saved by module, with reasons.
+        measures: By measure of the quality guard: value, ratio to the baseline, percentile among public models.
+        on_devices: With several devices, speedup and regret by device.
+    """
+
+    rank: int
+    prediction: Prediction
+    changed_fields: tuple[str, ...]
+    changes: Mapping[str, tuple[Any, Any]]
+    speedup: Speedup
+    equal_size_speedup: float
+    layer_speedup: float
+    parameters_change_fraction: float
+    kv_bytes_per_token: float
+    gains: tuple[Gain, ...]
+    measures: Mapping[str, tuple[float, float, float]]
+    on_devices: Mapping[str, OnDevice] = field(default_factory=dict)
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The config of the shape."""
+        return self.prediction.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """A candidate on one of several devices.
+
+    Attributes:
+        speedup: Ratio of its throughput to the baseline's on the device.
+        equal_size_speedup: Speedup per parameter that a token uses.
+        regret: Ratio, from 1, of its time per token and parameter to that of the best shape on the device: the cost of
+            using one shape on all devices.
+    """
+
+    speedup: Speedup
+    equal_size_speedup: float
+    regret: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult(NotebookDisplay):
+    """Result of a search.
+
+    Attributes:
+        model: The baseline in the form it was read in, as models.to_config_json takes it.
+        baseline: The baseline as a candidate.
+        candidates: Faster shapes, fastest first: the best of each number of changes, then the best of all.
+        best_on: With several devices, the best shape on each alone.
+        front: Pareto front of time per token, parameters, KV cache per token and memory, fastest first; cut to the
+            fastest if it is long.
+        tally: Counts of the shapes of the space.
+        ranges: Ranges that the quality guard allows, by measure.
+        horizon: The training run that savings are stated for; None without one.
+        elapsed_s: Wall time of the search. [s]
+        is_complete: False if it was interrupted.
+        notes: Notes for the reader, one line each.
+    """
+
+    model: Model
+    baseline: Candidate
+    candidates: tuple[Candidate, ...]
+    front: tuple[Candidate, ...]
+    best_on: Mapping[str, Candidate]
+    tally: Tally
+    ranges: Mapping[str, tuple[float, float]]
+    elapsed_s: float
+    is_complete: bool
+    notes: tuple[str, ...]
+    horizon: TrainingRun | None = None
+
+    def best_by_num_changes(self) -> dict[int, Candidate]:
+        """Return the fastest listed shape of each number of changed fields."""
+        best: dict[int, Candidate] = {}
+        for candidate in self.candidates:
+            best.setdefault(len(candidate.changed_fields), candidate)
+        return dict(sorted(best.items()))

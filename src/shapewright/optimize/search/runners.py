@@ -1,0 +1,120 @@
+"""Runners of the jobs of a search: in this process, or as tasks on a Ray cluster.
+
+On Ray every job is a task that requests one CPU. Findings are returned in the order of the jobs, so the result is
+bit-identical to that of ``run_here``. A task whose worker dies is run again elsewhere. The number of submitted tasks is
+limited, so that driver and object store hold only a few findings at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shapewright import __version__
+from shapewright.core.errors import ClusterError, ConfigError
+from shapewright.core.ray_cluster import ENGINES, connect
+from shapewright.optimize.search.engine import run_here, run_job
+from shapewright.optimize.search.findings import Findings, Tally
+
+if TYPE_CHECKING:
+    from shapewright.optimize.search.engine import Job, Runner
+
+# Attempts after the first if a worker or its node is lost.
+MOST_RETRIES = 5
+_TASKS_PER_CPU = 3
+_POLL_INTERVAL_S = 0.2
+
+
+@contextmanager
+def ray_runner(address: str | None) -> Iterator[Runner]:
+    """Connect to a Ray cluster, or start one on this machine, and yield a runner on it.
+
+    Args:
+        address: ``auto`` for the cluster of this machine, ``host:port`` or ``ray://host:port`` for another; None or
+            ``local`` to start one.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ClusterError: no cluster answers at the address.
+    """
+    with connect(address) as ray:
+        yield partial(_run_on_ray, ray)
+
+
+def _run_on_ray(ray: Any, jobs: Sequence[Job], show: Callable[[int], None]) -> Iterator[Findings]:
+    """Run jobs as tasks; an interrupt cancels those that are not done."""
+    task = ray.remote(num_cpus=1, max_retries=MOST_RETRIES)(_run_whole)
+    most_submitted = max(2, _TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
+    references: dict[int, Any] = {}
+    ready: dict[int, Findings] = {}
+    num_submitted = num_returned = done = 0
+    try:
+        while num_returned < len(jobs):
+            while num_submitted < len(jobs) and num_submitted - num_returned < most_submitted:
+                references[num_submitted] = task.remote(jobs[num_submitted], __version__)
+                num_submitted += 1
+            finished, _ = ray.wait(list(references.values()), num_returns=1, timeout=_POLL_INTERVAL_S)
+            for number in [number for number, reference in references.items() if reference in finished]:
+                ready[number] = _fetch(ray, references.pop(number))
+                done += jobs[number].space.grid.num_shapes
+            show(done)
+            while num_returned in ready:
+                yield ready.pop(num_returned)
+                num_returned += 1
+    except KeyboardInterrupt:
+        for reference in references.values():
+            ray.cancel(reference, force=True)
+        yield Findings(Tally(), is_complete=False)
+
+
+def _fetch(ray: Any, reference: Any) -> Findings:
+    """Return the findings of a finished task; an error raised in it is raised again."""
+    try:
+        found = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ClusterError(f"a task was lost {MOST_RETRIES + 1} times ({reason}); check the cluster") from error
+    assert isinstance(found, Findings)
+    return found
+
+
+def _run_whole(job: Job, version: str) -> Findings:
+    """Run a whole job, as one task.
+
+    Raises:
+        ClusterError: the worker has another version of this package, whose result could differ.
+    """
+    if version != __version__:
+        raise ClusterError(f"a worker has shapewright {__version__} and not {version}; install the same everywhere")
+    findings = Findings(Tally())
+    for _ in run_job(job, findings):
+        pass
+    findings.merge_collected()
+    return findings
+
+
+@contextmanager
+def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
+    """Yield the runner of an engine.
+
+    Args:
+        engine: One of ``shapewright.core.ray_cluster.ENGINES``.
+        address: Address of a Ray cluster.
+
+    Raises:
+        ConfigError: the engine is not known, or an address is given without Ray.
+        MissingExtraError: Ray is not installed.
+    """
+    if engine == "ray":
+        with ray_runner(address) as run:
+            yield run
+    elif engine == "local":
+        if address is not None:
+            raise ConfigError(f"address={address!r} has no effect without engine='ray'; leave it out")
+        yield run_here
+    else:
+        raise ConfigError(f"engine={engine!r} is not known; choose {' or '.join(ENGINES)}")

@@ -1,0 +1,261 @@
+"""search_shapes: shapes of the same size as a baseline that run faster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shapewright.core.errors import ConfigError
+from shapewright.core.units import format_bytes, format_count
+from shapewright.optimize.search.branches import list_branches
+from shapewright.optimize.search.device_search import MOST_COST_FRACTION, DeviceSearch
+from shapewright.optimize.search.engine import Limits, explore, run_here
+from shapewright.optimize.search.findings import Findings
+from shapewright.optimize.search.memory import kv_bytes_per_token
+from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
+from shapewright.optimize.search.result import Candidate, SearchResult
+from shapewright.optimize.search.space.guard import ffn_ratio
+
+if TYPE_CHECKING:
+    from shapewright.optimize.search.engine import Progress, Runner
+    from shapewright.optimize.search.request import SearchRequest
+    from shapewright.optimize.search.space.space import Space
+    from shapewright.prediction.scenario import Scenario
+
+# flash-attn has kernels for head dimensions that are multiples of it. [element]
+_COMPILED_HEAD_UNIT = 32
+# Growth of the KV cache per token that deserves a note.
+_NOTED_CACHE_GROWTH = 1.1
+_HEAD_NOTE = (
+    "a head_dim that is not a multiple of 32 is computed as the next multiple; it reads less cache, as predicted "
+    "here, only if the serving library stores heads unpadded"
+)
+# Source: arXiv 2402.07871 (Scaling laws for fine-grained mixture of experts).
+_EXPERTS_NOTE = (
+    "total and active parameters are held, but no guard limits the number of experts or how many a token uses: "
+    "fewer, larger experts lose more in published fits (arXiv 2402.07871)"
+)
+
+
+def search_shapes(
+    scenario: Scenario,
+    request: SearchRequest,
+    *,
+    others: Sequence[Scenario] = (),
+    per_step: bool = False,
+    notes: tuple[str, ...] | None = None,
+    run: Runner = run_here,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Search for shapes of the same size as a baseline that run faster.
+
+    Args:
+        scenario: The baseline; shapes are written in the form of its model, so only fields that the form can hold are
+            varied.
+        request: What to vary, and how far.
+        others: The baseline on further devices: shapes are then ranked by their largest regret, the ratio of their cost
+            to that of the best shape on the device.
+        per_step: Minimize the time of a step (latency) instead of the time per token (throughput).
+        notes: Notes kept with the result, instead of those of the scenario.
+        run: Runs the jobs of the search.
+        progress: Called with the number of shapes done and of all shapes.
+
+    Raises:
+        ShapewrightError: the baseline cannot run, or the space is empty; the message names the constraint.
+    """
+    start_s = time.perf_counter()
+    if per_step and "micro_batch" in request.free_fields():
+        raise ConfigError("vary=micro_batch has no meaning for the latency of decode, where 1 is fastest; leave it out")
+    request, found_notes = keep_expressible(scenario.model, request)
+    places, batch_notes = _hold_global_batch([_settle(place) for place in (scenario, *others)], request)
+    notes = (*(scenario.notes if notes is None else notes), *found_notes, *batch_notes)
+    if "experts" in request.free_fields() and scenario.config.is_moe:
+        notes += (_EXPERTS_NOTE,)
+    branches = list_branches(places[0], request)
+    searches = [DeviceSearch(branches, place, request, per_step=per_step) for place in places]
+    first = searches[0]
+    limits, limit_notes = first.limits(request)
+    notes += limit_notes
+    for search in searches[1:]:
+        other_limits, limit_notes = search.limits(request)
+        limits = replace(limits, memory_bytes=min(limits.memory_bytes, other_limits.memory_bytes))
+        notes += limit_notes
+    best_on_each: dict[str, Findings] = {}
+    if others:
+        best_on_each = _search_each_device(searches, limits, request, run, progress)
+        limits = _limit_regret(limits, searches, best_on_each)
+    findings = explore(first.jobs(limits, searches), run, progress)
+    _refuse_if_nothing_priced(findings, limits, first.spaces[0])
+    add_devices = partial(_with_devices, searches, limits.least_costs)
+    candidates = tuple(add_devices(candidate) for candidate in first.list_candidates(findings, request.top))
+    notes += _notes_on_candidates(candidates, findings, first, request)
+    return SearchResult(
+        model=scenario.model,
+        baseline=add_devices(first.baseline),
+        candidates=candidates,
+        front=tuple(add_devices(candidate) for candidate in first.list_front(findings, candidates)),
+        best_on={
+            search.device_name: add_devices(found)
+            for search in searches
+            for found in first.list_best(best_on_each.get(search.device_name))
+        },
+        tally=findings.tally,
+        ranges=first.spaces[0].ranges,
+        elapsed_s=time.perf_counter() - start_s,
+        is_complete=findings.is_complete,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _settle(scenario: Scenario) -> Scenario:
+    """Return the scenario with the workload fields that its software decides."""
+    return scenario.replace(workload=scenario.software.settle(scenario.workload))
+
+
+def _hold_global_batch(places: Sequence[Scenario], request: SearchRequest) -> tuple[list[Scenario], tuple[str, ...]]:
+    """Give training on the first device the baseline's global batch if layouts vary, so that all do the same work.
+
+    Without a global batch, each layout would run one micro-batch per replica and stage.
+    """
+    workload, layout = places[0].workload, places[0].layout
+    if "layout" not in request.free_fields() or not workload.is_training or workload.global_batch_size is not None:
+        return list(places), ()
+    sequences = workload.micro_batch_size * layout.data_parallel * layout.pipeline_parallel
+    note = (
+        f"the global batch is held at the baseline's {sequences} sequences, one micro-batch per replica and stage; "
+        f"set global_batch_size for another one"
+    )
+    return [places[0].replace(global_batch_size=sequences), *places[1:]], (note,)
+
+
+def _search_each_device(
+    searches: Sequence[DeviceSearch], limits: Limits, request: SearchRequest, run: Runner, progress: Progress | None
+) -> dict[str, Findings]:
+    """Search the best shapes on each device alone; findings by the name of the device."""
+    found = {}
+    for search in searches:
+        own, _ = search.limits(request)
+        # Without limits of time, so that the best shape is found even if no shape beats the baseline.
+        own = replace(own, memory_bytes=limits.memory_bytes, cost=float("inf"), token_s=float("inf"))
+        found[search.device_name] = explore(search.jobs(own, [search]), run, progress)
+        _refuse_if_nothing_priced(found[search.device_name], own, searches[0].spaces[0])
+    return found
+
+
+def _limit_regret(limits: Limits, searches: Sequence[DeviceSearch], found: Mapping[str, Findings]) -> Limits:
+    """Return limits under which the cost of a shape is its largest regret over the devices."""
+    least_costs = tuple(float(each.best["cost"].min()) for each in found.values() if each.best is not None)
+    own_costs = [search.own_cost for search in searches]
+    regret = max(cost / least_cost for cost, least_cost in zip(own_costs, least_costs, strict=True))
+    return replace(limits, least_costs=least_costs, token_s=float("inf"), cost=regret * MOST_COST_FRACTION)
+
+
+def _with_devices(searches: Sequence[DeviceSearch], least_costs: Sequence[float], candidate: Candidate) -> Candidate:
+    """Return a candidate with its speedup and regret on each of several devices."""
+    if not least_costs:
+        return candidate
+    on_devices = {
+        search.device_name: search.on_device(candidate, least)
+        for search, least in zip(searches, least_costs, strict=True)
+    }
+    return replace(candidate, on_devices=on_devices)
+
+
+def _notes_on_candidates(
+    candidates: Sequence[Candidate], findings: Findings, search: DeviceSearch, request: SearchRequest
+) -> tuple[str, ...]:
+    """Return notes on the listed shapes, and on faster ones that do not fit."""
+    notes = []
+    config, device = search.own.config, search.scenario.device
+    if not candidates:
+        experts = "experts, " if config.is_moe and "experts" not in request.vary else ""
+        notes.append(
+            f"no shape inside the limits is predicted to be faster; vary {experts}more fields, raise "
+            f"tolerance_fraction, or set guard='free'"
+        )
+    notes += _notes_on_cache(candidates, search)
+    decodes = search.own.workload.phase == "decode"
+    if decodes and any(shape.config.head_dim % _COMPILED_HEAD_UNIT for shape in candidates):
+        notes.append(_HEAD_NOTE)
+    if findings.tally.too_large:
+        note = f"{findings.tally.too_large:,} faster shapes do not fit the memory of {device.name}"
+        least_bytes = findings.tally.least_memory_bytes
+        if not candidates and least_bytes is not None:
+            note += f": the smallest needs {format_bytes(least_bytes)} of {format_bytes(device.memory_bytes)}"
+        notes.append(note)
+    return tuple(notes)
+
+
+def _notes_on_cache(candidates: Sequence[Candidate], search: DeviceSearch) -> list[str]:
+    """Return a note if shapes for training have a larger KV cache, which only serving pays for."""
+    config, workload = search.own.config, search.own.workload
+    own_bytes = float(kv_bytes_per_token(config, workload))
+    if not workload.is_training or own_bytes <= 0.0:
+        return []
+    growth = {
+        shape.rank: shape.kv_bytes_per_token / own_bytes
+        for shape in candidates
+        if shape.config.num_kv_heads > config.num_kv_heads
+    }
+    worse = [rank for rank, factor in growth.items() if factor > _NOTED_CACHE_GROWTH]
+    if not worse:
+        return []
+    which = f"ranks {', '.join(map(str, worse))} have" if len(worse) > 1 else f"rank {worse[0]} has"
+    return [
+        f"{which} up to {max(growth.values()):.1f} times the KV cache per token, which training "
+        f"does not pay for and serving does; keep num_kv_heads={config.num_kv_heads} to avoid it"
+    ]
+
+
+def _refuse_if_nothing_priced(findings: Findings, limits: Limits, space: Space) -> None:
+    """Name the constraint that left no shape to price, and the nearest value that would leave some.
+
+    Raises:
+        ConfigError: nothing was priced.
+    """
+    tally = findings.tally
+    if tally.priced or not findings.is_complete:
+        return
+    if sum(tally.refused.values()) == tally.num_shapes:
+        reason, _ = tally.refused.most_common(1)[0]
+        raise ConfigError(
+            f"none of {tally.num_shapes:,} shapes can run: {reason}; keep fewer fields, or change the layout"
+        )
+    if not tally.outside_budget:
+        raise ConfigError(_describe_guard(tally.num_shapes, space))
+    nearest = tally.nearest_parameters
+    assert nearest is not None
+    deviation = nearest / limits.num_parameters - 1.0
+    wider_percent = abs(100.0 * deviation) * 1.05 + 0.01
+    hint = f"give tolerance_fraction {wider_percent / 100.0:.3g}"
+    if wider_percent > 100.0 * LARGEST_TOLERANCE:
+        hint = "give another num_parameters"
+    raise ConfigError(
+        f"none of {tally.num_shapes:,} shapes has {format_count(limits.num_parameters)} parameters within "
+        f"{100.0 * limits.tolerance_fraction:.3g} %; the nearest inside the guard has {format_count(nearest)} "
+        f"({100.0 * deviation:+.2g} %): {hint}, vary more fields, or set guard='free'"
+    )
+
+
+def _describe_guard(num_shapes: int, space: Space) -> str:
+    """Return why the quality guard leaves nothing, with the nearest values that it would allow."""
+    columns = {name: values for axis in space.grid.columns.values() for name, values in axis.items()}
+    width, depth = int(np.median(columns["hidden_size"])), columns["num_layers"]
+    low, high = space.ranges["aspect"]
+    fewest, most = max(ceil(width / high), 1), int(width / low)
+    allowed = f"width / layers from {low:.3g} to {high:.3g}, at width {width} that is {fewest} to {most} layers"
+    if depth.max() >= fewest and depth.min() <= most:
+        # The depth is allowed, so the guard refuses the MLP: the width that one token uses, over the hidden size.
+        low, high = space.ranges["ffn_ratio"]
+        share = ffn_ratio(space.baseline, 1.0, width)
+        allowed = f"MLPs of {ceil(low / share)} to {int(high / share)} at width {width}, counting what one token uses"
+    return (
+        f"the quality guard leaves none of {num_shapes:,} shapes: it allows {allowed}; keep other values, or set "
+        f"guard='free'"
+    )

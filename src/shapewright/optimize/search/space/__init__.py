@@ -1,0 +1,1 @@
+"""The space of a search: values of each field, grids of their combinations, and the quality guard."""

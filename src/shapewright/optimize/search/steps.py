@@ -1,0 +1,282 @@
+"""Step times of grids of shapes: lowering is traced once, operations are priced in arrays, and steps are composed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.errors import ShapewrightError
+from shapewright.core.traced import Tape, Traced, evaluate
+from shapewright.lowering import lower, num_microbatches, validate_layout
+from shapewright.lowering.operations import Collective, Pointwise
+from shapewright.optimize.search.pricing import count_cells, price_columns, price_key, price_on_grid
+from shapewright.optimize.search.space.grid import AXES, Sum, Values, is_constant, split_by
+from shapewright.prediction.composition import (
+    COLLECTIVE_POOLS,
+    COMPUTE_POOLS,
+    STAGES,
+    STEP_PARTS,
+    WEIGHT_GRADIENTS,
+    collective_part,
+    compose_parts,
+    compute_part,
+    exchange_overlap_fraction,
+    parts_of,
+)
+from shapewright.prediction.predict import count_tokens
+from shapewright.workload.layout import SPLIT_BACKWARD_SCHEDULES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jaxtyping import Float, Num
+
+    from shapewright.core.traced import Guard, Node
+    from shapewright.lowering.operations import Operation
+    from shapewright.models import TransformerConfig
+    from shapewright.optimize.search.space.grid import Grid, Index
+    from shapewright.prediction.scenario import Scenario
+    from shapewright.workload import Workload
+
+
+# Operations with more distinct sizes than this are priced per shape, after most shapes have been ruled out.
+_MOST_CELLS = 1 << 17
+_COLLECTIVE_PARTS = frozenset(collective_part(pool, stage) for pool in COLLECTIVE_POOLS for stage in STAGES)
+_COMPUTE_PARTS = frozenset(map(compute_part, COMPUTE_POOLS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariedScenario:
+    """A scenario and the fields that follow other ones when a search varies it.
+
+    Attributes:
+        scenario: The baseline: its device, layout and software hold for every shape.
+        followers: Fields of the config that take the value of another one: name of the follower to name of the leader.
+    """
+
+    scenario: Scenario
+    followers: Mapping[str, str]
+
+    def traced(self, tape: Tape, shape: Mapping[str, int]) -> tuple[TransformerConfig, Workload]:
+        """Return config and workload whose varied fields are traced numbers with the values of one shape."""
+        return self.with_numbers({name: tape.variable(name, value) for name, value in shape.items()})
+
+    def with_numbers(self, shape: Mapping[str, Any]) -> tuple[TransformerConfig, Workload]:
+        """Return config and workload with other values of the varied fields, unchecked: traced numbers pass."""
+        config, workload = copy.copy(self.scenario.config), copy.copy(self.scenario.workload)
+        for name, number in self._with_followers(shape).items():
+            object.__setattr__(workload if name == "micro_batch_size" else config, name, number)
+        return config, workload
+
+    def at(self, shape: Mapping[str, int]) -> Scenario:
+        """Return the scenario of one shape.
+
+        Raises:
+            ShapewrightError: its values contradict each other.
+        """
+        return self.scenario.replace(**self._with_followers({name: int(value) for name, value in shape.items()}))
+
+    def _with_followers(self, shape: Mapping[str, Any]) -> dict[str, Any]:
+        return {**shape, **{name: shape[leader] for name, leader in self.followers.items() if leader in shape}}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A grid whose shapes all lower to the same operations, with traced sizes."""
+
+    grid: Grid
+    operations: tuple[Operation, ...]
+    num_passes: Any
+    num_tokens: Any
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Shapes that cannot be lowered, and the error of the first of them."""
+
+    num_shapes: int
+    reason: ShapewrightError
+
+
+def lower_grid(grid: Grid, varied: VariedScenario) -> Iterator[Lowered | Refused]:
+    """Cut a grid into parts that lower to the same operations, and lower each part once."""
+    layout, node_size = varied.scenario.layout, varied.scenario.device.node_size
+    for axis in range(len(AXES)):
+        grid, refused = _drop_refused(grid, axis, varied)
+        yield from refused
+    waiting = [grid] if grid.num_shapes else []
+    while waiting:
+        part = waiting.pop()
+        tape = Tape()
+        config, workload = varied.traced(tape, part.first())
+        outcome: Lowered | Refused
+        try:
+            operations = lower(config, workload, layout, node_size=node_size)
+            passes, tokens = num_microbatches(workload, layout), count_tokens(workload, layout)
+            outcome = Lowered(part, operations, passes, tokens)
+        except ShapewrightError as error:
+            outcome = Refused(part.num_shapes, error)
+        differing = _first_differing(part, tape.guards)
+        if differing is None:
+            yield outcome
+        else:
+            waiting += split_by(part, differing.node)
+
+
+def _drop_refused(grid: Grid, axis: int, varied: VariedScenario) -> tuple[Grid, list[Refused]]:
+    """Leave out entries of one axis that the layout does not divide, whatever the values on the other axes.
+
+    Lowering would refuse them as well, but would cut the grid for every number in its message.
+    """
+    columns = grid.columns[AXES[axis]]
+    per_entry = grid.num_shapes // max(grid.lengths[axis], 1)
+    kept, refused = [], []
+    for entry in range(grid.lengths[axis]):
+        config, workload = varied.with_numbers({name: int(column[entry]) for name, column in columns.items()})
+        try:
+            validate_layout(config, workload, varied.scenario.layout)
+            num_microbatches(workload, varied.scenario.layout)
+            kept.append(entry)
+        except ShapewrightError as error:
+            refused.append(Refused(per_entry, error))
+    return (grid.take(axis, np.array(kept, dtype=np.int64)) if refused else grid), refused
+
+
+def _first_differing(grid: Grid, guards: list[Guard]) -> Guard | None:
+    return next((guard for guard in guards if not is_constant(grid, guard.node, guard.outcome)), None)
+
+
+class StepTimes:
+    """Step times of the shapes of a lowered grid, from one sum over the grid for each part of a step.
+
+    Args:
+        lowered: The grid with its operations.
+        varied: The scenario that its shapes are variants of.
+    """
+
+    def __init__(self, lowered: Lowered, varied: VariedScenario) -> None:
+        self.grid, self._scenario = lowered.grid, varied.scenario
+        self._num_tokens = self._constant_or_sum(lowered.num_tokens)
+        self._num_passes = self._constant_or_sum(lowered.num_passes)
+        self._sums = {part: Sum(self.grid) for part in STEP_PARTS}
+        layout = self._scenario.layout
+        # Whether any of an exchange can be hidden; it does not depend on the shape.
+        self._overlaps_exchanges = exchange_overlap_fraction(self._scenario.software, layout, 2) > 0.0
+        self._fills_bubble = layout.pipeline_schedule in SPLIT_BACKWARD_SCHEDULES
+        self._per_shape: list[Operation] = []
+        self._add_operations(lowered.operations)
+        self._overlaps = any(self._sums[part] for part in _COLLECTIVE_PARTS) or any(
+            part in _COLLECTIVE_PARTS for operation in self._per_shape for part in self._parts_of(operation)
+        )
+        if not self._overlaps and layout.pipeline_parallel == 1:
+            # All stages are one device, so their times can be added beforehand.
+            for part in ("first", "last", "step"):
+                self._sums["every"].merge(self._sums[part])
+                self._sums[part] = Sum(self.grid)
+        for total in self._sums.values():
+            total.fold()
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether step_s without the operations priced per shape is a cheaper lower bound."""
+        return bool(self._per_shape) and not self._overlaps
+
+    def step_s(self, index: Index, *, whole: bool = True) -> Float[np.ndarray, " shapes"]:
+        """Return the step times of the shapes at an index. [s]
+
+        Args:
+            index: Positions on the axes of the grid, one entry per shape.
+            whole: False to leave out the operations that are priced per shape.
+        """
+        per_shape = self._price_per_shape(index) if whole else {}
+        unused = frozenset[str]() if self._overlaps else _COMPUTE_PARTS
+        parts: dict[str, Any] = {
+            part: (total.at(index) if total else 0.0) + per_shape.get(part, 0.0)
+            for part, total in self._sums.items()
+            if part not in unused and (total or part in per_shape)
+        }
+        layers_per_stage, num_spare = self._spare_layers(index)
+        step_s, _ = compose_parts(
+            parts,
+            self._read(self._num_passes, index),
+            self._scenario.layout,
+            self._scenario.software,
+            layers_per_stage=layers_per_stage,
+            num_spare=num_spare,
+        )
+        return np.broadcast_to(np.asarray(step_s, dtype=float), index[0].shape)
+
+    def num_tokens(self, index: Index) -> Any:
+        """Return the new tokens of one step over all devices."""
+        return self._read(self._num_tokens, index)
+
+    def _spare_layers(self, index: Index) -> tuple[Any, Any]:
+        """Return the layers of the busiest stage, and by how many the other stages together have fewer."""
+        config, stages = self._scenario.config, self._scenario.layout.pipeline_parallel
+        if not self._scenario.workload.is_training or stages == 1 or config.num_encoder_layers:
+            return 1, 0
+        num_layers = self.grid.fields_at(index).get("num_layers", np.array(config.num_layers))
+        per_stage = -(-num_layers // stages)
+        return per_stage, stages * per_stage - num_layers
+
+    def _add_operations(self, operations: tuple[Operation, ...]) -> None:
+        """Price operations on the grid and add them to the sums; those with too many sizes are kept for later."""
+        software = self._scenario.software
+        priced: dict[tuple[Any, ...], Values] = {}
+        by_repeats: dict[tuple[Any, str], tuple[Any, Sum]] = {}
+        for operation in operations:
+            if isinstance(operation, Pointwise | Collective) and count_cells(operation, self.grid) > _MOST_CELLS:
+                self._per_shape.append(operation)
+                continue
+            key = (software.needs_own_price(operation), *price_key(operation))
+            if key not in priced:
+                priced[key] = price_on_grid(operation, self.grid, self._scenario.device, software=software)
+            repeats = operation.repeats.node if isinstance(operation.repeats, Traced) else operation.repeats
+            for part in self._parts_of(operation):
+                # Operations that run equally often are added before they are multiplied.
+                _, group = by_repeats.setdefault((repeats, part), (operation.repeats, Sum(self.grid)))
+                group.add(priced[key])
+        for (_, part), (repeats, group) in by_repeats.items():
+            self._sums[part].merge(group.fold(), self._values(repeats))
+
+    def _price_per_shape(self, index: Index) -> dict[str, Any]:
+        """Return what the operations that are priced per shape add to each part of a step. [s]"""
+        sums: dict[str, Any] = {}
+        if not self._per_shape:
+            return sums
+        columns = self.grid.fields_at(index)
+        memo: dict[Node, Num[np.ndarray, ...]] = {}
+        for operation in self._per_shape:
+            time_s: Any = price_columns(
+                operation, columns, memo, self._scenario.device, software=self._scenario.software
+            )
+            repeats: Any = operation.repeats
+            time_s = time_s * (evaluate(repeats.node, columns, memo) if isinstance(repeats, Traced) else repeats)
+            for part in self._parts_of(operation):
+                sums[part] = sums.get(part, 0.0) + time_s
+        return sums
+
+    def _parts_of(self, operation: Operation) -> tuple[str, ...]:
+        """Return the parts of a step that an operation's time is added to."""
+        parts = parts_of(operation, overlaps_exchanges=self._overlaps_exchanges)
+        return parts if self._fills_bubble else tuple(part for part in parts if part != WEIGHT_GRADIENTS)
+
+    def _values(self, number: Any) -> Values:
+        if isinstance(number, Traced):
+            return self.grid.evaluate(number.node)
+        return Values(np.full((1,) * len(self.grid.lengths), number), by_heads=False)
+
+    def _constant_or_sum(self, number: Any) -> Any:
+        if not isinstance(number, Traced):
+            return number
+        total = Sum(self.grid)
+        total.add(self.grid.evaluate(number.node))
+        return total
+
+    @staticmethod
+    def _read(number: Any, index: Index) -> Any:
+        return number.at(index) if isinstance(number, Sum) else number

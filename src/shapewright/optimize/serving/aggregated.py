@@ -1,0 +1,143 @@
+"""Aggregated serving: each instance prefills and decodes, in continuous batches with chunked prefill.
+
+Legend: B sequences that a pass decodes, q prompt tokens of a mixed pass, P tokens of a prompt that are not cached yet,
+O answer length, E tokens that a decode pass adds to a sequence (1 without speculation), T_d time of a decode pass, T_m
+of a mixed pass, which also prefills.
+
+    prefill passes of a request               n = ceil(P / q), or 1 / r if r whole prompts share a pass
+    share of mixed passes                     f = B n E / (O - 1): sequences end as fast as others are prefilled
+    mean pass                                 T = (1 - f) T_d + f T_m
+    time per further token                    T / E
+    time to first token                       S + f S / (2 (1 - f)) with S = max(n, 1) T_m: a queue with random arrivals
+    requests per second                       B E / ((O - 1) T) for each replica and pipeline stage
+
+Assumes: the batch is always full (a closed loop) and all lengths are equal; decode passes are priced in the middle of
+the answer, with windows at their mean over it (serving.passes), and mixed passes at the mean of all passes of a prompt,
+after a cached prefix; each sequence holds a copy of its prefix; one prompt at a time unless r of them fit; scheduling
+and sampling on the host overlap with the device. Pipelines keep every stage busy with a batch of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.optimize.serving.instance import batch_sizes
+from shapewright.optimize.serving.passes import contexts_of_passes
+from shapewright.optimize.serving.point import OperatingPoint, Span, mean_span, span_of, waiting_s
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving.instance import Instance
+    from shapewright.optimize.serving.passes import Pass
+    from shapewright.prediction.composition import StepTimes
+
+MOST_LOAD_FRACTION = 0.8
+"""Largest used share of the prefill capacity. A judgment: at 0.8 a request waits for twice the service time on average,
+and the wait grows without bound towards 1."""
+
+_MOST_PASS_TOKENS = 16384
+_CHUNK_TOKENS = (512, 2048, 8192, _MOST_PASS_TOKENS)
+"""Prompt tokens of one pass; vLLM's default is 2048 to 8192 by device (its max_num_batched_tokens). The largest is the
+limit of whole prompts that share a pass: a prompt of 8,200 tokens is not cut where two of 8,100 share a pass."""
+_PROMPTS = (2, 4, 16, 64)
+"""Whole prompts that share a pass."""
+
+
+class PrefillShare(NamedTuple):
+    """How prompts are distributed over passes.
+
+    Attributes:
+        prompts: Whole prompts that share a pass; 1 if a prompt is cut.
+        tokens: Tokens of each prompt in a pass.
+        num_passes: Passes of one prompt.
+        context_len: Mean number of its tokens in the cache before a pass.
+    """
+
+    prompts: int
+    tokens: int
+    num_passes: int
+    context_len: int
+
+
+def prefill_shares(prompt_len: int, cached_len: int = 0) -> list[PrefillShare]:
+    """Return the ways to cut a prompt into passes, or to put several into one.
+
+    Args:
+        prompt_len: Tokens of a prompt that are not in the cache.
+        cached_len: Tokens before them that are in the cache.
+
+    >>> [(share.prompts, share.tokens, share.num_passes) for share in prefill_shares(4000)]
+    [(1, 500, 8), (1, 2000, 2), (1, 4000, 1), (2, 4000, 1), (4, 4000, 1)]
+    """
+    found = {}
+    for chunk in _CHUNK_TOKENS:
+        count = ceil(prompt_len / min(chunk, prompt_len))
+        tokens = ceil(prompt_len / count)
+        found[count] = PrefillShare(1, tokens, count, cached_len + (count - 1) * tokens // 2)
+    shares = sorted(found.values(), key=lambda share: share.tokens)
+    fitting = (prompts for prompts in _PROMPTS if prompts * prompt_len <= _MOST_PASS_TOKENS)
+    return [*shares, *(PrefillShare(prompts, prompt_len, 1, cached_len) for prompts in fitting)]
+
+
+class AggregatedCandidate(NamedTuple):
+    """An instance with a batch and a way to prefill, before its passes are priced."""
+
+    instance: Instance
+    batch_size: int
+    share: PrefillShare
+    load_fraction: float
+
+    def passes(self) -> tuple[Pass, ...]:
+        """Return a plain decode pass, the decode pass that runs, and mixed passes, whose mean time counts."""
+        instance, share, passes = self.instance, self.share, self.instance.passes
+        plain, decode = instance.decode_passes(self.batch_size)
+        contexts = contexts_of_passes(instance.scenario.config, share.context_len, share.tokens, share.num_passes)
+        prefills = (passes.prefill(share.prompts, share.tokens, context_len) for context_len in contexts)
+        return plain, decode, *(passes.mixed(decode, prefill) for prefill in prefills)
+
+    def point(self, times: Sequence[StepTimes]) -> OperatingPoint:
+        """Return the operating point, given the times of the passes."""
+        instance, request, share, load = self.instance, self.instance.request, self.share, self.load_fraction
+        plain, decode, *mixed_spans = (span_of(time) for time in times)
+        mixed = mean_span(mixed_spans)
+        if request.speculation:
+            draft = plain.scaled(request.speculation.draft_s(1.0))
+            decode, mixed = decode.plus(draft), mixed.plus(draft)
+        mean = decode.scaled(1.0 - load).plus(mixed.scaled(load))
+        service = mixed.scaled(share.num_passes)
+        ttft = Span(*(end + waiting_s(end, load) for end in (service.middle_s, service.low_s, service.high_s)))
+        per_stream = self.batch_size * request.tokens_per_pass / ((request.output_len - 1) * mean.middle_s)
+        return OperatingPoint(
+            mode="aggregated",
+            format=instance.format,
+            layout=instance.layout,
+            batch_size=self.batch_size,
+            num_sequences=self.batch_size * instance.num_streams,
+            prefill_tokens=share.prompts * share.tokens,
+            prefill_load_fraction=load,
+            ttft=ttft,
+            tpot=mean.scaled(1.0 / request.tokens_per_pass),
+            requests_per_s=per_stream * instance.num_streams,
+            output_len=request.output_len,
+        )
+
+
+def aggregated_candidates(instance: Instance) -> Iterator[AggregatedCandidate]:
+    """Yield batches and ways to prefill that fit in memory and do not exceed MOST_LOAD_FRACTION."""
+    request = instance.request
+    stages = instance.layout.pipeline_parallel
+    for share in prefill_shares(request.new_len, request.cached_len):
+        prefill_tokens = share.prompts * share.tokens
+        # Mixed passes per sequence that ends: f = B * this.
+        passes_per_sequence = share.num_passes / share.prompts * request.tokens_per_pass / (request.output_len - 1)
+        most = int(MOST_LOAD_FRACTION / passes_per_sequence)
+        most = min(most, instance.most_sequences(prefill_tokens) // stages - share.prompts)
+        if most < 1:
+            continue
+        # The decoding tokens of the largest batch need activations in the mixed pass too.
+        most = min(most, instance.most_sequences(prefill_tokens + most * request.query_len) // stages - share.prompts)
+        for batch_size in batch_sizes(most):
+            if batch_size < share.prompts:
+                continue  # so many prompts do not arrive together
+            yield AggregatedCandidate(instance, batch_size, share, batch_size * passes_per_sequence)

@@ -1,0 +1,237 @@
+"""Disaggregated serving: some instances prefill whole prompts, others decode, and caches are sent between them.
+
+Legend: b prompts of a prefill pass, T_p its time, B sequences of a decode pass, T_d its time, P and O lengths of prompt
+and answer, E tokens that a decode pass adds to a sequence, x prefill and y decode instances, rho load of the former.
+
+    requests/s of a prefill instance          b / T_p for each replica and pipeline stage
+    requests/s of a decode instance           B E / ((O - 1) T_d) for each replica and pipeline stage
+    requests/s of the unit                    min(rho x of the former, y of the latter)
+    time to first token                       T_p + rho T_p / (2 (1 - rho)) + transfer of the cache of one prompt
+
+Assumes: as in serving.aggregated; a cached prefix is on the prefill instances and is sent with the rest; the whole
+transfer counts in the time to the first token, although the first token is known before it; each device of the smaller
+side sends or receives its share at once, between nodes if the unit is larger than a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.core.errors import ShapewrightError
+from shapewright.lowering.operations import Collective
+from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
+from shapewright.optimize.serving.instance import batch_sizes
+from shapewright.optimize.serving.point import OperatingPoint, Span, span_of, waiting_s
+from shapewright.pricing.operations import price_operations
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving.instance import Instance
+    from shapewright.optimize.serving.passes import Pass
+    from shapewright.prediction.composition import StepTimes
+
+_PROMPT_BATCHES = (1, 2, 4, 16, 64)
+_MOST_PREFILL_TOKENS = 32768
+_MOST_INSTANCES = 8
+"""Most instances of either kind in a unit."""
+_MOST_PREFILLERS = 4
+_LEAST_LOAD_FRACTION = 0.05
+
+
+class PrefillCandidate(NamedTuple):
+    """An instance that prefills a batch of prompts."""
+
+    instance: Instance
+    batch_size: int
+
+    def passes(self) -> tuple[Pass, ...]:
+        """Return the prefill pass."""
+        request = self.instance.request
+        return (self.instance.passes.prefill(self.batch_size, request.new_len, request.cached_len),)
+
+
+class DecodeCandidate(NamedTuple):
+    """An instance that decodes a batch."""
+
+    instance: Instance
+    batch_size: int
+
+    def passes(self) -> tuple[Pass, ...]:
+        """Return a plain decode pass, and the one that runs."""
+        return self.instance.decode_passes(self.batch_size)
+
+
+def prefill_candidates(instance: Instance) -> Iterator[PrefillCandidate]:
+    """Yield batches of prompts that fit."""
+    request, stages = instance.request, instance.layout.pipeline_parallel
+    for batch_size in _PROMPT_BATCHES:
+        if batch_size > 1 and batch_size * request.new_len > _MOST_PREFILL_TOKENS:
+            return
+        if instance.most_sequences(batch_size * request.new_len, request.prompt_len) // stages >= batch_size:
+            yield PrefillCandidate(instance, batch_size)
+
+
+def decode_candidates(instance: Instance) -> Iterator[DecodeCandidate]:
+    """Yield batches that fit."""
+    query_len, stages = instance.request.query_len, instance.layout.pipeline_parallel
+    most = instance.most_sequences(1) // stages
+    if most >= 1:
+        most = instance.most_sequences(most * query_len) // stages
+    for batch_size in batch_sizes(most):
+        yield DecodeCandidate(instance, batch_size)
+
+
+class Prefiller(NamedTuple):
+    """A prefill instance with the time of its pass."""
+
+    instance: Instance
+    batch_size: int
+    service: Span
+
+    @property
+    def requests_per_s(self) -> float:
+        """Prompts per second at full load."""
+        return self.batch_size * self.instance.num_streams / self.service.middle_s
+
+
+class Decoder(NamedTuple):
+    """A decode instance with the time of its pass."""
+
+    instance: Instance
+    batch_size: int
+    step: Span
+
+    @property
+    def requests_per_s(self) -> float:
+        """Answers per second."""
+        request = self.instance.request
+        tokens_per_s = self.batch_size * self.instance.num_streams * request.tokens_per_pass / self.step.middle_s
+        return tokens_per_s / (request.output_len - 1)
+
+
+def make_prefiller(candidate: PrefillCandidate, times: Sequence[StepTimes]) -> Prefiller:
+    """Combine a candidate with the time of its pass."""
+    return Prefiller(candidate.instance, candidate.batch_size, span_of(times[0]))
+
+
+def make_decoder(candidate: DecodeCandidate, times: Sequence[StepTimes]) -> Decoder:
+    """Combine a candidate with the times of its passes."""
+    plain, step = (span_of(time) for time in times)
+    speculation = candidate.instance.request.speculation
+    if speculation:
+        step = step.plus(plain.scaled(speculation.draft_s(1.0)))
+    return Decoder(candidate.instance, candidate.batch_size, step)
+
+
+def pair_up(prefillers: Sequence[Prefiller], decoders: Sequence[Decoder]) -> Iterator[OperatingPoint]:
+    """Yield, for each decode instance, the best unit with one of the best prefill instances."""
+    if not prefillers or not decoders:
+        return
+    request = decoders[0].instance.request
+    chosen: list[tuple[Prefiller, float, Span]] = []
+    for prefiller in sorted(prefillers, key=lambda one: -one.requests_per_s / one.instance.layout.num_devices):
+        transfer = transfer_span(prefiller.instance, request.num_devices)
+        if transfer is None:
+            continue
+        load = _load_within(prefiller.service, transfer, request.ttft_limit_s)
+        if load >= _LEAST_LOAD_FRACTION:
+            chosen.append((prefiller, load, transfer))
+    chosen.sort(key=lambda one: -one[1] * one[0].requests_per_s / one[0].instance.layout.num_devices)
+    for decoder in decoders:
+        points = [
+            point
+            for prefiller, load, transfer in chosen[:_MOST_PREFILLERS]
+            if (point := _join(prefiller, decoder, load, transfer)) is not None
+        ]
+        if points:
+            yield max(points, key=lambda point: point.total_tokens_per_s(request.num_devices))
+
+
+def transfer_span(instance: Instance, num_devices: int | None) -> Span | None:
+    """Return the time to send the cache of one prompt; None if the bandwidth of the link is unknown. [s]
+
+    Args:
+        instance: The prefill instance; each of its devices sends its part.
+        num_devices: Devices of the whole server; within a node, caches are sent over the node's link.
+    """
+    device = instance.scenario.device
+    total_bytes = max(instance.cache_bytes(instance.request.prompt_len))
+    in_node = num_devices is not None and num_devices <= device.node_size
+    send = Collective(
+        name="cache.transfer",
+        op_name="send_recv",
+        axis="pipeline",
+        message_bytes=total_bytes,
+        num_ranks=2,
+        ranks_per_node=2 if in_node else 1,
+        dtype="bf16",
+    )
+    try:
+        (price,) = price_operations([send], device)
+    except ShapewrightError:
+        return None
+    return Span(float(price.time_s), float(price.low_s), float(price.high_s))
+
+
+def _load_within(service: Span, transfer: Span, limit_s: float | None) -> float:
+    """Return the largest load at which the mean time to the first token keeps a limit; 0 if none does.
+
+    S (1 + rho / (2 (1 - rho))) + transfer = limit, solved for rho.
+    """
+    if limit_s is None:
+        return MOST_LOAD_FRACTION
+    wait = (limit_s - transfer.middle_s) / service.middle_s - 1.0
+    return min(max(2.0 * wait / (1.0 + 2.0 * wait), 0.0), MOST_LOAD_FRACTION) if wait > 0.0 else 0.0
+
+
+def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -> OperatingPoint | None:
+    """Return the unit of prefill and decode instances with most tokens per second of the available devices."""
+    request, instance = decoder.instance.request, decoder.instance
+    prefill_layout, layout = prefiller.instance.layout, instance.layout
+    limit = request.num_devices
+    best: OperatingPoint | None = None
+    for num_prefill in range(1, _MOST_INSTANCES + 1):
+        most = _MOST_INSTANCES
+        if limit is not None:
+            most = min(most, (limit - num_prefill * prefill_layout.num_devices) // layout.num_devices)
+        if most < 1:
+            break
+        for num_decode in _matching(num_prefill * load * prefiller.requests_per_s / decoder.requests_per_s, most):
+            requests_per_s = min(num_prefill * load * prefiller.requests_per_s, num_decode * decoder.requests_per_s)
+            reached = requests_per_s / (num_prefill * prefiller.requests_per_s)
+            ttft = Span(
+                *(
+                    service + waiting_s(service, reached) + sent
+                    for service, sent in zip(
+                        (prefiller.service.middle_s, prefiller.service.low_s, prefiller.service.high_s),
+                        (transfer.middle_s, transfer.low_s, transfer.high_s),
+                        strict=True,
+                    )
+                )
+            )
+            # Decode instances that receive too few prompts run smaller batches; they are priced with full ones.
+            point = OperatingPoint(
+                mode="disaggregated",
+                format=instance.format,
+                layout=layout,
+                prefill_layout=prefill_layout,
+                num_instances=num_decode,
+                num_prefill_instances=num_prefill,
+                batch_size=decoder.batch_size,
+                num_sequences=decoder.batch_size * instance.num_streams * num_decode,
+                prefill_tokens=prefiller.batch_size * request.new_len,
+                prefill_load_fraction=reached,
+                ttft=ttft,
+                tpot=decoder.step.scaled(1.0 / request.tokens_per_pass),
+                requests_per_s=requests_per_s,
+                output_len=request.output_len,
+            )
+            if best is None or point.total_tokens_per_s(limit) > best.total_tokens_per_s(limit) * (1.0 + 1e-9):
+                best = point
+    return best
+
+
+def _matching(ratio: float, most: int) -> set[int]:
+    """Return the numbers of decode instances next to the balanced ratio, limited by the available devices."""
+    below = int(ratio)
+    return {min(max(count, 1), most) for count in (below, below + 1)}

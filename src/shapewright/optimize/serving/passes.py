@@ -1,0 +1,212 @@
+"""Passes of a server as lowered operations: decode, prefill, and both in one pass.
+
+A mixed pass (chunked prefill, arXiv 2308.16369) multiplies the tokens of decode and prefill with the weights together;
+only the attention core runs for each separately.
+
+Attention windows: the sequences of a batch are at different positions of their answers, so each layer is priced with
+the mean of what the sequences see. With chunked attention, a batch in the middle of its answers would see a whole chunk
+or almost nothing of it, depending on a few tokens of the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from shapewright.lowering import lower
+from shapewright.lowering.operations import Attention
+
+if TYPE_CHECKING:
+    from shapewright.lowering.operations import Operation
+    from shapewright.models import TransformerConfig
+    from shapewright.prediction.scenario import Scenario
+    from shapewright.workload import ParallelLayout, Workload
+
+_MOST_PASSES = 11
+"""Passes of a prompt that are priced. An odd number, so that they are not all at the same position of a chunk: the
+tokens of chunks and of passes are powers of two."""
+
+
+def spread_windows(config: TransformerConfig, context_len: int, num_contexts: int) -> TransformerConfig:
+    """Return the model with each window as long as the mean of what decode passes see of it.
+
+    Layers without a window see the mean if the model is lowered with the middle context.
+
+    Args:
+        config: The model.
+        context_len: Tokens in the cache before the first of the passes.
+        num_contexts: Passes, each with one more token in the cache.
+    """
+    if num_contexts == 1 or not any(config.attention_windows):
+        return config
+    is_chunked = config.attention_window_kind == "chunked"
+    seen = {
+        window: mean_seen(window, context_len, num_contexts, is_chunked=is_chunked)
+        for window in set(config.attention_windows)
+        if window
+    }
+    windows = tuple(seen.get(window, 0) for window in config.attention_windows)
+    return replace(config, attention_windows=windows, attention_window_kind="sliding")
+
+
+def contexts_of_passes(config: TransformerConfig, mean_context: int, tokens: int, num_passes: int) -> tuple[int, ...]:
+    """Return the cached tokens before some passes whose mean time is that of all passes of a prompt.
+
+    The time of layers without a window grows linearly from pass to pass, so the pass in the middle is the mean; with
+    sliding windows it is within 0.2 % (Gemma 2). With chunked attention, several passes are taken, evenly spaced over
+    the prompt.
+
+    Args:
+        config: The model.
+        mean_context: Mean number of tokens in the cache before a pass.
+        tokens: Prompt tokens of a pass.
+        num_passes: Passes of the prompt.
+
+    >>> from shapewright.models import TransformerConfig
+    >>> chunks = {"attention_windows": (32, 0), "attention_window_kind": "chunked"}
+    >>> model = TransformerConfig(hidden_size=64, num_layers=2, num_heads=4, vocab_size=100, **chunks)
+    >>> contexts_of_passes(model, 16, 16, 3)
+    (0, 16, 32)
+    """
+    if not any(config.attention_windows) or config.attention_window_kind != "chunked":
+        return (mean_context,)
+    first = mean_context - (num_passes - 1) * tokens // 2
+    count = min(num_passes, _MOST_PASSES)
+    return tuple(first + (2 * index + 1) * num_passes // (2 * count) * tokens for index in range(count))
+
+
+def mean_seen(window: int, context_len: int, num_contexts: int, *, is_chunked: bool) -> int:
+    """Return the mean number of tokens that one new token sees over contexts, itself included, rounded up.
+
+    Args:
+        window: Its window, above 0.
+        context_len: Tokens in the cache before the first pass.
+        num_contexts: Passes, each with one more token in the cache.
+        is_chunked: Whether tokens see their own chunk only; otherwise the window slides.
+
+    >>> mean_seen(4, 2, 4, is_chunked=True), mean_seen(4, 2, 4, is_chunked=False)  # 3 4 1 2 and 3 4 4 4
+    (3, 4)
+    """
+    last = context_len + num_contexts
+    total = _sum_seen(window, last, is_chunked=is_chunked) - _sum_seen(window, context_len, is_chunked=is_chunked)
+    return -(-total // num_contexts)
+
+
+def _sum_seen(window: int, num_tokens: int, *, is_chunked: bool) -> int:
+    """Return the sum of what the tokens of a sequence see: 1 + 2 + ... + window, then again or window for each."""
+    num_chunks, rest = divmod(num_tokens, window)
+    triangle = window * (window + 1) // 2
+    if is_chunked:
+        return num_chunks * triangle + rest * (rest + 1) // 2
+    return triangle + (num_tokens - window) * window if num_chunks else rest * (rest + 1) // 2
+
+
+# Roles of an attention block whose sizes depend on more than the number of tokens: the scores of a sequence, and the
+# latents of MLA, which prefill expands and decode absorbs.
+_CORE_ROLES = frozenset(
+    ("fused", "score", "mask", "softmax", "over_value", "repeat_kv", "kv_b", "absorb_q", "absorb_out")
+)
+
+
+class Pass(NamedTuple):
+    """Operations of one device in one pass of a server.
+
+    Attributes:
+        operations: The operations, in order.
+        workload: Workload that they were lowered from.
+        layout: Layout of the model.
+        key: Kind and sizes; passes of one instance with equal keys are equal.
+    """
+
+    operations: tuple[Operation, ...]
+    workload: Workload
+    layout: ParallelLayout
+    key: tuple[object, ...]
+
+
+class Passes:
+    """The passes of one model on one layout, lowered when first used.
+
+    Args:
+        scenario: Model, device and layout, and a workload with formats and kind of attention.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._config, self._node_size = scenario.config, scenario.device.node_size
+        self._workload, self._layout = scenario.workload, scenario.layout
+        self._lowered: dict[tuple[object, ...], Pass] = {}
+        self._spread_configs: dict[tuple[int, int], TransformerConfig] = {}
+
+    def decode(self, batch_size: int, context_len: int, query_len: int = 1, *, answer_len: int = 1) -> Pass:
+        """Return a pass over ``query_len`` new tokens of each sequence; more than one verifies draft tokens.
+
+        Unfused attention has no kernel for few queries against a long cache: then each new token counts as a sequence.
+
+        Args:
+            batch_size: Sequences.
+            context_len: Tokens that each has in the cache, in the middle of its answer.
+            query_len: New tokens of each.
+            answer_len: Tokens of an answer, over which the sequences are distributed; affects layers with windows.
+        """
+        key = ("decode", batch_size, context_len, query_len, answer_len)
+        if key not in self._lowered:
+            workload = replace(
+                self._workload, phase="decode", micro_batch_size=batch_size * query_len, context_len=context_len
+            )
+            spread = self._spread(context_len - answer_len // 2, answer_len)
+            operations = lower(spread, workload, self._layout, node_size=self._node_size)
+            if query_len > 1:
+                operations = tuple(_share_cache(operation, query_len) for operation in operations)
+            self._lowered[key] = Pass(operations, workload, self._layout, key)
+        return self._lowered[key]
+
+    def prefill(self, batch_size: int, num_tokens: int, context_len: int = 0) -> Pass:
+        """Return a pass over ``num_tokens`` of each of some prompts, after ``context_len`` cached tokens."""
+        key = ("prefill", batch_size, num_tokens, context_len)
+        if key not in self._lowered:
+            workload = replace(
+                self._workload,
+                phase="prefill",
+                micro_batch_size=batch_size,
+                seq_len=num_tokens,
+                context_len=context_len,
+            )
+            self._lowered[key] = Pass(self._lower(workload), workload, self._layout, key)
+        return self._lowered[key]
+
+    def mixed(self, decode: Pass, prefill: Pass) -> Pass:
+        """Return a decode and a prefill pass in one: weights are read once, attention cores run one after the other.
+
+        Logits are those of the decoding sequences; the few rows of prompts that end are left out.
+        """
+        prompts = prefill.workload.micro_batch_size
+        new_tokens = decode.workload.micro_batch_size
+        together = self.prefill(1, new_tokens + prompts * prefill.workload.seq_len)
+        operations = [
+            *(operation for operation in together.operations if not _is_core(operation) and operation.stage != "last"),
+            *(operation for operation in decode.operations if _is_core(operation)),
+            *(operation for operation in prefill.operations if _is_core(operation)),
+            *(operation for operation in decode.operations if operation.stage == "last"),
+        ]
+        return Pass(tuple(operations), together.workload, self._layout, ("mixed", decode.key, prefill.key))
+
+    def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
+        key = (context_len, num_contexts)
+        if key not in self._spread_configs:
+            self._spread_configs[key] = spread_windows(self._config, context_len, num_contexts)
+        return self._spread_configs[key]
+
+    def _lower(self, workload: Workload) -> tuple[Operation, ...]:
+        return lower(self._config, workload, self._layout, node_size=self._node_size)
+
+
+def _is_core(operation: Operation) -> bool:
+    return operation.block in ("attention", "cross_attention") and operation.role in _CORE_ROLES
+
+
+def _share_cache(operation: Operation, query_len: int) -> Operation:
+    """Let the new tokens of one sequence read its cache together."""
+    if not isinstance(operation, Attention):
+        return operation
+    batch_size = int(operation.batch_size) // query_len
+    return replace(operation, batch_size=batch_size, query_len=query_len, kv_len=operation.kv_len + query_len - 1)

@@ -1,0 +1,153 @@
+"""plan_serving: operating points of all layouts, formats, batches and ways to prefill; the best, and Pareto fronts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.errors import UnknownRateError, WorkloadError
+from shapewright.core.notebook import NotebookDisplay
+from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch, check_given
+from shapewright.optimize.serving.point import OperatingPoint, pareto_front
+from shapewright.optimize.serving.pricing import price_points
+from shapewright.prediction.scenario import ScenarioResult
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.experts.kernels import describe_expert_kernel
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.optimize.serving.request import ServingFormat, ServingRequest
+    from shapewright.prediction.scenario import Scenario
+
+# Points within this fraction of the best are equal within the error of a prediction.
+_ALIKE_FRACTION = 0.98
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPlan(ScenarioResult, NotebookDisplay):
+    """Result of plan_serving: capacities of instances, and operating points.
+
+    Attributes:
+        scenario: Model and device, and a workload with the wanted formats and kind of attention.
+        request: Lengths and limits.
+        formats: Element formats that were tried; the first is the wanted one.
+        capacities: Capacity of an instance of each layout and format.
+        points: All operating points that were priced.
+        notes: Notes for the reader, one line each.
+    """
+
+    scenario: Scenario
+    request: ServingRequest
+    formats: tuple[ServingFormat, ...]
+    capacities: tuple[InstanceCapacity, ...]
+    points: tuple[OperatingPoint, ...]
+    notes: tuple[str, ...]
+
+    def best(self, mode: str | None = None, format_name: str | None = None) -> OperatingPoint | None:
+        """Return the point with most tokens per second of the devices that keeps the limits; None if none does.
+
+        Of points within 2 % of it, which is within the error of a prediction, the one with fewest devices is taken.
+
+        Args:
+            mode: ``aggregated`` or ``disaggregated``; None for either.
+            format_name: Name of a format; None for the wanted one.
+        """
+        wanted = format_name or self.formats[0].name
+        fitting = [
+            point
+            for point in self.points
+            if point.format.name == wanted and mode in (None, point.mode) and point.meets(self.request)
+        ]
+        most = max((point.total_tokens_per_s(self.request.num_devices) for point in fitting), default=0.0)
+        close = [
+            point for point in fitting if point.total_tokens_per_s(self.request.num_devices) >= _ALIKE_FRACTION * most
+        ]
+        return min(close, key=lambda point: (point.num_devices, point.tpot.middle_s), default=None)
+
+    def front(self, mode: str | None = None, format_name: str | None = None) -> tuple[OperatingPoint, ...]:
+        """Return the Pareto front of tokens/s of the devices and of a user, within the limit of the first token.
+
+        Args:
+            mode: As for best.
+            format_name: As for best.
+        """
+        wanted = format_name or self.formats[0].name
+        limit_s = self.request.ttft_limit_s
+        return pareto_front(
+            (
+                point
+                for point in self.points
+                if point.format.name == wanted
+                and mode in (None, point.mode)
+                and (limit_s is None or point.ttft.middle_s <= limit_s)
+            ),
+            self.request.num_devices,
+        )
+
+
+def plan_serving(
+    scenario: Scenario,
+    request: ServingRequest,
+    *,
+    formats: Sequence[ServingFormat],
+    layout: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] | None = None,
+) -> ServingPlan:
+    """Plan how to serve a model: layout, format, batch, and prefill together with decode or apart.
+
+    Args:
+        scenario: Model, a decoder, and device; of the workload, the kind of attention is used.
+        request: Lengths, limits and devices.
+        formats: Element formats to try, the wanted one first.
+        layout: Degrees that are fixed.
+        notes: Notes kept with the result, instead of those of the scenario.
+
+    Raises:
+        WorkloadError: the model is not a decoder, or it does not fit on the devices.
+        LayoutError: no layout divides the model.
+        UnknownRateError: the device has no rate for the wanted format.
+    """
+    config, device, workload = scenario.config, scenario.device, scenario.workload
+    if config.stack != "decoder":
+        raise WorkloadError(
+            f"a serving plan needs a decoder, and this model is an {config.stack}; predict its prefill instead"
+        )
+    given = {name: value for name, value in (layout or {}).items() if value is not None}
+    check_given(config, given)
+    found_notes = list(scenario.notes if notes is None else notes)
+    kept = _list_usable(formats, device, found_notes)
+    search = InstanceSearch(scenario=scenario, request=request, given=given)
+    instances, capacities = search.find(kept, found_notes)
+    points = price_points(instances, found_notes)
+    if config.is_moe:
+        record = load_record("moe", device)
+        is_own = workload.expert_kernel == "as-16-bit"
+        kernels = dict.fromkeys(describe_expert_kernel(record, one.dtype, is_own=is_own) for one in kept)
+        found_notes += [note for note in kernels if note]
+    if request.total_len > config.max_position_embeddings:
+        found_notes.append(
+            f"prompt_len + output_len = {request.total_len} tokens exceed the model's max_position_embeddings="
+            f"{config.max_position_embeddings}"
+        )
+    return ServingPlan(
+        scenario=scenario,
+        request=request,
+        formats=tuple(kept),
+        capacities=tuple(capacities),
+        points=tuple(points),
+        notes=tuple(found_notes),
+    )
+
+
+def _list_usable(formats: Sequence[ServingFormat], device: Device, notes: list[str]) -> list[ServingFormat]:
+    """Return the formats whose GEMMs the device has a rate for; the first must be one of them."""
+    device.peak_flops_per_s(formats[0].dtype)
+    kept: dict[str, ServingFormat] = {}
+    for one in formats:
+        try:
+            device.peak_flops_per_s(one.dtype)
+            kept.setdefault(one.name, one)
+        except UnknownRateError as error:
+            notes.append(f"{one.name} is left out: {error}")
+    return list(kept.values())

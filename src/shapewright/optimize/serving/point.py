@@ -1,0 +1,162 @@
+"""Operating points: a way to serve, with its latency and throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.prediction.composition import StepTimes
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving.request import ServingFormat, ServingRequest
+    from shapewright.workload import ParallelLayout
+
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time with the ends of its 90 % interval. [s]"""
+
+    middle_s: float
+    low_s: float
+    high_s: float
+
+    def scaled(self, factor: float) -> Span:
+        """Return the time multiplied by a number."""
+        return Span(self.middle_s * factor, self.low_s * factor, self.high_s * factor)
+
+    def plus(self, other: Span) -> Span:
+        """Return the sum of two times, with fully correlated errors."""
+        return Span(self.middle_s + other.middle_s, self.low_s + other.low_s, self.high_s + other.high_s)
+
+
+def span_of(times: StepTimes) -> Span:
+    """Return the time of a pass with its interval."""
+    return Span(times.step_s, times.step_low_s, times.step_high_s)
+
+
+def mean_span(spans: Sequence[Span]) -> Span:
+    """Return the mean of times, with fully correlated errors."""
+    total = spans[0]
+    for span in spans[1:]:
+        total = total.plus(span)
+    return total.scaled(1.0 / len(spans))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint:
+    """One way to serve, with its latency and throughput.
+
+    Attributes:
+        mode: ``aggregated`` (each instance prefills and decodes) or ``disaggregated``.
+        format: Element formats.
+        layout: Layout of an instance; of a decoding one if disaggregated.
+        prefill_layout: Layout of a prefilling instance; None if aggregated.
+        num_instances: Instances of ``layout`` in one unit; units are replicated over the devices.
+        num_prefill_instances: Instances of ``prefill_layout`` in it.
+        batch_size: Sequences that one pass decodes on each replica of an instance.
+        num_sequences: Sequences that the unit decodes at once.
+        prefill_tokens: Prompt tokens of one prefill pass, on each replica.
+        prefill_load_fraction: Used share of the prefill capacity: share of passes with prefill, or of the time of
+            prefill instances.
+        ttft: Time to first token, queueing included.
+        tpot: Time per further token.
+        requests_per_s: Requests per second of the unit.
+        output_len: Tokens of an answer.
+    """
+
+    mode: str
+    format: ServingFormat
+    layout: ParallelLayout
+    prefill_layout: ParallelLayout | None = None
+    num_instances: int = 1
+    num_prefill_instances: int = 0
+    batch_size: int
+    num_sequences: int
+    prefill_tokens: int
+    prefill_load_fraction: float
+    ttft: Span
+    tpot: Span
+    requests_per_s: float
+    output_len: int
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the unit."""
+        prefill = self.prefill_layout.num_devices if self.prefill_layout else 0
+        return self.num_instances * self.layout.num_devices + self.num_prefill_instances * prefill
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Answered tokens per second of the unit."""
+        return self.requests_per_s * self.output_len
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        """Answered tokens per second and device."""
+        return self.tokens_per_s / self.num_devices
+
+    @property
+    def tokens_per_s_per_user(self) -> float:
+        """Tokens per second that one user sees after the first."""
+        return 1.0 / self.tpot.middle_s
+
+    def usd_per_million_tokens(self, usd_per_hour: float | None) -> float | None:
+        """Return the cost of a million answered tokens under full load. [USD]
+
+        Args:
+            usd_per_hour: Price of one device; None gives None. [USD/h]
+        """
+        if usd_per_hour is None:
+            return None
+        return 1e6 * usd_per_hour / _SECONDS_PER_HOUR / self.tokens_per_s_per_device
+
+    def total_tokens_per_s(self, num_devices: int | None) -> float:
+        """Return the tokens per second of as many units as fit on the devices; per device if num_devices is None."""
+        if num_devices is None:
+            return self.tokens_per_s_per_device
+        return num_devices // self.num_devices * self.tokens_per_s
+
+    def meets(self, request: ServingRequest) -> bool:
+        """Return whether the predicted times keep both limits."""
+        return _within(self.ttft.middle_s, request.ttft_limit_s) and _within(self.tpot.middle_s, request.tpot_limit_s)
+
+
+def _within(value_s: float, limit_s: float | None) -> bool:
+    return limit_s is None or value_s <= limit_s
+
+
+def pareto_front(points: Iterable[OperatingPoint], num_devices: int | None = None) -> tuple[OperatingPoint, ...]:
+    """Return the Pareto front of tokens per second of the devices and tokens per second of a user.
+
+    Args:
+        points: The points.
+        num_devices: Available devices; None counts per device.
+
+    Returns:
+        Points of the front, the fastest for a user first.
+    """
+    ranked: Sequence[OperatingPoint] = sorted(
+        points, key=lambda point: (-point.tokens_per_s_per_user, -point.total_tokens_per_s(num_devices))
+    )
+    front: list[OperatingPoint] = []
+    for point in ranked:
+        if not front or point.total_tokens_per_s(num_devices) > front[-1].total_tokens_per_s(num_devices):
+            front.append(point)
+    return tuple(front)
+
+
+def waiting_s(service_s: float, load_fraction: float) -> float:
+    """Return the mean waiting time of a queue with a fixed service time and random arrivals. [s]
+
+    rho S / (2 (1 - rho)): the Pollaczek-Khinchine formula for M/D/1.
+
+    Source: L. Kleinrock, Queueing Systems, volume 1 (1975), section 5.7.
+
+    >>> round(waiting_s(0.1, 0.5), 9)
+    0.05
+    """
+    return load_fraction * service_s / (2.0 * (1.0 - load_fraction))

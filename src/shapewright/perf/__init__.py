@@ -1,1 +1,0 @@
-"""Pricing: from operations and a device to seconds, with the reason. It knows no models."""

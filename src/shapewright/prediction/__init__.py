@@ -1,0 +1,1 @@
+"""Prediction of a step: scenarios, composition, capacity, sweeps, comparison, utilization, calculators."""

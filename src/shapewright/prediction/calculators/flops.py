@@ -1,0 +1,189 @@
+"""FLOPs of a token, by part and by FLOP convention; and communication volumes of a training step.
+
+Legend: W layer weights that a token is multiplied with, A attention FLOPs of a token in the forward pass, V weights of
+the logit matrix.
+
+    forward            2 W + A + 2 V             one multiplication and one addition per weight
+    training           3 (2 W + A + 2 V)         the backward pass has twice the FLOPs of the forward pass
+
+Legend: n ranks, P parameters, t tensor degree, b s h a micro-batch's hidden states.
+
+Bus bandwidth is the link rate of an equivalent ring: algorithm bandwidth times the factor below (nccl-tests,
+PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shapewright.core.errors import LayoutError, WorkloadError
+from shapewright.core.ranges import check_integer
+from shapewright.lowering import lower, validate_lengths
+from shapewright.lowering.flops import CONVENTIONS, StepFlops, count_convention_flops
+from shapewright.lowering.operations import Gemm, GroupedGemm
+from shapewright.prediction.calculators.parameters import Term, substitute
+from shapewright.workload import ParallelLayout
+
+if TYPE_CHECKING:
+    from shapewright.models import TransformerConfig
+    from shapewright.workload import Workload
+
+_ROUNDS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}
+# Parameters' worth of traffic per step: gradients reduced, weights gathered (arXiv 1910.02054, section 7).
+_TRAFFIC_BY_STAGE = (2.0, 2.0, 2.0, 3.0)
+
+
+def bus_fraction(op_name: str, num_ranks: int) -> float:
+    """Return bus over algorithm bandwidth: 2 (n - 1) / n for all_reduce, 1 for send_recv, (n - 1) / n for others.
+
+    >>> bus_fraction("all_reduce", 8), bus_fraction("all_gather", 8), bus_fraction("send_recv", 2)
+    (1.75, 0.875, 1.0)
+
+    Raises:
+        WorkloadError: the operation is not known, or has no ranks.
+    """
+    if num_ranks < 1:
+        raise WorkloadError(f"num_ranks={num_ranks} must be 1 at least")
+    if op_name == "send_recv":
+        return 1.0
+    if op_name not in _ROUNDS:
+        raise WorkloadError(f"unknown collective {op_name!r}; choose one of {', '.join((*_ROUNDS, 'send_recv'))}")
+    return _ROUNDS[op_name] * (num_ranks - 1) / num_ranks
+
+
+def count_gradient_traffic_bytes(num_parameters: float, element_bytes: float, zero_stage: int) -> float:
+    """Count the bytes that replicas exchange in a step without the factor (n - 1) / n: 2 P, in ZeRO stage 3 3 P. [byte]
+
+    >>> count_gradient_traffic_bytes(10e9, 2, 0), count_gradient_traffic_bytes(10e9, 2, 3)
+    (40000000000.0, 60000000000.0)
+
+    Raises:
+        LayoutError: there is no such stage.
+
+    Source: arXiv 1910.02054, section 7.
+    """
+    check_integer("zero_stage", zero_stage, 0, len(_TRAFFIC_BY_STAGE) - 1, error=LayoutError)
+    return _TRAFFIC_BY_STAGE[zero_stage] * num_parameters * element_bytes
+
+
+def count_tensor_parallel_elements(
+    micro_batch_size: int, seq_len: int, hidden_size: int, tensor_parallel: int
+) -> float:
+    """Count the elements that a device sends per layer and micro-batch: four all_reduces of b s h, 8 b s h (t - 1) / t.
+
+    >>> count_tensor_parallel_elements(1, 2048, 12288, 8) == 8 * 2048 * 12288 * 7 / 8
+    True
+
+    Source: arXiv 2104.04473, section 3.2.
+    """
+    return 4.0 * bus_fraction("all_reduce", tensor_parallel) * micro_batch_size * seq_len * hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopsPerToken:
+    """FLOPs of one token, averaged over a sequence.
+
+    Attributes:
+        config: The model.
+        seq_len: Tokens of the sequence.
+        recompute: Activation recomputation, which hardware FLOPs count.
+        layer_weights: W.
+        attention_flops: A, the whole square; of one token on average. [flop]
+        head_weights: V.
+        conventions: Training FLOPs of a token by convention. [flop]
+    """
+
+    config: TransformerConfig
+    seq_len: int
+    recompute: str
+    layer_weights: float
+    attention_flops: float
+    head_weights: float
+    conventions: dict[str, StepFlops]
+
+    @property
+    def forward_flops(self) -> float:
+        """Forward pass, logits of every token. [flop]"""
+        return 2.0 * self.layer_weights + self.attention_flops + 2.0 * self.head_weights
+
+    @property
+    def training_flops(self) -> float:
+        """Forward and backward pass. [flop]"""
+        return 3.0 * self.forward_flops
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The FLOPs by part, with formulas."""
+        values = {
+            "W": self.layer_weights,
+            "A": self.attention_flops,
+            "V": self.head_weights,
+            "L": self.config.num_layers,
+            "a": self.config.num_heads,
+            "d": self.config.head_dim,
+            "d_v": self.config.v_head_dim,
+            "s": self.seq_len,
+        }
+        rows = [
+            ("layers, forward", "2*W", 2.0 * self.layer_weights),
+            ("attention, forward", _attention_formula(self.config, self.attention_flops, values), self.attention_flops),
+            ("logits, forward", "2*V", 2.0 * self.head_weights),
+            ("forward", "2*W + A + 2*V", self.forward_flops),
+            ("forward and backward", "3*(2*W + A + 2*V)", self.training_flops),
+        ]
+        return tuple(Term(name, formula, substitute(formula, values), value) for name, formula, value in rows)
+
+
+def count_flops(config: TransformerConfig, workload: Workload) -> FlopsPerToken:
+    """Count the FLOPs of a token.
+
+    Args:
+        config: The model.
+        workload: Its seq_len and its recompute count.
+
+    >>> from shapewright.models import TransformerConfig
+    >>> from shapewright.workload import Workload
+    >>> gpt_22b = TransformerConfig(hidden_size=6144, num_layers=48, num_heads=64, vocab_size=51200)
+    >>> found = count_flops(gpt_22b, Workload(seq_len=2048))
+    >>> found.layer_weights == 12 * 48 * 6144**2, found.attention_flops == 48 * 4 * 2048 * 6144
+    (True, True)
+    """
+    validate_lengths(config, workload)
+    step = replace(workload.with_recompute("none"), phase="train", micro_batch_size=1, global_batch_size=1)
+    tokens = float(step.seq_len)
+    weights = attention = head = 0.0
+    for operation in lower(config, step, ParallelLayout()):
+        if operation.pass_name != "forward":
+            continue
+        if operation.is_attention_core:
+            attention += float(operation.flops) * int(operation.repeats) / tokens
+        elif isinstance(operation, Gemm | GroupedGemm):
+            share = float(operation.flops) * int(operation.repeats) / (2.0 * tokens)
+            if operation.stage == "last":
+                head += share
+            else:
+                weights += share
+    kept = replace(step, recompute=workload.recompute, recompute_layers=workload.recompute_layers)
+    return FlopsPerToken(
+        config=config,
+        seq_len=step.seq_len,
+        recompute=kept.recompute,
+        layer_weights=weights,
+        attention_flops=attention,
+        head_weights=head,
+        conventions={name: _per_token(count_convention_flops(config, kept, 1, name), tokens) for name in CONVENTIONS},
+    )
+
+
+def _per_token(flops: StepFlops, tokens: float) -> StepFlops:
+    hardware = None if flops.hardware_flops is None else flops.hardware_flops / tokens
+    return StepFlops(flops.model_flops / tokens, hardware)
+
+
+def _attention_formula(config: TransformerConfig, attention_flops: float, values: dict[str, float]) -> str:
+    """Return the closed formula of the attention core; ``A`` with windows, latents or an encoder."""
+    v = "d" if config.v_head_dim == config.head_dim else "d_v"
+    formula = "4*L*a*d*s" if v == "d" else "2*L*a*(d + d_v)*s"
+    expected = 2.0 * values["L"] * values["a"] * (values["d"] + values["d_v"]) * values["s"]
+    return formula if abs(expected - attention_flops) <= 1e-9 * expected else "A"

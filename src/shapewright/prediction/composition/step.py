@@ -1,0 +1,156 @@
+"""Compose operation times into a step: its time, pipeline bubble and interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Protocol
+
+from shapewright.lowering import layers_per_stage, num_microbatches
+from shapewright.prediction.composition.overlap import PricedOperation, overlap_communication
+from shapewright.prediction.composition.stages import WEIGHT_GRADIENTS, combine_stages
+from shapewright.pricing.operations import price_operations
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Operation
+    from shapewright.models import TransformerConfig
+    from shapewright.pricing.price import Price
+    from shapewright.workload import ParallelLayout, Workload
+
+ERROR_CORRELATION = 0.3
+"""Correlation between the errors of the operations of one step.
+
+Measured as the share of variance between libraries: 0.19 for GEMMs priced without a library, 0.29 for GEMMs priced for
+another library; whole layers of the paper need 0.15 to 0.3 (docs/decisions/0012-intervals.md).
+"""
+
+BORROWED_ERROR_CORRELATION = 0.5
+"""The same correlation with borrowed calibration: 0.3 for attention, 0.5 for GEMMs, 0.7 for experts, measured by
+leaving out one device at a time. Errors correlate more where most of the interval is a bias of the device: a chip of
+another vendor may be slower, or faster, than its calibration donor in all GEMMs."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of a step, composed from its operations. [s]"""
+
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    bubble_s: float
+    layer_forward_s: float
+
+
+def compose_step(
+    priced: Iterable[PricedOperation], config: TransformerConfig, workload: Workload, layout: ParallelLayout
+) -> StepTimes:
+    """Compose the step time: operations of the busiest stage, pipeline bubble and once-per-step operations.
+
+    With m micro-batches, p stages and v chunks per stage, the busiest stage computes m passes and waits (p - 1) / v
+    passes of an average stage; prefill and decode (m = 1) therefore run all p stages one after the other. GPipe has the
+    same bubble as 1F1B. The bubble of the zero-bubble schedule ZB-H1 is (p - 1) (T_F + T_B - T_W), that of 1F1B
+    (p - 1) (T_F + T_B + T_W): weight gradients, W, fill the end. DualPipe, whose devices hold one stage from either
+    end, has a bubble of (p / 2 - 1) (T_F&B + T_B - 2 T_W); with T_B - T_W = T_F this is (p - 2) (T_F + T_B - T_W).
+
+    Source: arXiv 2104.04473, section 2.2; arXiv 2401.10241, section 2 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
+    """
+    layer_forward_s = 0.0
+    sums = dict.fromkeys(("every", "first", "last", "step", WEIGHT_GRADIENTS), 0.0)
+    below, above = _Spread(), _Spread()
+    for entry in priced:
+        operation, price, total_s = entry.operation, entry.price, entry.total_time_s
+        sums["step" if operation.pass_name == "step" else operation.stage] += total_s
+        if operation.stage == "every":
+            if operation.pass_name == "forward":
+                layer_forward_s += total_s
+            elif operation.is_weight_gradient:
+                sums[WEIGHT_GRADIENTS] += total_s
+        if total_s > 0.0:
+            shared, times = error_correlation(price), total_s / float(price.time_s)
+            below.add(times * abs(float(price.low_s - price.time_s)), shared)
+            above.add(times * abs(float(price.high_s - price.time_s)), shared)
+    passes = num_microbatches(workload, layout)
+    step_s, bubble_s = combine_stages(sums, passes, layout)
+    scale = step_s / max(sum(sums[part] for part in sums if part != WEIGHT_GRADIENTS), 1e-30)
+    return StepTimes(
+        step_s=step_s,
+        step_low_s=max(step_s - scale * below.width_s, 0.0),
+        step_high_s=step_s + scale * above.width_s,
+        bubble_s=bubble_s,
+        layer_forward_s=layer_forward_s / (passes * layers_per_stage(config, layout)),
+    )
+
+
+@dataclass
+class _Spread:
+    """Half-width of the interval of a sum with partly correlated terms.
+
+    Attributes:
+        alone: Sum of squares of the independent parts. [s^2]
+        together_s: Sum of the correlated parts. [s]
+    """
+
+    alone: float = 0.0
+    together_s: float = 0.0
+
+    def add(self, width_s: float, shared: float) -> None:
+        """Add a term with its half-width and correlation."""
+        self.alone += (1.0 - shared) * width_s * width_s
+        self.together_s += sqrt(shared) * width_s
+
+    @property
+    def width_s(self) -> float:
+        """Half-width of the sum. [s]"""
+        return sqrt(self.alone + self.together_s**2)
+
+
+def error_correlation(price: Price) -> float:
+    """Return the correlation of an operation's error with the other errors of its step."""
+    if not price.calibration.is_uncalibrated:
+        return ERROR_CORRELATION
+    # The remainder beyond the bias of the device correlates like errors of the device's own record.
+    shared = float(price.shared_error)
+    return max(BORROWED_ERROR_CORRELATION, shared + (1.0 - shared) * ERROR_CORRELATION)
+
+
+class LoweredPass(Protocol):
+    """Operations of one pass, with the workload and the layout that they were lowered from."""
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """The operations, in order."""
+
+    @property
+    def workload(self) -> Workload:
+        """The workload."""
+
+    @property
+    def layout(self) -> ParallelLayout:
+        """The layout."""
+
+
+def compose_passes(
+    passes: Sequence[LoweredPass],
+    config: TransformerConfig,
+    device: Device,
+) -> list[StepTimes]:
+    """Price and compose many passes of one model as ``predict`` does, with one pricing call for all operations.
+
+    Args:
+        passes: The passes.
+        config: The model.
+        device: The device.
+    """
+    listed = [operation for each in passes for operation in each.operations]
+    prices = iter(price_operations(listed, device))
+    return [
+        compose_step(
+            overlap_communication([PricedOperation(operation, next(prices)) for operation in each.operations]),
+            config,
+            each.workload,
+            each.layout,
+        )
+        for each in passes
+    ]

@@ -1,0 +1,192 @@
+"""LayerRun and StepRun: one layer or one step of a model, measured as a whole and predicted from its operations.
+
+Both hold the non-default fields of their TransformerConfig and Workload, so that a stored measurement can be predicted
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shapewright.lowering import lower
+from shapewright.memory import TrainingRecipe, estimate_memory, list_saved_tensors
+from shapewright.models import TransformerConfig
+from shapewright.workload import ParallelLayout, Workload
+
+if TYPE_CHECKING:
+    from shapewright.lowering.operations import Operation
+
+FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
+LAYER_PASSES = (FORWARD, FORWARD_BACKWARD)
+# Fields without influence on what runs; the name of the measurement holds them.
+_IGNORED_FIELDS = ("name", "model_type")
+# Bytes per parameter of a measured step: 16-bit weights and gradients, a second copy of the gradients in fp32 for the
+# optimiser, fp32 master weights and two moments.
+_MIXED = TrainingRecipe(weight_bytes=2.0, gradient_bytes=6.0, optimizer_bytes=12.0)
+_WIDE = TrainingRecipe(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ModelRun:
+    """Fields that LayerRun and StepRun share.
+
+    Attributes:
+        name: Name of the model.
+        dtype: Element format.
+        config: Fields of the TransformerConfig that differ from their defaults.
+        workload: Fields of the Workload that differ from their defaults or always matter.
+    """
+
+    name: str
+    dtype: str
+    config: Mapping[str, Any] = field(hash=False)
+    workload: Mapping[str, Any] = field(hash=False)
+
+    def config_and_workload(self) -> tuple[TransformerConfig, Workload]:
+        """Build the model and the workload."""
+        shape: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in self.config.items()
+        }
+        return TransformerConfig(**shape, name=self.name), Workload(**{**self.workload, "dtype": self.dtype})
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of all operations. [flop]"""
+        return self._flops_and_bytes[0]
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes that the operations read and write, each from and to memory. [byte]"""
+        return self._flops_and_bytes[1]
+
+    @cached_property
+    def _flops_and_bytes(self) -> tuple[float, float]:
+        listed = self.operations()
+        return (
+            sum(float(operation.flops) * int(operation.repeats) for operation in listed),
+            sum(float(operation.num_bytes) * int(operation.repeats) for operation in listed),
+        )
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Operations of the run, each with its number of repeats."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRun(_ModelRun):
+    """One decoder layer: its forward pass, or forward and backward pass.
+
+    Attributes:
+        passes: One of LAYER_PASSES; a forward pass alone saves no tensors for gradients.
+
+    >>> layer = layer_run(TransformerConfig(hidden_size=64, num_layers=3, num_heads=4, vocab_size=100), Workload())
+    >>> len([entry for entry in layer.operations() if entry.kind == "gemm"])
+    18
+    """
+
+    passes: str = FORWARD_BACKWARD
+
+    kind = "layer"
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Operations of the layer, without embedding, logits and optimiser."""
+        config, workload = self.config_and_workload()
+        wanted = {"forward"} if self.passes == FORWARD else {"forward", "recompute", "backward"}
+        return tuple(
+            operation
+            for operation in lower(config, workload, ParallelLayout())
+            if operation.stage == "every" and operation.pass_name in wanted
+        )
+
+    def estimate_figures(self) -> dict[str, float]:
+        """Estimate the quantities that are measured besides time."""
+        if self.passes == FORWARD:
+            return {}
+        config, workload = self.config_and_workload()
+        saved = list_saved_tensors(config, workload, ParallelLayout(), has_experts=config.is_moe_layer(0))
+        return {"activation_bytes": sum(tensor.num_bytes for tensor in saved)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRun(_ModelRun):
+    """One whole step: a training step with its optimiser, a prefill pass, or a decode step."""
+
+    kind = "step"
+
+    def operations(self) -> tuple[Operation, ...]:
+        """Operations of the step."""
+        return tuple(lower(*self.config_and_workload(), ParallelLayout()))
+
+    def estimate_figures(self) -> dict[str, float]:
+        """Estimate the quantities that are measured besides time."""
+        config, workload = self.config_and_workload()
+        recipe = (_WIDE if self.dtype in ("fp32", "tf32") else _MIXED) if workload.is_training else None
+        memory = estimate_memory(config, workload, ParallelLayout(), recipe=recipe)
+        return {"peak_memory_bytes": memory.total_bytes - memory.runtime_bytes}
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of one step."""
+        _, workload = self.config_and_workload()
+        return workload.micro_batch_size * workload.query_len
+
+
+def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FORWARD_BACKWARD) -> LayerRun:
+    """Build the run of the first layer of a model; fields without influence on it are reset, so equal layers match."""
+    has_rotary = config.is_rotary_layer(0)
+    alone = replace(
+        config,
+        num_layers=1,
+        attention_windows=(config.window_of_layer(0),) if config.window_of_layer(0) else (),
+        moe_layers=(),
+        vocab_size=1,
+        max_position_embeddings=workload.kv_len,
+        position_embedding="rotary" if has_rotary else "none",
+        rotary_layers=(),
+        position_offset=0,
+        tied_embeddings=False,
+        embedding_size=config.hidden_size,
+        embedding_norm=False,
+        num_token_types=0,
+        head_transform=False,
+        lm_head_bias=False,
+    )
+    return LayerRun(
+        name=config.name or "layer",
+        dtype=workload.dtype,
+        config=_non_default_fields(alone, TransformerConfig),
+        workload=_workload_fields(workload),
+        passes=passes,
+    )
+
+
+def step_run(config: TransformerConfig, workload: Workload) -> StepRun:
+    """Build the run of a whole step of a model on one device."""
+    return StepRun(
+        name=config.name or "model",
+        dtype=workload.dtype,
+        config=_non_default_fields(config, TransformerConfig),
+        workload=_workload_fields(workload),
+    )
+
+
+def _workload_fields(workload: Workload) -> dict[str, Any]:
+    """Return the fields of a workload that always matter, and those that differ from their defaults."""
+    named = ("phase", "attention", "micro_batch_size", "context_len" if workload.phase == "decode" else "seq_len")
+    length = "seq_len" if workload.phase == "decode" else "context_len"
+    differing = _non_default_fields(workload, Workload, ("dtype", length))
+    return {**{name: getattr(workload, name) for name in named}, **differing}
+
+
+def _non_default_fields(given: Any, cls: type, skipped: Sequence[str] = _IGNORED_FIELDS) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, with tuples as lists, as JSON stores them."""
+    found = {spec.name: getattr(given, spec.name) for spec in fields(cls) if spec.name not in skipped}
+    defaults = {spec.name: spec.default for spec in fields(cls)}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in found.items()
+        if value != defaults[name]
+    }

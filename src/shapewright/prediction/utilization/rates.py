@@ -1,0 +1,179 @@
+"""Rates of a measured step: reading the measurement, model and hardware FLOP/s by convention, and peak rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.core.errors import WorkloadError
+from shapewright.core.ranges import check_integer, check_number
+from shapewright.hardware import list_devices, load_device
+from shapewright.lowering.flops import StepFlops, count_convention_flops, get_convention
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.prediction.scenario import Scenario
+    from shapewright.workload import Workload
+
+SHORTEST_STEP_S, LONGEST_STEP_S, MOST_DEVICES = 1e-9, 1e9, 2**24
+"""Measurements outside these ranges are refused: a nanosecond, thirty years, more devices than a layout can have."""
+
+SECONDS = "seconds"
+"""Name of the measurement that is a step time."""
+
+MEASUREMENT_SCOPES = {
+    SECONDS: "of a whole optimiser step",
+    "tokens_per_s": "of the whole job",
+    "tokens_per_s_per_device": "of one device",
+}
+"""Scope of each measurement; a wrong scope is the usual cause of an MFU above 1."""
+
+_MEASUREMENT_HINTS = {
+    SECONDS: "the time of one optimiser step",
+    "tokens_per_s": "the tokens per second of the whole job",
+    "tokens_per_s_per_device": "the tokens per second of the whole job divided by its devices",
+}
+
+
+def read_measurement(workload: Workload, num_devices: int, **measured: float | None) -> tuple[str, float]:
+    """Convert a measurement to the time of a step.
+
+    Args:
+        workload: The measured workload; its global batch and seq_len give the tokens of a step.
+        num_devices: Devices of the job.
+        measured: One of seconds [s], tokens_per_s [token/s] and tokens_per_s_per_device [token/s]; others are None.
+
+    Returns:
+        The name of the measurement, and the time of one optimiser step. [s]
+
+    Raises:
+        WorkloadError: none or several were given, the workload is not training, or a number is out of range.
+    """
+    given = {name: value for name, value in measured.items() if value is not None}
+    if len(given) != 1:
+        raise WorkloadError(
+            f"a measurement is one of {', '.join(_MEASUREMENT_HINTS)}, but "
+            + (f"{' and '.join(given)} were given; give only one" if given else "none was given")
+        )
+    ((name, value),) = given.items()
+    num_tokens = _count_tokens(workload, num_devices)
+    if name == SECONDS:
+        lowest, highest = SHORTEST_STEP_S, LONGEST_STEP_S
+    else:
+        shared_by = num_devices if name == "tokens_per_s_per_device" else 1
+        lowest, highest = (num_tokens / shared_by / end_s for end_s in (LONGEST_STEP_S, SHORTEST_STEP_S))
+    check_number(name, value, lowest, highest, error=WorkloadError, hint=f"give {_MEASUREMENT_HINTS[name]}")
+    return name, value if name == SECONDS else num_tokens / shared_by / value
+
+
+def _count_tokens(workload: Workload, num_devices: int) -> int:
+    """Count the tokens of one optimiser step.
+
+    Raises:
+        WorkloadError: the workload is not training, has no global batch, or the number of devices is out of range.
+    """
+    if not workload.is_training:
+        raise WorkloadError(f"utilization is defined for training, not phase={workload.phase!r}; set phase='train'")
+    check_integer(
+        "num_devices", num_devices, 1, MOST_DEVICES, error=WorkloadError, hint="give the devices of the whole job"
+    )
+    if workload.global_batch_size is None:
+        raise WorkloadError("global_batch_size is missing; give the sequences of one optimiser step over all replicas")
+    return workload.global_batch_size * workload.seq_len
+
+
+# Dies of one card have their own device files; the names differ in the last word only.
+_SCOPE_WORDS = ("-gcd", "-card")
+
+
+@dataclass(frozen=True)
+class ConventionResult:
+    """Rates by one FLOP convention.
+
+    Attributes:
+        name: The convention.
+        formula: FLOPs per token.
+        used_by: Projects that publish by it.
+        flops: FLOPs of the step over all devices.
+        model_flops_per_s_per_device: Model rate. [flop/s]
+        hardware_flops_per_s_per_device: Rate with recomputation; None where the convention does not define it. [flop/s]
+        mfu: Model rate over the dense peak.
+        hfu: Hardware rate over the dense peak.
+    """
+
+    name: str
+    formula: str
+    used_by: str
+    flops: StepFlops
+    model_flops_per_s_per_device: float
+    hardware_flops_per_s_per_device: float | None
+    mfu: float
+    hfu: float | None
+
+
+def rate_by_convention(
+    name: str,
+    scenario: Scenario,
+    seconds: float,
+    num_devices: int,
+    peak: float,
+    *,
+    num_stages: int = 1,
+) -> ConventionResult:
+    """Compute the rates by one convention; see count_convention_flops for num_stages."""
+    convention = get_convention(name)
+    config, workload = scenario.config, scenario.workload
+    flops = count_convention_flops(config, workload, workload.global_batch_size or 0, name, num_stages=num_stages)
+    model = flops.model_flops / (seconds * num_devices)
+    hardware = None if flops.hardware_flops is None else flops.hardware_flops / (seconds * num_devices)
+    return ConventionResult(
+        name=name,
+        formula=convention.formula,
+        used_by=convention.used_by,
+        flops=flops,
+        model_flops_per_s_per_device=model,
+        hardware_flops_per_s_per_device=hardware,
+        mfu=model / peak,
+        hfu=None if hardware is None else hardware / peak,
+    )
+
+
+def describe_peak(device: Device, dtype: str) -> str:
+    """Describe the peak rate that MFU is a fraction of."""
+    return f"dense {dtype}, per {device.scope}"
+
+
+def find_other_peaks(device: Device, dtype: str) -> dict[str, float]:
+    """Find other peak rates used as denominators: sparse, per die, or of the card that a die is part of. [flop/s]
+
+    Dense GEMMs reach none of them.
+
+    >>> find_other_peaks(load_device("b200-sxm-180gb"), "bf16")
+    {'sparse bf16 (2:4), per package': 4500000000000000.0, 'dense bf16, per die (1 of 2)': 1125000000000000.0}
+    """
+    found: dict[str, float] = {}
+    sparse = device.sparse_flops_per_s.get(dtype)
+    if sparse is not None:
+        found[f"sparse {dtype} (2:4), per {device.scope}"] = sparse
+    siblings = _find_siblings(device, dtype)
+    found |= siblings
+    dense = device.dense_flops_per_s.get(dtype)
+    if device.num_dies and dense is not None and not siblings:
+        found[f"dense {dtype}, per die (1 of {device.num_dies})"] = dense / device.num_dies
+    return found
+
+
+def _find_siblings(device: Device, dtype: str) -> dict[str, float]:
+    """Return the dense peaks of the card of a die, or of the dies of a card, where they have device files."""
+    stem = device.name
+    for word in _SCOPE_WORDS:
+        stem = stem.removesuffix(word)
+    if stem == device.name:
+        return {}
+    names = {stem + word for word in _SCOPE_WORDS} - {device.name}
+    siblings = [load_device(name) for name in list_devices() if name in names]
+    return {
+        f"{describe_peak(each, dtype)} ({each.name})": each.dense_flops_per_s[dtype]
+        for each in siblings
+        if dtype in each.dense_flops_per_s
+    }

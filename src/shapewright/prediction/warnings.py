@@ -1,0 +1,131 @@
+"""Warnings of a prediction: what limits the use of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from shapewright.core.notes import Note
+from shapewright.core.units import format_bytes
+from shapewright.lowering import count_masked_fraction
+from shapewright.lowering.operations import Collective
+from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.experts.kernels import describe_expert_kernel
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.memory import MemoryEstimate
+    from shapewright.models import TransformerConfig
+    from shapewright.prediction.composition import PricedOperation
+    from shapewright.pricing.calibration.source import CalibrationSource
+    from shapewright.workload import ParallelLayout, Workload
+
+# MFU from which the share of masked scores is reported. Presentation only: no price depends on it.
+_HIGH_MFU = 0.75
+# Share of a step from which communication over PCIe is reported. Presentation only.
+_MUCH_COMMUNICATION = 0.3
+
+
+def warn_if_too_large(device: Device, workload: Workload, memory: MemoryEstimate) -> Iterator[Note]:
+    """Warn of a step that does not fit in memory, and name the options that need less."""
+    if memory.total_bytes > device.memory_bytes:
+        options = (
+            "lower micro_batch_size, set recompute='full', or shard it with tensor_parallel, pipeline_parallel or "
+            "zero_stage"
+            if workload.is_training
+            else "lower micro_batch_size, set a narrower weight_dtype or kv_cache_dtype, or shard it with "
+            "tensor_parallel or pipeline_parallel"
+        )
+        yield Note(
+            f"does not fit: needs {format_bytes(memory.total_bytes)} of {format_bytes(device.memory_bytes)} on "
+            f"{device.name}; {options}",
+            "does-not-fit",
+        )
+
+
+def warn_of_calibration(device: Device, sources: Mapping[str, CalibrationSource]) -> Iterator[Note]:
+    """Warn of operations priced without a record of this device, or by data-sheet rates alone.
+
+    Args:
+        device: Device of the step.
+        sources: Calibration record by kind of operation.
+    """
+    if unmeasured := [
+        f"{kind} {source.stand_in_with_reason}" for kind, source in sources.items() if source.is_uncalibrated
+    ]:
+        yield Note(f"uncalibrated on {device.name}: {', '.join(unmeasured)}; intervals are wider", "uncalibrated")
+    if bounds := [kind for kind, source in sources.items() if source.is_roofline_bound]:
+        yield Note(
+            f"{', '.join(bounds)} on {device.name}: roofline bounds from the data sheet, not predictions; "
+            f"real steps take longer",
+            "roofline-bound",
+        )
+
+
+def warn_of_batch(workload: Workload, layout: ParallelLayout, bubble_fraction: float) -> Iterator[Note]:
+    """Warn of a pipeline bubble due to the default global batch, and of ZeRO without replicas."""
+    if not workload.is_training:
+        return
+    if workload.global_batch_size is None and layout.pipeline_parallel > 1:
+        yield Note(
+            f"global_batch_size is not given: with one micro-batch per replica and stage the pipeline bubble is "
+            f"{100.0 * bubble_fraction:.0f} % of the step",
+            "assumed",
+            "global_batch_size",
+        )
+    if layout.zero_stage and layout.data_parallel * layout.context_parallel == 1:
+        yield Note(
+            f"zero_stage={layout.zero_stage} has no effect with a single replica",
+            "no-effect",
+            "zero_stage",
+        )
+
+
+def warn_of_host_link(device: Device, priced: Iterable[PricedOperation], step_s: float) -> Iterator[Note]:
+    """Warn of a step dominated by communication over PCIe, which was measured in a single kind of host.
+
+    Hosts differ in sockets and PCIe switches more than devices differ.
+    """
+    if device.intra_node_link or device.roofline_only or step_s <= 0.0:
+        return
+    sent_s = sum(
+        entry.total_time_s
+        for entry in priced
+        if isinstance(entry.operation, Collective)
+        and not entry.operation.is_host
+        and int(entry.operation.ranks_per_node) > 1
+    )
+    if sent_s >= _MUCH_COMMUNICATION * step_s:
+        yield Note(
+            f"{100.0 * sent_s / step_s:.0f} % of the step is communication over PCIe, measured in one host of L40S "
+            f"where 2, 4 and 8 devices share 20, 5 and 2 GB/s; other hosts may be several times faster, and pipeline "
+            f"parallelism communicates less than tensor parallelism",
+            "host-link",
+        )
+
+
+def warn_of_masked_scores(config: TransformerConfig, workload: Workload, mfu: float) -> Iterator[Note]:
+    """Warn of a high MFU that counts attention scores which kernels skip because of masks and windows."""
+    if mfu <= _HIGH_MFU:
+        return
+    masked_fraction = count_masked_fraction(config, workload)
+    if masked_fraction > 0.0:
+        rest = mfu * (1.0 - masked_fraction)
+        yield Note(
+            f"MFU includes masked attention scores, as in Megatron-LM; without them it is {100.0 * rest:.1f} %",
+            "masked-scores",
+        )
+
+
+def warn_of_expert_kernel(config: TransformerConfig, device: Device, workload: Workload) -> Iterator[Note]:
+    """Name the measured kernel that prices experts in a narrow format: kernels of one format differ by a factor."""
+    if config.is_moe and not device.roofline_only:
+        record = load_record("moe", device)
+        text = describe_expert_kernel(
+            record,
+            workload.dtype,
+            is_training=workload.is_training,
+            is_own=workload.expert_kernel == "as-16-bit",
+        )
+        if text:
+            yield Note(text, "expert-kernel", "expert_kernel")

@@ -1,0 +1,1 @@
+"""Time of fused attention: prefill and training kernels, decode kernels."""

@@ -1,0 +1,1 @@
+"""Calibration records: loading, donor selection, transfer to unmeasured devices, residual tables, intervals."""

@@ -1,0 +1,376 @@
+"""Price of collectives: the fastest protocol of the library, inside a node and between nodes.
+
+Legend: M message (Collective.message_bytes), r ranks, L of them in one node, k = ceil(r / L) nodes, V bytes that the
+busiest rank sends in a ring (all_reduce 2 M (r-1)/r, the others M (r-1)/r, send_recv M), B link bandwidth per device in
+one direction.
+
+    inside a node     time_s = min over protocols (start + V / (fraction B))
+    between nodes     time_s = start inside + hops x hop + max(inside, V of one network card / (fraction its bandwidth))
+
+Libraries switch from low-latency protocols to high-bandwidth ones as messages grow: hence the minimum. Between nodes a
+hierarchical scheme is assumed: all L ranks of a node drive their own network cards with 1/L of the message, while the
+links inside the node carry it to the neighbours; the slower of the two limits. An alltoall that sends identical rows
+once to each node (Collective.crossing_fraction) copies them there: M (L-1)/L inside, not M (L-1)/r. Source: NCCL's bus
+bandwidth definition (nccl-tests, PERFORMANCE.md) for V.
+
+Transfer: starts do not follow from data sheets. Protocols of two to eight ranks start after 12 us on A100 and on B200,
+and after 8 us on H100 and H200, whose clock lies in between. So a device of another architecture takes the mean start
+over all measured architectures, weighted equally. Fractions of the link bandwidth are kept: they differ less. Only
+devices with the same kind of link predict each other, since PCIe differs from NVLink. A bridge joins a pair or four
+cards. Larger groups communicate over PCIe, like cards without a bridge, whose record gives protocols and fractions of
+those calls: four L40S reach 0.15 of PCIe's rate, where four A100 reach 0.7 of NVLink's. Accuracy on held-out devices:
+docs/decisions/0013.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from shapewright.core.errors import CalibrationError, UnknownRateError
+from shapewright.hardware import load_device
+from shapewright.lowering.operations.collective import HOST_OPS
+from shapewright.pricing.calibration.donors import has_link
+from shapewright.pricing.calibration.intervals import choose_interval, interval_factors
+from shapewright.pricing.calibration.records import list_records, load_record
+from shapewright.pricing.host import price_host
+from shapewright.pricing.price import Price, split_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jaxtyping import Bool, Float
+
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Collective
+    from shapewright.pricing.calibration.records import CalibrationRecord
+    from shapewright.pricing.calibration.source import CalibrationSource
+
+    PerCall = Float[np.ndarray, "calls"]
+    CallMask = Bool[np.ndarray, "calls"]
+
+
+def transfer_start_scale(record: CalibrationRecord, device: Device) -> float:
+    """Factor on the starts of a donor's protocols; 1 for an own or a sibling's record.
+
+    Args:
+        record: A record of kind ``collectives`` of the package.
+        device: The device to price; with another kind of link than the donor's the factor is 1.
+    """
+    if record.transfer != "generic" or has_link(device) != has_link(load_device(record.device)):
+        return 1.0
+    return _scale(record.device, device.name)
+
+
+def without_bridge(device: Device, record: CalibrationRecord) -> tuple[Device, CalibrationRecord] | None:
+    """Return a bridged card without its bridge and the record that prices it.
+
+    None where the record is the card's own.
+
+    Args:
+        device: A card whose link joins only part of a node.
+        record: Record that prices it where the link reaches.
+    """
+    if record.transfer == "exact":
+        return None
+    unbridged = replace(device, intra_node_bandwidth_bytes_per_s=None, link_group_size=None)
+    return unbridged, load_record("collectives", unbridged)
+
+
+@cache
+def _scale(donor: str, recipient: str) -> float:
+    """Mean start over architectures with the donor's kind of link, over the donor's, on logarithms."""
+    families: dict[str, list[float]] = {}
+    own = 0.0
+    for record in list_records("collectives"):
+        level = _log_start(record.parameters)
+        own = level if record.device == donor else own
+        is_alike = has_link(load_device(record.device)) == has_link(load_device(donor))
+        if is_alike and recipient not in record.devices:
+            families.setdefault(record.architecture, []).append(level)
+    if not families:
+        return 1.0
+    return float(np.exp(np.mean([np.mean(levels) for levels in families.values()]) - own))
+
+
+def _log_start(parameters: Mapping[str, Any]) -> float:
+    """Mean logarithm of the fastest protocol's start.
+
+    Averaged over operations and groups, except groups that are specific to one machine.
+    """
+    skipped = parameters["groups_of_this_machine_only"]
+    starts_s = [
+        min(protocol["start_s"] for protocol in protocols)
+        for groups in parameters["operations"].values()
+        for size, protocols in groups.items()
+        if size not in skipped
+    ]
+    return float(np.mean(np.log(starts_s)))
+
+
+# Operation whose protocols stand in for one without measurements: send_recv drives one link in one direction, as a
+# gather between two ranks does.
+_STAND_INS = {"send_recv": "all_gather"}
+# Operations with two rounds: all_reduce scatters and gathers.
+_TWO_ROUNDS = ("all_reduce",)
+# Widening of the logarithmic interval between nodes, where hop and fraction are assumptions.
+_ASSUMED_WIDENING = 1.6
+
+
+def price_collective(operation: Collective, device: Device, record: CalibrationRecord) -> Price:
+    """Price a collective.
+
+    Args:
+        operation: The call; message_bytes, num_ranks and ranks_per_node may be arrays of one shape.
+        device: The device; its links are those of its node.
+        record: A record of kind ``collectives``.
+
+    Returns:
+        The price, 0 for a single rank. memory_s is the part that grows with the message.
+
+    Raises:
+        UnknownRateError: the device file has no bandwidth for a link that the ranks, or the host, need.
+        CalibrationError: the record lacks the operation.
+    """
+    if operation.op_name in HOST_OPS:
+        return price_host(operation, device)
+    sizes = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in _sizes_of(operation)))
+    shape = sizes[0].shape
+    calls = _Calls((operation.op_name,), *(size.reshape(-1) for size in sizes))
+    columns = _price_links(calls, device, record)
+    sources = _sources(calls.local, device, record)
+    if shape == ():
+        return split_rows(Price, columns, sources[0])[0]
+    values: dict[str, Any] = {name: column.reshape(shape) for name, column in columns.items()}
+    first, *others = dict.fromkeys(sources)
+    return Price(calibration=replace(first, others=tuple(others)) if others else first, **values)
+
+
+def price_collectives(operations: Sequence[Collective], device: Device, record: CalibrationRecord) -> list[Price]:
+    """Price many scalar collectives, in their order."""
+    prices: list[Price | None] = [
+        price_host(operation, device) if operation.op_name in HOST_OPS else None for operation in operations
+    ]
+    places = [index for index, price in enumerate(prices) if price is None]
+    if places:
+        own = [operations[index] for index in places]
+        sizes = np.array([_sizes_of(call) for call in own], dtype=float)
+        calls = _Calls(tuple(call.op_name for call in own), *sizes.T)
+        sources = _sources(calls.local, device, record)
+        for index, price in zip(places, split_rows(Price, _price_links(calls, device, record), sources), strict=True):
+            prices[index] = price
+    return [price for price in prices if price is not None]
+
+
+class _Calls(NamedTuple):
+    """Collectives as 1-d arrays of one length; with as many names, or one for all."""
+
+    op_names: tuple[str, ...]
+    message_bytes: PerCall
+    ranks: PerCall
+    local: PerCall
+    crossing: PerCall
+
+    def of(self, *op_names: str) -> bool | CallMask:
+        """Select the calls with one of these names; a single bool where all share one name."""
+        if len(self.op_names) == 1:
+            return self.op_names[0] in op_names
+        return np.array([name in op_names for name in self.op_names])
+
+
+def _sizes_of(operation: Collective) -> tuple[Any, ...]:
+    """Numbers of a call, in the order of _Calls."""
+    return (operation.message_bytes, operation.num_ranks, operation.ranks_per_node, operation.crossing_fraction)
+
+
+def _price_links(calls: _Calls, device: Device, record: CalibrationRecord) -> dict[str, PerCall]:
+    """Fields of a price; calls beyond a bridge are priced without it."""
+    beyond = _is_beyond_bridge(calls.local, device)
+    unbridged = without_bridge(device, record) if beyond.any() else None
+    if unbridged is None:
+        return _price_arrays(calls, device, record)
+    near, far = _price_arrays(calls, device, record), _price_arrays(calls, *unbridged)
+    return {name: np.where(beyond, far[name], column) for name, column in near.items()}
+
+
+def _sources(local: PerCall, device: Device, record: CalibrationRecord) -> list[CalibrationSource]:
+    """Record that prices each call."""
+    beyond = _is_beyond_bridge(local, device)
+    unbridged = without_bridge(device, record) if beyond.any() else None
+    if unbridged is None:
+        return [record.source] * len(local)
+    # The reason for this donor is about the device without its bridge, which messages do not mention.
+    far = replace(unbridged[1].source, reason="")
+    return [far if is_far else record.source for is_far in beyond]
+
+
+def _is_beyond_bridge(local: PerCall, device: Device) -> CallMask:
+    return local > (device.link_group_size or np.inf)
+
+
+def _price_arrays(calls: _Calls, device: Device, record: CalibrationRecord) -> dict[str, PerCall]:
+    """Fields of a price."""
+    calls = calls._replace(local=np.minimum(np.maximum(calls.local, 1.0), calls.ranks))
+    _, message_bytes, ranks, local, crossing = calls
+    sends, exchanges = calls.of("send_recv"), calls.of("alltoall")
+    rounds = np.where(calls.of(*_TWO_ROUNDS), 2.0, 1.0)
+    crosses = ranks > local
+    zero = np.zeros_like(message_bytes)
+    start_s, transfer_s, floor_s = zero, zero, zero
+    if (local > 1.0).any():
+        link_bytes_per_s = _link_bandwidth(device, local)
+        ring_bytes = rounds * message_bytes * (local - 1.0) / local
+        receivers = np.where(crossing < 1.0, local, ranks)
+        sent_bytes = np.where(exchanges, message_bytes * (local - 1.0) / receivers, ring_bytes)
+        sent_bytes = np.where(sends, message_bytes, sent_bytes)
+        floor_s = sent_bytes / link_bytes_per_s
+        start_s, transfer_s = _inside_node(calls, floor_s, device, record)
+    if crosses.any():
+        network_bytes_per_s = _network_bandwidth(device)
+        between_nodes = record.parameters["between_nodes"]
+        nodes = np.ceil(ranks / local)
+        card_bytes = rounds * message_bytes / local * (nodes - 1.0) / nodes
+        card_bytes = np.where(exchanges, crossing * message_bytes * (ranks - local) / ranks, card_bytes)
+        card_bytes = np.where(crosses, np.where(sends, message_bytes, card_bytes), 0.0)
+        network_s = card_bytes / (network_bytes_per_s * between_nodes["bandwidth_fraction"])
+        hops = np.where(sends, 1.0, rounds * np.ceil(np.log2(np.maximum(nodes, 2.0))))
+        # Messages to another node use no link inside this one.
+        inside = np.where(crosses & sends, 0.0, 1.0)
+        start_s = inside * start_s + np.where(crosses, hops * between_nodes["hop_s"] + between_nodes["start_s"], 0.0)
+        transfer_s = np.maximum(inside * transfer_s, network_s)
+        floor_s = np.maximum(inside * floor_s, card_bytes / network_bytes_per_s)
+    together = ranks > 1.0
+    start_s, transfer_s, floor_s = (np.where(together, part, 0.0) for part in (start_s, transfer_s, floor_s))
+    time_s = np.maximum(start_s + transfer_s, floor_s)
+    interval = choose_interval(record, record.interval, "collectives")
+    widening = np.where(crosses, _ASSUMED_WIDENING, 1.0) * interval.widening
+    low, high = interval_factors(interval.quantiles, time_s, widening)
+    return {
+        "time_s": time_s,
+        "low_s": np.maximum(time_s * low, floor_s),
+        "high_s": time_s * high,
+        "shared_error": interval.shared_error(time_s),
+        "compute_s": zero,
+        "memory_s": transfer_s,
+        "start_s": start_s,
+        "roofline_s": floor_s,
+    }
+
+
+def _inside_node(calls: _Calls, link_s: PerCall, device: Device, record: CalibrationRecord) -> tuple[PerCall, PerCall]:
+    """Start and transfer time inside a node, 0 for ranks without others in their node. [s]
+
+    Args:
+        calls: The calls.
+        link_s: Time of their messages at full link bandwidth. [s]
+        device: The device.
+        record: The record.
+    """
+    doublings = np.where(calls.of("send_recv"), 1.0, np.log2(calls.local))
+    start_s, transfer_s = np.zeros_like(link_s), np.zeros_like(link_s)
+    inside = calls.local > 1.0
+    for name in dict.fromkeys(calls.op_names):
+        here = inside & calls.of(name)
+        if here.any():
+            start_s[here], transfer_s[here] = _best_protocol(
+                _protocols(name, device, record), link_s[here], doublings[here]
+            )
+    return start_s, transfer_s
+
+
+def _best_protocol(table: _Protocols, link_s: PerCall, doublings: PerCall) -> tuple[PerCall, PerCall]:
+    """Start and transfer time of the best protocol at the measured group sizes around ``doublings``. [s]
+
+    Args:
+        table: Protocols of the operation.
+        link_s: Time of the messages at full link bandwidth. [s]
+        doublings: log2 of the group sizes.
+    """
+    num_groups, num_protocols = table.fractions.shape
+    seconds = link_s[:, None, None] / table.fractions  # [calls, groups, protocols]
+    best = np.argmin(table.starts_s + seconds, axis=-1) + num_protocols * np.arange(num_groups)
+    starts_s, fractions = table.starts_s.reshape(-1)[best], table.fractions.reshape(-1)[best]
+    # Linear between the measured group sizes, in doublings.
+    groups = np.arange(float(num_groups))
+    position = np.interp(doublings, table.doublings, groups)[:, None]
+    weights = np.maximum(1.0 - np.abs(position - groups), 0.0)
+    # Beyond the largest measured group, latency grows as between the two largest, and bandwidth stays.
+    beyond = np.maximum(doublings - table.doublings[-1], 0.0)
+    start_s = (weights * starts_s).sum(axis=-1) + table.start_per_doubling_s * beyond
+    return start_s, link_s * (weights / fractions).sum(axis=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Protocols:
+    """Protocols of one operation, as arrays over group sizes (ascending) and protocols.
+
+    Attributes:
+        doublings: log2 of the group sizes. [groups]
+        starts_s: Start of each protocol, infinite where a group has fewer. [groups, protocols]
+        fractions: Fraction of the link's bandwidth. [groups, protocols]
+        start_per_doubling_s: Growth of the smallest start from the second largest group to the largest. [s]
+    """
+
+    doublings: Float[np.ndarray, " groups"]
+    starts_s: Float[np.ndarray, "groups protocols"]
+    fractions: Float[np.ndarray, "groups protocols"]
+    start_per_doubling_s: float
+
+
+_PROTOCOLS: dict[tuple[str, str, str, str], _Protocols] = {}
+
+
+def _protocols(op_name: str, device: Device, record: CalibrationRecord) -> _Protocols:
+    """Read the protocols of an operation; cached per record."""
+    key = (record.id, record.transfer, device.name, op_name)
+    if key not in _PROTOCOLS:
+        operations: Mapping[str, Any] = record.parameters["operations"]
+        name = op_name if op_name in operations else _STAND_INS.get(op_name, op_name)
+        if name not in operations:
+            raise CalibrationError(
+                f"collectives record {record.id} has no {op_name!r}; it has {', '.join(sorted(operations))}; "
+                f"run python -m shapewright.measure.refit collectives"
+            )
+        own = record.transfer == "exact"
+        skipped = () if own else record.parameters["groups_of_this_machine_only"]
+        sizes = sorted((size for size in operations[name] if size not in skipped), key=int)
+        most = max(len(operations[name][size]) for size in sizes)
+        starts_s, fractions = np.full((len(sizes), most), np.inf), np.ones((len(sizes), most))
+        for row, size in enumerate(sizes):
+            for column, protocol in enumerate(operations[name][size]):
+                starts_s[row, column], fractions[row, column] = protocol["start_s"], protocol["bandwidth_fraction"]
+        starts_s *= transfer_start_scale(record, device)
+        doublings = np.log2([float(size) for size in sizes])
+        first_s = starts_s.min(axis=1)
+        growth = 0.0 if len(sizes) == 1 else (first_s[-1] - first_s[-2]) / (doublings[-1] - doublings[-2])
+        _PROTOCOLS[key] = _Protocols(doublings, starts_s, fractions, max(float(growth), 0.0))
+    return _PROTOCOLS[key]
+
+
+def _link_bandwidth(device: Device, local: PerCall) -> PerCall:
+    """Bandwidth between the ranks of a node; that of the host link where no other link joins them all. [byte/s]"""
+    bandwidth = device.intra_node_bandwidth_bytes_per_s or device.pcie_bandwidth_bytes_per_s
+    if not bandwidth:
+        raise UnknownRateError(
+            f"{device.name} has neither intra_node_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, which ranks "
+            f"of one node need; give one in a device file of your own, or use one device per node"
+        )
+    # A bridge joins a pair of cards; a ring of more is limited by its slowest link.
+    beyond = min(device.pcie_bandwidth_bytes_per_s or bandwidth, bandwidth)
+    return np.where(local > (device.link_group_size or np.inf), beyond, bandwidth)
+
+
+def _network_bandwidth(device: Device) -> float:
+    """Bandwidth between nodes, per device. [byte/s]"""
+    bandwidth = device.inter_node_bandwidth_bytes_per_s
+    if not bandwidth:
+        raise UnknownRateError(
+            f"the device file of {device.name} gives no network bandwidth, which ranks of several nodes need; "
+            f"set inter_node_bandwidth_bytes_per_s, or node_size for larger nodes, or keep the ranks inside a node of "
+            f"{device.node_size}"
+        )
+    return bandwidth

@@ -1,0 +1,1 @@
+"""Time of the grouped GEMMs of mixture-of-experts layers."""

@@ -1,0 +1,1 @@
+"""Time of GEMMs: alignment, tiles, waves, operand traffic, choice of kernel."""

@@ -1,0 +1,105 @@
+"""Pricing of any operation: finds the record and the pricing function of its kind.
+
+Equal operations are priced once: a model's layers, forward GEMMs that recur in the backward pass, and unchanged layers
+of the variants that a lint or a search prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.pricing.calibration.records import load_record
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Operation
+    from shapewright.pricing.price import Price
+
+_read_key = {
+    cls: attrgetter(*(spec.name for spec in fields(cls) if spec.name not in UNPRICED_FIELDS))
+    for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective)
+}
+
+# Prices by device and by price_key. A device is keyed by identity, since a user's file may have any name; the reference
+# stored here keeps the identity unique. Above a limit, about 1 kB per price over all devices, the cache is cleared:
+# searches have their own vectorized path.
+_MOST_DEVICES, _MOST_PRICES = 256, 50_000
+_price_cache: dict[int, tuple[Device, dict[tuple[Any, ...], Price]]] = {}
+
+
+def price_key(operation: Operation) -> tuple[Any, ...]:
+    """Key of everything that decides the price of an operation: equal keys, equal prices. Sizes may be arrays."""
+    kind = type(operation)
+    return (kind, *[value.tobytes() if type(value) is np.ndarray else value for value in _read_key[kind](operation)])
+
+
+def price_operations(operations: Sequence[Operation], device: Device) -> list[Price]:
+    """Price scalar operations, in their order; operations of one kind are evaluated together.
+
+    Args:
+        operations: Operations to price.
+        device: Device that runs them.
+
+    Raises:
+        UnknownRateError: the device's data sheet lacks a number that is needed.
+        CalibrationError: there is no record to price with.
+        WorkloadError: the device has no kernel for an operation.
+    """
+    # Copied first: other threads may add devices meanwhile.
+    if len(_price_cache) > _MOST_DEVICES or sum(len(prices) for _, prices in [*_price_cache.values()]) > _MOST_PRICES:
+        _price_cache.clear()
+    _, known = _price_cache.setdefault(id(device), (device, {}))
+    keys = [(type(operation), *_read_key[type(operation)](operation)) for operation in operations]
+    # Local copies: another thread may clear the cache in between.
+    prices = {key: known.get(key) for key in keys}
+    fresh = {key: operation for key, operation in zip(keys, operations, strict=True) if prices[key] is None}
+    if fresh:
+        priced = dict(zip(fresh, _price_fresh(fresh.values(), device), strict=True))
+        known.update(priced)
+        prices |= priced
+    return [price for key in keys if (price := prices[key]) is not None]
+
+
+def _price_fresh(operations: Iterable[Operation], device: Device) -> list[Price]:
+    """Price operations that are not in the cache, in their order."""
+    listed = list(operations)
+    prices: dict[int, Price] = {}
+    by_kind: dict[type, dict[int, Any]] = {}
+    for index, operation in enumerate(listed):
+        by_kind.setdefault(type(operation), {})[index] = operation
+    for kind, own in by_kind.items():
+        record_kind, price_all = _pricing_of(kind)
+        record = load_record(record_kind, device)
+        prices.update(zip(own, price_all(list(own.values()), device, record), strict=True))
+    return [prices[index] for index in range(len(listed))]
+
+
+def _pricing_of(kind: type) -> tuple[str, Callable[..., Sequence[Price]]]:
+    """Record kind and pricing function of a kind of operation; imported on demand to load only what a command needs."""
+    if kind is Gemm:
+        from shapewright.pricing.gemm.price import price_gemms
+
+        return "gemm", price_gemms
+    if kind is GroupedGemm:
+        from shapewright.pricing.experts.price import price_grouped_gemms
+
+        return "moe", price_grouped_gemms
+    if kind is Attention:
+        from shapewright.pricing.attention.price import price_attentions
+
+        return "attention", price_attentions
+    if kind is Pointwise:
+        from shapewright.pricing.pointwise import price_pointwises
+
+        return "pointwise", price_pointwises
+    if kind is Collective:
+        from shapewright.pricing.collectives import price_collectives
+
+        return "collectives", price_collectives
+    raise TypeError(f"no price for {kind.__name__}")

@@ -1,0 +1,195 @@
+"""Price of pointwise operations: memory traffic over achieved bandwidth, plus a fixed cost per kernel.
+
+    time_s = kernels x start + bytes / (fraction of the kind x bandwidth) x cache factor
+
+The fraction depends on the kind of operation: a residual addition streams, a norm reads its row twice through one
+block, dropout draws random numbers. Small footprints hit the last-level cache (cache factor below 1), but no price is
+below bytes over bandwidth.
+
+Assumes: contiguous operands; rows wide enough to fill a block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.pricing.calibration.intervals import interval_factors, read_residual_groups
+from shapewright.pricing.calibration.records import TRANSFER_WIDENING
+from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
+from shapewright.pricing.calibration.transfer import fixed_cost_scale, sm_rate_scale
+from shapewright.pricing.price import ROOFLINE_HIGH_FACTOR, Price, split_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jaxtyping import Float
+
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Pointwise
+    from shapewright.pricing.calibration.records import CalibrationRecord
+
+    KernelNumbers = Float[np.ndarray, "8 *kinds"]
+    PerOperation = Float[np.ndarray, "*operations"]
+
+# Ratio of read to written bytes above which an activation has a gate: another kernel, with its own fraction.
+GATED_READ_RATIO = 1.5
+# Steepness of the last-level cache's edge.
+CACHE_EDGE_POWER = 4.0
+
+# Widening of the logarithmic interval for kinds whose fraction comes from a few medians or from a similar kind.
+_ASSUMED_WIDENING = 1.6
+
+
+def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRecord) -> Price:
+    """Price a pointwise operation.
+
+    Args:
+        operation: The operation; its bytes and num_kernels may be arrays of one shape.
+        device: The device.
+        record: A record of kind ``pointwise``.
+
+    Returns:
+        The price; floats for scalar bytes, arrays for arrays.
+
+    Raises:
+        CalibrationError: the record is malformed.
+    """
+    read_bytes, written_bytes, num_kernels = np.broadcast_arrays(
+        *(np.asarray(v, dtype=float) for v in (operation.read_bytes, operation.written_bytes, operation.num_kernels))
+    )
+    kernels = _kind_numbers([operation.operation], device, record)[:, 0]
+    columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
+    values: dict[str, Any] = {name: float(v) if np.ndim(v) == 0 else v for name, v in columns.items()}
+    return Price(calibration=source, **values)
+
+
+def price_pointwises(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
+    """Price many scalar pointwise operations, in their order."""
+    sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
+    read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
+    kernels = _kind_numbers([operation.operation for operation in operations], device, record)
+    columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
+    return split_rows(Price, columns, source)
+
+
+def _kind_numbers(kinds: Sequence[str], device: Device, record: CalibrationRecord) -> Float[np.ndarray, "8 kinds"]:
+    """Constants of each kind; shape [8, kinds].
+
+    Fraction and start of the plain and of the gated kernel, whether these belong to the record's own device, widening
+    of the record's interval, and two factors on the interval's ends. On another vendor's chip a kind uses the kernel
+    measured there, if any.
+    """
+    try:
+        table: Mapping[str, Mapping[str, Any]] = record.parameters["kinds"]
+        rows = []
+        for kind in kinds:
+            foreign = table.get(f"foreign_{kind}") if record.distance == "foreign" else None
+            plain = foreign or table.get(kind, table["other"])
+            gated = table.get(f"gated_{kind}", plain)
+            known = table.get(kind, {}).get("in_table", False)
+            measured = _foreign_ends(kind, foreign["device"], device, record) if foreign else None
+            widening = record.interval_widening * (1.0 if known else _ASSUMED_WIDENING)
+            numbers = [entry[name] for entry in (plain, gated) for name in ("bandwidth_fraction", "start_s")]
+            rows.append([*numbers, float(foreign is None), 0.0 if measured else widening, *(measured or (1.0, 1.0))])
+        return np.array(rows).T
+    except KeyError as error:
+        raise CalibrationError(
+            f"pointwise record {record.id} lacks {error}; run python -m shapewright.measure.refit pointwise"
+        ) from error
+
+
+def _foreign_ends(kind: str, measured: str, device: Device, record: CalibrationRecord) -> tuple[float, float] | None:
+    """Ends of the interval of a kernel of another vendor's chip, as factors; None where no group has them.
+
+    Args:
+        kind: Kind of operation.
+        measured: The chip whose kernel it is. It predicts its siblings worse, other chips of its vendor worse still,
+            and a third vendor's as vendors predict each other.
+        device: The chip to price.
+        record: The record that holds it.
+    """
+    chip = load_device(measured)
+    is_known = chip.vendor == device.vendor
+    found = read_residual_groups(record.kind).get(f"own/{measured}/{kind}" if is_known else f"foreign/{kind}")
+    if not found:
+        return None
+    distance = "exact" if record.recipient == measured else "architecture"
+    if chip.architecture != device.architecture:
+        distance = "generic"
+    widening = TRANSFER_WIDENING[distance] if is_known else 1.0
+    return found["low"][0] ** widening, found["high"][0] ** widening
+
+
+def _price_arrays(
+    read_bytes: PerOperation,
+    written_bytes: PerOperation,
+    num_kernels: PerOperation,
+    kernels: KernelNumbers,
+    device: Device,
+    record: CalibrationRecord,
+) -> tuple[dict[str, PerOperation], CalibrationSource]:
+    """Fields of a price, and its source."""
+    num_bytes = read_bytes + written_bytes
+    floor_s = num_bytes / device.memory_bandwidth_bytes_per_s
+    if device.roofline_only:
+        start_s, memory_s, time_s, source = np.zeros_like(floor_s), floor_s, floor_s, ROOFLINE_BOUND
+        low, high = np.ones_like(floor_s), np.full_like(floor_s, ROOFLINE_HIGH_FACTOR)
+    else:
+        plain_fraction, plain_start_s, gated_fraction, gated_start_s, is_carried, widening, least, most = kernels
+        has_gate = read_bytes > GATED_READ_RATIO * written_bytes
+        start_s = num_kernels * np.where(has_gate, gated_start_s, plain_start_s) * fixed_cost_scale(device, record)
+        fraction = np.where(has_gate, gated_fraction, plain_fraction)
+        fraction = np.where(is_carried > 0.0, _transfer_fraction(fraction, device, record), fraction)
+        memory_s = floor_s / fraction * _cache_factor(num_bytes, device, record)
+        time_s, source = np.maximum(start_s + memory_s, floor_s), record.source
+        low, high = interval_factors(record.interval, time_s, widening)
+        low, high = low * least, high * most
+    fields = {
+        "time_s": time_s,
+        "low_s": np.maximum(time_s * low, floor_s),
+        "high_s": time_s * high,
+        "shared_error": np.zeros_like(floor_s),
+        "compute_s": np.zeros_like(floor_s),
+        "memory_s": memory_s,
+        "start_s": start_s,
+        "roofline_s": floor_s,
+    }
+    return fields, source
+
+
+def _transfer_fraction(fraction: PerOperation, device: Device, record: CalibrationRecord) -> PerOperation:
+    """Fraction of bandwidth that a donor's kernel reaches on a device.
+
+        1 / fraction = 1 / streaming + (1 / donor's fraction - 1 / streaming) x min(1, bandwidth ratio / SM rate ratio)
+
+    The record's best kernel is limited by memory alone, and its fraction is kept. The additional time of others is
+    spent in the SMs: a norm at 37 % of A100's bandwidth waits for its reduction, which takes as many clock cycles on a
+    device with a third of that bandwidth. Where memory is faster per SM, fractions are kept, since newer kernels use
+    it: with the ratio above 1, steps on GB200 were 7.3 instead of 5.9 % off.
+    """
+    if record.transfer == "exact":
+        return fraction
+    kinds: Mapping[str, Mapping[str, float]] = record.parameters["kinds"]
+    streaming = max(entry["bandwidth_fraction"] for entry in kinds.values())
+    donor = load_device(record.device)
+    growth = device.memory_bandwidth_bytes_per_s / donor.memory_bandwidth_bytes_per_s / sm_rate_scale(device, record)
+    carried: PerOperation = 1.0 / (1.0 / streaming + (1.0 / fraction - 1.0 / streaming) * min(growth, 1.0))
+    return carried
+
+
+def _cache_factor(num_bytes: PerOperation, device: Device, record: CalibrationRecord) -> PerOperation:
+    """Fraction of the traffic's time that remains where operands lie in the last-level cache."""
+    try:
+        reach_bytes = max((device.l2_bytes or 0.0) * record.parameters["l2_reach_fraction"], 1.0)
+        l2_speedup = record.parameters["l2_speedup"]
+    except KeyError as error:
+        raise CalibrationError(
+            f"pointwise record {record.id} lacks {error}; run python -m shapewright.measure.refit pointwise"
+        ) from error
+    resident = 1.0 / (1.0 + np.minimum(num_bytes / reach_bytes, 1e6) ** CACHE_EDGE_POWER)
+    factor: PerOperation = 1.0 - resident * (1.0 - 1.0 / float(l2_speedup))
+    return factor

@@ -1,0 +1,157 @@
+"""Pointwise operations: traffic over achieved bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shapewright.core.errors import CalibrationError
+from shapewright.hardware import load_device
+from shapewright.lowering.operations import Pointwise
+from shapewright.pricing.calibration.records import CalibrationRecord, load_record
+from shapewright.pricing.pointwise import price_pointwise, price_pointwises
+from shapewright.pricing.price import Price
+
+# Half of the bandwidth for everything, 1 us a kernel, no cache; gated activations at a quarter.
+PLAIN = {"bandwidth_fraction": 0.5, "start_s": 1e-6, "in_table": True}
+ROUND_RECORD = CalibrationRecord(
+    id="pointwise/round/2026-11-21",
+    kind="pointwise",
+    device="x",
+    devices=("x",),
+    architecture="x",
+    parameters={
+        "kinds": {
+            "norm": PLAIN,
+            "activation": PLAIN,
+            "gated_activation": {"bandwidth_fraction": 0.25, "start_s": 2e-6},
+            "other": PLAIN,
+        },
+        "l2_reach_fraction": 1e-9,
+        "l2_speedup": 1.0,
+    },
+    interval={"edges_s": [], "low": [0.8], "high": [1.25]},
+    provenance={},
+)
+
+
+def price(operation: str, read: float, written: float, num_kernels: int = 1) -> Price:
+    """Price on an A100 80 GB (2.039 TB/s) with the round record."""
+    work = Pointwise(name="x", operation=operation, read_bytes=read, written_bytes=written, num_kernels=num_kernels)
+    return price_pointwise(work, load_device("a100-sxm-80gb"), ROUND_RECORD)
+
+
+def test_traffic_by_hand() -> None:
+    """2.039 GB at half of 2.039 TB/s take 2 ms, and three kernels start in 3 us."""
+    found = price("norm", 1.0195e9, 1.0195e9, num_kernels=3)
+
+    assert found.time_s == pytest.approx(2e-3 + 3e-6)
+    assert (found.low_s, found.high_s) == pytest.approx((0.8 * found.time_s, 1.25 * found.time_s))
+    assert found.bound_by == "memory"
+
+
+def test_small_ones_are_bound_by_their_start() -> None:
+    """A kilobyte costs the start of a kernel."""
+    assert price("norm", 512.0, 512.0).bound_by == "latency"
+
+
+def test_gate_is_seen_by_its_reads() -> None:
+    """An activation that reads twice what it writes has a gate, and its own constants."""
+    plain, gated = price("activation", 1e9, 1e9), price("activation", 2e9, 1e9)
+
+    assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)
+
+
+def test_bytes_read_and_written_are_traffic_alike() -> None:
+    """Below the ratio of a gate it does not matter which way bytes go; priced many at once they take as long."""
+    device = load_device("a100-sxm-80gb")
+    works = [
+        Pointwise(name="x", operation="norm", read_bytes=read, written_bytes=written, num_kernels=number)
+        for read, written, number in ((1e9, 1e9, 1), (0.5e9, 1.5e9, 1), (0.0, 2e9, 2), (3e9, 1e8, 3))
+    ]
+    apart = [price_pointwise(work, device, ROUND_RECORD) for work in works]
+
+    assert apart[0].time_s == apart[1].time_s == pytest.approx(apart[2].time_s - 1e-6)
+    assert price_pointwises(works, device, ROUND_RECORD) == apart
+
+
+@pytest.mark.parametrize(("traffic", "share_of_cold"), [(1e-3, 0.25), (1.0, 0.625), (1e3, 1.0)])
+def test_operands_in_the_cache_are_faster(traffic: float, share_of_cold: float) -> None:
+    """The whole speed-up of 4 far inside the cache's reach, half of it at the reach, none far beyond."""
+    device = load_device("a100-sxm-80gb")
+    assert device.l2_bytes is not None
+    hot = replace(ROUND_RECORD, parameters={**ROUND_RECORD.parameters, "l2_reach_fraction": 0.5, "l2_speedup": 4.0})
+    one_way = traffic * 0.5 * device.l2_bytes / 2.0
+    work = Pointwise(name="x", operation="norm", read_bytes=one_way, written_bytes=one_way)
+    cold, warm = (price_pointwise(work, device, record) for record in (ROUND_RECORD, hot))
+
+    assert warm.memory_s / cold.memory_s == pytest.approx(share_of_cold, rel=2e-3)
+
+
+def test_a_borrowed_kernel_keeps_its_cycles_beyond_streaming() -> None:
+    """With the donor's SMs and half of its bandwidth, half as much of the time beyond streaming remains visible."""
+    donor = load_device("a100-sxm-80gb")
+    kinds = {"norm": {"bandwidth_fraction": 0.5, "start_s": 0.0}, "other": {"bandwidth_fraction": 1.0, "start_s": 0.0}}
+    record = replace(
+        ROUND_RECORD,
+        device=donor.name,
+        transfer="architecture",
+        parameters={**ROUND_RECORD.parameters, "kinds": kinds},
+    )
+    half = replace(donor, memory_bandwidth_bytes_per_s=donor.memory_bandwidth_bytes_per_s / 2.0)
+    double = replace(donor, memory_bandwidth_bytes_per_s=donor.memory_bandwidth_bytes_per_s * 2.0)
+    work = Pointwise(name="x", operation="norm", read_bytes=1e9, written_bytes=1e9)
+    fractions = [
+        found.roofline_s / found.memory_s
+        for found in (price_pointwise(work, device, record) for device in (donor, half, double))
+    ]
+
+    # 1/f = 1 + 1 of the donor; half of the second 1 with half of the memory; more memory for each SM changes nothing.
+    assert fractions == pytest.approx([1 / 2, 1 / 1.5, 1 / 2], rel=1e-6)
+
+
+def test_unlisted_kinds_take_the_common_fraction() -> None:
+    """A kind that the record does not list is priced as any other."""
+    assert price("router", 1e9, 1e9).time_s == price("norm", 1e9, 1e9).time_s
+
+
+def test_kinds_outside_the_table_have_wider_intervals() -> None:
+    """What rests on a likeness is less certain than what was measured."""
+    measured, assumed = price("norm", 1e9, 1e9), price("router", 1e9, 1e9)
+
+    assert assumed.time_s == measured.time_s
+    assert assumed.high_s > measured.high_s
+
+
+def test_softmax_and_mask_of_the_paper() -> None:
+    """Scale, mask and softmax over 4 x 24 x 2048 x 2048 fp16 scores: 2.651 ms on A100 40 GB (arXiv 2401.14489)."""
+    device = load_device("a100-sxm-40gb")
+    record = load_record("pointwise", device)
+    scores_bytes = 4 * 24 * 2048 * 2048 * 2.0
+    chain_s = sum(
+        price_pointwise(
+            Pointwise(name=kind, operation=kind, read_bytes=scores_bytes, written_bytes=scores_bytes), device, record
+        ).time_s
+        for kind in ("mask", "softmax")
+    )
+
+    assert chain_s == pytest.approx(2.651e-3, rel=0.02)
+
+
+def test_incomplete_record_is_named() -> None:
+    """A missing constant raises an error that names the record and the constant."""
+    broken = CalibrationRecord(
+        id="broken",
+        kind="pointwise",
+        device="x",
+        devices=("x",),
+        architecture="x",
+        parameters={"kinds": {"other": PLAIN}},
+        interval={},
+        provenance={},
+    )
+    work = Pointwise(name="x", operation="norm", read_bytes=1.0, written_bytes=1.0)
+
+    with pytest.raises(CalibrationError, match="lacks 'l2_reach_fraction'"):
+        price_pointwise(work, load_device("a100-sxm-80gb"), broken)

@@ -1,0 +1,100 @@
+"""The command that refits the package's records: its order, its options, its errors and its comparison."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shapewright.core.errors import CalibrationError
+from shapewright.measure.refit.__main__ import OPTIONS, main, run_apart
+from shapewright.measure.refit.compare import compare_folders
+from shapewright.measure.refit.steps import STEPS, Step, find_steps
+
+
+def test_steps_run_in_their_order() -> None:
+    """Without names every step but those on request runs; names are put into the order of the table."""
+    usual = [step.name for step in find_steps([])]
+
+    assert usual[0] == "gemm"
+    assert usual[-1] == "intervals"
+    assert "ranking-floor" not in usual
+    assert [step.name for step in find_steps(["moe-residual", "gemm", "moe"])] == ["gemm", "moe", "moe-residual"]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name)
+def test_steps_take_their_options(step: Step) -> None:
+    """The function of a step exists, and its arguments are the data folder and the options of the command."""
+    for package in ("pandas", "pyarrow", "scipy", "lightgbm"):
+        pytest.importorskip(package, reason="refits need the fit extra")
+    _folder, *options = inspect.signature(step.load()).parameters
+
+    assert options == [f"{name}s" for name in step.options]
+    assert set(step.options) <= set(OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pointwise"], "give one with --data DIR"),
+        (["pointwise", "--data", "/nowhere"], "lacks pointwise.parquet, paper_layers.csv"),
+        (["tuned-experts", "--data", ".", "--device", "l40s"], "--device does not apply to tuned-experts"),
+        (["gem"], "unknown refit 'gem'; choose from gemm, "),
+    ],
+)
+def test_errors_say_what_to_do(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong call ends with exit code 2 and one line."""
+    for package in ("pandas", "pyarrow", "scipy", "lightgbm"):
+        pytest.importorskip(package, reason="refits need the fit extra")
+
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_list_names_every_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list has one line for each step, and needs neither data nor the fit extra."""
+    assert main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [step.name for step in STEPS]
+
+
+def test_a_failed_step_stops_the_run(tmp_path: Path) -> None:
+    """Steps after one that failed do not run."""
+    with pytest.raises(CalibrationError, match="gemm failed with exit code 2; later refits did not run"):
+        run_apart(find_steps(["gemm", "moe"]), tmp_path, [])
+
+
+def write_record(folder: Path, name: str, content: object) -> None:
+    """Write a record with a table of residuals."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    np.savez_compressed(folder / f"{name}.npz", residual=np.arange(3))
+
+
+def test_comparison_names_what_differs(tmp_path: Path) -> None:
+    """Dates and commands may differ; numbers, entries and tables may not."""
+    old = {"id": "gemm/x/2026-01-01", "parameters": {"a": [1.0, 2.0], "b": 3.0}, "provenance": {"date": "1"}}
+    new = {"id": "gemm/x/2026-02-02", "parameters": {"a": [1.0, 2.5], "c": 3.0}, "provenance": {"date": "2"}}
+    write_record(tmp_path / "old", "x", old)
+    write_record(tmp_path / "same", "x", {**old, "id": "gemm/x/2026-03-03"})
+    write_record(tmp_path / "new", "x", new)
+    np.savez_compressed(tmp_path / "new" / "x.npz", residual=np.arange(4))
+
+    assert compare_folders(tmp_path / "old", tmp_path / "same", compares_reports=True) == []
+    assert compare_folders(tmp_path / "old", tmp_path / "new", compares_reports=True) == [
+        "x.json: parameters.a[1] was 2.0, is 2.5",
+        "x.json: parameters.b is missing",
+        "x.json: parameters.c is new",
+        "x.npz: residual differs",
+    ]
+
+
+def test_comparison_of_a_first_step_leaves_out_what_later_steps_add(tmp_path: Path) -> None:
+    """A step that writes records from scratch lacks sections, reports and tables of later steps."""
+    old = {"parameters": {"a": 1.0, "later": 2.0}, "provenance": {"rows": 3}, "residual": {"file": "x.npz"}}
+    write_record(tmp_path / "old", "x", old)
+    write_record(tmp_path / "new", "x", {"parameters": {"a": 1.0}, "provenance": {"rows": 4}})
+
+    assert compare_folders(tmp_path / "old", tmp_path / "new", compares_reports=False) == []
