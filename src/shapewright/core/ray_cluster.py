@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from typing import Any
 
+from shapewright.core.child_process import SOURCE_FOLDER
 from shapewright.core.errors import ClusterError, MissingExtraError
 
 ENGINES = ("local", "ray")
@@ -43,13 +44,16 @@ def connect(address: str | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    # Ray puts the driver's working directory on the search path of its workers.
     if address in (None, "local"):
-        ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
+        with chdir(SOURCE_FOLDER):
+            ray.init(address="local", include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, **quiet)
     else:
         assert address is not None
         _check_reachable(address)
         try:
-            ray.init(address=address, **quiet)
+            with chdir(SOURCE_FOLDER):
+                ray.init(address=address, **quiet)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             words = " ".join(str(error).split())[:160]
             raise _no_answer(address, words) from None

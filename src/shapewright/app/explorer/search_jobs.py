@@ -7,13 +7,13 @@ import contextlib
 import json
 import secrets
 import signal
-import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from shapewright.app.report.outputs.model import SCHEMA_VERSION
+from shapewright.core.child_process import child_environment, python_command
 
 MAX_WAITING = 8
 MAX_KEPT = 32
@@ -138,9 +138,8 @@ class SearchQueue:
                 return
             run.state = "running"
             run.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "shapewright.app.explorer.search_worker",
+                *python_command("shapewright.app.explorer.search_worker"),
+                env=child_environment(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from shapewright.core.child_process import child_environment, python_command
 from shapewright.core.errors import BenchError, MissingExtraError, ShapewrightError
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run
 
@@ -30,9 +31,7 @@ if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import Backend, DeviceFacts
 
 # Command that starts a worker; the file descriptor of its connection is appended.
-COMMAND: Sequence[str] = (sys.executable, "-m", "shapewright.measure.bench.worker")
-# Source folder of this package, for workers that are started in another working directory.
-_ROOT = str(Path(__file__).resolve().parents[3])
+COMMAND: Sequence[str] = python_command("shapewright.measure.bench.worker")
 # The first start imports torch and may load its libraries from a slow disk. [s]
 _START_TIMEOUT_S = 300.0
 # In addition to the row's budget: compilation, allocation and reference of the largest cases. [s]
@@ -171,7 +170,7 @@ class _Rank:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH"))))},
+                env=child_environment(),
             )
         self.connection = Connection(parent_end.detach())
 
