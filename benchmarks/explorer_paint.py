@@ -18,7 +18,7 @@ from explorer_server import running_explorer
 from playwright.sync_api import sync_playwright
 from record import write_record
 
-from shapewright.app.report.pdf import QUIET_BROWSER, find_browser
+from shapewright.app.report.page import QUIET_BROWSER, find_browser
 
 FIELDS = ("intermediate_size", "hidden_size", "vocab_size", "num_layers")
 NUM_MOVES = 50

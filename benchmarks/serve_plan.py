@@ -68,7 +68,7 @@ def time_command(device: str, *, model: str, gpus: int | None = None) -> float:
 def measure(device: str, *, model: str, gpus: int | None = None) -> dict[str, float]:
     """Look at all ways to serve one model once, and predict some of its passes alone."""
     import shapewright
-    from shapewright.optimize.serving import pricing as serving
+    from shapewright.optimize.serving import plan as serving
     from shapewright.prediction.composition import compose_passes
     from shapewright.prediction.predict import predict
     from shapewright.pricing import operations as pricing

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from shapewright.app.figures.chart import BarChart, BarPart, Chart, HeatMap, Line, Points, XYChart
-from shapewright.app.figures.charts.operation_sweep import OperationSweep, operation_sweep_chart
-from shapewright.app.figures.data.samples import Sample
+from shapewright.app.figures.matplotlib_files import save_chart
+from shapewright.app.figures.measured import Sample
+from shapewright.app.figures.operation_sweep import OperationSweep, operation_sweep_chart
 from shapewright.app.figures.registry import FigureRequest, draw_figure
-from shapewright.app.figures.render.matplotlib_files import save_chart
 from shapewright.core.units import TERA
 from shapewright.hardware import load_device
 from shapewright.lowering import lower

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from shapewright.app.report.pdf import QUIET_BROWSER, find_browser
+from shapewright.app.report.page import QUIET_BROWSER, find_browser
 
 TARGET = Path(__file__).parent.parent / "docs" / "figures" / "explorer.png"
 # The paper's case with the vocabulary padded, compared with the published shape.

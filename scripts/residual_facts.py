@@ -11,7 +11,7 @@ import pandas as pd
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention
-from shapewright.measure.accuracy.columns import Columns
+from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.paper_layers import layer_gemm
 from shapewright.measure.fit.shared import HELD_OUT_FOLD
 from shapewright.measure.refit.attention.kernel_fit import layout_folds

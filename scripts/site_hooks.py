@@ -11,7 +11,7 @@ from typing import Any
 from markdown_parts import markdown_table
 from mkdocs.structure.files import File
 
-from shapewright.app.report.devices import device_number_columns
+from shapewright.app.report.catalogue import device_number_columns
 from shapewright.app.report.outputs.catalogue import describe_calibration
 from shapewright.hardware import list_devices, load_device
 from shapewright.lint import list_rules, rule_page

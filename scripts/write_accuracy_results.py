@@ -33,7 +33,7 @@ from residual_facts import (
 
 from shapewright import __version__
 from shapewright.app.figures.chart import PALETTE, Line, Mark, XYChart
-from shapewright.app.figures.render.matplotlib_files import save_chart
+from shapewright.app.figures.matplotlib_files import save_chart
 from shapewright.measure.accuracy import evaluate_folder
 
 RESULTS = DOCS / "accuracy_results.json"

@@ -219,7 +219,7 @@ def bloom_step_s(num_heads: int) -> float:
 
 def draw(facts: dict[str, Any]) -> None:
     """Draw the best speed-up of each model on each device."""
-    from shapewright.app.figures.render.matplotlib_files import save_chart
+    from shapewright.app.figures.matplotlib_files import save_chart
 
     speedups = {(row["model"], row["device"]): row["best"] for row in facts["rows"]}
     models = MODELS[::-1]  # the first one on top

@@ -66,7 +66,7 @@ def search_and_plan() -> int:
 
 def pass_wrong_shape() -> None:
     """Add times of two shardings to three."""
-    from shapewright.optimize.plan.sums import COLUMNS, add_to_step
+    from shapewright.optimize.plan.layers import COLUMNS, add_to_step
 
     add_to_step(np.zeros((3, len(COLUMNS))), np.zeros(2))
 

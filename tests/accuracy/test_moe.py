@@ -14,8 +14,7 @@ import pytest
 from measured import measured_file
 from refit_module import REPOSITORY, load_refit
 
-from shapewright.measure.accuracy.chunk import Chunk
-from shapewright.measure.accuracy.columns import Columns, Labels
+from shapewright.measure.accuracy.chunk import Chunk, Columns, Labels
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables import moe
 

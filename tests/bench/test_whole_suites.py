@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from shapewright.app.cli import main
-from shapewright.app.report.measure.measured import predict_rows_s
+from shapewright.app.report.measured import predict_rows_s
 from shapewright.app.report.outputs.measure import repeatability
 from shapewright.core.errors import BenchError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.bench.suites.mamf import BestRateSearch, candidate_shapes
+from shapewright.measure.bench.suites.gemm import BestRateSearch, candidate_shapes
 from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case

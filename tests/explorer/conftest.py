@@ -52,7 +52,7 @@ def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
     from page_tools import BROWSER, WAIT_MS, playwright
 
-    from shapewright.app.report.pdf import QUIET_BROWSER
+    from shapewright.app.report.page import QUIET_BROWSER
 
     playwright.expect.set_options(timeout=WAIT_MS)
     with playwright.sync_playwright() as running:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import shapewright
-from shapewright.app.report.pdf import find_browser
-from shapewright.app.report.step.predict import verdict
+from shapewright.app.report.page import find_browser
+from shapewright.app.report.predict import verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need playwright")
 pytest.importorskip("pytest_rerunfailures", reason="the browser tests need pytest-rerunfailures")

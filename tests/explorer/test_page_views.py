@@ -12,7 +12,7 @@ from typing import Any
 from page_tools import ONCE_MORE, expect, see, settle, words_of
 
 import shapewright
-from shapewright.app.report.step.predict import verdict
+from shapewright.app.report.predict import verdict
 
 pytestmark = ONCE_MORE
 CHART_MOVES_MS = 1_200  # a figure slides its points into place for a second

@@ -9,8 +9,8 @@ from explorer_jobs import GPT3
 from fastapi.testclient import TestClient
 
 import shapewright
-from shapewright.app.figures.data.field_sweep import SWEPT_FIELDS, sweep_field, values_around
-from shapewright.app.figures.data.head_grid import predict_head_grid
+from shapewright.app.figures.heat_maps import predict_head_grid
+from shapewright.app.figures.sweep_values import SWEPT_FIELDS, sweep_field, values_around
 from shapewright.prediction.build import build_scenario
 
 

@@ -11,8 +11,8 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.cli.console import make_console
+from shapewright.app.report.memory import print_capacity
 from shapewright.app.report.outputs.memory import memory_output
-from shapewright.app.report.step.memory import print_capacity
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering import max_sequence_length
 from shapewright.memory import estimate_memory, estimate_stages, find_recipe

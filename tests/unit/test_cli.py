@@ -16,7 +16,7 @@ import pytest
 
 from calibration_files import H100, write_late_calibration
 from command_line import COMMANDS, examples, run
-from shapewright.app.report.pdf import find_browser
+from shapewright.app.report.page import find_browser
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
@@ -315,7 +315,7 @@ def test_ctrl_c_is_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shapewright.app.report.devices.device_columns", interrupt)
+    monkeypatch.setattr("shapewright.app.report.catalogue.device_columns", interrupt)
     code, out, err = run(["devices"], capsys)
 
     assert (code, out, err.strip()) == (130, "", "stopped")

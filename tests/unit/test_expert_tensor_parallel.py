@@ -15,7 +15,7 @@ from shapewright.lowering import lower
 from shapewright.lowering.operations import Collective, GroupedGemm, Operation
 from shapewright.memory import estimate_memory
 from shapewright.models import TransformerConfig, read_model
-from shapewright.optimize.plan.refusal import describe_layout
+from shapewright.optimize.plan.notes import describe_layout
 from shapewright.prediction.scenario import Scenario
 from shapewright.workload import ParallelLayout, Workload
 

@@ -8,9 +8,9 @@ import pytest
 
 from shapewright.app.cli.main import main
 from shapewright.app.figures.chart import Band, HeatMap, Line, Points, XYChart
-from shapewright.app.figures.charts.heat_maps import measured_layer_map
-from shapewright.app.figures.charts.operation_sweep import find_operation_sweeps, operation_sweep_chart
-from shapewright.app.figures.data.samples import Sample, samples_from_rows
+from shapewright.app.figures.heat_maps import measured_layer_map
+from shapewright.app.figures.measured import Sample, samples_from_rows
+from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
 from shapewright.app.figures.registry import FIGURE_NAMES, FigureRequest, draw_figure
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device

@@ -9,8 +9,8 @@ import pytest
 
 import shapewright
 from command_line import run
-from shapewright.app.figures.charts.devices import comparison_chart, worth_charts
-from shapewright.app.figures.charts.step import memory_chart, waterfall_chart
+from shapewright.app.figures.devices import comparison_chart, worth_charts
+from shapewright.app.figures.step import memory_chart, waterfall_chart
 from shapewright.core.units import GIB
 from shapewright.prediction.utilization import LOSSES, MITIGATIONS, Utilization
 

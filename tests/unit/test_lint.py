@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from shapewright.app.report.check import to_sarif
 from shapewright.app.report.outputs.check import check_output
-from shapewright.app.report.step.sarif import to_sarif
 from shapewright.core.errors import LayoutError, UnknownRuleError
 from shapewright.hardware import load_device
 from shapewright.lint import (

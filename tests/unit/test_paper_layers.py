@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shapewright.hardware import load_device
-from shapewright.measure.accuracy.columns import Columns
+from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.tables.paper_layers import PaperLayer, find_misfits, price_block
 

@@ -13,12 +13,12 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.app.report.optimize.plan_page import chrome_trace, render_plan
+from shapewright.app.report.optimize.plan import chrome_trace, render_plan
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.core.units import format_bytes
 from shapewright.hardware import load_device
 from shapewright.optimize.plan import PlanResult, break_down
-from shapewright.optimize.plan.breakdown import Breakdown, explain_loss
+from shapewright.optimize.plan.result import Breakdown, explain_loss
 from shapewright.workload import ParallelLayout
 
 H100 = "h100-sxm-80gb"

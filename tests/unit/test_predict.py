@@ -10,7 +10,7 @@ import pytest
 
 import shapewright
 from lowered import gpt
-from shapewright.app.report.step.predict import describe, verdict
+from shapewright.app.report.predict import describe, verdict
 from shapewright.core.errors import LayoutError, UnknownDeviceError, UnknownRateError, WorkloadError
 from shapewright.lowering.operations import Collective, Gemm, Pointwise
 from shapewright.prediction.build import build_scenario

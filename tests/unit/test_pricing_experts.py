@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shapewright.app.report.step.explain import explain_operation, explanation_rows
+from shapewright.app.report.explain import explain_operation, explanation_rows
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm, GroupedGemm

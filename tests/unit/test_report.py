@@ -8,13 +8,12 @@ import json
 import pytest
 from rich.console import Console
 
+from shapewright.app.report.catalogue import device_columns, model_columns, print_device
+from shapewright.app.report.check import print_check
 from shapewright.app.report.columns import Column, fit
-from shapewright.app.report.devices import device_columns, print_device
-from shapewright.app.report.models import model_columns
+from shapewright.app.report.explain import explain_operation, print_explanations
 from shapewright.app.report.outputs.predict import predict_output
-from shapewright.app.report.step.check import print_check
-from shapewright.app.report.step.explain import explain_operation, print_explanations
-from shapewright.app.report.step.predict import print_prediction
+from shapewright.app.report.predict import print_prediction
 from shapewright.lint import check_scenario
 from shapewright.models import list_presets
 from shapewright.prediction.build import build_scenario

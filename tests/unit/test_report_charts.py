@@ -23,7 +23,7 @@ from shapewright.app.figures.chart import (
     XYChart,
     colors_by_name,
 )
-from shapewright.app.figures.render.echarts import chart_option
+from shapewright.app.figures.echarts import chart_option
 from shapewright.app.report.page import Figure, Table, Words, render_page
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -137,7 +137,7 @@ def test_hostile_text_stays_text() -> None:
 def test_files_are_drawn(name: str, ending: str, tmp_path: Path) -> None:
     """Each kind of chart becomes a picture; an SVG carries the words and is the same each time."""
     pytest.importorskip("matplotlib", reason="needs the plot extra")
-    from shapewright.app.figures.render.matplotlib_files import save_chart
+    from shapewright.app.figures.matplotlib_files import save_chart
 
     first, second = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
     save_chart(CHARTS[name], first)

@@ -12,7 +12,7 @@ import pytest
 
 import shapewright
 from shapewright.app.cli import main
-from shapewright.app.report.pdf import find_browser
+from shapewright.app.report.page import find_browser
 from shapewright.core.notebook import PRINTERS
 
 QUESTION = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--dtype", "fp16", "--attention", "unfused"]

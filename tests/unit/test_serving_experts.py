@@ -9,7 +9,7 @@ import pytest
 
 import shapewright
 from command_line import run as run_command
-from shapewright.app.report.optimize.serving_text import layout_words
+from shapewright.app.report.outputs.serving import layout_words
 from shapewright.core.errors import LayoutError
 from shapewright.optimize.serving import ServingPlan
 from shapewright.optimize.serving.capacity import candidate_layouts

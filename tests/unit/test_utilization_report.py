@@ -11,8 +11,8 @@ import shapewright
 from command_line import run
 from published_gpts import measured
 from shapewright.app.cli.console import make_console
+from shapewright.app.report.mfu import print_utilization, utilization_line
 from shapewright.app.report.outputs.mfu import mfu_output
-from shapewright.app.report.step.mfu import print_utilization, utilization_line
 
 FLAGS = ["--num-layers", "48", "--hidden-size", "6144", "--num-heads", "64", "--vocab-size", "51200"]
 JOB = ["--device", "a100-sxm-80gb", "--seconds", "1.10", "--gpus", "8", "--global-batch", "4", "--seq-len", "2048"]

@@ -11,15 +11,15 @@ from io import StringIO
 
 # Class name -> module and function that print it on a console.
 PRINTERS = {
-    "Prediction": ("shapewright.app.report.step.predict", "print_prediction"),
-    "CheckReport": ("shapewright.app.report.step.check", "print_check"),
-    "Capacity": ("shapewright.app.report.step.memory", "print_capacity"),
-    "PlanResult": ("shapewright.app.report.optimize.plan_text", "print_plan"),
-    "Comparison": ("shapewright.app.report.step.compare", "print_comparison"),
-    "Sweep": ("shapewright.app.report.step.sweep", "print_sweep"),
-    "ServingPlan": ("shapewright.app.report.optimize.serving_text", "print_serving"),
+    "Prediction": ("shapewright.app.report.predict", "print_prediction"),
+    "CheckReport": ("shapewright.app.report.check", "print_check"),
+    "Capacity": ("shapewright.app.report.memory", "print_capacity"),
+    "PlanResult": ("shapewright.app.report.optimize.plan", "print_plan"),
+    "Comparison": ("shapewright.app.report.compare", "print_comparison"),
+    "Sweep": ("shapewright.app.report.predict", "print_sweep"),
+    "ServingPlan": ("shapewright.app.report.optimize.serving", "print_serving"),
     "SearchResult": ("shapewright.app.report.optimize.search_text", "print_search"),
-    "Utilization": ("shapewright.app.report.step.mfu", "print_utilization"),
+    "Utilization": ("shapewright.app.report.mfu", "print_utilization"),
 }
 
 _NUM_COLUMNS = 120

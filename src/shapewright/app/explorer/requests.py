@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from shapewright.app.figures.data.field_sweep import MAX_POINTS, SWEPT_FIELDS
+from shapewright.app.figures.sweep_values import MAX_POINTS, SWEPT_FIELDS
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.fields import documented_fields
 from shapewright.models import Model, Preset, TransformerConfig, load_preset, read_model, read_object

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import Chart, Points
-from shapewright.app.figures.charts import attention_heads
-from shapewright.app.figures.charts.heat_maps import measured_layer_map, predicted_layer_map
-from shapewright.app.figures.charts.measured_vs_predicted import measured_vs_predicted_chart
-from shapewright.app.figures.charts.operation_sweep import find_operation_sweeps, operation_sweep_chart
-from shapewright.app.figures.charts.roofline import samples_roofline_chart
-from shapewright.app.figures.data.samples import Sample
+from shapewright.app.figures.heat_maps import measured_layer_map, predicted_layer_map
+from shapewright.app.figures.measured import (
+    Sample,
+    attention_heads_chart,
+    default_samples,
+    find_scores,
+    measured_vs_predicted_chart,
+)
+from shapewright.app.figures.operation_sweep import find_operation_sweeps, operation_sweep_chart
+from shapewright.app.figures.step import samples_roofline_chart
 from shapewright.core.errors import MeasuredFileError
 from shapewright.lowering.operations import Gemm
 
@@ -124,11 +128,11 @@ def _vocabulary(request: FigureRequest) -> list[Chart]:
 
 def _heads(request: FigureRequest) -> list[Chart]:
     """Throughput of attention scores against hidden size, by number of heads."""
-    samples = attention_heads.find_scores(request.samples)
+    samples = find_scores(request.samples)
     if request.samples and not samples:
         return []
-    chosen = samples or attention_heads.default_samples(request.dtype)
-    return [attention_heads.attention_heads_chart(chosen, request.device)]
+    chosen = samples or default_samples(request.dtype)
+    return [attention_heads_chart(chosen, request.device)]
 
 
 def _roofline(request: FigureRequest) -> list[Chart]:

@@ -11,7 +11,7 @@ from shapewright.core.units import GIGA, format_bytes, format_count, format_perc
 from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import count_parameters
 from shapewright.prediction.calculators import BatchSolution, FlopsPerToken, Term, TrainingBudget, explain_parameters
-from shapewright.prediction.calculators.budget import CHINCHILLA_TOKENS_PER_PARAMETER
+from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.charts.devices import comparison_chart, worth_charts
-from shapewright.app.figures.charts.step import memory_chart
-from shapewright.app.report.page import Figure, Section, Table, Words, table_of
-from shapewright.app.report.review import waterfall_figure
-from shapewright.app.report.step.compare import comparison_columns, job_words, refusal_lines
-from shapewright.app.report.step.memory import REMEDIES_TITLE, offload_words, remedy_columns, stage_columns
-from shapewright.app.report.step.mfu import (
+from shapewright.app.figures.devices import comparison_chart, worth_charts
+from shapewright.app.figures.step import memory_chart
+from shapewright.app.report.compare import comparison_columns, job_words, refusal_lines
+from shapewright.app.report.memory import REMEDIES_TITLE, offload_words, remedy_columns, stage_columns
+from shapewright.app.report.mfu import (
     convention_columns,
     peak_columns,
     reachable_columns,
@@ -18,6 +16,8 @@ from shapewright.app.report.step.mfu import (
     utilization_facts,
     waterfall_columns,
 )
+from shapewright.app.report.page import Figure, Section, Table, Words, table_of
+from shapewright.app.report.review import waterfall_figure
 from shapewright.core.units import format_bytes, format_percent
 
 if TYPE_CHECKING:

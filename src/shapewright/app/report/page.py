@@ -1,4 +1,4 @@
-"""Self-contained HTML pages of paragraphs, tables and charts.
+"""Self-contained HTML pages of paragraphs, tables and charts, and their conversion to PDF.
 
 Style, data and the plotting library (Apache ECharts, in ``assets``) are embedded, so that a page works offline. All
 text is escaped.
@@ -7,15 +7,20 @@ text is escaped.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from pathlib import Path
 
 from shapewright import __version__
 from shapewright.app.figures.chart import Chart
-from shapewright.app.figures.render.echarts import chart_option
+from shapewright.app.figures.echarts import chart_option
 from shapewright.app.report.columns import Column
+from shapewright.core.errors import MissingExtraError, ShapewrightError
 
 DEFAULT_CHART_HEIGHT_PX = 360
 # Text cells longer than this wrap. [character]
@@ -152,3 +157,73 @@ def _inside_script(text: str) -> str:
 def _asset(name: str) -> str:
     """Text of a packaged file."""
     return (resources.files("shapewright.app.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+# Executables of browsers that accept Chromium's arguments.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+_PRINT_TIMEOUT_S = 120.0
+QUIET_BROWSER = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+"""Arguments that render one local page without network access, GPU or user profile."""
+
+
+def find_browser() -> str | None:
+    """Path of an installed browser, or None."""
+    return next((path for path in map(shutil.which, BROWSERS) if path), None)
+
+
+def print_to_pdf(page: Path, target: Path) -> None:
+    """Convert an HTML file to PDF.
+
+    Args:
+        page: A self-contained page.
+        target: The PDF to write.
+
+    Raises:
+        MissingExtraError: no browser is installed.
+        ShapewrightError: the browser failed.
+    """
+    browser = find_browser()
+    if browser is None:
+        raise MissingExtraError(
+            f"no browser to print a PDF with: none of {', '.join(BROWSERS)} is on the PATH; install one, or print the "
+            "page from your own browser"
+        )
+    with tempfile.TemporaryDirectory() as profile:
+        draft = Path(profile) / "page.pdf"
+        try:
+            outcome = subprocess.run(
+                [
+                    browser,
+                    *QUIET_BROWSER,
+                    "--no-pdf-header-footer",
+                    f"--user-data-dir={profile}/user",
+                    f"--print-to-pdf={draft}",
+                    page.resolve().as_uri(),
+                ],
+                capture_output=True,
+                timeout=_PRINT_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ShapewrightError(
+                f"{browser} did not print {page} within {_PRINT_TIMEOUT_S:.0f} s; print the page from your own browser"
+            ) from None
+        if not draft.is_file():
+            words = outcome.stderr.decode(errors="replace").strip().splitlines()
+            raise ShapewrightError(
+                f"{browser} printed nothing (exit code {outcome.returncode}: {words[-1] if words else 'no message'}); "
+                "print the page from your own browser"
+            )
+        try:
+            shutil.copyfile(draft, target)
+        except OSError as error:
+            raise ShapewrightError(f"cannot write {target}: {error.strerror}; choose a writable folder") from error

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.charts.roofline import describe_ceiling, step_roofline_chart
-from shapewright.app.figures.charts.step import memory_chart, operations_chart, shown_waterfall_parts, waterfall_chart
+from shapewright.app.figures.step import (
+    describe_ceiling,
+    memory_chart,
+    operations_chart,
+    shown_waterfall_parts,
+    step_roofline_chart,
+    waterfall_chart,
+)
+from shapewright.app.report.catalogue import device_number_columns
+from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.columns import Column, columns_of
-from shapewright.app.report.devices import device_number_columns
+from shapewright.app.report.memory import remedy_columns, verdict_words
 from shapewright.app.report.optimize.search_text import (
     QUALITY_NOTE,
     candidate_columns,
@@ -18,9 +26,7 @@ from shapewright.app.report.optimize.search_text import (
     describe_space,
 )
 from shapewright.app.report.page import Figure, Section, Table, Words, table_of
-from shapewright.app.report.step.check import better_shape_columns, finding_words
-from shapewright.app.report.step.memory import remedy_columns, verdict_words
-from shapewright.app.report.step.predict import describe, operation_columns, verdict
+from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import format_percent, format_seconds
 from shapewright.lint import check_scenario

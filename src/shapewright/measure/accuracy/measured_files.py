@@ -11,7 +11,7 @@ import numpy as np
 
 from shapewright.core.errors import MeasuredFileError, first_line
 from shapewright.core.units import find_time_columns
-from shapewright.measure.accuracy.columns import Columns, Labels
+from shapewright.measure.accuracy.chunk import Columns, Labels
 from shapewright.measure.parquet import reading_parquet
 
 if TYPE_CHECKING:

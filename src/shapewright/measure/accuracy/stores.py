@@ -15,8 +15,7 @@ import numpy as np
 
 from shapewright.core.errors import MeasuredFileError, ShapewrightError, StoreError
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
-from shapewright.measure.accuracy.chunk import Chunk, Prices, prices_of, split_chunks
-from shapewright.measure.accuracy.columns import Labels
+from shapewright.measure.accuracy.chunk import Chunk, Labels, Prices, prices_of, split_chunks
 from shapewright.measure.accuracy.context import ROWS_AT_ONCE
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK

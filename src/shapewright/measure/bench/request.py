@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import BenchError
 from shapewright.measure.bench.run import DEFAULT_CI_FRACTION, Measurer, Outcome, make_run, run_cases, stored_rows
-from shapewright.measure.bench.suites.mamf import BestRateSearch, candidate_shapes, shape_case
-from shapewright.measure.bench.suites.model import ModelCases, largest_first, list_model_cases
+from shapewright.measure.bench.suites.gemm import BestRateSearch, candidate_shapes, shape_case
+from shapewright.measure.bench.suites.layers import ModelCases, largest_first, list_model_cases
 from shapewright.measure.bench.suites.registry import choose_dtypes, collective_cases, get_suite, make_suite
 from shapewright.measure.bench.worker import Worker, WorkerOptions
 from shapewright.measure.store.database import Store, require_writable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import BenchError
 from shapewright.lowering.operations.base import OperationBase
 from shapewright.measure.bench.run import make_run
-from shapewright.measure.bench.suites.model import list_model_cases
+from shapewright.measure.bench.suites.layers import list_model_cases
 from shapewright.measure.bench.worker import WorkerDiedError
 from shapewright.measure.store.record import OK
 from shapewright.optimize.search.result import Verification, VerifiedShape
@@ -26,7 +26,7 @@ from shapewright.optimize.search.result import Verification, VerifiedShape
 if TYPE_CHECKING:
     from shapewright.measure.bench.device.backend import DeviceFacts
     from shapewright.measure.bench.run import Measurer
-    from shapewright.measure.bench.suites.model import ModelCases
+    from shapewright.measure.bench.suites.layers import ModelCases
     from shapewright.measure.store.record import Case, Run
     from shapewright.optimize.search import Candidate, SearchResult
     from shapewright.prediction.predict import Prediction

@@ -18,8 +18,7 @@ import numpy as np
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.operations import Attention
-from shapewright.measure.fit.measured_rows import folds_of_groups
-from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, interval_of
+from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, folds_of_groups, interval_of
 from shapewright.pricing.attention.decode import DecodeParameters, estimate_decode
 from shapewright.pricing.attention.kernels import AttentionRates, AttentionShape, read_parameters
 from shapewright.pricing.attention.prefill import PrefillParameters, estimate_prefill

@@ -18,9 +18,8 @@ from shapewright.core.errors import CalibrationError, UnknownDeviceError
 from shapewright.hardware import Device, load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections
-from shapewright.measure.fit.measured_rows import gemm_table, good_rows
 from shapewright.measure.fit.pointwise_record import fit_pointwise_record
-from shapewright.measure.fit.shared import round_to_4_digits
+from shapewright.measure.fit.shared import gemm_table, good_rows, round_to_4_digits
 from shapewright.pricing.calibration.file import FILE_KIND, SCHEMA_VERSION, device_table
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from shapewright.measure.fit.gemm_section import (
     percentage_errors,
     predict_rows,
 )
-from shapewright.measure.fit.measured_rows import folds_of_groups
-from shapewright.measure.fit.shared import Array, interval_of, split_by_shape
+from shapewright.measure.fit.shared import Array, folds_of_groups, interval_of, split_by_shape
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.alignment import ROLES, alignment_bytes
 from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.measure.fit.measured_rows import folds_of_groups
-from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, interval_of
+from shapewright.measure.fit.shared import Array, error_summary, fit_log_times, folds_of_groups, interval_of
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.pointwise import CACHE_EDGE_POWER, GATED_READ_RATIO
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shapewright.lowering import lower_parts
-from shapewright.optimize.plan.layers import find_layer_kinds, make_matrix_steps
+from shapewright.optimize.plan.layers import COLUMNS, columns_of, find_layer_kinds, make_matrix_steps, sum_by_row
 from shapewright.optimize.plan.space import list_activation_policies
-from shapewright.optimize.plan.sums import COLUMNS, columns_of, sum_by_row
 from shapewright.pricing.operations import price_key, price_operations
 from shapewright.workload import ParallelLayout
 from shapewright.workload.optimizers import OPTIMIZERS

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from math import inf, isclose
 from typing import TYPE_CHECKING
 
-from shapewright.optimize.plan.breakdown import break_down, explain_loss
 from shapewright.optimize.plan.engine import explore
 from shapewright.optimize.plan.findings import Choice, Findings
-from shapewright.optimize.plan.notes import plan_notes
-from shapewright.optimize.plan.refusal import refuse_if_none_fits
+from shapewright.optimize.plan.notes import plan_notes, refuse_if_none_fits
 from shapewright.optimize.plan.request import PlanJob
-from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult
+from shapewright.optimize.plan.result import FrontPoint, Plan, PlanResult, break_down, explain_loss
 
 if TYPE_CHECKING:
     from shapewright.optimize.plan.findings import Table

@@ -18,9 +18,7 @@ from shapewright.lowering.optimizer_step import (
     lower_tied_gradients,
     make_groups,
 )
-from shapewright.optimize.plan.passes import LayerPassPricer, layer_pass_key
-from shapewright.optimize.plan.space import list_shardings
-from shapewright.optimize.plan.sums import (
+from shapewright.optimize.plan.layers import (
     COLUMNS,
     SplitSums,
     add_to_step,
@@ -28,6 +26,8 @@ from shapewright.optimize.plan.sums import (
     expose_tensor_communication,
     zero_sharding_times,
 )
+from shapewright.optimize.plan.passes import LayerPassPricer, layer_pass_key
+from shapewright.optimize.plan.space import list_shardings
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import price_collective
 from shapewright.pricing.operations import price_key

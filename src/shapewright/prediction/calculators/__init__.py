@@ -1,13 +1,5 @@
 """Small calculators, each with its formula: parameters, FLOPs, batches, training budgets, communication."""
 
-from shapewright.prediction.calculators.batch import BatchRequest as BatchRequest
-from shapewright.prediction.calculators.batch import BatchSolution as BatchSolution
-from shapewright.prediction.calculators.batch import bubble_fraction as bubble_fraction
-from shapewright.prediction.calculators.batch import count_replicas as count_replicas
-from shapewright.prediction.calculators.batch import solve_batch as solve_batch
-from shapewright.prediction.calculators.budget import TrainingBudget as TrainingBudget
-from shapewright.prediction.calculators.budget import count_chinchilla_tokens as count_chinchilla_tokens
-from shapewright.prediction.calculators.budget import estimate_budget as estimate_budget
 from shapewright.prediction.calculators.flops import FlopsPerToken as FlopsPerToken
 from shapewright.prediction.calculators.flops import bus_fraction as bus_fraction
 from shapewright.prediction.calculators.flops import count_flops as count_flops
@@ -15,3 +7,11 @@ from shapewright.prediction.calculators.flops import count_gradient_traffic_byte
 from shapewright.prediction.calculators.flops import count_tensor_parallel_elements as count_tensor_parallel_elements
 from shapewright.prediction.calculators.parameters import Term as Term
 from shapewright.prediction.calculators.parameters import explain_parameters as explain_parameters
+from shapewright.prediction.calculators.training import BatchRequest as BatchRequest
+from shapewright.prediction.calculators.training import BatchSolution as BatchSolution
+from shapewright.prediction.calculators.training import TrainingBudget as TrainingBudget
+from shapewright.prediction.calculators.training import bubble_fraction as bubble_fraction
+from shapewright.prediction.calculators.training import count_chinchilla_tokens as count_chinchilla_tokens
+from shapewright.prediction.calculators.training import count_replicas as count_replicas
+from shapewright.prediction.calculators.training import estimate_budget as estimate_budget
+from shapewright.prediction.calculators.training import solve_batch as solve_batch

@@ -3,11 +3,11 @@
 from shapewright.prediction.utilization.explain import ReachableStep as ReachableStep
 from shapewright.prediction.utilization.explain import Utilization as Utilization
 from shapewright.prediction.utilization.explain import explain_utilization as explain_utilization
+from shapewright.prediction.utilization.rates import LOSSES as LOSSES
+from shapewright.prediction.utilization.rates import MITIGATIONS as MITIGATIONS
+from shapewright.prediction.utilization.rates import MODEL_PART as MODEL_PART
 from shapewright.prediction.utilization.rates import SECONDS as SECONDS
 from shapewright.prediction.utilization.rates import ConventionResult as ConventionResult
+from shapewright.prediction.utilization.rates import WaterfallPart as WaterfallPart
 from shapewright.prediction.utilization.rates import describe_peak as describe_peak
 from shapewright.prediction.utilization.rates import read_measurement as read_measurement
-from shapewright.prediction.utilization.waterfall import LOSSES as LOSSES
-from shapewright.prediction.utilization.waterfall import MITIGATIONS as MITIGATIONS
-from shapewright.prediction.utilization.waterfall import MODEL_PART as MODEL_PART
-from shapewright.prediction.utilization.waterfall import WaterfallPart as WaterfallPart

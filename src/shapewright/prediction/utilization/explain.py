@@ -14,12 +14,14 @@ from shapewright.lowering import describe_long_sequence, num_microbatches, valid
 from shapewright.lowering.flops import CONVENTIONS, get_convention
 from shapewright.prediction.utilization.rates import (
     MEASUREMENT_SCOPES,
+    MITIGATIONS,
     ConventionResult,
+    WaterfallPart,
+    build_waterfall,
     find_other_peaks,
     rate_by_convention,
     read_measurement,
 )
-from shapewright.prediction.utilization.waterfall import MITIGATIONS, WaterfallPart, build_waterfall
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device

@@ -204,7 +204,7 @@ def _show(
 
 def _rows(result: SuiteResult, device: Device | None) -> list[BenchRow]:
     """Rows with their predictions and, of a model, their executions in a step."""
-    from shapewright.app.report.measure.measured import estimate_row_figures, predict_rows_s
+    from shapewright.app.report.measured import estimate_row_figures, predict_rows_s
     from shapewright.app.report.outputs.measure import BenchRow
 
     rows, cases = result.rows, result.model_cases
@@ -220,7 +220,7 @@ def _rows(result: SuiteResult, device: Device | None) -> list[BenchRow]:
 
 
 def _print(output: BenchOutput, results: Sequence[SuiteResult]) -> None:
-    from shapewright.app.report.measure.measured import print_rows, reading_order, step_line, summary_lines
+    from shapewright.app.report.measured import print_rows, reading_order, step_line, summary_lines
 
     console = make_console()
     model_cases = results[0].model_cases

@@ -29,7 +29,7 @@ def command(store_path: str, output: str, device: str, as_json: bool) -> int:
     those of rows that no fit saw, split by whole (n, k) shapes, sizes and head layouts. 'predict', 'check' and others
     take the file with --calibration. A CPU has no data sheet and is described by its best rows. Needs the fit extra.
     """
-    from shapewright.app.report.measure.measured import print_calibration
+    from shapewright.app.report.measured import print_calibration
     from shapewright.app.report.outputs.measure import calibrate_output
     from shapewright.measure.fit.calibrate import calibrate_rows
     from shapewright.measure.store.database import Store

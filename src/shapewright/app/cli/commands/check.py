@@ -95,11 +95,11 @@ def command(
     elif form == "sarif":
         from urllib.parse import quote
 
-        from shapewright.app.report.step.sarif import to_sarif
+        from shapewright.app.report.check import to_sarif
 
         print_json(to_sarif(report, quote(config or "flags")))
     else:
-        from shapewright.app.report.step.check import print_check
+        from shapewright.app.report.check import print_check
 
         print_check(report, make_console(), notes=scenario.notes)
     return exit_code(report, fail_on)

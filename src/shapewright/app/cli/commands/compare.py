@@ -82,7 +82,7 @@ def command(
 
         print_json(compare_output(found).to_json())
     else:
-        from shapewright.app.report.step.compare import print_comparison
+        from shapewright.app.report.compare import print_comparison
 
         print_comparison(found, make_console())
     return 0
@@ -90,8 +90,8 @@ def command(
 
 def _draw(found: Comparison, output: str) -> None:
     """Draw the figure into a file."""
-    from shapewright.app.figures.charts.devices import comparison_chart
-    from shapewright.app.figures.render.matplotlib_files import FORMATS, save_chart
+    from shapewright.app.figures.devices import comparison_chart
+    from shapewright.app.figures.matplotlib_files import FORMATS, save_chart
 
     path = Path(output)
     if path.suffix not in FORMATS:

@@ -31,8 +31,8 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
     """List devices; 'devices show NAME' shows one with its sources, 'devices template' a file to fill in."""
     if ctx.invoked_subcommand is not None:
         return None
+    from shapewright.app.report.catalogue import device_columns
     from shapewright.app.report.columns import print_table
-    from shapewright.app.report.devices import device_columns
 
     if as_json:
         from shapewright.app.report.outputs.catalogue import devices_output
@@ -48,7 +48,7 @@ def command(ctx: click.Context, as_json: bool) -> int | None:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def show(name: str, as_json: bool) -> int:
     """Show one device: every number with its source."""
-    from shapewright.app.report.devices import print_device
+    from shapewright.app.report.catalogue import print_device
     from shapewright.hardware import load_device
 
     device = load_device(name)

@@ -54,7 +54,7 @@ def command(
 
         print_json(memory_output(found).to_json())
     else:
-        from shapewright.app.report.step.memory import print_capacity
+        from shapewright.app.report.memory import print_capacity
 
         print_capacity(found, make_console())
     return 0

@@ -98,11 +98,11 @@ def command(
 
         print_json(mfu_output(found).to_json())
     elif oneline:
-        from shapewright.app.report.step.mfu import utilization_line
+        from shapewright.app.report.mfu import utilization_line
 
         click.echo(utilization_line(found))
     else:
-        from shapewright.app.report.step.mfu import print_utilization
+        from shapewright.app.report.mfu import print_utilization
 
         print_utilization(found, make_console())
     return 0

@@ -14,8 +14,8 @@ from shapewright.app.cli.console import make_console, print_json
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(pattern: str | None, as_json: bool) -> int:
     """List model presets, or those whose name holds PATTERN."""
+    from shapewright.app.report.catalogue import model_columns, select_presets
     from shapewright.app.report.columns import print_table
-    from shapewright.app.report.models import model_columns, select_presets
 
     if as_json:
         from shapewright.app.report.outputs.catalogue import models_output

@@ -140,7 +140,7 @@ def command(
 
         print_json(plans_output(result).to_json())
     else:
-        from shapewright.app.report.optimize.plan_text import print_plan
+        from shapewright.app.report.optimize.plan import print_plan
 
         print_plan(result, make_console())
     return 0 if result.is_complete else EXIT_INTERRUPTED
@@ -191,11 +191,11 @@ def _write_files(
             f"--trace draws a pipeline, and rank {pick} has none; --keep pp=2,4,8 or another --pick has one"
         )
     if html is not None:
-        from shapewright.app.report.optimize.plan_page import render_plan
+        from shapewright.app.report.optimize.plan import render_plan
 
         write_text_file(html, render_plan(result))
     if trace is not None:
-        from shapewright.app.report.optimize.plan_page import chrome_trace
+        from shapewright.app.report.optimize.plan import chrome_trace
 
         write_text_file(trace, json.dumps(chrome_trace(chosen)) + "\n")
     if format_name is None:

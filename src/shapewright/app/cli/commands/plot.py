@@ -100,7 +100,7 @@ def _only_device(rows: list[Row], store_path: str) -> str:
 
 
 def _request(device: Device, rows: list[Row], dtype: str, config: str) -> FigureRequest:
-    from shapewright.app.figures.data.samples import samples_from_rows
+    from shapewright.app.figures.measured import samples_from_rows
     from shapewright.app.figures.registry import FigureRequest
     from shapewright.core.dtypes import get_dtype
     from shapewright.lowering import lower
@@ -123,7 +123,7 @@ def _request(device: Device, rows: list[Row], dtype: str, config: str) -> Figure
 
 def _suite_charts(suite: str, request: FigureRequest, *, has_store: bool) -> list[Chart]:
     """Sweeps of a suite: as they were measured, or as they would be."""
-    from shapewright.app.figures.data.samples import SINGLE_OPERATIONS, Sample, samples_from_rows
+    from shapewright.app.figures.measured import SINGLE_OPERATIONS, Sample, samples_from_rows
     from shapewright.app.figures.registry import sweep_charts
     from shapewright.core.errors import MeasuredFileError
     from shapewright.measure.bench.suites.registry import make_suite
@@ -156,7 +156,7 @@ def _write(charts: list[Chart], path: Path, title: str, *, has_store: bool) -> l
         figures = [Figure(chart, caption=chart.alt) for chart in charts]
         write_text_file(str(path), render_page(title, figures, subtitle=words))
         return [str(path)]
-    from shapewright.app.figures.render.matplotlib_files import save_chart
+    from shapewright.app.figures.matplotlib_files import save_chart
     from shapewright.core.errors import ShapewrightError
 
     names: list[Any] = [path]

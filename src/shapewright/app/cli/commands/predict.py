@@ -70,8 +70,8 @@ def command(
         return 0
     prediction = scenario.predict()
     if explain:
+        from shapewright.app.report.explain import explain_operation, print_explanations
         from shapewright.app.report.outputs.predict import explain_output
-        from shapewright.app.report.step.explain import explain_operation, print_explanations
 
         explanations = explain_operation(prediction, explain)
         if as_json:
@@ -83,7 +83,7 @@ def command(
 
         print_json(predict_output(prediction, scenario).to_json())
     else:
-        from shapewright.app.report.step.predict import print_prediction
+        from shapewright.app.report.predict import print_prediction
 
         print_prediction(prediction, make_console(), notes=scenario.notes, top=None if show_all else 20)
     return 0
@@ -92,7 +92,7 @@ def command(
 def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool) -> None:
     """Predict every combination and print a row for each."""
     from shapewright.app.report.outputs.predict import sweep_output
-    from shapewright.app.report.step.sweep import print_sweep
+    from shapewright.app.report.predict import print_sweep
     from shapewright.prediction.sweep import parse_values, predict_sweep
 
     axes = {}

@@ -52,7 +52,7 @@ def command(
     click.echo(review_subtitle(review))
     click.echo(f"wrote {output} ({format_bytes(float(len(page.encode())))})", err=True)
     if pdf:
-        from shapewright.app.report.pdf import print_to_pdf
+        from shapewright.app.report.page import print_to_pdf
 
         print_to_pdf(Path(output), Path(pdf))
         click.echo(f"wrote {pdf}", err=True)

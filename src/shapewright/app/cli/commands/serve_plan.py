@@ -121,7 +121,7 @@ def command(
         overrides=groups["model"],
     )
     if html:
-        from shapewright.app.report.optimize.serving_page import serving_sections, serving_subtitle, serving_title
+        from shapewright.app.report.optimize.serving import serving_sections, serving_subtitle, serving_title
         from shapewright.app.report.page import render_page
 
         write_text_file(
@@ -133,7 +133,7 @@ def command(
 
         print_json(serve_plan_output(found).to_json())
     else:
-        from shapewright.app.report.optimize.serving_text import print_serving
+        from shapewright.app.report.optimize.serving import print_serving
 
         print_serving(found, make_console())
     return 0 if found.best() is not None else 1

@@ -30,7 +30,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def ls(path: str, as_json: bool) -> int:
     """Summarize the store at PATH: suites, devices, rows, times and sizes."""
-    from shapewright.app.report.measure.measured import print_contents
+    from shapewright.app.report.measured import print_contents
     from shapewright.measure.store.database import Store
     from shapewright.measure.store.summary import summarize_store
 
@@ -56,7 +56,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON with every column")
 def show(path: str, as_json: bool) -> int:
     """List every row of the store at PATH."""
-    from shapewright.app.report.measure.measured import print_rows
+    from shapewright.app.report.measured import print_rows
     from shapewright.app.report.outputs.measure import BenchRow, StoreRowsOutput
     from shapewright.measure.store.database import Store
 

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.api import compare
 from shapewright.app.explorer.requests import job_fields, read_job_model
 from shapewright.app.explorer.views.figures import comparison_figure, memory_figure
+from shapewright.app.report.check import better_shape_columns, finding_words
+from shapewright.app.report.compare import comparison_columns
+from shapewright.app.report.explain import explain_operation, explanation_rows
+from shapewright.app.report.memory import capacity_words
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.model import SCHEMA_VERSION, plain
 from shapewright.app.report.outputs.predict import explain_output, operation_output, predict_output
 from shapewright.app.report.page import render_page
+from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.app.report.review import gather_review, review_sections, review_subtitle, review_title
-from shapewright.app.report.step.check import better_shape_columns, finding_words
-from shapewright.app.report.step.compare import comparison_columns
-from shapewright.app.report.step.explain import explain_operation, explanation_rows
-from shapewright.app.report.step.memory import capacity_words
-from shapewright.app.report.step.predict import describe, operation_columns, verdict
 from shapewright.core.units import format_percent
 from shapewright.lint import check_scenario
 from shapewright.lowering.operations import Gemm

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shapewright import __version__
-from shapewright.app.figures.data.field_sweep import SWEPT_FIELDS
+from shapewright.app.figures.sweep_values import SWEPT_FIELDS
 from shapewright.app.report.outputs.catalogue import devices_output, models_output
 from shapewright.app.report.outputs.model import SCHEMA_VERSION
 from shapewright.core.errors import UnknownModelError, close_names

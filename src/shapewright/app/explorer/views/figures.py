@@ -7,17 +7,23 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.figures.chart import Chart, Points
-from shapewright.app.figures.charts.devices import throughput_chart
-from shapewright.app.figures.charts.field_sweep import MeasuredStep, describe_point, field_sweep_chart, point_labels
-from shapewright.app.figures.charts.heat_maps import head_grid_map
-from shapewright.app.figures.charts.pipeline import pipeline_chart
-from shapewright.app.figures.charts.roofline import CEILING, describe_ceiling, step_roofline_chart
-from shapewright.app.figures.charts.search import speedup_chart
-from shapewright.app.figures.charts.step import layer_chart, memory_chart, shown_waterfall_parts, waterfall_chart
-from shapewright.app.figures.data.field_sweep import SWEPT_FIELDS, sweep_field
-from shapewright.app.figures.data.head_grid import predict_head_grid
-from shapewright.app.figures.data.tiles import find_gemm, lay_out_tiles
-from shapewright.app.figures.render.echarts import chart_option
+from shapewright.app.figures.devices import throughput_chart
+from shapewright.app.figures.echarts import chart_option
+from shapewright.app.figures.field_sweep import MeasuredStep, describe_point, field_sweep_chart, point_labels
+from shapewright.app.figures.heat_maps import head_grid_map, predict_head_grid
+from shapewright.app.figures.plan import pipeline_chart
+from shapewright.app.figures.search import speedup_chart
+from shapewright.app.figures.step import (
+    CEILING,
+    describe_ceiling,
+    layer_chart,
+    memory_chart,
+    shown_waterfall_parts,
+    step_roofline_chart,
+    waterfall_chart,
+)
+from shapewright.app.figures.sweep_values import SWEPT_FIELDS, sweep_field
+from shapewright.app.figures.tiles import find_gemm, lay_out_tiles
 from shapewright.app.report.outputs.model import SCHEMA_VERSION
 from shapewright.app.report.outputs.predict import operation_output
 from shapewright.app.report.review import explain_prediction
@@ -27,7 +33,7 @@ from shapewright.lowering.operations import Gemm
 
 if TYPE_CHECKING:
     from shapewright.app.explorer.measured import Measurements
-    from shapewright.app.figures.data.field_sweep import FieldSweep, SweepPoint
+    from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.optimize.search import SearchResult
     from shapewright.prediction.capacity import Capacity
     from shapewright.prediction.compare import Comparison

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.charts.search import time_per_token_chart
+from shapewright.app.figures.search import time_per_token_chart
 from shapewright.app.report.optimize.search_text import (
     QUALITY_NOTE,
     candidate_columns,
@@ -18,7 +18,7 @@ from shapewright.app.report.optimize.search_text import (
     device_columns,
 )
 from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
-from shapewright.app.report.step.predict import describe
+from shapewright.app.report.predict import describe
 
 if TYPE_CHECKING:
     from shapewright.optimize.search import SearchResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.step.predict import print_verdict
+from shapewright.app.report.predict import print_verdict
 from shapewright.core.units import format_bytes, format_count, format_seconds
 from shapewright.prediction.training_run import estimate_run_cost, estimate_saving
 

@@ -10,7 +10,7 @@ from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.lowering.flops import CONVENTIONS
 from shapewright.models import TransformerConfig, count_parameters
 from shapewright.prediction.calculators import BatchSolution, Term, explain_parameters
-from shapewright.prediction.calculators.budget import CHINCHILLA_TOKENS_PER_PARAMETER
+from shapewright.prediction.calculators.training import CHINCHILLA_TOKENS_PER_PARAMETER
 
 if TYPE_CHECKING:
     from shapewright.models import Model

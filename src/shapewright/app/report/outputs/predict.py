@@ -375,3 +375,25 @@ def swept_row(row: SweptStep) -> SweptRow:
         fits=prediction is not None and prediction.memory.total_bytes <= prediction.device.memory_bytes,
         **step_numbers(prediction),
     )
+
+
+def degree_words(layout: ParallelLayout) -> list[str]:
+    """Every degree above one, and that of experts where it differs from the tensor degree.
+
+    >>> from shapewright.workload import ParallelLayout
+    >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
+    ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
+    """
+    words = [
+        f"{name} {degree}"
+        for name, degree in (
+            ("TP", layout.tensor_parallel),
+            ("PP", layout.pipeline_parallel),
+            ("VPP", layout.virtual_pipeline),
+            ("DP", layout.data_parallel),
+            ("CP", layout.context_parallel),
+            ("EP", layout.expert_parallel),
+        )
+        if degree > 1
+    ]
+    return words + [f"ETP {layout.expert_tensor_degree}"] * layout.has_own_expert_degree

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described, take
-from shapewright.app.report.outputs.predict import DeviceSummary, summarize_device
+from shapewright.app.report.outputs.predict import DeviceSummary, degree_words, summarize_device
 from shapewright.models import TransformerConfig
 
 if TYPE_CHECKING:
@@ -183,4 +183,26 @@ def operating_point(point: OperatingPoint, usd_per_hour: float | None) -> Operat
         tpot_low_s=point.tpot.low_s,
         tpot_high_s=point.tpot.high_s,
         usd_per_million_tokens=point.usd_per_million_tokens(usd_per_hour),
+    )
+
+
+def layout_words(layout: ParallelLayout) -> str:
+    """Degrees of one instance, such as ``TP 4, PP 2``.
+
+    ``DP`` counts replicas of the attention alone; ``ETP 1`` appears where other matrices are split and experts are not.
+
+    >>> from shapewright.workload import ParallelLayout
+    >>> layout_words(ParallelLayout(tensor_parallel=2)), layout_words(ParallelLayout())
+    ('TP 2', 'TP 1')
+    """
+    return ", ".join(degree_words(layout)) or "TP 1"
+
+
+def instances_words(point: OperatingPoint) -> str:
+    """Instances of a unit, such as ``1 x (TP 2) prefill + 3 x (TP 4) decode``."""
+    if point.prefill_layout is None:
+        return layout_words(point.layout)
+    return (
+        f"{point.num_prefill_instances} x ({layout_words(point.prefill_layout)}) prefill + "
+        f"{point.num_instances} x ({layout_words(point.layout)}) decode"
     )

@@ -14,10 +14,8 @@ from shapewright.pricing.price import roofline_s
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.chunk import Prices
-    from shapewright.measure.accuracy.columns import Columns
-    from shapewright.measure.accuracy.context import Context
-    from shapewright.measure.accuracy.element_formats import ElementFormat
+    from shapewright.measure.accuracy.chunk import Columns, Prices
+    from shapewright.measure.accuracy.context import Context, ElementFormat
 
 _SIZES = {"batch_size": 1, "query_len": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 1, "window_size": 0}
 _LABELS = ("device", "library", "kernel", "dtype", "kv_cache_dtype")

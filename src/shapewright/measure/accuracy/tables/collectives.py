@@ -11,8 +11,7 @@ import numpy as np
 from shapewright.core.errors import MeasuredFileError
 from shapewright.lowering.operations import Collective
 from shapewright.lowering.operations.collective import COLLECTIVE_OPS
-from shapewright.measure.accuracy.chunk import Chunk, prices_of, split_chunks
-from shapewright.measure.accuracy.columns import Labels
+from shapewright.measure.accuracy.chunk import Chunk, Labels, prices_of, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.pricing.collectives import price_collective
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.chunk import Prices
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 
     Array = NDArray[np.float64]

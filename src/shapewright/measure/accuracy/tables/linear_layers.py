@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy.chunk import Chunk, split_chunks
-from shapewright.measure.accuracy.columns import Labels, group_rows
+from shapewright.measure.accuracy.chunk import Chunk, Labels, group_rows, split_chunks
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.measure.accuracy.tables.gemm import price_gemms
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.chunk import Prices
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 
     Array = NDArray[np.float64]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.pricing.calibration.records import CalibrationRecord
 

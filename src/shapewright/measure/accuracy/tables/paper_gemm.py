@@ -13,8 +13,7 @@ from shapewright.measure.accuracy.tables.gemm import price_gemms
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.chunk import Prices
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
     from shapewright.pricing.calibration.records import CalibrationRecord
 

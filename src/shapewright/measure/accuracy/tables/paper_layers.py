@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
     from shapewright.lowering.operations import Operation
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.pricing.price import Price
 

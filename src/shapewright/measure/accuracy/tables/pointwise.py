@@ -18,8 +18,7 @@ from shapewright.pricing.pointwise import price_pointwise
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.chunk import Prices
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns, Prices
     from shapewright.measure.accuracy.context import Context
 
 _SIZES = (

@@ -34,7 +34,7 @@ from shapewright.pricing.software import UNNAMED
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns
 
 Release = tuple[int, ...]
 

@@ -19,8 +19,7 @@ from shapewright.measure.accuracy.tables import (
 )
 
 if TYPE_CHECKING:
-    from shapewright.measure.accuracy.chunk import Chunk
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Chunk, Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.measure.accuracy.measured_files import Format
 

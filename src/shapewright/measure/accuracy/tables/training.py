@@ -40,7 +40,7 @@ from shapewright.workload.recompute import CORE
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns
     from shapewright.measure.accuracy.context import Context
     from shapewright.prediction.predict import Prediction
 

@@ -1,20 +1,31 @@
-"""Suites of whole decoder layers and whole steps: their models, batch sizes and lengths.
+"""Suites of decoder layers, of whole steps, and of the distinct operations of one model's step.
 
 Legend: h hidden size, a heads, f intermediate size, b sequences, s tokens per sequence, v vocabulary size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shapewright.core.errors import BenchError
+from shapewright.lowering import lower
+from shapewright.lowering.operations import Attention, Collective, Pointwise
+from shapewright.measure.bench.operations.attention import require_sdpa_support
 from shapewright.measure.bench.operations.layers import COMPILED
+from shapewright.measure.bench.operations.pointwise import LOSS, require_proxy_kernel
 from shapewright.measure.store.record import Case
 from shapewright.models import TransformerConfig, read_model
 from shapewright.models.changes import with_changes
 from shapewright.prediction.model_runs import LAYER_PASSES, layer_run, step_run
 from shapewright.workload import Workload
+
+if TYPE_CHECKING:
+    from shapewright.lowering.operations import Operation
+    from shapewright.models import TransformerConfig
+    from shapewright.workload import ParallelLayout, Workload
 
 _GPT3 = ("125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b", "175b")
 _PYTHIA = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
@@ -170,3 +181,75 @@ def _layer(config: TransformerConfig, workload: Workload, passes: str, variant: 
 
 def _step(config: TransformerConfig, workload: Workload) -> Case:
     return Case(operation=step_run(config, workload))
+
+
+@dataclass(frozen=True)
+class ModelCases:
+    """The measurable operations of one step of a model.
+
+    Attributes:
+        cases: Distinct operations, in the order of the step.
+        repeats: Executions per step, by the case's key without device and library.
+        skipped: Reason why an operation cannot be measured, by its name.
+    """
+
+    cases: tuple[Case, ...]
+    repeats: dict[str, int]
+    skipped: dict[str, str]
+
+    def repeats_of(self, case: Case) -> int:
+        """Executions of a case per step."""
+        return self.repeats[case.key("", "")]
+
+
+def list_model_cases(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> ModelCases:
+    """List the operations of one step on one device as cases; collectives are skipped.
+
+    Args:
+        config: The model.
+        workload: What is run.
+        layout: Parallel layout.
+    """
+    cases: dict[str, Case] = {}
+    repeats: dict[str, int] = {}
+    skipped: dict[str, str] = {}
+    for operation in lower(config, workload, layout):
+        case = Case(operation=operation, row_width=_row_width(operation, config, workload))
+        reason = _reason_to_skip(operation)
+        if reason:
+            skipped[operation.name] = reason
+            continue
+        key = case.key("", "")
+        cases.setdefault(key, case)
+        repeats[key] = repeats.get(key, 0) + int(operation.repeats)
+    return ModelCases(tuple(cases.values()), repeats, skipped)
+
+
+def largest_first(cases: Iterable[Case]) -> list[Case]:
+    """Cases in descending order of FLOPs, then bytes, so that a small budget covers the most expensive ones."""
+    return sorted(cases, key=lambda case: (-float(case.operation.flops), -float(case.operation.num_bytes)))
+
+
+def _row_width(operation: Operation, config: TransformerConfig, workload: Workload) -> int:
+    """Elements per row of a pointwise operation; 0 for other kinds."""
+    if not isinstance(operation, Pointwise):
+        return 0
+    if operation.operation == "softmax":
+        return workload.kv_len
+    if operation.operation == LOSS:
+        return config.vocab_size
+    return config.intermediate_size if operation.operation == "activation" else config.hidden_size
+
+
+def _reason_to_skip(operation: Operation) -> str:
+    """Why an operation cannot be measured on one device; empty if it can."""
+    if isinstance(operation, Collective):
+        return "collectives need several devices"
+    try:
+        if isinstance(operation, Attention):
+            require_sdpa_support(operation)
+        elif isinstance(operation, Pointwise):
+            require_proxy_kernel(operation)
+    except BenchError as error:
+        return str(error)
+    return ""

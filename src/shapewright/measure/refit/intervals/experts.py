@@ -11,7 +11,7 @@ import pandas as pd
 
 from shapewright.core.dtypes import get_dtype
 from shapewright.hardware import load_device
-from shapewright.measure.accuracy.columns import Columns
+from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.refit.intervals.gemm import prior_biases
 from shapewright.measure.refit.intervals.groups import Groups, library_groups, own_groups
 from shapewright.measure.refit.intervals.residual_intervals import Interval

@@ -17,7 +17,7 @@ import pandas as pd
 
 from shapewright.hardware import find_measured_device
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy.columns import Columns, Labels
+from shapewright.measure.accuracy.chunk import Columns, Labels
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.paper_layers import (

@@ -1,13 +1,15 @@
-"""A prediction as text: verdict, operations, warnings."""
+"""A prediction as text (verdict, operations, warnings), and a sweep as a table."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.outputs.predict import operation_output
+from shapewright.app.report.outputs.predict import degree_words, operation_output
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 from shapewright.lowering.operations import Attention
+from shapewright.prediction.sweep import SWEPT_SIZES
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from shapewright.app.report.outputs.predict import OperationOutput
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.sweep import Sweep, SweptStep
     from shapewright.workload import ParallelLayout
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
@@ -86,28 +89,6 @@ def _batch_words(prediction: Prediction) -> str:
     if not (workload.is_training and has_steps):
         return f"b={workload.micro_batch_size}"
     return f"b={workload.micro_batch_size} B={prediction.tokens_per_step // workload.query_len}"
-
-
-def degree_words(layout: ParallelLayout) -> list[str]:
-    """Every degree above one, and that of experts where it differs from the tensor degree.
-
-    >>> from shapewright.workload import ParallelLayout
-    >>> degree_words(ParallelLayout(tensor_parallel=2, data_parallel=4, expert_parallel=8, expert_tensor_parallel=1))
-    ['TP 2', 'DP 4', 'EP 8', 'ETP 1']
-    """
-    words = [
-        f"{name} {degree}"
-        for name, degree in (
-            ("TP", layout.tensor_parallel),
-            ("PP", layout.pipeline_parallel),
-            ("VPP", layout.virtual_pipeline),
-            ("DP", layout.data_parallel),
-            ("CP", layout.context_parallel),
-            ("EP", layout.expert_parallel),
-        )
-        if degree > 1
-    ]
-    return words + [f"ETP {layout.expert_tensor_degree}"] * layout.has_own_expert_degree
 
 
 def _layout_words(layout: ParallelLayout) -> str:
@@ -201,3 +182,62 @@ def _describe_tile(operation: OperationOutput) -> str:
 def _percent(fraction: float) -> str:
     """Percent with one decimal, so that a column is aligned."""
     return f"{100.0 * fraction:.1f} %"
+
+
+_COLUMNS = (
+    Column("time"),
+    Column("90 % interval", rank=3),
+    Column("tokens/s/device"),
+    Column("tokens/s/sequence", rank=2),
+    Column("MFU", rank=1),
+    Column("memory", rank=1),
+    Column("", is_text=True),
+)
+
+
+def print_sweep(found: Sweep, console: Console) -> None:
+    """Print one row per combination; rows that cannot run have the reason."""
+    first = next(row.prediction for row in found.rows if row.prediction is not None)
+    name = found.config.title
+    console.print(
+        f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
+    )
+    utilization = "MFU" if "phase" in found.axes else name_utilization(first.workload.phase)
+    # Swept sizes change the number of parameters, which is shown too.
+    sizes = [Column("parameters")] if set(SWEPT_SIZES) & set(found.axes) else []
+    headings = [
+        *(Column(field) for field in found.axes),
+        *sizes,
+        *(replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS),
+    ]
+    rows = [
+        [*(str(row.values[field]) for field in found.axes), *_parameters(row)[: len(sizes)], *_cells(row, utilization)]
+        for row in found.rows
+    ]
+    print_table(columns_of(rows, headings), console)
+    print_notes(found.notes, console)
+
+
+def _fits(prediction: Prediction) -> bool:
+    return prediction.memory.total_bytes <= prediction.device.memory_bytes
+
+
+def _parameters(row: SweptStep) -> list[str]:
+    return ["" if row.prediction is None else format_count(row.prediction.parameters.total)]
+
+
+def _cells(row: SweptStep, utilization: str) -> list[str]:
+    prediction = row.prediction
+    if prediction is None:
+        return ["", "", "", "", "", "", row.problem]
+    low, high = prediction.step_time_low_s, prediction.step_time_high_s
+    per_sequence = prediction.workload.query_len / prediction.step_time_s
+    return [
+        format_seconds(prediction.step_time_s),
+        f"{format_seconds(low)} to {format_seconds(high)}",
+        f"{prediction.tokens_per_s_per_device:,.0f}",
+        "" if prediction.workload.is_training else f"{per_sequence:,.1f}",
+        format_percent(prediction.mbu if utilization == "MBU" else prediction.mfu),
+        format_bytes(prediction.memory.total_bytes),
+        "" if _fits(prediction) else "does not fit",
+    ]

@@ -1,4 +1,4 @@
-"""Devices as tables."""
+"""Devices and model presets as tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_table
 from shapewright.app.report.outputs.catalogue import borrowed_records, describe_calibration
-from shapewright.core.units import GIGA, TERA, format_bytes
+from shapewright.core.errors import UnknownModelError, close_names
+from shapewright.core.units import GIGA, TERA, format_bytes, format_count
 from shapewright.hardware import list_devices, load_device
+from shapewright.models import count_parameters, list_presets, load_preset, read_model
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.collectives import without_bridge
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from shapewright.hardware import Device
 
-_COLUMNS = (
+_DEVICE_COLUMNS = (
     Column("name", is_text=True),
     Column("title", rank=3, is_text=True),
     Column("architecture", rank=2, is_text=True),
@@ -46,10 +48,10 @@ def _borrowed_words(device: Device) -> str:
 
 def device_columns() -> list[Column]:
     """All devices, one row each, as the columns of a table."""
-    return columns_of((_row(load_device(name)) for name in list_devices()), _COLUMNS)
+    return columns_of((_device_row(load_device(name)) for name in list_devices()), _DEVICE_COLUMNS)
 
 
-def _row(device: Device) -> list[str]:
+def _device_row(device: Device) -> list[str]:
     rates = device.dense_flops_per_s
     sixteen = rates.get("bf16", rates.get("fp16"))
     return [
@@ -122,3 +124,58 @@ def _in_units(key: str, value: float | str) -> str:
     if key.endswith("_hz"):
         return f"{value / GIGA:g} GHz"
     return f"{value:g} W" if key.endswith("_watts") else f"{value:g}"
+
+
+# Letters as in docs/notation.md.
+_MODEL_COLUMNS = (
+    Column("name", is_text=True),
+    Column("title", rank=5, is_text=True),
+    Column("type", rank=4, is_text=True),
+    Column("parameters"),
+    Column("L", rank=1),
+    Column("h", rank=1),
+    Column("a", rank=1),
+    Column("a_kv", rank=1),
+    Column("d", rank=1),
+    Column("f", rank=1),
+    Column("v", rank=2),
+    Column("experts", rank=3),
+    Column("positions", rank=6),
+)
+
+
+def select_presets(pattern: str | None) -> list[str]:
+    """List preset names that contain a pattern.
+
+    Raises:
+        UnknownModelError: no name contains it.
+    """
+    names = [name for name in list_presets() if pattern is None or pattern.casefold() in name]
+    if not names:
+        hint = close_names(pattern or "", list_presets()) or "list all with 'shapewright models'"
+        raise UnknownModelError(f"no preset has {pattern!r} in its name; {hint}")
+    return names
+
+
+def model_columns(pattern: str | None) -> list[Column]:
+    """Presets, one row each, as the columns of a table."""
+    return columns_of((_model_row(name) for name in select_presets(pattern)), _MODEL_COLUMNS)
+
+
+def _model_row(name: str) -> list[str]:
+    config = read_model(name).config
+    return [
+        name,
+        load_preset(name).title,
+        config.model_type,
+        format_count(count_parameters(config).total),
+        str(config.num_layers),
+        str(config.hidden_size),
+        str(config.num_heads),
+        str(config.num_kv_heads),
+        str(config.head_dim),
+        str(config.intermediate_size),
+        str(config.vocab_size),
+        f"{config.num_experts}/{config.num_experts_per_token}" if config.num_experts else "",
+        str(config.max_position_embeddings),
+    ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.step.predict import describe, name_utilization
+from shapewright.app.report.predict import describe, name_utilization
 from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import Line, Mark, Points, XYChart
-from shapewright.app.report.optimize.serving_text import instances_words
-from shapewright.app.report.outputs.serving import MODES
+from shapewright.app.report.outputs.serving import MODES, instances_words
 from shapewright.core.units import format_seconds
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from shapewright.core.units import TERA, format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shapewright.app.figures.data.field_sweep import FieldSweep, SweepPoint
+    from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.prediction.predict import Prediction
 
 METRICS = {"rate": "model TFLOP/s per device", "tokens": "tokens/s per device", "step": "step [ms]"}

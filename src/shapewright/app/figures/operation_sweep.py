@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.figures.chart import Band, Line, Mark, Points, XYChart
-from shapewright.app.figures.data.samples import PricedSample, Sample, price_samples
+from shapewright.app.figures.measured import PricedSample, Sample, price_samples
 from shapewright.core.units import GIGA, MEGA, TERA
 from shapewright.lowering.operations import Attention, Gemm, Pointwise
 from shapewright.pricing.pointwise import GATED_READ_RATIO

@@ -1,12 +1,17 @@
-"""A check as text: verdict, findings by cost, slowest operations, nearest better shapes."""
+"""A check as text (verdict, findings by cost, slowest operations, nearest better shapes), and as SARIF."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from shapewright import __version__
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.step.predict import operation_columns, print_verdict
+from shapewright.app.report.outputs.check import finding_output
+from shapewright.app.report.outputs.model import plain
+from shapewright.app.report.predict import operation_columns, print_verdict
 from shapewright.core.units import format_percent, format_seconds
+from shapewright.lint.registry import get_rule, list_rules, rule_page
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,3 +120,67 @@ def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
         Column("parameters", rank=1),
     )
     return columns_of(rows, headings)
+
+
+SARIF_VERSION = "2.1.0"
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+_SARIF_LEVELS = {"info": "note", "warning": "warning", "error": "error"}
+
+
+def to_sarif(report: CheckReport, artifact: str) -> dict[str, Any]:
+    """Convert the report to a SARIF log with one run.
+
+    Args:
+        report: The report.
+        artifact: Path, URL or name of the checked config.
+
+    Source: OASIS, Static Analysis Results Interchange Format 2.1.0, sections 3.13 (log), 3.14 (run), 3.19 (tool
+    component), 3.27 (result), 3.49 (rule).
+    """
+    artifact_uri = quote(artifact, safe="/:?#&=%@+~")
+    rules = list_rules()
+    index_of = {rule.code: index for index, rule in enumerate(rules)}
+    driver = {
+        "name": "shapewright",
+        "version": __version__,
+        "rules": [_sarif_rule(rule.code) for rule in rules],
+    }
+    results = [_sarif_result(finding, index_of[finding.code], artifact_uri) for finding in report.findings]
+    run = {"tool": {"driver": driver}, "artifacts": [{"location": {"uri": artifact_uri}}], "results": results}
+    return {"$schema": SARIF_SCHEMA, "version": SARIF_VERSION, "runs": [run]}
+
+
+def _sarif_rule(code: str) -> dict[str, Any]:
+    rule = get_rule(code)
+    page = rule_page(code)
+    return {
+        "id": rule.code,
+        "name": "".join(word.capitalize() for word in rule.name.split("-")),
+        "shortDescription": {"text": rule.summary},
+        "fullDescription": {"text": page.partition("## What it does")[2].partition("\n## ")[0].strip()},
+        "help": {"text": page, "markdown": page},
+        "properties": {"family": rule.family, "since": rule.since, "reads": list(rule.reads)},
+    }
+
+
+def _cost(finding: Finding) -> str:
+    if finding.cost_s is None or finding.cost_fraction is None:
+        return ""
+    return f" (predicted cost {format_seconds(finding.cost_s)}, {format_percent(finding.cost_fraction)} of the step)"
+
+
+def _sarif_result(finding: Finding, rule_index: int, artifact_uri: str) -> dict[str, Any]:
+    location = {
+        "physicalLocation": {"artifactLocation": {"uri": artifact_uri, "index": 0}},
+        "logicalLocations": [{"fullyQualifiedName": finding.field, "kind": "property"}],
+    }
+    details = plain(finding_output(finding))
+    return {
+        "ruleId": finding.code,
+        "ruleIndex": rule_index,
+        "level": _SARIF_LEVELS[finding.severity],
+        "message": {"text": finding.message + _cost(finding)},
+        "locations": [location],
+        "properties": {name: details[name] for name in ("cost_s", "cost_fraction", "wanted", "suggestions")},
+    }

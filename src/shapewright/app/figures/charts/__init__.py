@@ -1,1 +1,0 @@
-"""Chart descriptions, one module per figure."""

@@ -1,1 +1,0 @@
-"""Data of figures: samples of operations, predicted grids and sweeps, tile layouts."""

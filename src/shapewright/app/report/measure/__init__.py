@@ -1,1 +1,0 @@
-"""Reports on measurements, calibrations and accuracy."""

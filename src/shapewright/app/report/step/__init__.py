@@ -1,1 +1,0 @@
-"""Reports on one step: prediction, check, memory, comparison, utilization."""
