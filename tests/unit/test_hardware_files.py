@@ -42,6 +42,11 @@ EXPECTED_NAMES = {
     "a30": "a30",
     "mi250x": "mi250x-gcd",
     "mi300x": "mi300x",
+    "mi308x": "mi308x",
+    "mi355x": "mi355x",
+    "mi100": "mi100",
+    "p4": "p4",
+    "p100_pcie": "p100-pcie-16gb",
     # published throughput
     "A100-SXM-80GB": "a100-sxm-80gb",
     "A100-SXM-40GB": "a100-sxm-40gb",

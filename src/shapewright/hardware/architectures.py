@@ -120,6 +120,14 @@ class ComputeCapability:
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
+        name="pascal",
+        vendor="NVIDIA",
+        donors=("volta", "turing", "ampere"),
+        has_fused_attention=False,
+        full_width_bytes=_WIDEST_THREAD_LOAD_BYTES,
+        switching_energy=2.5,
+    ),
+    Architecture(
         name="volta",
         vendor="NVIDIA",
         generation=0,
@@ -199,18 +207,19 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         switching_energy=0.7,
         benchmarks_run_from_cache=True,
     ),
+    Architecture(name="cdna1", vendor="AMD", generation=0, donors=("cdna2", "ampere"), switching_energy=1.0),
     Architecture(
         name="cdna2",
         vendor="AMD",
-        generation=0,
+        generation=1,
         donors=("ampere",),
         switching_energy=1.0,
         gemm_tiles=COMMON_GEMM_TILES,
         # MI250X shows next to no loss at 4 bytes; 2 bytes were not measured.
         alignment_factors_guess=(0.8, 0.95, 0.95, 0.97, 0.98, 0.99),
     ),
-    Architecture(name="cdna3", vendor="AMD", generation=1, donors=("cdna2", "ampere"), switching_energy=0.7),
-    Architecture(name="cdna4", vendor="AMD", generation=2, donors=("cdna3", "cdna2", "ampere"), switching_energy=0.48),
+    Architecture(name="cdna3", vendor="AMD", generation=2, donors=("cdna2", "ampere"), switching_energy=0.7),
+    Architecture(name="cdna4", vendor="AMD", generation=3, donors=("cdna3", "cdna2", "ampere"), switching_energy=0.48),
     Architecture(name="xe2", vendor="Intel"),
     Architecture(name="gaudi2", vendor="Intel"),
     Architecture(name="gaudi3", vendor="Intel"),
@@ -229,6 +238,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(name="grayskull", vendor="Tenstorrent"),
     Architecture(name="wormhole", vendor="Tenstorrent"),
     Architecture(name="ipu-mk2", vendor="Graphcore"),
+    Architecture(name="tcp", vendor="FuriosaAI"),
+    Architecture(name="dimc", vendor="d-Matrix"),
     # For a device file of one's own whose chip belongs to none of the above.
     Architecture(name="other", vendor=""),
 )
