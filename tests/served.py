@@ -6,7 +6,7 @@ from typing import Any
 
 import shapewright
 from shapewright.optimize.serving import ServingFormat, ServingPlan, ServingRequest
-from shapewright.optimize.serving.instance import Instance
+from shapewright.optimize.serving.point import Instance
 from shapewright.prediction.build import build_scenario
 from shapewright.workload import ParallelLayout
 

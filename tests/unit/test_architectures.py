@@ -20,7 +20,7 @@ from shapewright.hardware.architectures import (
 _PACKAGE = Path(shapewright.__file__).parent
 # Recipes are published by model and chip, and a refit has settings for the devices in its data: neither is a fact about
 # an architecture.
-_MAY_NAME_ONE = {"hardware/architectures.py", "hardware/names.py", "measure/accuracy/tables/published_rows.py"}
+_MAY_NAME_ONE = {"hardware/architectures.py", "hardware/loader.py", "measure/accuracy/tables/published_rows.py"}
 _REFITS = "measure/refit/"
 _TELLTALE_NAMES = {name for name in ARCHITECTURE_NAMES if name != "other"}
 

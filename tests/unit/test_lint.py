@@ -22,8 +22,7 @@ from shapewright.lint import (
     get_rule,
     list_rules,
 )
-from shapewright.lint.check import run_rules
-from shapewright.lint.evaluate import evaluate
+from shapewright.lint.check import evaluate, run_rules
 from shapewright.lint.example import example_scenario
 from shapewright.models import read_model
 from shapewright.prediction.scenario import Scenario

@@ -11,7 +11,7 @@ import pytest
 
 from shapewright.core.errors import CalibrationError
 from shapewright.measure.refit.__main__ import OPTIONS, main, run_apart
-from shapewright.measure.refit.compare import compare_folders
+from shapewright.measure.refit.record_files import compare_folders
 from shapewright.measure.refit.steps import STEPS, Step, find_steps
 
 
@@ -21,7 +21,7 @@ def test_steps_run_in_their_order() -> None:
 
     assert usual[0] == "gemm"
     assert usual[-1] == "intervals"
-    assert "ranking-floor" not in usual
+    assert "gemm-alignment" not in usual
     assert [step.name for step in find_steps(["moe-residual", "gemm", "moe"])] == ["gemm", "moe", "moe-residual"]
 
 

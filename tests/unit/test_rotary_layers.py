@@ -8,7 +8,7 @@ from shapewright.app.formats import write_format
 from shapewright.core.errors import ConfigError
 from shapewright.lowering import lower
 from shapewright.models import TransformerConfig, read_model
-from shapewright.models.changes import with_changes
+from shapewright.models.transformer import with_changes
 from shapewright.models.write import to_config_json
 from shapewright.workload import ParallelLayout, Workload
 

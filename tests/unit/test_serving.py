@@ -16,8 +16,7 @@ from shapewright.models import count_parameters, read_model
 from shapewright.optimize.serving import ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
 from shapewright.optimize.serving.disaggregated import Decoder, Prefiller, pair_up, prefill_candidates
-from shapewright.optimize.serving.instance import batch_sizes
-from shapewright.optimize.serving.point import Span, pareto_front
+from shapewright.optimize.serving.point import Span, batch_sizes, pareto_front
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.composition import compose_passes
 from shapewright.workload import ParallelLayout

@@ -22,9 +22,8 @@ from shapewright.optimize.serving.disaggregated import (
     prefill_candidates,
     transfer_span,
 )
-from shapewright.optimize.serving.instance import Instance
 from shapewright.optimize.serving.passes import Passes
-from shapewright.optimize.serving.point import Span
+from shapewright.optimize.serving.point import Instance, Span
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.composition import StepTimes
 from shapewright.workload import ParallelLayout

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shapewright.optimize.serving import ServingFormat, ServingRequest
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, prefill_shares
-from shapewright.optimize.serving.instance import Instance
 from shapewright.optimize.serving.passes import Pass, mean_seen, spread_windows
+from shapewright.optimize.serving.point import Instance
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.composition import compose_passes
 from shapewright.workload import ParallelLayout

@@ -2,6 +2,10 @@
 
 Only the requested file is parsed. A canonical name is a file name. Any other name is looked up in the ``aliases``
 lists, which are extracted from the text of all files, because parsing every file would take longer than a prediction.
+
+A name in a measurement file is looked up as it is, then without remarks in parentheses, then by its words in any order,
+ignoring words that do not distinguish boards (vendor, memory technology). An ambiguous name is resolved to the board
+that published measurements usually mean by it; ``is_exact_name`` tells whether that happened.
 """
 
 from __future__ import annotations
@@ -156,3 +160,132 @@ def _unknown_device_message(folded: str, aliases: dict[str, str]) -> str:
         return f"{shown!r} could be any of {', '.join(matches)}; choose one of them"
     hint = close_names(folded, [*list_devices(), *aliases]) if folded and len(folded) <= 200 else ""
     return f"unknown device {shown!r}; {hint + ' ' if hint else ''}{_TEMPLATE_HINT}"
+
+
+# Ambiguous names in measurement files, and the device that was measured. The A100 of arXiv 2401.14489 has 40 GB (its
+# logs name the machine), its V100 is the SXM2 board with 16 GB, and a process sees one die of an MI250X. The others are
+# the boards that cloud providers offer.
+MEASURED_DEVICES = {
+    "a100": "a100-sxm-40gb",
+    "a100-40gb": "a100-sxm-40gb",
+    "a100-80gb": "a100-sxm-80gb",
+    "v100": "v100-sxm2-16gb",
+    "v100-sxm": "v100-sxm2-16gb",
+    "v100-16gb": "v100-sxm2-16gb",
+    "v100-32gb": "v100-sxm2-32gb",
+    "v100-pcie": "v100-pcie-16gb",
+    "mi250x": "mi250x-gcd",
+    "mi300": "mi300x",
+    "h100": "h100-sxm-80gb",
+    "h100-80gb": "h100-sxm-80gb",
+    "h200": "h200-sxm-141gb",
+    "h200-141gb": "h200-sxm-141gb",
+    "h800-80gb": "h800-sxm-80gb",
+    "a800-80gb": "a800-sxm-80gb",
+    "gh200": "gh200-96gb",
+    "b200-192gb": "b200-sxm-180gb",
+    "b200-sxm-192gb": "b200-sxm-180gb",
+    "h100-sxm-96gb-hbm2e": "h100-sxm-96gb",
+}
+# Words that do not distinguish boards: vendors, product families, memory technologies, parts of system names.
+_IGNORED_WORDS = frozenset(
+    (
+        *("nvidia", "amd", "intel", "google", "aws", "tesla", "geforce", "quadro", "instinct"),
+        *("accelerator", "gpu", "tensor", "core", "graphics", "generation", "edition", "per", "ac", "oam"),
+        *("hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x"),
+        *("hgx", "dgx", "nvl72", "server", "workstation", "blackwell"),
+    )
+)
+_SOCKET = re.compile(r"sxm\d")
+
+
+def find_measured_device(name: str) -> Device:
+    """Load the device that a measurement file names.
+
+    Raises:
+        UnknownDeviceError: no device matches, or the name is ambiguous.
+    """
+    return load_device(_find_name(name))
+
+
+def is_exact_name(name: str) -> bool:
+    """Return whether a name is a canonical name or an alias of a device file."""
+    folded = normalize_name(name)
+    return folded in list_devices() or folded in find_aliases()
+
+
+@cache
+def _find_name(name: str) -> str:
+    plain = name.partition("(")[0].strip()
+    for spelled in (name, plain):
+        folded = MEASURED_DEVICES.get(normalize_name(spelled), spelled)
+        if folded and is_exact_name(folded):
+            return load_named_device(folded).name
+    words = _distinguishing_words(plain)
+    usual = {_distinguishing_words(short): device for short, device in MEASURED_DEVICES.items()}
+    if words in usual:
+        return usual[words]
+    named = find_aliases() | {own: own for own in list_devices()}
+    found = sorted({device for alias, device in named.items() if words and _distinguishing_words(alias) == words})
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownDeviceError(f"{name!r} could be any of {', '.join(found)}; use one of these names")
+    return load_named_device(plain or "?").name
+
+
+def _distinguishing_words(name: str) -> frozenset[str]:
+    """Return the words of a name that distinguish boards.
+
+    >>> sorted(_distinguishing_words("NVIDIA H100 80GB HBM3")), sorted(_distinguishing_words("RTX_6000_Ada"))
+    (['80gb', 'h100'], ['6000', 'ada', 'rtx'])
+    """
+    words = normalize_name(name).replace(".", "-").replace(",", "-").split("-")
+    return frozenset("sxm" if _SOCKET.fullmatch(word) else word for word in words if word not in _IGNORED_WORDS) - {""}
+
+
+# Device files hold the memory that a process sees if it is known, and decimal gigabytes otherwise. Drivers report from
+# 6 % below that (24 GB of GDDR6 with ECC) to 7.4 % above (2**30 / 10**9). Variants of one board differ by 17 % or more.
+MEMORY_TOLERANCE_FRACTION = 0.08
+
+
+def detect_device(gpu_name: str, num_sms: int, memory_bytes: float) -> Device:
+    """Find the device that matches the name, number of SMs and memory that a driver reports.
+
+    Args:
+        gpu_name: Name printed by ``nvidia-smi``, ``rocm-smi`` or torch.
+        num_sms: Streaming multiprocessors or compute units.
+        memory_bytes: Memory. [byte]
+
+    Raises:
+        UnknownDeviceError: no device matches all three, or more than one does.
+    """
+    known = find_aliases()
+    folded = normalize_name(gpu_name)
+    named = [known.get(folded, folded)] if folded in known or folded in list_devices() else []
+    # A driver name shared by several SKUs (``NVIDIA GH200``) is a part of their names.
+    if not named and folded:
+        named = sorted({name for alias, name in known.items() if folded in alias})
+    found = [
+        device
+        for device in map(load_device, named)
+        if device.num_sms == num_sms and abs(memory_bytes / device.memory_bytes - 1.0) <= MEMORY_TOLERANCE_FRACTION
+    ]
+    if len(found) == 1:
+        return found[0]
+    seen = f"{gpu_name!r} with {num_sms} SMs and {memory_bytes / 1e9:.1f} GB"
+    if found:
+        raise UnknownDeviceError(
+            f"{seen} could be any of {', '.join(device.name for device in found)}; choose one as the device"
+        )
+    if named:
+        nearest = "; ".join(
+            f"{device.name} has {device.num_sms} SMs and {device.memory_bytes / 1e9:g} GB"
+            for device in map(load_device, named[:3])
+        )
+        raise UnknownDeviceError(
+            f"no device file matches {seen} ({nearest}); choose one as the device, or write a device file"
+        )
+    hint = close_names(folded, [*list_devices(), *known])
+    template = "`shapewright devices template > my.toml` writes a template"
+    raise UnknownDeviceError(f"no device file matches {seen}; {hint + ' ' if hint else ''}{template}")

@@ -1,4 +1,4 @@
-"""check_scenario: run every rule on a scenario, cost the findings, and apply exact fixes."""
+"""check_scenario: run every rule on a scenario, predict the cost of each violation, and apply exact fixes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,176 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
-from shapewright.lint.evaluate import evaluate
 from shapewright.lint.registry import list_rules, select_rules
-from shapewright.lint.rule import SEVERITIES, Finding
+from shapewright.lint.rule import SEVERITIES, Finding, Suggestion
 from shapewright.prediction.scenario import Scenario
 
 if TYPE_CHECKING:
+    from shapewright.lint.rule import Fix, Rule, Violation
     from shapewright.models.transformer import TransformerConfig
     from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.scenario import Scenario
+
+QUIET_BELOW_FRACTION = 0.002
+"""Violations with a smaller predicted cost are not reported: a tenth of the run-to-run noise of a training step."""
+
+WARNING_FROM_FRACTION = 0.01
+ERROR_FROM_FRACTION = 0.10
+
+MOST_SUGGESTIONS = 3
+
+_VISIBLE_SLOWDOWN = 1.02  # smaller slowdowns of a single operation are not reported
+
+
+@dataclass(frozen=True)
+class _PricedFix:
+    suggestion: Suggestion
+    gain_fraction: float
+    before: Prediction
+    after: Prediction
+
+
+def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | None:
+    """Cost a violation and return its finding; None where the cost is negligible."""
+    if not scenario.is_possible:
+        possible = tuple(kept for fix in violation.fixes if (kept := _possible(fix, scenario)) is not None)
+        return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
+    # Slower fixes are valid where the finding is not about time.
+    keep_slower = violation.severity == "error" or not violation.has_cost
+    priced = [found for fix in violation.fixes if (found := _price(fix, scenario, keep_slower=keep_slower))]
+    priced.sort(key=lambda found: -found.gain_fraction)
+    suggestions = tuple(found.suggestion for found in priced[: 1 if violation.only_best else MOST_SUGGESTIONS])
+    best = priced[0] if priced else None
+    cost_fraction = max(0.0, best.gain_fraction) if best and violation.has_cost else 0.0
+    cost_fraction = min(cost_fraction, violation.max_cost_fraction)
+    severity = rate_severity(violation.severity, cost_fraction, violation.max_severity)
+    if severity is None:
+        return None
+    if best is None or cost_fraction < QUIET_BELOW_FRACTION:
+        return _finding(rule, violation, severity, suggestions=suggestions)
+    return _finding(
+        rule,
+        violation,
+        severity,
+        suggestions=suggestions,
+        slowest=_slowest_operation(best.before, best.after),
+        cost_s=cost_fraction * scenario.predict().step_time_s,
+        cost_fraction=cost_fraction,
+    )
+
+
+def rate_severity(least: str | None, cost_fraction: float, most: str | None = None) -> str | None:
+    """Return the severity of a cost, limited to ``least`` and ``most``; None where it is not reported."""
+    by_cost = None
+    if cost_fraction >= QUIET_BELOW_FRACTION:
+        by_cost = "info"
+    if cost_fraction >= WARNING_FROM_FRACTION:
+        by_cost = "warning"
+    if cost_fraction >= ERROR_FROM_FRACTION:
+        by_cost = "error"
+    found = [severity for severity in (least, by_cost) if severity]
+    if not found:
+        return None
+    severity = max(found, key=SEVERITIES.index)
+    return min(severity, most, key=SEVERITIES.index) if most else severity
+
+
+def _possible(fix: Fix, scenario: Scenario) -> Suggestion | None:
+    """Return the suggestion of a fix if the fixed step can run, or fails for another reason; otherwise None."""
+    fixed = scenario.try_replace(fix.changes)
+    if fixed is None or str(fixed.outcome) == str(scenario.outcome):
+        return None
+    return Suggestion(kind=fix.kind, title=fix.title, changes=dict(fix.changes))
+
+
+def _price(fix: Fix, scenario: Scenario, *, keep_slower: bool) -> _PricedFix | None:
+    """Predict the gain of a fix; None where it is impossible, does not fit in memory, or is not faster.
+
+    Where the scenario itself does not fit, a change of layout or batch must not need more memory (405 billion
+    parameters are faster on one stage than on 16, and fit on no device), while a change of the model may.
+    """
+    before = scenario.try_replace(fix.common_changes) if fix.common_changes else scenario
+    after = scenario.try_replace({**fix.common_changes, **fix.changes})
+    if before is None or after is None or not before.is_possible or not after.is_possible:
+        return None
+    if not after.fits and (scenario.fits or (fix.kind == "runtime" and _needs_more(after, scenario))):
+        return None
+    ratio = after.time_per_token_s / before.time_per_token_s
+    parameters = before.predict().parameters, after.predict().parameters
+    gain_fraction = 1.0 - ratio
+    if fix.kind == "retrain":
+        # Time is proportional to the parameters used per token.
+        gain_fraction = 1.0 - ratio * parameters[0].active / parameters[1].active
+    if not keep_slower and (ratio > 1.0 or gain_fraction <= 0.0):
+        return None
+    suggestion = Suggestion(
+        kind=fix.kind,
+        title=fix.title,
+        changes=dict(fix.changes),
+        parameters_change_fraction=parameters[1].total / parameters[0].total - 1.0,
+        predicted_gain_fraction=None if keep_slower else gain_fraction,
+    )
+    return _PricedFix(suggestion, gain_fraction, before.predict(), after.predict())
+
+
+def _needs_more(after: Scenario, before: Scenario) -> bool:
+    return after.predict().memory.total_bytes > before.predict().memory.total_bytes
+
+
+def _slowest_operation(before: Prediction, after: Prediction) -> str:
+    """Describe the operation that loses the most time to the violation, with its slowdown.
+
+    Empty where the fix changes stages, chunks or the batch: operations then differ in number of executions.
+    """
+    if before.tokens_per_step != after.tokens_per_step or _stages_of(before) != _stages_of(after):
+        return ""
+    fixed_s = {(priced.operation.name, priced.operation.pass_name): priced.total_time_s for priced in after.operations}
+    worst_loss_s, worst = 0.0, ""
+    for priced in before.operations:
+        if priced.operation.kind == "pointwise":  # its time follows from its bytes
+            continue
+        other_s = fixed_s.get((priced.operation.name, priced.operation.pass_name))
+        if (
+            other_s
+            and priced.total_time_s - other_s > worst_loss_s
+            and priced.total_time_s > _VISIBLE_SLOWDOWN * other_s
+        ):
+            worst_loss_s = priced.total_time_s - other_s
+            worst = f"{priced.operation.name} predicted {priced.total_time_s / other_s:.2f}x slower"
+    return worst
+
+
+def _stages_of(prediction: Prediction) -> tuple[int, int]:
+    return prediction.layout.pipeline_parallel, prediction.layout.virtual_pipeline
+
+
+def _finding(
+    rule: Rule,
+    violation: Violation,
+    severity: str,
+    *,
+    suggestions: tuple[Suggestion, ...],
+    slowest: str = "",
+    cost_s: float | None = None,
+    cost_fraction: float | None = None,
+) -> Finding:
+    message = f"{violation.field.rpartition('.')[2]}={violation.actual} {violation.problem}"
+    if slowest:
+        message += f": {slowest}"
+    if suggestions:
+        message += "; " + " or ".join(suggestion.title for suggestion in suggestions)
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=severity,
+        field=violation.field,
+        actual=violation.actual,
+        wanted=violation.wanted,
+        message=message,
+        cost_s=cost_s,
+        cost_fraction=cost_fraction,
+        suggestions=suggestions,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,20 @@
 A memory-bound operation is one kernel that reads its inputs once and writes its outputs once, as PyTorch's own kernels
 and the fused ones of Megatron-LM and vLLM do. Small per-row or per-column vectors (means, weights of a norm) are left
 out.
+
+A GEMM C[m,n] = A[m,k] B[k,n] has two gradients: dA[m,k] = dC[m,n] B^T and dB[k,n] = A^T dC. For a linear layer (layout
+NT, B stored as W[n,k]) the second is computed in the layout of W: dW[n,k] = dC^T A.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shapewright.lowering.operations import Gemm, Pointwise
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
     from shapewright.lowering.shard import Shard
@@ -169,3 +174,122 @@ def bias_gradients(shard: Shard, block: Block, repeats: int, *, widths: list[int
         shard, block, "bias_gradient", "bias", repeats, read=elements, written=0.0, num_kernels=len(widths)
     )
     return [sums.changed(pass_name="backward")]
+
+
+# Backward counterparts of collectives; the others are their own counterpart.
+_BACKWARD_OP_NAMES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+# Forward collectives of the tensor axis whose counterpart reduces the input gradients of column-parallel GEMMs, which
+# overlaps with the weight gradients. Source: arXiv 2205.05198, section 4.2.2; Megatron-LM, tensor_parallel/layers.py.
+_OVERLAPPED_IN_BACKWARD = ("all_gather", "all_reduce")
+
+# Layouts of dA and dB, and whether dB is computed transposed, by the forward layout.
+_GRADIENT_LAYOUTS = {"NT": ("NN", "TN", True), "NN": ("NT", "TN", False)}
+
+
+def lower_backward(forward: Iterable[Operation]) -> list[Operation]:
+    """Lower the gradients of forward operations, in reverse order."""
+    backward: list[Operation] = []
+    for operation in reversed(list(forward)):
+        backward += backward_of(operation)
+    return backward
+
+
+def backward_of(operation: Operation) -> list[Operation]:
+    """Lower the gradient of one forward operation."""
+    if isinstance(operation, Gemm | GroupedGemm):
+        return list(gemm_gradients(operation))
+    if isinstance(operation, Attention):
+        return [
+            operation.changed(
+                name=f"{operation.name}.backward", gradient="backward", pass_name="backward", is_backward=True
+            )
+        ]
+    if isinstance(operation, Collective):
+        return _collective_gradient(operation)
+    return [_pointwise_gradient(operation)]
+
+
+def gemm_gradients(gemm: Gemm | GroupedGemm) -> tuple[Gemm | GroupedGemm, Gemm | GroupedGemm]:
+    """Lower the gradients of a GEMM's first operand (dgrad) and second operand (wgrad).
+
+    >>> dgrad, wgrad = gemm_gradients(Gemm(name="x", m=2, n=3, k=5))
+    >>> (dgrad.m, dgrad.n, dgrad.k, dgrad.layout), (wgrad.m, wgrad.n, wgrad.k, wgrad.layout)
+    ((2, 5, 3, 'NN'), (3, 5, 2, 'TN'))
+    """
+    m, n, k = gemm.m, gemm.n, gemm.k
+    first_layout, second_layout, transposed = _GRADIENT_LAYOUTS[gemm.layout]
+    second_m, second_n = (n, k) if transposed else (k, n)
+    dgrad = gemm.changed(
+        name=f"{gemm.name}.dgrad", gradient="dgrad", pass_name="backward", m=m, n=k, k=n, layout=first_layout
+    )
+    wgrad = gemm.changed(
+        name=f"{gemm.name}.wgrad",
+        gradient="wgrad",
+        pass_name="backward",
+        m=second_m,
+        n=second_n,
+        k=m,
+        layout=second_layout,
+    )
+    return dgrad, wgrad
+
+
+def _collective_gradient(forward: Collective) -> list[Operation]:
+    """Lower the gradient of a collective.
+
+    Sequence parallelism does not save gathered tokens: they are gathered again for wgrad, overlapped with dgrad.
+    """
+    if forward.axis == "pipeline":
+        return [forward.changed(name=f"{forward.name}.backward", gradient="backward", pass_name="backward")]
+    op_name = _BACKWARD_OP_NAMES.get(forward.op_name, forward.op_name)
+    name = f"{forward.name.removesuffix(f'.{forward.op_name}')}.backward"
+    overlaps = forward.overlaps or (forward.op_name in _OVERLAPPED_IN_BACKWARD and forward.axis == "tensor")
+    sent_bytes = forward.message_bytes if forward.backward_bytes is None else forward.backward_bytes
+    gradients: list[Operation] = [
+        forward.changed(
+            name=f"{name}.{op_name}",
+            gradient="backward",
+            pass_name="backward",
+            op_name=op_name,
+            overlaps=overlaps,
+            message_bytes=sent_bytes,
+            backward_bytes=None,
+        )
+    ]
+    if forward.op_name == "all_gather" and forward.axis == "tensor" and not forward.keeps_result:
+        gradients.append(
+            forward.changed(name=f"{name}.gather_again", gradient="backward", pass_name="backward", overlaps=True)
+        )
+    return gradients
+
+
+def _pointwise_gradient(forward: Pointwise) -> Pointwise:
+    """Lower the gradient of a memory-bound operation that reads x and writes y in the forward pass.
+
+    norm: two kernels, one for dx and one for the weights, which each read x and dy. activation: reads x and dy, writes
+    dx. softmax: reads y and dy, writes dx. residual: adds the gradients of both branches, with the traffic of forward;
+    if it fuses dropout, another kernel computes the gradient of its branch. All others are linear: they read dy (and
+    the mask of dropout) and write dx.
+    """
+    x, y = forward.read_bytes, forward.written_bytes
+    read, written, num_kernels = y, x, forward.num_kernels
+    if forward.operation in ("norm", "layernorm"):
+        read, num_kernels = 2.0 * (x + y), 2
+    elif forward.operation == "activation":
+        read = x + y
+    elif forward.operation == "softmax":
+        read = 2.0 * y
+    elif forward.fuses_dropout:
+        # The second kernel reads the gradient of the sum and the mask, and writes the gradient of the branch.
+        branch = x / 2.0
+        read, written, num_kernels = x + y, 2.0 * branch, 2
+    elif forward.operation == "residual":
+        read, written = x, y
+    return forward.changed(
+        name=f"{forward.name}.backward",
+        gradient="backward",
+        pass_name="backward",
+        read_bytes=read,
+        written_bytes=written,
+        num_kernels=num_kernels,
+    )

@@ -16,8 +16,7 @@ from shapewright.lowering.attention import (
     lower_inputs,
     lower_output,
 )
-from shapewright.lowering.backward import lower_backward
-from shapewright.lowering.builders import norm, residual
+from shapewright.lowering.builders import lower_backward, norm, residual
 from shapewright.lowering.checks import validate_layout
 from shapewright.lowering.collectives import send_to_next_stage
 from shapewright.lowering.counts import count_encoder_layers, count_layers, layers_per_stage

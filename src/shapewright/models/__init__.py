@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from shapewright.models.changes import with_changes
 from shapewright.models.parameters import LayerParameters, ParameterCounts, count_layer_parameters, count_parameters
 from shapewright.models.read import Model, ModelLike, Preset, list_presets, load_preset, read_model, read_object
-from shapewright.models.transformer import LayerGroup, TransformerConfig
+from shapewright.models.transformer import LayerGroup, TransformerConfig, with_changes
 from shapewright.models.write import to_config_json
 
 __all__ = [

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shapewright.core.errors import ConfigError, UnknownModelError, close_names, short_path, short_repr
-from shapewright.models.changes import check_field_names, with_changes
 from shapewright.models.config_file import fetch_config, is_hub_id, read_json_file
 from shapewright.models.hf_config import read_hf_config
-from shapewright.models.transformer import TransformerConfig
+from shapewright.models.transformer import TransformerConfig, check_field_names, with_changes
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _FOLDER = Path(__file__).parent / "presets"

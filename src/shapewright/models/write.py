@@ -8,10 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from shapewright.core.errors import ConfigError
-from shapewright.models.changes import with_changes
 from shapewright.models.hf_config import NATIVE_MODEL_TYPE, hf_keys_of, read_hf_config
 from shapewright.models.read import Model
-from shapewright.models.transformer import TransformerConfig
+from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.validate import shortest_period
 
 _IGNORED_FIELDS = ("name", "model_type")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import shapewright
 from shapewright.core.errors import CalibrationError, MissingExtraError, ShapewrightError
-from shapewright.measure.refit.compare import compare_folders
+from shapewright.measure.refit.record_files import compare_folders
 from shapewright.measure.refit.steps import PACKAGE, STEPS, Step, find_steps
 
 EXTRA_MODULES = ("pandas", "scipy", "pyarrow", "lightgbm")

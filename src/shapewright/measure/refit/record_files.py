@@ -1,15 +1,22 @@
-"""Read and write the package's calibration records, and name the measured devices."""
+"""Read, write and compare the package's calibration records; boosted trees that their learned tables come from."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import shapewright.pricing
 from shapewright.measure.fit.shared import round_to_4_digits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shapewright.measure.fit.shared import Array
 
 RECORDS = Path(shapewright.pricing.__file__).parent / "data"
 # Source of the measured tables, and its name for each device that has a record.
@@ -56,3 +63,87 @@ def write_record(kind: str, name: str, record: Mapping[str, Any]) -> Path:
     content = {"id": f"{kind}/{name}/{today}", "kind": kind, **record}
     content["provenance"] = {"date": today, **record["provenance"]}
     return save_record(kind, name, round_to_4_digits(content))
+
+
+# The same rows give the same trees, in one thread.
+REPEATABLE: dict[str, Any] = {
+    "subsample": 0.7,
+    "subsample_freq": 1,
+    "deterministic": True,
+    "force_row_wise": True,
+    "random_state": 0,
+    "n_jobs": 1,
+    "verbose": -1,
+}
+
+
+def fit_trees(features: Array, target: Array, parameters: Mapping[str, Any], weight: Array | None = None) -> Any:
+    """Fit trees to ln(measured / physics).
+
+    Args:
+        features: Features; shape [rows, features].
+        target: Values to learn; shape [rows].
+        parameters: LightGBM parameters in addition to REPEATABLE.
+        weight: Weight of each row; equal by default.
+    """
+    from lightgbm import LGBMRegressor
+
+    return LGBMRegressor(**REPEATABLE, **parameters).fit(features, target, sample_weight=weight)
+
+
+# Fields that tell when and how a record was fitted.
+CHANGING_FIELDS = ("id", "date", "command")
+# Parts of a record that later steps complete.
+REPORT_FIELDS = ("provenance", "residual")
+
+
+def compare_folders(committed: Path, refitted: Path, *, compares_reports: bool) -> list[str]:
+    """List the differences between two folders of records, one line each.
+
+    Args:
+        committed: Folder of the committed records.
+        refitted: Folder of the refitted ones.
+        compares_reports: Compare all fields. Otherwise fields that a step writes from scratch and later steps extend
+            may lack entries, and reports and learned tables are left out.
+    """
+    found: list[str] = []
+    for path in sorted(refitted.rglob("*.json")):
+        name = path.relative_to(refitted)
+        if not (committed / name).is_file():
+            found.append(f"{name}: not committed")
+            continue
+        old, new = (json.loads((folder / name).read_text(encoding="utf-8")) for folder in (committed, refitted))
+        found += [
+            f"{name}: {difference}" for difference in compare_values(old, new, "", compares_reports=compares_reports)
+        ]
+    if compares_reports:
+        for path in sorted(refitted.rglob("*.npz")):
+            name = path.relative_to(refitted)
+            with np.load(committed / name) as old_arrays, np.load(path) as new_arrays:
+                names = sorted({*old_arrays.files, *new_arrays.files})
+                found += [
+                    f"{name}: {array} differs"
+                    for array in names
+                    if array not in old_arrays
+                    or array not in new_arrays
+                    or not np.array_equal(old_arrays[array], new_arrays[array])
+                ]
+    return found
+
+
+def compare_values(old: Any, new: Any, path: str, *, compares_reports: bool) -> Iterator[str]:
+    """Yield a line for each field in which two JSON values differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in {**old, **new}:
+            if name in CHANGING_FIELDS or (not compares_reports and (name in REPORT_FIELDS or name not in new)):
+                continue
+            place = f"{path}.{name}" if path else str(name)
+            if name not in old or name not in new:
+                yield f"{place} is {'new' if name in new else 'missing'}"
+            else:
+                yield from compare_values(old[name], new[name], place, compares_reports=compares_reports)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from compare_values(one, other, f"{path}[{index}]", compares_reports=compares_reports)
+    elif old != new:
+        yield f"{path} was {str(old)[:80]}, is {str(new)[:80]}"

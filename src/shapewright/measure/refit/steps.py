@@ -97,16 +97,6 @@ STEPS: tuple[Step, ...] = (
         options=("architecture", "dtype"),
     ),
     Step(
-        name="ranking-floor",
-        module="gemm.ranking_floor",
-        function="report",
-        tables=("gemm.parquet",),
-        writes="nothing; prints the lowest ranking regret that can be reached",
-        reason="",
-        options=("architecture",),
-        on_request=True,
-    ),
-    Step(
         name="attention",
         module="attention.physics",
         tables=_ATTENTION_TABLES,

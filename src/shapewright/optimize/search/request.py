@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ConfigError, WorkloadError, close_names
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.models import list_presets, read_model, to_config_json
-from shapewright.models.changes import FIELD_NAMES
+from shapewright.models.transformer import FIELD_NAMES
 from shapewright.optimize.search.space.guard import check_guard
 
 if TYPE_CHECKING:

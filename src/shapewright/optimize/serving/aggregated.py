@@ -23,13 +23,12 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from shapewright.optimize.serving.instance import batch_sizes
 from shapewright.optimize.serving.passes import contexts_of_passes
-from shapewright.optimize.serving.point import OperatingPoint, Span, mean_span, span_of, waiting_s
+from shapewright.optimize.serving.point import OperatingPoint, Span, batch_sizes, mean_span, span_of, waiting_s
 
 if TYPE_CHECKING:
-    from shapewright.optimize.serving.instance import Instance
     from shapewright.optimize.serving.passes import Pass
+    from shapewright.optimize.serving.point import Instance
     from shapewright.prediction.composition import StepTimes
 
 MOST_LOAD_FRACTION = 0.8

@@ -11,7 +11,7 @@ from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.ranges import check_integer
 from shapewright.core.units import format_bytes
 from shapewright.lowering import validate_layout
-from shapewright.optimize.serving.instance import Instance
+from shapewright.optimize.serving.point import Instance
 from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:

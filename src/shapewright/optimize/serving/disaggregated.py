@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from shapewright.core.errors import ShapewrightError
 from shapewright.lowering.operations import Collective
 from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
-from shapewright.optimize.serving.instance import batch_sizes
-from shapewright.optimize.serving.point import OperatingPoint, Span, span_of, waiting_s
+from shapewright.optimize.serving.point import OperatingPoint, Span, batch_sizes, span_of, waiting_s
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
-    from shapewright.optimize.serving.instance import Instance
     from shapewright.optimize.serving.passes import Pass
+    from shapewright.optimize.serving.point import Instance
     from shapewright.prediction.composition import StepTimes
 
 _PROMPT_BATCHES = (1, 2, 4, 16, 64)

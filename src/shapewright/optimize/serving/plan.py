@@ -34,9 +34,8 @@ from shapewright.pricing.experts.kernels import describe_expert_kernel
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
-    from shapewright.optimize.serving.instance import Instance
     from shapewright.optimize.serving.passes import Pass
-    from shapewright.optimize.serving.point import OperatingPoint
+    from shapewright.optimize.serving.point import Instance, OperatingPoint
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.composition import StepTimes
     from shapewright.prediction.scenario import Scenario

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shapewright.app.figures.serving import serving_chart
+from shapewright.app.figures.plan import serving_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.app.report.outputs.serving import MODES, instances_words, layout_words
 from shapewright.app.report.page import Figure, Section, Words, table_of

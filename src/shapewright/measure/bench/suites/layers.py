@@ -18,7 +18,7 @@ from shapewright.measure.bench.operations.layers import COMPILED
 from shapewright.measure.bench.operations.pointwise import LOSS, require_proxy_kernel
 from shapewright.measure.store.record import Case
 from shapewright.models import TransformerConfig, read_model
-from shapewright.models.changes import with_changes
+from shapewright.models.transformer import with_changes
 from shapewright.prediction.model_runs import LAYER_PASSES, layer_run, step_run
 from shapewright.workload import Workload
 

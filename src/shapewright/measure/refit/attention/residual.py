@@ -33,8 +33,7 @@ from shapewright.measure.refit.attention.residual_tables import (
     tabulate,
 )
 from shapewright.measure.refit.attention.rows import OTHER_SECTIONS, PHASES, SECTIONS, read_rows
-from shapewright.measure.refit.record_files import DEVICES, command, read_record, save_record
-from shapewright.measure.refit.trees import fit_trees
+from shapewright.measure.refit.record_files import DEVICES, command, fit_trees, read_record, save_record
 from shapewright.pricing.attention.residual import AttentionResidual, log_correction
 from shapewright.pricing.attention.sections import SMALL_GROUPS
 from shapewright.pricing.calibration.records import load_record

@@ -15,7 +15,7 @@ import numpy as np
 from shapewright.lowering.operations import Attention
 from shapewright.measure.fit.shared import NUM_FOLDS, Array, fold_of_rows
 from shapewright.measure.refit.attention.kernel_fit import layout_folds
-from shapewright.measure.refit.trees import fit_trees
+from shapewright.measure.refit.record_files import fit_trees
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.attention.residual import LOG_STEP, AttentionResidual
 from shapewright.pricing.calibration.residual import FADE_DOUBLINGS

@@ -27,8 +27,7 @@ from shapewright.measure.fit.shared import (
     round_to_4_digits,
 )
 from shapewright.measure.refit.experts.physics import DTYPES, LAYOUT, read_table
-from shapewright.measure.refit.record_files import DEVICES, command, read_record, record_path, save_record
-from shapewright.measure.refit.trees import fit_trees
+from shapewright.measure.refit.record_files import DEVICES, command, fit_trees, read_record, record_path, save_record
 from shapewright.pricing.calibration.records import CalibrationRecord, load_record
 from shapewright.pricing.calibration.residual import AXES, LOG_STEP, ResidualTable, log_correction, section_name
 from shapewright.pricing.experts.price import estimate_grouped_gemm_s

@@ -20,7 +20,7 @@ import numpy as np
 
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.fit.shared import Array, fold_of_rows
-from shapewright.measure.refit.trees import fit_trees
+from shapewright.measure.refit.record_files import fit_trees
 from shapewright.pricing.calibration.residual import LOG_STEP
 from shapewright.pricing.gemm.kernels import alignment_factor, estimate_kernels, every_kernel, join_s
 from shapewright.pricing.gemm.price import ROWS_PER_BLOCK, flatten, price_gemm

@@ -13,8 +13,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.hardware import load_device
 from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.refit.intervals.gemm import prior_biases
-from shapewright.measure.refit.intervals.groups import Groups, library_groups, own_groups
-from shapewright.measure.refit.intervals.residual_intervals import Interval
+from shapewright.measure.refit.intervals.residual_intervals import Groups, Interval, library_groups, own_groups
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     expert_layouts,

@@ -23,9 +23,15 @@ from shapewright.measure.accuracy.chunk import Columns
 from shapewright.measure.accuracy.tables.paper_gemm import GEMMS_ALONE, paper_library
 from shapewright.measure.accuracy.tables.paper_layers import BATCHED_GEMMS
 from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
-from shapewright.measure.refit.intervals.groups import Groups, library_groups, parts_of
 from shapewright.measure.refit.intervals.left_out import bias_of
-from shapewright.measure.refit.intervals.residual_intervals import leave_one_out_widening, pool, widen_interval
+from shapewright.measure.refit.intervals.residual_intervals import (
+    Groups,
+    leave_one_out_widening,
+    library_groups,
+    parts_of,
+    pool,
+    widen_interval,
+)
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     label_values,

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from shapewright.hardware import load_device
-from shapewright.measure.refit.intervals.groups import Groups, Parts, parts_of
 from shapewright.measure.refit.intervals.left_out import bias_of, left_out_interval, left_out_widening, prior_bias_of
-from shapewright.measure.refit.intervals.residual_intervals import Interval, widen_interval
+from shapewright.measure.refit.intervals.residual_intervals import Groups, Interval, Parts, parts_of, widen_interval
 from shapewright.pricing.calibration.records import TRANSFER_WIDENING, load_record
 
 # Distance classes of donors, nearest first.
