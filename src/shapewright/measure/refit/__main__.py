@@ -31,7 +31,7 @@ OPTIONS = {
     "kind": "kind of record, such as gemm",
 }
 PACKAGE_FOLDER = Path(shapewright.__file__).parent
-RECORDS = Path("pricing") / "data"
+RECORDS = (Path("pricing") / "data", Path("prediction") / "loss" / "data")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -123,7 +123,11 @@ def check_steps(steps: Sequence[Step], data: Path, options: Sequence[str]) -> li
         shutil.copytree(PACKAGE_FOLDER, copy, ignore=shutil.ignore_patterns("__pycache__"))
         run_apart(steps, data, options, copy)
         are_complete = not any(step.replaces_record for step in steps)
-        return compare_folders(PACKAGE_FOLDER / RECORDS, copy / RECORDS, compares_reports=are_complete)
+        return [
+            difference
+            for folder in RECORDS
+            for difference in compare_folders(PACKAGE_FOLDER / folder, copy / folder, compares_reports=are_complete)
+        ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -167,6 +167,13 @@ STEPS: tuple[Step, ...] = (
         reason="predicts whole steps with all records above",
     ),
     Step(
+        name="loss",
+        module="loss",
+        tables=("loss_by_shape.csv",),
+        writes="prediction/loss/data/loss_law.json",
+        reason="",
+    ),
+    Step(
         name="intervals",
         module="intervals.interval_files",
         tables=(

@@ -1,0 +1,143 @@
+"""Read measured losses: one row per run and number of tokens, with the shape of the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.measure.accuracy.measured_files import Format
+from shapewright.prediction.loss import ShapeForLoss
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from shapewright.measure.accuracy.columns import Columns
+
+FORMAT = Format(
+    numbers={
+        "hidden_size": 1,
+        "num_layers": 1,
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_dim": 1,
+        "intermediate_size": 1,
+        "gated_mlp": 0,
+        "tokens": 1,
+    },
+    labels=("source", "schedule", "data"),
+    positive=("loss",),
+    optional=("batch_tokens",),
+)
+"""Columns of a table of losses."""
+
+# A model this wide that ends above this loss diverged: neighbors of its size are below 3.7 nats. The public grid marks
+# a few such runs by nothing but their loss.
+DIVERGED_NATS, DIVERGED_FROM_WIDTH = 4.5, 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossRows:
+    """Measured losses.
+
+    Attributes:
+        shape: Shapes of the models, one per row.
+        tokens: Training tokens. [rows]
+        loss_nats: Measured losses. [rows]
+        source: Who trained the models. [rows]
+        recipe: Source, schedule, data and batch in words; losses of one recipe can be compared. [rows]
+        model: Width and depth in words; rows of one model have a common error. [rows]
+    """
+
+    shape: ShapeForLoss
+    tokens: Float[np.ndarray, " rows"]
+    loss_nats: Float[np.ndarray, " rows"]
+    source: np.ndarray[Any, Any]
+    recipe: np.ndarray[Any, Any]
+    model: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.loss_nats)
+
+    def take(self, index: Any) -> LossRows:
+        """Return the rows of an index or of a mask."""
+        shape = {name: getattr(self.shape, name)[index] for name in self.shape.__dataclass_fields__}
+        columns = {name: getattr(self, name)[index] for name in self.__dataclass_fields__ if name != "shape"}
+        return LossRows(shape=replace(self.shape, **shape), **columns)
+
+
+def read_loss_rows(columns: Columns, skipped: Counter[str]) -> LossRows:
+    """Turn a table into rows; of runs that differ in nothing but warm-up the best one is kept.
+
+    Args:
+        columns: Columns of ``FORMAT``.
+        skipped: Receives the number of rows left out by reason.
+    """
+    number, label = columns.numbers, columns.labels
+    batch = number["batch_tokens"]
+    words = [
+        np.array(label[name].words, dtype=object)[label[name].codes] if columns.num_rows else np.empty(0, dtype=object)
+        for name in FORMAT.labels
+    ]
+    recipe = np.array(
+        [
+            ", ".join([*(word for word in parts if word), *([f"batch of {size:.0f} tokens"] if size > 0.0 else [])])
+            for *parts, size in zip(*words, batch, strict=True)
+        ],
+        dtype=object,
+    )
+    width, depth, head = number["hidden_size"], number["num_layers"], number["head_dim"]
+    inner, heads, kv_heads, gated = (
+        number[name] for name in ("intermediate_size", "num_heads", "num_kv_heads", "gated_mlp")
+    )
+    shape = ShapeForLoss(
+        num_parameters=depth * width * (2.0 * head * (heads + kv_heads) + (2.0 + gated) * inner),
+        hidden_size=width,
+        num_layers=depth,
+        head_dim=head,
+        intermediate_size=inner,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        gated_mlp=gated,
+        total_parameters=np.zeros(columns.num_rows),
+    )
+    rows = LossRows(
+        shape=shape,
+        tokens=number["tokens"],
+        loss_nats=number["loss"],
+        source=words[0],
+        recipe=recipe,
+        model=np.array([f"{source}: {h:.0f}x{n:.0f}" for source, h, n in zip(words[0], width, depth, strict=True)]),
+    )
+    diverged = (rows.loss_nats > DIVERGED_NATS) & (width >= DIVERGED_FROM_WIDTH)
+    # A model of this width can be above that loss early in training: only an outlier among equal runs diverged.
+    best = _is_best_of_equal_runs(rows)
+    diverged &= ~best
+    if diverged.any():
+        skipped["the run diverged"] += int(diverged.sum())
+    worse = ~best & ~diverged
+    if worse.any():
+        skipped["another run of the same shape, tokens and recipe has a lower loss"] += int(worse.sum())
+    return rows.take(best)
+
+
+def _is_best_of_equal_runs(rows: LossRows) -> Any:
+    """Return whether a row has the lowest loss of those with the same shape, tokens and recipe. [rows]"""
+    fields = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "gated_mlp")
+    columns = zip(*(getattr(rows.shape, name) for name in fields), rows.tokens, rows.recipe, strict=True)
+    best: dict[tuple[object, ...], int] = {}
+    for index, key in enumerate(columns):
+        if key not in best or rows.loss_nats[index] < rows.loss_nats[best[key]]:
+            best[key] = index
+    kept = np.zeros(len(rows), dtype=bool)
+    kept[list(best.values())] = True
+    return kept
+
+
+def folds_of_models(rows: LossRows, num_folds: int) -> Int[np.ndarray, " rows"]:
+    """Return the fold of each row; all rows of a model are in one."""
+    models = np.unique(rows.model)
+    fold = dict(zip(np.random.default_rng(0).permutation(models), np.arange(len(models)) % num_folds, strict=True))
+    return np.array([fold[model] for model in rows.model])

@@ -1,0 +1,15 @@
+"""Loss by shape: a law of training loss over parameters, tokens and shape, and what it says about time to a loss."""
+
+from shapewright.prediction.loss.law import LossDifference, LossLaw, TokensRatio, load_loss_law
+from shapewright.prediction.loss.net_speed import NetSpeedup, net_speedup
+from shapewright.prediction.loss.shape import ShapeForLoss
+
+__all__ = [
+    "LossDifference",
+    "LossLaw",
+    "NetSpeedup",
+    "ShapeForLoss",
+    "TokensRatio",
+    "load_loss_law",
+    "net_speedup",
+]

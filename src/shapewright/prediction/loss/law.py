@@ -1,0 +1,375 @@
+"""A law of training loss over parameters, tokens and shape.
+
+    loss = E + A (N_eff / N0)^-a + B (N / N0)^c (D / D0)^-b
+
+    ln N_eff = ln N - k bowl(ln(hidden_size / num_layers) - w0 - w1 ln(N / N0))     width and depth
+                    - u bowl(ln head_dim - d0)                                      width of a head
+                    - m bowl(ln r - r0)                                             MLP over attention parameters
+                    - g ln(num_heads / num_kv_heads)                                shared keys and values
+                    + e ln(all parameters / used ones)                              experts
+    bowl(x) = 2 (sqrt(1 + x^2) - 1): x^2 near 0, 2 |x| far from it
+
+N are the parameters of the layers that a token uses, D the training tokens. A shape that is not the best of its size
+learns like a smaller model of the best shape: N_eff. The terms of width, depth and heads are fitted to public losses
+(docs/loss.md), the others are priors from named literature, because no public table varies those fields alone. Every
+coefficient has a variance, so that a difference between shapes has an interval which grows where the data end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.errors import CalibrationError, close_names
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from shapewright.core.numeric import Numeric
+    from shapewright.prediction.loss.shape import ShapeForLoss
+
+REFERENCE_PARAMETERS = 1e8
+"""N0, the size that coefficients refer to."""
+REFERENCE_TOKENS = 1e10
+"""D0, the tokens that coefficients refer to."""
+REFERENCE = "reference"
+"""Recipe of a model about whose data and schedule nothing is known."""
+Z_90 = 1.6448536269514722
+"""Standard deviations from the mean to the ends of a 90 % interval of a normal distribution."""
+FREE_NATS = 0.01
+"""Largest difference of loss that counts as none; heads of 64 to 256 differ by less in the data. [nats]"""
+
+COEFFICIENTS = (
+    "floor_nats",
+    "log_capacity_nats",
+    "capacity_exponent",
+    "log_token_nats",
+    "token_exponent",
+    "token_size_exponent",
+    "curvature",
+    "log_best_width_per_layer",
+    "best_width_growth",
+    "head_curvature",
+    "log_best_head_dim",
+    "mlp_curvature",
+    "log_best_mlp_ratio",
+    "shared_kv",
+    "expert_share",
+)
+"""E, ln A, a, ln B, b, c, k, w0, w1, u, d0, m, r0, g, e of the law, in the order of the covariance."""
+
+_FILE = "data/loss_law.json"
+# Shapes that differ in the width of heads alone scatter by this part of the same step in width or depth.
+_HEAD_SCATTER = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossDifference:
+    """Loss of candidates minus loss of a baseline after the same tokens of the same data.
+
+    Attributes:
+        mean_nats: Expected difference, positive where the candidate is worse.
+        standard_deviation_nats: Its standard deviation.
+    """
+
+    mean_nats: Numeric
+    standard_deviation_nats: Numeric
+
+    @property
+    def low_nats(self) -> Numeric:
+        """5 % quantile."""
+        return self.mean_nats - Z_90 * self.standard_deviation_nats
+
+    @property
+    def high_nats(self) -> Numeric:
+        """95 % quantile."""
+        return self.mean_nats + Z_90 * self.standard_deviation_nats
+
+    @property
+    def is_free(self) -> Any:
+        """Whether the 90 % interval lies within ``FREE_NATS`` of no difference."""
+        return (self.low_nats >= -FREE_NATS) & (self.high_nats <= FREE_NATS)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokensRatio:
+    """Tokens that candidates need for the loss of a baseline, over the baseline's tokens.
+
+    Attributes:
+        ratio: Expected ratio; infinite where the loss cannot be reached.
+        log_standard_deviation: Standard deviation of its logarithm; 0 where the ratio is infinite.
+    """
+
+    ratio: Numeric
+    log_standard_deviation: Numeric
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawTerms:
+    """Parts of the law for some shapes.
+
+    Attributes:
+        log_parameters: ln(N / N0).
+        log_tokens: ln(D / D0).
+        width_offset: Argument of the bowl of width and depth.
+        head_offset: Argument of the bowl of heads.
+        mlp_offset: Argument of the bowl of the MLP.
+        log_shared: ln(num_heads / num_kv_heads).
+        log_experts: ln(all parameters / used ones).
+        log_effective: ln(N_eff / N0).
+        capacity_nats: Second term of the loss. [nats]
+        token_nats: Third term of the loss. [nats]
+    """
+
+    log_parameters: Any
+    log_tokens: Any
+    width_offset: Any
+    head_offset: Any
+    mlp_offset: Any
+    log_shared: Any
+    log_experts: Any
+    log_effective: Any
+    capacity_nats: Any
+    token_nats: Any
+
+
+def evaluate_terms(coefficients: Mapping[str, Any], shape: ShapeForLoss, train_tokens: Numeric) -> LawTerms:
+    """Evaluate the parts of the law; coefficients, shapes and tokens broadcast against each other."""
+    value, active = coefficients, shape.num_parameters
+    size = np.log(active / REFERENCE_PARAMETERS)
+    tokens = np.log(train_tokens / REFERENCE_TOKENS)
+    width_offset = (
+        np.log(shape.hidden_size / shape.num_layers)
+        - value["log_best_width_per_layer"]
+        - value["best_width_growth"] * size
+    )
+    head_offset = np.log(shape.head_dim) - value["log_best_head_dim"]
+    attention = 2.0 * shape.head_dim * (shape.num_heads + shape.num_kv_heads)
+    mlp = (2.0 + shape.gated_mlp) * shape.intermediate_size
+    mlp_offset = np.log(mlp / attention) - value["log_best_mlp_ratio"]
+    shared = np.log(shape.num_heads / shape.num_kv_heads)
+    experts = np.log(np.maximum(shape.total_parameters, active) / active)
+    effective = (
+        size
+        - value["curvature"] * _bowl(width_offset)
+        - value["head_curvature"] * _bowl(head_offset)
+        - value["mlp_curvature"] * _bowl(mlp_offset)
+        - value["shared_kv"] * shared
+        + value["expert_share"] * experts
+    )
+    return LawTerms(
+        log_parameters=size,
+        log_tokens=tokens,
+        width_offset=width_offset,
+        head_offset=head_offset,
+        mlp_offset=mlp_offset,
+        log_shared=shared,
+        log_experts=experts,
+        log_effective=effective,
+        capacity_nats=np.exp(value["log_capacity_nats"] - value["capacity_exponent"] * effective),
+        token_nats=np.exp(
+            value["log_token_nats"] + value["token_size_exponent"] * size - value["token_exponent"] * tokens
+        ),
+    )
+
+
+def derivatives(coefficients: Mapping[str, Any], terms: LawTerms) -> list[Any]:
+    """Return the derivatives of the loss by each coefficient, in the order of ``COEFFICIENTS``."""
+    value = coefficients
+    by_size = -value["capacity_exponent"] * terms.capacity_nats  # of the loss by ln N_eff
+    by_width = by_size * value["curvature"] * _bowl_slope(terms.width_offset)
+    return [
+        1.0,
+        terms.capacity_nats,
+        -terms.capacity_nats * terms.log_effective,
+        terms.token_nats,
+        -terms.token_nats * terms.log_tokens,
+        terms.token_nats * terms.log_parameters,
+        -by_size * _bowl(terms.width_offset),
+        by_width,
+        by_width * terms.log_parameters,
+        -by_size * _bowl(terms.head_offset),
+        by_size * value["head_curvature"] * _bowl_slope(terms.head_offset),
+        -by_size * _bowl(terms.mlp_offset),
+        by_size * value["mlp_curvature"] * _bowl_slope(terms.mlp_offset),
+        -by_size * terms.log_shared,
+        by_size * terms.log_experts,
+    ]
+
+
+def _bowl(offset: Any) -> Any:
+    """Return x^2 near 0 and 2 |x| far from it."""
+    return 2.0 * (np.sqrt(1.0 + offset * offset) - 1.0)
+
+
+def _bowl_slope(offset: Any) -> Any:
+    """Return the derivative of ``_bowl``."""
+    return 2.0 * offset / np.sqrt(1.0 + offset * offset)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossLaw:
+    """The law with the coefficients of one recipe: data, schedule, tokenizer.
+
+    Attributes:
+        name: Recipe.
+        coefficients: Value of each of ``COEFFICIENTS``.
+        covariance: Of the coefficients, in their order. [coefficients, coefficients]
+        scatter_nats: Standard deviation of a shape's loss about the law, common to all tokens. [nats]
+        scatter_length: Distance in (ln hidden_size, ln num_layers) at which two shapes scatter independently.
+        parameters_range: Smallest and largest size of the fitted models, parameters without embeddings.
+        tokens_range: Fewest and most training tokens of the fitted losses.
+        provenance: Source, rows, split and errors of the fit.
+    """
+
+    name: str
+    coefficients: Mapping[str, float]
+    covariance: Float[np.ndarray, "coefficients coefficients"]
+    scatter_nats: float
+    scatter_length: float
+    parameters_range: tuple[float, float]
+    tokens_range: tuple[float, float]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def loss_nats(self, shape: ShapeForLoss, train_tokens: Numeric) -> Numeric:
+        """Expected loss per token of this recipe. [nats]
+
+        Args:
+            shape: The models.
+            train_tokens: Tokens that they are trained on.
+        """
+        terms = self._terms(shape, train_tokens)
+        loss: Numeric = self.coefficients["floor_nats"] + terms.capacity_nats + terms.token_nats
+        return loss
+
+    def standard_deviation_nats(self, shape: ShapeForLoss, train_tokens: Numeric) -> Numeric:
+        """Standard deviation of the expected loss of a shape of this recipe, scatter included. [nats]"""
+        variance = self._variance(derivatives(self.coefficients, self._terms(shape, train_tokens)))
+        deviation: Numeric = np.sqrt(variance + self.scatter_nats**2)
+        return deviation
+
+    def difference(self, candidates: ShapeForLoss, baseline: ShapeForLoss, train_tokens: Numeric) -> LossDifference:
+        """Loss of candidates minus that of a baseline after the same tokens.
+
+        Args:
+            candidates: The models to compare.
+            baseline: The model to compare with.
+            train_tokens: Tokens that all are trained on.
+        """
+        one, other = self._terms(candidates, train_tokens), self._terms(baseline, train_tokens)
+        mean = (one.capacity_nats - other.capacity_nats) + (one.token_nats - other.token_nats)
+        pairs = zip(derivatives(self.coefficients, one), derivatives(self.coefficients, other), strict=True)
+        slopes = [left - right for left, right in pairs]
+        variance = self._variance(slopes) + self._scatter_variance(candidates, baseline)
+        return LossDifference(mean_nats=mean, standard_deviation_nats=np.sqrt(variance))
+
+    def tokens_to_reach(self, shape: ShapeForLoss, loss_nats: Numeric) -> Numeric:
+        """Tokens after which a shape is expected to have a loss; infinite where it never has.
+
+        Args:
+            shape: The models.
+            loss_nats: Loss to reach. [nats]
+        """
+        terms = self._terms(shape, REFERENCE_TOKENS)
+        left_nats = loss_nats - self.coefficients["floor_nats"] - terms.capacity_nats
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            needed = REFERENCE_TOKENS * (terms.token_nats / left_nats) ** (1.0 / self.coefficients["token_exponent"])
+        tokens: Numeric = np.where(left_nats > 0.0, needed, np.inf)[()]
+        return tokens
+
+    def tokens_ratio(self, candidates: ShapeForLoss, baseline: ShapeForLoss, train_tokens: Numeric) -> TokensRatio:
+        """Tokens that candidates need for the loss of a baseline after ``train_tokens``, over those tokens.
+
+        Args:
+            candidates: The models to compare.
+            baseline: The model to compare with.
+            train_tokens: Tokens that the baseline is trained on.
+        """
+        difference = self.difference(candidates, baseline, train_tokens)
+        exponent = self.coefficients["token_exponent"]
+        at_same_tokens = self._terms(candidates, train_tokens).token_nats
+        # Token term that is left for the candidate at the baseline's loss; the slope of ln D there gives the deviation.
+        left_nats = at_same_tokens - difference.mean_nats
+        reaches = left_nats > 0.0
+        left_nats = np.where(reaches, left_nats, 1.0)
+        return TokensRatio(
+            ratio=np.where(reaches, (at_same_tokens / left_nats) ** (1.0 / exponent), np.inf)[()],
+            log_standard_deviation=np.where(reaches, difference.standard_deviation_nats / (exponent * left_nats), 0.0)[
+                ()
+            ],
+        )
+
+    def with_coefficients(self, name: str, changes: Mapping[str, float]) -> LossLaw:
+        """Return the law of another recipe: the same shape terms, other recipe terms."""
+        return replace(self, name=name, coefficients={**self.coefficients, **changes})
+
+    def _terms(self, shape: ShapeForLoss, train_tokens: Numeric) -> LawTerms:
+        return evaluate_terms(self.coefficients, shape, train_tokens)
+
+    def _variance(self, slopes: list[Any]) -> Any:
+        """Variance of a sum of coefficients times slopes. [nats^2]"""
+        matrix = np.stack(np.broadcast_arrays(*slopes))
+        return np.einsum("i...,i...->...", matrix, np.tensordot(self.covariance, matrix, axes=1))
+
+    def _scatter_variance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
+        """Variance of the difference of two shapes about the law: 0 for equal ones, twice the scatter for far ones."""
+        squared = (
+            np.log(one.hidden_size / other.hidden_size) ** 2
+            + np.log(one.num_layers / other.num_layers) ** 2
+            + (_HEAD_SCATTER * np.log(one.head_dim / other.head_dim)) ** 2
+        )
+        return 2.0 * self.scatter_nats**2 * -np.expm1(-0.5 * squared / self.scatter_length**2)
+
+
+def loss_recipes() -> tuple[str, ...]:
+    """Names of the fitted recipes, the reference first."""
+    return tuple(_read_laws())
+
+
+def load_loss_law(recipe: str = REFERENCE) -> LossLaw:
+    """Load the law of a recipe.
+
+    Raises:
+        CalibrationError: there is no recipe of this name.
+    """
+    laws = _read_laws()
+    if recipe not in laws:
+        hint = close_names(recipe, laws)
+        raise CalibrationError(
+            f"unknown loss recipe {recipe!r}; {hint + ' ' if hint else ''}choose one of {', '.join(laws)}"
+        )
+    return laws[recipe]
+
+
+@cache
+def _read_laws() -> dict[str, LossLaw]:
+    """Read the fitted laws by recipe."""
+    raw = json.loads(resources.files("shapewright.prediction.loss").joinpath(_FILE).read_text(encoding="utf-8"))
+    return {name: parse_law(name, law, raw["provenance"]) for name, law in raw["recipes"].items()}
+
+
+def parse_law(name: str, raw: Mapping[str, Any], provenance: Mapping[str, Any]) -> LossLaw:
+    """Build the law of a recipe from its record.
+
+    Raises:
+        CalibrationError: the record lacks a coefficient or is malformed.
+    """
+    try:
+        return LossLaw(
+            name=name,
+            coefficients={key: float(raw["coefficients"][key]) for key in COEFFICIENTS},
+            covariance=np.array(raw["covariance"], dtype=float).reshape(len(COEFFICIENTS), len(COEFFICIENTS)),
+            scatter_nats=float(raw["scatter_nats"]),
+            scatter_length=float(raw["scatter_length"]),
+            parameters_range=tuple(raw["parameters_range"]),
+            tokens_range=tuple(raw["tokens_range"]),
+            provenance={**provenance, **raw.get("provenance", {})},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CalibrationError(f"loss recipe {name!r} is malformed: {error!r}") from error
