@@ -14,7 +14,7 @@ from shapewright.prediction.loss import ShapeForLoss
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from shapewright.measure.accuracy.columns import Columns
+    from shapewright.measure.accuracy.chunk import Columns
 
 FORMAT = Format(
     numbers={
