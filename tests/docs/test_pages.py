@@ -155,7 +155,7 @@ JSON_COMMANDS = (
 )
 # What these print is tested where there is something to measure, to fit or to judge; the fields of a device are those
 # of its file.
-OTHER_JSON_COMMANDS = {"accuracy", "bench", "calibrate", "devices", "store"}
+OTHER_JSON_COMMANDS = {"accuracy", "bench", "calibrate", "devices", "proxy", "store"}
 
 
 def words_of(text: str) -> set[str]:

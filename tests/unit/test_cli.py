@@ -87,7 +87,7 @@ def test_examples_of_help_run(
 ) -> None:
     """Examples of help pages run as printed, given a config.json, a device file and measured tables."""
     monkeypatch.chdir(tmp_path)
-    if " bench " in example:
+    if example.split()[1] in ("bench", "proxy"):
         pytest.importorskip("torch", reason="measuring needs the bench extra")
         if "--cpu" not in example:
             pytest.skip("needs an accelerator")
@@ -104,6 +104,10 @@ def test_examples_of_help_run(
         write_late_calibration(tmp_path / "cpu.json", 1.0, replace(H100, name="cpu", aliases=()))
     if "./measured" in example:
         measure_little(tmp_path / "measured")
+    Path("runs.csv").write_text(
+        "hidden_size,num_layers,num_heads,train_tokens,batch_tokens,seq_len\n32,2,4,1280,256,64\n", encoding="utf-8"
+    )
+    Path("book.txt").write_text("it was the best of times, it was the worst of times, " * 1000, encoding="utf-8")
     Path("config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
     Path("my-gpu.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
     words = shlex.split(example.partition(" > ")[0])[1:]
@@ -111,7 +115,7 @@ def test_examples_of_help_run(
 
     assert code in {0, 1}
     assert out
-    assert all(line.startswith(("wrote ", "note: ")) for line in err.splitlines())
+    assert all(line.startswith(("wrote ", "note: ", "proxy ")) for line in err.splitlines())
 
 
 def test_paper_case_is_found(capsys: pytest.CaptureFixture[str]) -> None:

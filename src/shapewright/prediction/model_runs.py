@@ -1,7 +1,7 @@
-"""LayerRun and StepRun: one layer or one step of a model, measured as a whole and predicted from its operations.
+"""LayerRun, StepRun and ProxyRun: a layer, a step or a training run of a model, measured as a whole.
 
-Both hold the non-default fields of their TransformerConfig and Workload, so that a stored measurement can be predicted
-later.
+Their time is predicted from their operations. They hold the non-default fields of their TransformerConfig and Workload,
+so that a stored measurement can be predicted later.
 """
 
 from __future__ import annotations
@@ -134,6 +134,19 @@ class StepRun(_ModelRun):
         return workload.micro_batch_size * workload.query_len
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProxyRun(StepRun):
+    """Training of a proxy model up to some token: its step, and what its loss depends on besides.
+
+    Attributes:
+        training: Recipe, ``trained_tokens`` of ``train_tokens``, and the digest of the ``text``.
+    """
+
+    training: Mapping[str, Any] = field(hash=False)
+
+    kind = "proxy"
+
+
 def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FORWARD_BACKWARD) -> LayerRun:
     """Build the run of the first layer of a model; fields without influence on it are reset, so equal layers match."""
     has_rotary = config.is_rotary_layer(0)
@@ -165,12 +178,21 @@ def layer_run(config: TransformerConfig, workload: Workload, *, passes: str = FO
 
 def step_run(config: TransformerConfig, workload: Workload) -> StepRun:
     """Build the run of a whole step of a model on one device."""
-    return StepRun(
-        name=config.name or "model",
-        dtype=workload.dtype,
-        config=_non_default_fields(config, TransformerConfig),
-        workload=_workload_fields(workload),
-    )
+    return StepRun(**_step_fields(config, workload))
+
+
+def proxy_run(config: TransformerConfig, workload: Workload, training: Mapping[str, Any]) -> ProxyRun:
+    """Build the run of a proxy model's training; see ProxyRun."""
+    return ProxyRun(**_step_fields(config, workload), training=training)
+
+
+def _step_fields(config: TransformerConfig, workload: Workload) -> dict[str, Any]:
+    return {
+        "name": config.name or "model",
+        "dtype": workload.dtype,
+        "config": _non_default_fields(config, TransformerConfig),
+        "workload": _workload_fields(workload),
+    }
 
 
 def _workload_fields(workload: Workload) -> dict[str, Any]:

@@ -37,6 +37,7 @@ _COMMANDS = {
     "rule": "Print a rule's page.",
     "accuracy": "Compare predictions with measured tables.",
     "bench": "Measure operations on this machine's GPU or CPU.",
+    "proxy": "Train small models of given shapes on text, and store their loss.",
     "calibrate": "Fit calibration records to a store of measurements.",
     "plot": "Plot measurements and predictions.",
     "store": "Inspect, verify, merge, import and export measurements.",

@@ -32,6 +32,7 @@ _SHOWN = {
     "collective": ("op_name", "num_ranks"),
     "layer": ("passes",),
     "step": (),
+    "proxy": (),
 }
 # Fields of the config and workload of a layer or step that are shown, with their symbols.
 _SHAPE_LETTERS = {
@@ -196,7 +197,7 @@ def _cells(entry: BenchRow) -> list[str]:
         format_seconds(row.launch_s) if row.launch_s is not None else "",
         _memory(row.figures),
         _memory(entry.predicted_figures),
-        f"{row.status}: {row.error}" if row.error else "",
+        f"{row.status}: {row.error}" if row.error else _loss(row.figures),
     ]
 
 
@@ -206,6 +207,10 @@ def _memory(figures: Mapping[str, float]) -> str:
         if name in figures:
             return format_bytes(figures[name])
     return ""
+
+
+def _loss(figures: Mapping[str, float]) -> str:
+    return f"loss {figures['loss_nats']:.4f}" if "loss_nats" in figures else ""
 
 
 def _sizes(row: Row) -> str:
@@ -218,10 +223,12 @@ def _sizes(row: Row) -> str:
         words.append(f"{_LETTERS.get(name, name)}={value}".lstrip("="))
     if row.kind in ("pointwise", "collective"):
         words.append(f"{sizes.get('message_bytes', row.num_bytes) / 1e6:.3g} MB")
-    if row.kind in ("layer", "step"):
+    if row.kind in ("layer", "step", "proxy"):
         fields = {**sizes["config"], **sizes["workload"]}
         shown = {name: letter for name, letter in _SHAPE_LETTERS.items() if name in fields and fields[name] != 1}
         words += [f"{letter}={fields[name]}".lstrip("=") for name, letter in shown.items()]
+    if row.kind == "proxy":
+        words += [f"seed={row.repetition}", f"{sizes['training']['trained_tokens'] / 1e6:.4g} M tokens"]
     return " ".join(words)
 
 

@@ -20,7 +20,7 @@ from shapewright.measure.accuracy.context import ROWS_AT_ONCE
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK
 from shapewright.prediction.composition import PricedOperation, compose_step
-from shapewright.prediction.model_runs import LayerRun, StepRun
+from shapewright.prediction.model_runs import LayerRun, ProxyRun, StepRun
 from shapewright.prediction.predict import predict
 from shapewright.pricing.attention.price import price_attention
 from shapewright.pricing.collectives import price_collectives
@@ -98,6 +98,8 @@ def _skip_reason(row: Row) -> str:
         return f"status {row.status!r}, not {OK!r}"
     if not row.median_s:
         return "no measured time"
+    if row.kind == ProxyRun.kind:
+        return "a loss of 'shapewright proxy', which 'calibrate --losses' fits"
     # Repetitions have the same prediction: they would count its error twice.
     return "a repetition: each measurement is counted once" if row.repetition else ""
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
-from shapewright.prediction.model_runs import LayerRun, StepRun
+from shapewright.prediction.model_runs import LayerRun, ProxyRun, StepRun
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -19,7 +19,7 @@ OK, FAILED, WRONG = "ok", "failed", "wrong"
 STATUSES = (OK, FAILED, WRONG)
 
 _KINDS: Mapping[str, type[Gemm | GroupedGemm | Attention | Pointwise | Collective | LayerRun | StepRun]] = {
-    cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective, LayerRun, StepRun)
+    cls.kind: cls for cls in (Gemm, GroupedGemm, Attention, Pointwise, Collective, LayerRun, StepRun, ProxyRun)
 }
 
 

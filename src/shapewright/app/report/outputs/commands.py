@@ -19,6 +19,7 @@ from shapewright.app.report.outputs.memory import MemoryOutput
 from shapewright.app.report.outputs.mfu import MfuOutput
 from shapewright.app.report.outputs.plan import PlansOutput
 from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput, SweepOutput
+from shapewright.app.report.outputs.proxies import ProxyOutput
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
 
@@ -38,6 +39,7 @@ COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
     "models": {"models": ModelsOutput},
     "rule": {"rule": RulesOutput},
     "bench": {"bench": BenchOutput},
+    "proxy": {"proxy": ProxyOutput},
     "store": {
         "store ls": StoreContentsOutput,
         "store show": StoreRowsOutput,

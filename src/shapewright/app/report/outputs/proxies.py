@@ -1,0 +1,91 @@
+"""Output of ``proxy``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.outputs.model import Output, described
+
+if TYPE_CHECKING:
+    from shapewright.measure.proxy.run import ProxyOutcome, ProxyResult
+    from shapewright.measure.proxy.text import ByteText
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyLoss:
+    """Loss and time of one model and seed, at its latest record."""
+
+    name: str = described("name of the model")
+    seed: int = described("seed of the initial weights and of the order of the text")
+    state: str = described("`finished`, `unfinished`, `failed`, or `in another process` that trains it now")
+    num_parameters: int = described("parameters outside the embeddings and the logit matrix")
+    hidden_size: int = described("width of the residual stream")
+    num_layers: int = described("layers")
+    num_heads: int = described("query heads")
+    num_kv_heads: int = described("key-value heads")
+    head_dim: int = described("width of a head")
+    intermediate_size: int = described("inner width of the MLP")
+    train_tokens: int = described("tokens of the whole run")
+    trained_tokens: int = described("tokens until the latest record; 0 before the first one")
+    loss_nats: float | None = described("mean loss on held-out text, nats per token; null before the first record")
+    loss_standard_error_nats: float | None = described(
+        "its standard error over windows of text; they are the same for all models"
+    )
+    train_loss_nats: float | None = described("mean training loss since the record before, nats per token")
+    step_s: float | None = described("median time of a step")
+    error: str = described("why it failed; empty otherwise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyOutput(Output):
+    """Proxy models, their losses, and what they were trained on."""
+
+    device: str = described("device that they were trained on")
+    library: str = described("library and versions")
+    dtype: str = described("element format of the GEMMs")
+    store: str = described("store of the losses")
+    text: str = described("first digits of the SHA-256 of the text")
+    text_bytes: int = described("size of the text")
+    num_left: int = described("models and seeds that are not finished; the same command goes on with them")
+    runs: list[ProxyLoss] = described("one entry per model and seed")
+
+
+def proxy_output(outcome: ProxyOutcome, text: ByteText, store_path: str) -> ProxyOutput:
+    """Output of a call of ``proxy``."""
+    runs = [_proxy_loss(result) for result in outcome.results]
+    return ProxyOutput(
+        device=outcome.facts.name,
+        library=outcome.facts.library,
+        dtype=outcome.dtype,
+        store=store_path,
+        text=text.digest,
+        text_bytes=text.num_bytes,
+        num_left=sum(run.state not in ("finished", "failed") for run in runs),
+        runs=runs,
+    )
+
+
+def _proxy_loss(result: ProxyResult) -> ProxyLoss:
+    config, rows = result.spec.config, [row for row in result.rows if row.status == "ok"]
+    last = rows[-1] if rows else None
+    figures = last.figures if last is not None else {}
+    return ProxyLoss(
+        name=result.spec.name,
+        seed=result.seed,
+        state=result.state,
+        num_parameters=result.spec.num_parameters,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        train_tokens=result.spec.train_tokens,
+        trained_tokens=last.sizes["training"]["trained_tokens"] if last is not None else 0,
+        loss_nats=figures.get("loss_nats"),
+        loss_standard_error_nats=figures.get("loss_standard_error_nats"),
+        train_loss_nats=figures.get("train_loss_nats"),
+        step_s=last.median_s if last is not None else None,
+        error=result.rows[-1].error if result.rows else "",
+    )
