@@ -158,7 +158,7 @@ def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
         (lambda raw: {**raw, "schema_version": 1}, "schema version 1, known here is 2; fit it again"),
         (lambda raw: {**raw, "records": {}}, "lacks its device or its records"),
         (lambda raw: {**raw, "records": {"sums": {}}}, "a record of kind 'sums'"),
-        (lambda raw: {**raw, "records": {"gemm": {"id": "x"}}}, "is malformed"),
+        (lambda raw: {**raw, "records": {"gemm": {"id": "x"}}}, "lacks 'devices'"),
         (lambda raw: {**raw, "device": {**raw["device"], "memory_bytes": -1}}, "memory_bytes"),
     ],
 )

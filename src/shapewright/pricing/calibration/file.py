@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shapewright.core.errors import CalibrationError, UnknownDeviceError
+from shapewright.core.errors import CalibrationError, UnknownDeviceError, short_repr
 from shapewright.hardware import PRICING_FIELDS, Device, build_device, load_device
 from shapewright.pricing.calibration.records import RECORD_KINDS, CalibrationRecord, parse_record
+from shapewright.pricing.calibration.schema import check_record
 
 SCHEMA_VERSION = 2
 FILE_KIND = "shapewright calibration"
@@ -59,13 +60,21 @@ def read_calibration(path: str | Path) -> Calibration:
         way_out = (
             "fit it again from its measurements with 'shapewright calibrate'" if is_older else "upgrade shapewright"
         )
-        raise CalibrationError(f"{where} has schema version {version!r}, known here is {SCHEMA_VERSION}; {way_out}")
+        raise CalibrationError(
+            f"{where} has schema version {short_repr(version)}, known here is {SCHEMA_VERSION}; {way_out}"
+        )
     described, records = raw.get("device"), raw.get("records")
     if not isinstance(described, dict) or not isinstance(records, dict) or not records:
         raise CalibrationError(f"{where} lacks its device or its records; {_HINT}")
-    for kind in records:
-        if kind not in RECORD_KINDS or not isinstance(records[kind], dict):
-            raise CalibrationError(f"{where} has a record of kind {kind!r}; known are {', '.join(RECORD_KINDS)}")
+    for kind, record in records.items():
+        if kind not in RECORD_KINDS:
+            raise CalibrationError(f"{where} has a record of kind {short_repr(kind)}; known are {_KNOWN_KINDS}")
+        try:
+            check_record(kind, record, where=f"records.{kind}")
+            if record.get("residual") is not None:
+                raise CalibrationError(f"records.{kind}.residual belongs to records of the package alone")
+        except CalibrationError as error:
+            raise CalibrationError(f"{where}: {error}; {_HINT}") from None
     device = build_device(described, where=where, complete=False)
     return Calibration(
         device=device,
@@ -124,4 +133,5 @@ def device_table(device: Device) -> dict[str, Any]:
     return found
 
 
+_KNOWN_KINDS = ", ".join(RECORD_KINDS)
 _HINT = "give a file that 'shapewright calibrate' wrote"

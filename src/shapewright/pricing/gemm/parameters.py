@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ALIGNMENT_FROM = "alignment_from"
 """Key of a section whose alignment factors were measured on another device: the name of that device."""
-# Keys of a section that hold one number.
-_SCALARS = (
+
+SCALARS = (
     "start_s",
     "split_start_s",
     "bandwidth_fraction",
@@ -42,6 +42,7 @@ _SCALARS = (
     "cast_row_s",
     "write_ratio",
 )
+"""Keys of a section that hold one number."""
 
 
 # Overlap exponent from which the joined time is the larger of arithmetic and traffic.
@@ -289,7 +290,7 @@ def read_parameters(raw: Mapping[str, Any]) -> GemmParameters:
             start_growth=StartGrowth(**raw["start_growth"]) if "start_growth" in raw else None,
             batch_kernels=read_batch_kernels(raw),
             power_run_steepness=float(raw.get("power_run_steepness", 0.0)),
-            **{name: float(raw[name]) for name in _SCALARS},
+            **{name: float(raw[name]) for name in SCALARS},
         )
     except (KeyError, TypeError) as error:
         raise CalibrationError(f"gemm calibration lacks {error}") from error
