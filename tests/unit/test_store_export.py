@@ -14,6 +14,9 @@ from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
 from shapewright.measure.store.imports import Overrides, import_files
 from shapewright.measure.store.record import FAILED, OK, Case, Row, Run, row_facts
+from shapewright.models import TransformerConfig
+from shapewright.prediction.model_runs import ProxyRun, proxy_run
+from shapewright.workload import Workload
 
 RUN = Run(
     run_id="r", started_utc="2026-01-01", command="c", suite="smoke", device="h100-sxm-80gb", device_facts={},
@@ -171,3 +174,33 @@ def test_mamf_and_collectives_tables_are_read(tmp_path: Path) -> None:
     assert isinstance(operation, Collective)
     assert (operation.op_name, operation.message_bytes) == ("all_reduce", 1024.0)
     assert operation.num_ranks == operation.ranks_per_node == 4
+
+
+def proxy(trained_tokens: int, **fields: Any) -> ProxyRun:
+    """A run of a proxy model up to some of its 2000 tokens."""
+    recipe = {
+        "batch_tokens": 100, "learning_rate": 0.01, "warmup_fraction": 0.1, "final_fraction": 0.1, "weight_decay": 0.1,
+        "text": "abc", "train_tokens": 2000, "trained_tokens": trained_tokens,
+    }  # fmt: skip
+    shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 256, "gated_mlp": True, **fields}
+    return proxy_run(
+        TransformerConfig(**shape, name="base"), Workload(seq_len=50, micro_batch_size=2, dtype="fp32"), recipe
+    )
+
+
+def test_final_losses_are_means_over_seeds(tmp_path: Path) -> None:
+    """Each model is one row with the mean of its seeds; losses before the end and failed runs are left out."""
+    rows = [
+        measured(proxy(1000), figures={"loss_nats": 9.0}),
+        measured(proxy(2000), figures={"loss_nats": 2.0}),
+        measured(proxy(2000), figures={"loss_nats": 2.5}, repetition=1),
+        measured(proxy(2000, num_kv_heads=1), figures={"loss_nats": 3.0}),
+        measured(proxy(2000, num_kv_heads=2), status=FAILED),
+    ]
+    assert exported(tmp_path, *rows)["loss_by_shape.csv"] == 2
+
+    with (tmp_path / "loss_by_shape.csv").open(encoding="utf-8") as file:
+        found = {int(row["num_kv_heads"]): row for row in csv.DictReader(file)}
+    assert {heads: float(row["loss"]) for heads, row in found.items()} == {4: 2.25, 1: 3.0}
+    assert found[4]["losses"] == "2.000000 2.500000"
+    assert (found[4]["tokens"], found[4]["data"], found[4]["gated_mlp"]) == ("2000", "bytes abc, fp32", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from shapewright.core.errors import MissingExtraError, StoreError
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Row
+from shapewright.prediction.model_runs import ProxyRun
 
 # Operation in pointwise.parquet by kernel of a row, and whether it is gated.
 _POINTWISE_NAMES = {
@@ -29,7 +31,8 @@ def export_store(store: Store, folder: str | Path, *, format_name: str = "parque
     ``measurements`` contains every row and its run, failed rows included. The other tables contain successful rows in
     the columns of measured tables, with medians as ``latency_s``. Some rows are in ``measurements`` only, because the
     other tables have no column for them: repetitions, GEMMs in other layouts than NT, gradients of attention, and
-    attention that does not write keys and values to a cache (the libraries of those tables do).
+    attention that does not write keys and values to a cache (the libraries of those tables do). Final losses of proxy
+    models are one row per model, the mean over its seeds.
 
     Args:
         store: Store to read.
@@ -48,6 +51,7 @@ def export_store(store: Store, folder: str | Path, *, format_name: str = "parque
     tables: dict[str, list[Record]] = {
         name: [record for row in good if (record := make(row)) is not None] for name, make in _TABLES.items()
     }
+    tables["loss_by_shape"] = loss_records([row for row in rows if row.status == OK])
     tables["measurements"] = [{**_flat(row.to_json()), **_run_facts(runs[row.run_id])} for row in rows]
     write = _write_parquet if format_name == "parquet" else _write_csv
     target, written = Path(folder), {}
@@ -117,6 +121,60 @@ def _pointwise(row: Row) -> Record | None:
     sizes = {"num_tokens": num_tokens, "hidden_size": width, "intermediate_size": width, "gated": gated}
     ones = dict.fromkeys(("num_heads", "num_kv_heads", "tensor_parallel"), 1)
     return {**_measured(row), **sizes, **ones, "model": "rows of one width", "operation": operation}
+
+
+def loss_records(rows: Sequence[Row]) -> list[Record]:
+    """Final losses of proxy models, in the columns of measured tables of losses.
+
+    Args:
+        rows: Successful rows; other kinds and losses before the end of a run are left out.
+
+    Returns:
+        One record per model and recipe: ``loss`` and ``seconds_per_step`` are means over seeds, ``losses`` lists the
+        loss of each seed. Losses of other data, formats or recipes have another ``data`` or ``schedule``.
+    """
+    models: dict[str, list[Row]] = {}
+    for row in rows:
+        if (
+            row.kind == ProxyRun.kind
+            and row.sizes["training"]["trained_tokens"] == row.sizes["training"]["train_tokens"]
+        ):
+            same = json.dumps([row.sizes, row.variant, row.dtype, row.device, row.library], sort_keys=True)
+            models.setdefault(same, []).append(row)
+    return [_loss(seeds) for seeds in models.values()]
+
+
+def _loss(seeds: Sequence[Row]) -> Record:
+    first, losses = seeds[0], [row.figures["loss_nats"] for row in seeds]
+    run = first.operation()
+    assert isinstance(run, ProxyRun)
+    config, workload = run.config_and_workload()
+    recipe = run.training
+    names = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size")
+    words = ", ".join(
+        f"{name.replace('_', ' ')} {recipe[name]:g}"
+        for name in ("learning_rate", "warmup_fraction", "final_fraction", "weight_decay")
+    )
+    return {
+        "source": "proxy",
+        "run": first.name,
+        **{name: getattr(config, name) for name in names},
+        "gated_mlp": int(config.gated_mlp),
+        "vocab_size": config.vocab_size,
+        "tied_embeddings": int(config.tied_embeddings),
+        "seq_len": workload.seq_len,
+        "tokens": recipe["trained_tokens"],
+        "batch_tokens": recipe["batch_tokens"],
+        "learning_rate": recipe["learning_rate"],
+        "schedule": f"cosine, {words}, sequences of {workload.seq_len}",
+        "data": f"bytes {recipe['text']}, {first.dtype}",
+        "loss": statistics.mean(losses),
+        "losses": " ".join(f"{loss:.6f}" for loss in losses),
+        "loss_kind": "validation",
+        "device": first.device,
+        "library": first.library,
+        "seconds_per_step": statistics.mean(row.median_s or 0.0 for row in seeds),
+    }
 
 
 _TABLES: Mapping[str, Callable[[Row], Record | None]] = {
