@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.measure.fit.loss_rows import LossRows, folds_of_models
-from shapewright.prediction.loss.law import COEFFICIENTS, derivatives, evaluate_terms
+from shapewright.prediction.loss.law import COEFFICIENTS, Z_90, derivatives, evaluate_terms
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,7 +45,7 @@ class LawFit:
     Attributes:
         coefficients: Of each recipe, by name.
         covariance: Of each recipe. [coefficients, coefficients]
-        names: Free parameters: coefficient and recipe, the latter empty where recipes share it.
+        names: Free parameters: coefficient and group of recipes that share it.
         values: Their values. [parameters]
     """
 
@@ -54,28 +54,42 @@ class LawFit:
     names: tuple[tuple[str, str], ...]
     values: Float[np.ndarray, " parameters"]
 
+    def value_of(self, name: str, group: str) -> float:
+        """Fitted value of a coefficient."""
+        return float(self.values[self.names.index((name, group))])
+
     def predict(self, rows: LossRows) -> Float[np.ndarray, " rows"]:
         """Losses of rows of the fitted recipes. [nats]"""
-        columns = {name: np.array([self.coefficients[recipe][name] for recipe in rows.recipe]) for name in COEFFICIENTS}
+        columns = self._columns(rows)
         terms = evaluate_terms(columns, rows.shape, rows.tokens)
         loss: Float[np.ndarray, " rows"] = columns["floor_nats"] + terms.capacity_nats + terms.token_nats
         return loss
+
+    def standard_deviation(self, rows: LossRows) -> Float[np.ndarray, " rows"]:
+        """Standard deviation of these by the coefficients alone. [nats]"""
+        columns = self._columns(rows)
+        slopes = derivatives(columns, evaluate_terms(columns, rows.shape, rows.tokens))
+        matrix = np.stack(np.broadcast_arrays(*slopes), axis=-1)
+        covariance = np.stack([self.covariance[recipe] for recipe in rows.recipe])
+        deviation: Float[np.ndarray, " rows"] = np.sqrt(np.einsum("ri,rij,rj->r", matrix, covariance, matrix))
+        return deviation
+
+    def _columns(self, rows: LossRows) -> dict[str, Float[np.ndarray, " rows"]]:
+        """Coefficients of each row."""
+        return {name: np.array([self.coefficients[recipe][name] for recipe in rows.recipe]) for name in COEFFICIENTS}
 
 
 def fit_law(
     rows: LossRows,
     priors: Mapping[str, Prior],
-    per_recipe: Sequence[str],
-    *,
-    start: LawFit | None = None,
+    group_of: Callable[[str, str], str],
 ) -> LawFit:
-    """Fit coefficients to the losses of one source.
+    """Fit coefficients to losses.
 
     Args:
         rows: The losses.
         priors: Prior of every coefficient.
-        per_recipe: Coefficients that each recipe has for itself; recipes share the others.
-        start: An earlier fit of the same recipes to start from.
+        group_of: Takes a coefficient and a recipe; recipes of which it returns the same word share the coefficient.
 
     Returns:
         The fit. Its covariance takes all rows of a model as one observation, since their errors are alike.
@@ -83,18 +97,11 @@ def fit_law(
     from scipy.optimize import least_squares
 
     recipes = sorted(set(rows.recipe))
-    names = tuple(
-        (name, recipe)
-        for name in COEFFICIENTS
-        if priors[name].standard_deviation > 0.0
-        for recipe in (recipes if name in per_recipe else [""])
-    )
+    free = [name for name in COEFFICIENTS if priors[name].standard_deviation > 0.0]
+    names = tuple(dict.fromkeys((name, group_of(name, recipe)) for name in free for recipe in recipes))
     position = {key: index for index, key in enumerate(names)}
-    place = {
-        name: np.array([position[name, recipe if name in per_recipe else ""] for recipe in rows.recipe])
-        for name in COEFFICIENTS
-        if priors[name].standard_deviation > 0.0
-    }
+    places = {recipe: {name: position[name, group_of(name, recipe)] for name in free} for recipe in recipes}
+    place = {name: np.array([places[recipe][name] for recipe in rows.recipe]) for name in free}
     known = [priors[name] for name, _ in names]
     mean, deviation = (np.array([getattr(prior, side) for prior in known]) for side in ("mean", "standard_deviation"))
     low, high = (np.array([getattr(prior, side) for prior in known]) for side in ("low", "high"))
@@ -117,10 +124,9 @@ def fit_law(
                 matrix[np.arange(len(rows)), place[name]] = slope
         return np.concatenate([matrix / _ROBUST_NATS, np.diag(1.0 / deviation)])
 
-    values = mean if start is None else start.values
     found = least_squares(
         residuals,
-        np.clip(values, low + 1e-9, high - 1e-9),
+        np.clip(mean, low + 1e-9, high - 1e-9),
         jac=jacobian,
         bounds=(low, high),
         loss="soft_l1",
@@ -129,18 +135,15 @@ def fit_law(
     spread = _clustered_covariance(
         jacobian(found.x)[: len(rows)], residuals(found.x)[: len(rows)], 1.0 / deviation**2, rows.model
     )
+    inner = [COEFFICIENTS.index(name) for name in free]
     coefficients: dict[str, dict[str, float]] = {}
     covariance: dict[str, Any] = {}
     for recipe in recipes:
-        chosen = [position.get((name, recipe if name in per_recipe else ""), -1) for name in COEFFICIENTS]
-        coefficients[recipe] = {
-            name: float(found.x[index]) if index >= 0 else priors[name].mean
-            for name, index in zip(COEFFICIENTS, chosen, strict=True)
-        }
-        free = np.array(chosen) >= 0
-        matrix = np.zeros((len(COEFFICIENTS), len(COEFFICIENTS)))
-        matrix[np.ix_(free, free)] = spread[np.ix_(np.array(chosen)[free], np.array(chosen)[free])]
-        covariance[recipe] = matrix
+        outer = [places[recipe][name] for name in free]
+        fitted = dict(zip(free, found.x[outer].tolist(), strict=True))
+        coefficients[recipe] = {name: fitted.get(name, priors[name].mean) for name in COEFFICIENTS}
+        covariance[recipe] = np.zeros((len(COEFFICIENTS), len(COEFFICIENTS)))
+        covariance[recipe][np.ix_(inner, inner)] = spread[np.ix_(outer, outer)]
     return LawFit(coefficients=coefficients, covariance=covariance, names=names, values=found.x)
 
 
@@ -161,16 +164,35 @@ def _clustered_covariance(slopes: Any, errors: Any, precision: Any, model: Any) 
     return inverse @ middle @ inverse
 
 
-def predict_left_out(rows: LossRows, fit: Callable[[LossRows, LawFit | None], LawFit]) -> Float[np.ndarray, " rows"]:
+def predict_left_out(
+    rows: LossRows, fit: Callable[[LossRows], LawFit]
+) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
     """Predict each row by a fit that saw no row of its model.
 
     Args:
-        rows: The losses of one source.
-        fit: Fits rows, starting from a fit of all if one is given.
+        rows: The losses.
+        fit: Fits rows.
+
+    Returns:
+        Predicted losses [nats], and their standard deviations by the coefficients alone [nats].
     """
-    whole = fit(rows, None)
     fold = folds_of_models(rows, NUM_FOLDS)
-    predicted = np.empty(len(rows))
+    predicted, deviation = np.empty(len(rows)), np.empty(len(rows))
     for number in np.unique(fold):
-        predicted[fold == number] = fit(rows.take(fold != number), whole).predict(rows.take(fold == number))
-    return predicted
+        others, left_out = fit(rows.take(fold != number)), rows.take(fold == number)
+        predicted[fold == number] = others.predict(left_out)
+        deviation[fold == number] = others.standard_deviation(left_out)
+    return predicted, deviation
+
+
+def scatter_about_law(
+    errors: Float[np.ndarray, " rows"], deviation: Float[np.ndarray, " rows"], coverage: float = 0.9
+) -> float:
+    """Return the scatter with which intervals of left-out rows have a coverage. [nats]
+
+    Args:
+        errors: Predicted minus measured losses. [nats]
+        deviation: Standard deviations of the predictions by the coefficients alone. [nats]
+        coverage: Share of the errors inside.
+    """
+    return float(np.sqrt(np.quantile(np.maximum((errors / Z_90) ** 2 - deviation**2, 0.0), coverage)))

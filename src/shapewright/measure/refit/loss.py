@@ -1,7 +1,8 @@
 """Fit the law of loss by shape to public losses.
 
-The data folder holds loss_by_shape.csv. Each source is fitted alone: recipes of one source share the shape terms and
-have their own floor and token terms. The reference joins what the sources agree on, with the spread between them as its
+The data folder holds loss_by_shape.csv. First all sources are fitted together: one set of shape terms, and recipe terms
+for each source. Then each source may depart from the common shape terms as far as the sources differ. The reference
+has the common shape terms, the level of decayed runs, and the spread between sources and toward larger models as its
 uncertainty. Errors are those of whole models left out, twelve parts in turn. Some seconds.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,9 +20,9 @@ import numpy as np
 
 import shapewright.prediction.loss
 from shapewright.measure.accuracy.measured_files import read_columns
-from shapewright.measure.fit.loss_law import LawFit, Prior, fit_law, predict_left_out
+from shapewright.measure.fit.loss_law import LawFit, Prior, fit_law, predict_left_out, scatter_about_law
 from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
-from shapewright.measure.fit.shared import round_to_4_digits
+from shapewright.measure.fit.shared import Array, round_to_4_digits
 from shapewright.measure.refit.record_files import command
 from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE
 
@@ -30,150 +32,172 @@ SOURCE = (
     "mcleish7/gemstone-scaling-laws @5f42047, Waterpine/open-lm-morph @1872be3, mlfoundations/scaling @a003c49, MIT"
 )
 
-# Coefficients that each recipe of a source has for itself.
-PER_RECIPE = {
-    "gemstones": ("floor_nats", "log_token_nats", "token_exponent"),
-    "grid": ("log_token_nats",),
-    "morph": (),
-}
-# Wide: the losses decide. The floor is held near the values of compute-optimal fits, which the losses cannot tell from
-# a small exponent of size.
+# Coefficients that schedules of one source have for themselves: the models are the same, and so are the other terms.
+# Recipes of other sources share nothing: the batch sizes of the grid go with the size of its models.
+OF_A_SCHEDULE = ("floor_nats", "log_token_nats", "token_exponent")
+SAME_MODELS = ("gemstones",)
+SHAPE_TERMS = ("curvature", "log_best_width_per_layer", "best_width_growth", "head_curvature", "log_best_head_dim")
+# Wide: the losses decide.
 PRIORS = {
-    "floor_nats": Prior(
-        mean=1.7, standard_deviation=0.1, low=0.5, high=3.0, source="arXiv 2203.15556 (1.69) and 2404.10102 (1.82)"
-    ),
+    "floor_nats": Prior(mean=1.5, standard_deviation=0.5, low=0.5, high=3.0),
     "log_capacity_nats": Prior(mean=0.0, standard_deviation=2.0),
-    "capacity_exponent": Prior(mean=0.25, standard_deviation=0.15, low=0.02, high=1.0, source="arXiv 2404.10102: 0.35"),
+    "capacity_exponent": Prior(mean=0.25, standard_deviation=0.15, low=0.02, high=1.0),
     "log_token_nats": Prior(mean=-1.2, standard_deviation=2.0),
-    "token_exponent": Prior(mean=0.4, standard_deviation=0.15, low=0.05, high=1.5, source="arXiv 2404.10102: 0.37"),
+    "token_exponent": Prior(mean=0.4, standard_deviation=0.15, low=0.05, high=1.5),
     "token_size_exponent": Prior(mean=0.1, standard_deviation=0.15),
     "curvature": Prior(mean=0.1, standard_deviation=0.2, low=0.0),
     "log_best_width_per_layer": Prior(mean=3.9, standard_deviation=1.0),
     "best_width_growth": Prior(mean=0.0, standard_deviation=0.3),
-    "head_curvature": Prior(mean=0.2, standard_deviation=0.3, low=0.0),
-    "log_best_head_dim": Prior(mean=float(np.log(115.0)), standard_deviation=0.2),
+    "head_curvature": Prior(mean=0.3, standard_deviation=0.3, low=0.0),
+    "log_best_head_dim": Prior(mean=float(np.log(110.0)), standard_deviation=0.2),
     "mlp_curvature": Prior(mean=0.03, standard_deviation=0.0),
     "log_best_mlp_ratio": Prior(mean=1.0, standard_deviation=0.0),
     "shared_kv": Prior(mean=0.01, standard_deviation=0.0),
     "expert_share": Prior(mean=0.5, standard_deviation=0.0),
 }
-# Fields that the losses do not vary alone. Uncertainties are in ln N_eff.
-SILENT = {
-    "mlp_curvature": 0.03,
-    "log_best_mlp_ratio": 0.6,
-    "shared_kv": 0.02,
-    "expert_share": 0.25,
+# How far the shape terms of one source may depart from the common ones.
+BETWEEN_SOURCES = {
+    "curvature": 0.1,
+    "log_best_width_per_layer": 0.3,
+    "best_width_growth": 0.1,
+    "head_curvature": 0.2,
+    "log_best_head_dim": 0.1,
 }
-SCATTER_LENGTH = 0.4
+# Fields that no loss varies alone: uncertainty in ln N_eff.
+SILENT = {"mlp_curvature": 0.03, "log_best_mlp_ratio": 0.6, "shared_kv": 0.02, "expert_share": 0.25}
+# Distance in (ln width, ln depth) at which errors of two models are hardly alike: differences of fitted residuals of
+# Gemstones have a standard deviation of 0.0035 nats up to 0.2, 0.007 at 0.3 and 0.010 from 0.5 on.
+SCATTER_LENGTH = 0.3
+
+# Recipe whose level the reference has: its learning rate decays, as in most runs.
+LEVEL = "cooled to 0"
+# ln of the sizes and tokens (over N0 and D0) about which extrapolation turns: 5e8 parameters, 1e11 tokens.
+PIVOT_PARAMETERS, PIVOT_TOKENS = 1.6, 2.3
 
 
-def fit_source(rows: LossRows, start: LawFit | None = None) -> LawFit:
-    """Fit the recipes of one source."""
-    source = str(rows.source[0])
+def group_of(name: str, recipe: str) -> str:
+    """Return which recipes share a coefficient of the fits by source."""
+    source = recipe.partition(",")[0]
+    return source if source in SAME_MODELS and name not in OF_A_SCHEDULE else recipe
+
+
+def group_with_common_shape(name: str, recipe: str) -> str:
+    """Return which recipes share a coefficient of the common fit."""
+    return "" if name in SHAPE_TERMS else group_of(name, recipe)
+
+
+def fit_common(rows: LossRows) -> LawFit:
+    """Fit all sources with one set of shape terms."""
+    return fit_law(rows, PRIORS, group_with_common_shape)
+
+
+def fit_sources(rows: LossRows) -> LawFit:
+    """Fit all sources; those with small models alone have shape terms of their own, near the common ones."""
+    common = fit_common(rows)
+    is_common = np.array([source in SAME_MODELS for source in rows.source])
+    if is_common.all():
+        return common
     priors = dict(PRIORS)
-    for name, attribute in (("log_best_head_dim", "head_dim"),):
-        if len(np.unique(getattr(rows.shape, attribute))) == 1:
-            priors[name] = replace(priors[name], standard_deviation=0.0)
-            priors["head_curvature"] = replace(priors["head_curvature"], standard_deviation=0.0)
-    return fit_law(rows, priors, PER_RECIPE[source], start=start)
+    for name, deviation in BETWEEN_SOURCES.items():
+        priors[name] = replace(PRIORS[name], mean=common.value_of(name, ""), standard_deviation=deviation)
+    own = fit_law(rows.take(~is_common), priors, group_of)
+    return replace(
+        own,
+        coefficients={**common.coefficients, **own.coefficients},
+        covariance={**common.covariance, **own.covariance},
+    )
 
 
 def refit(data: Path) -> None:
     """Fit all sources and write the law."""
     skipped: Counter[str] = Counter()
     rows = read_loss_rows(read_columns(data / TABLE, FORMAT, skipped), skipped)
-    recipes: dict[str, Any] = {}
-    fits: dict[str, LawFit] = {}
-    for source in sorted(set(rows.source)):
-        own = rows.take(rows.source == source)
-        predicted = predict_left_out(own, fit_source)
-        fits[source] = fit_source(own)
-        errors = predicted - own.loss_nats
-        print(f"{source}: {len(own)} rows, {len(set(own.model))} models, {np.abs(errors).mean():.4f} nats", flush=True)
-        for recipe in sorted(set(own.recipe)):
-            inside = own.recipe == recipe
-            recipes[recipe] = _recipe(own.take(inside), fits[source], recipe, errors[inside])
-    reference = _reference(recipes)
+    predicted, deviation = predict_left_out(rows, fit_sources)
+    errors = predicted - rows.loss_nats
+    fit = fit_sources(rows)
+    recipes = {recipe: _recipe(rows, fit, recipe, errors, deviation) for recipe in sorted(set(rows.recipe))}
+    for recipe, content in recipes.items():
+        print(recipe, content["provenance"], flush=True)
+    today = datetime.now(UTC).date().isoformat()
     content = {
-        "id": f"loss/{datetime.now(UTC).date().isoformat()}",
+        "id": f"loss/{today}",
         "provenance": {
-            "date": datetime.now(UTC).date().isoformat(),
+            "date": today,
             "file": TABLE,
             "source": SOURCE,
             "command": command("loss"),
             "rows": len(rows),
             "left_out": dict(skipped),
             "split": "whole (source, width, depth) left out, 12 parts",
-            "priors": {name: prior.source for name, prior in PRIORS.items() if prior.source},
         },
-        "recipes": {REFERENCE: reference, **recipes},
+        "recipes": {REFERENCE: _reference(rows, recipes), **recipes},
     }
     LAW.write_text(json.dumps(round_to_4_digits(content), indent=1) + "\n", encoding="utf-8")
 
 
-def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Any) -> dict[str, Any]:
-    sizes = rows.shape.num_parameters
+def _recipe(rows: LossRows, fit: LawFit, recipe: str, errors: Array, deviation: Array) -> dict[str, Any]:
+    """Record of one recipe; schedules of the same models scatter alike."""
+    inside = rows.recipe == recipe
+    own = rows.take(inside)
+    alike = rows.source == own.source[0] if own.source[0] in SAME_MODELS else inside
+    sizes = own.shape.num_parameters
     return {
         "coefficients": fit.coefficients[recipe],
         "covariance": _with_silent_fields(fit.covariance[recipe]).tolist(),
-        "scatter_nats": float(np.sqrt(np.mean(errors**2))),
+        "scatter_nats": scatter_about_law(errors[alike], deviation[alike]),
         "scatter_length": SCATTER_LENGTH,
         "parameters_range": [float(np.min(sizes)), float(np.max(sizes))],
-        "tokens_range": [float(np.min(rows.tokens)), float(np.max(rows.tokens))],
-        "provenance": {"rows": len(rows), "held_out_mean_error_nats": float(np.abs(errors).mean())},
+        "tokens_range": [float(np.min(own.tokens)), float(np.max(own.tokens))],
+        "provenance": {
+            "rows": len(own),
+            "models": len(set(own.model)),
+            "held_out_mean_error_nats": float(np.abs(errors[inside]).mean()),
+        },
     }
 
 
-def _with_silent_fields(covariance: Any) -> Any:
+def _with_silent_fields(covariance: Array) -> Array:
     """Add the variance of the fields that no loss varies alone."""
-    found = np.array(covariance)
-    for name, deviation in SILENT.items():
-        found[COEFFICIENTS.index(name), COEFFICIENTS.index(name)] += deviation**2
-    return found
+    return covariance + np.diag([SILENT.get(name, 0.0) ** 2 for name in COEFFICIENTS])
 
 
-# Shape terms of the reference: mean and standard deviation over the sources, growth toward larger models unknown.
-_JOINED = {
-    "curvature": 0.08,
-    "log_best_width_per_layer": 0.5,
-    "best_width_growth": 0.2,
-    "head_curvature": 0.1,
-    "log_best_head_dim": 0.15,
-}
-
-
-def _reference(recipes: dict[str, Any]) -> dict[str, Any]:
-    """Join the recipes: level and tokens of the longest runs, shape terms of all."""
-    longest = max(recipes, key=lambda name: float(recipes[name]["tokens_range"][1]))
-    base = recipes[longest]
-    coefficients = dict(base["coefficients"])
-    covariance = np.array(base["covariance"])
-    for name, deviation in _JOINED.items():
-        index = COEFFICIENTS.index(name)
-        # A curvature is worth as many nats here as in its source, at the reference size.
-        values = {
-            recipe["coefficients"][name] * (_slope(recipe) / _slope(base) if name.endswith("curvature") else 1.0)
-            for recipe in recipes.values()
-            if recipe["covariance"][index][index] > 0.0
-        }
-        coefficients[name] = float(np.median(list(values)))
-        covariance[index, :] = covariance[:, index] = 0.0
-        covariance[index, index] = deviation**2
-    coefficients["best_width_growth"] = 0.0
-    ranges = {
+def _reference(rows: LossRows, recipes: Mapping[str, Any]) -> dict[str, Any]:
+    """Record for a recipe of which nothing is known: common shape terms, and what is unsure beyond the data."""
+    fit = fit_common(rows)
+    recipe = next(name for name in fit.coefficients if LEVEL in name)
+    value = dict(fit.coefficients[recipe])
+    # The best width per layer falls with size in the losses, up to 2 B, and rises in arXiv 2006.12467: beyond the
+    # pivot the reference takes neither side.
+    value["log_best_width_per_layer"] += value["best_width_growth"] * PIVOT_PARAMETERS
+    value["best_width_growth"] = 0.0
+    capacity = float(np.exp(value["log_capacity_nats"]))
+    directions = [
+        # A higher floor with the same loss and slope at N0: the losses cannot tell a low floor from a small exponent of
+        # size, which differ at 70 B. Others fitted floors of 1.69 (arXiv 2203.15556) and 1.82 (arXiv 2404.10102).
+        {
+            "floor_nats": 0.4,
+            "log_capacity_nats": -0.4 / capacity,
+            "capacity_exponent": value["capacity_exponent"] * 0.4 / capacity,
+        },
+        {"token_exponent": 0.08, "log_token_nats": 0.08 * PIVOT_TOKENS},
+        {"token_size_exponent": 0.06, "log_token_nats": -0.06 * PIVOT_PARAMETERS},
+        {"curvature": 0.05},
+        {"log_best_width_per_layer": 0.3},
+        {"best_width_growth": 0.15, "log_best_width_per_layer": -0.15 * PIVOT_PARAMETERS},
+        {"head_curvature": 0.15},
+        {"log_best_head_dim": 0.1},
+    ]
+    spread = np.array([[direction.get(name, 0.0) for name in COEFFICIENTS] for direction in directions])
+    ends = {
         name: [end(recipe[name][place] for recipe in recipes.values()) for place, end in ((0, min), (1, max))]
         for name in ("parameters_range", "tokens_range")
     }
+    scatter = [recipe["scatter_nats"] for name, recipe in recipes.items() if "gemstones" in name]
     return {
-        **base,
-        "coefficients": coefficients,
-        "covariance": covariance.tolist(),
-        "provenance": {"level": longest},
-        **ranges,
+        "coefficients": value,
+        "covariance": _with_silent_fields(fit.covariance[recipe] + spread.T @ spread).tolist(),
+        "scatter_nats": float(np.mean(scatter)),
+        "scatter_length": SCATTER_LENGTH,
+        **ends,
+        "provenance": {"level": recipe, "rows": len(rows), "models": len(set(rows.model))},
     }
-
-
-def _slope(recipe: dict[str, Any]) -> float:
-    """Decrease of the loss per ln N_eff at the reference size. [nats]"""
-    value = recipe["coefficients"]
-    return float(value["capacity_exponent"] * np.exp(value["log_capacity_nats"]))

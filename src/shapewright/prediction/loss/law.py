@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ REFERENCE = "reference"
 Z_90 = 1.6448536269514722
 """Standard deviations from the mean to the ends of a 90 % interval of a normal distribution."""
 FREE_NATS = 0.01
-"""Largest difference of loss that counts as none; heads of 64 to 256 differ by less in the data. [nats]"""
+"""Largest loss that counts as none: heads of 64 to 256 differ by less in the data. [nats]"""
 
 COEFFICIENTS = (
     "floor_nats",
@@ -93,8 +93,8 @@ class LossDifference:
 
     @property
     def is_free(self) -> Any:
-        """Whether the 90 % interval lies within ``FREE_NATS`` of no difference."""
-        return (self.low_nats >= -FREE_NATS) & (self.high_nats <= FREE_NATS)
+        """Whether a candidate is at most ``FREE_NATS`` worse with a certainty of 95 %."""
+        return self.high_nats <= FREE_NATS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,30 +244,52 @@ class LossLaw:
             shape: The models.
             train_tokens: Tokens that they are trained on.
         """
-        terms = self._terms(shape, train_tokens)
+        terms = evaluate_terms(self.coefficients, shape, train_tokens)
         loss: Numeric = self.coefficients["floor_nats"] + terms.capacity_nats + terms.token_nats
         return loss
 
     def standard_deviation_nats(self, shape: ShapeForLoss, train_tokens: Numeric) -> Numeric:
         """Standard deviation of the expected loss of a shape of this recipe, scatter included. [nats]"""
-        variance = self._variance(derivatives(self.coefficients, self._terms(shape, train_tokens)))
+        variance = self._variance(
+            derivatives(self.coefficients, evaluate_terms(self.coefficients, shape, train_tokens))
+        )
         deviation: Numeric = np.sqrt(variance + self.scatter_nats**2)
         return deviation
 
     def difference(self, candidates: ShapeForLoss, baseline: ShapeForLoss, train_tokens: Numeric) -> LossDifference:
-        """Loss of candidates minus that of a baseline after the same tokens.
+        """Loss of candidates minus that of a baseline after the same tokens; arguments as in ``compare``."""
+        return self.compare(candidates, baseline, train_tokens)[0]
+
+    def tokens_ratio(self, candidates: ShapeForLoss, baseline: ShapeForLoss, train_tokens: Numeric) -> TokensRatio:
+        """Tokens that candidates need for the baseline's loss, over the baseline's; arguments as in ``compare``."""
+        return self.compare(candidates, baseline, train_tokens)[1]
+
+    def compare(
+        self, candidates: ShapeForLoss, baseline: ShapeForLoss, train_tokens: Numeric
+    ) -> tuple[LossDifference, TokensRatio]:
+        """Compare candidates with a baseline: loss after the same tokens, and tokens for the same loss.
 
         Args:
-            candidates: The models to compare.
+            candidates: The models to compare; tables are fastest in blocks of some thousands.
             baseline: The model to compare with.
-            train_tokens: Tokens that all are trained on.
+            train_tokens: Tokens that the baseline is trained on.
         """
-        one, other = self._terms(candidates, train_tokens), self._terms(baseline, train_tokens)
-        mean = (one.capacity_nats - other.capacity_nats) + (one.token_nats - other.token_nats)
+        one, other = (evaluate_terms(self.coefficients, shape, train_tokens) for shape in (candidates, baseline))
+        mean_nats = (one.capacity_nats - other.capacity_nats) + (one.token_nats - other.token_nats)
         pairs = zip(derivatives(self.coefficients, one), derivatives(self.coefficients, other), strict=True)
-        slopes = [left - right for left, right in pairs]
-        variance = self._variance(slopes) + self._scatter_variance(candidates, baseline)
-        return LossDifference(mean_nats=mean, standard_deviation_nats=np.sqrt(variance))
+        variance = self._variance([left - right for left, right in pairs])
+        deviation_nats = np.sqrt(variance + self._scatter_variance(candidates, baseline))
+        # Token term that is left for the candidate at the baseline's loss; its slope in ln D there gives the deviation.
+        exponent, left_nats = self.coefficients["token_exponent"], one.token_nats - mean_nats
+        reaches = left_nats > 0.0
+        left_nats = np.where(reaches, left_nats, 1.0)
+        return (
+            LossDifference(mean_nats=mean_nats, standard_deviation_nats=deviation_nats),
+            TokensRatio(
+                ratio=np.where(reaches, (one.token_nats / left_nats) ** (1.0 / exponent), np.inf)[()],
+                log_standard_deviation=np.where(reaches, deviation_nats / (exponent * left_nats), 0.0)[()],
+            ),
+        )
 
     def tokens_to_reach(self, shape: ShapeForLoss, loss_nats: Numeric) -> Numeric:
         """Tokens after which a shape is expected to have a loss; infinite where it never has.
@@ -276,46 +298,27 @@ class LossLaw:
             shape: The models.
             loss_nats: Loss to reach. [nats]
         """
-        terms = self._terms(shape, REFERENCE_TOKENS)
+        terms = evaluate_terms(self.coefficients, shape, REFERENCE_TOKENS)
         left_nats = loss_nats - self.coefficients["floor_nats"] - terms.capacity_nats
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             needed = REFERENCE_TOKENS * (terms.token_nats / left_nats) ** (1.0 / self.coefficients["token_exponent"])
         tokens: Numeric = np.where(left_nats > 0.0, needed, np.inf)[()]
         return tokens
 
-    def tokens_ratio(self, candidates: ShapeForLoss, baseline: ShapeForLoss, train_tokens: Numeric) -> TokensRatio:
-        """Tokens that candidates need for the loss of a baseline after ``train_tokens``, over those tokens.
-
-        Args:
-            candidates: The models to compare.
-            baseline: The model to compare with.
-            train_tokens: Tokens that the baseline is trained on.
-        """
-        difference = self.difference(candidates, baseline, train_tokens)
-        exponent = self.coefficients["token_exponent"]
-        at_same_tokens = self._terms(candidates, train_tokens).token_nats
-        # Token term that is left for the candidate at the baseline's loss; the slope of ln D there gives the deviation.
-        left_nats = at_same_tokens - difference.mean_nats
-        reaches = left_nats > 0.0
-        left_nats = np.where(reaches, left_nats, 1.0)
-        return TokensRatio(
-            ratio=np.where(reaches, (at_same_tokens / left_nats) ** (1.0 / exponent), np.inf)[()],
-            log_standard_deviation=np.where(reaches, difference.standard_deviation_nats / (exponent * left_nats), 0.0)[
-                ()
-            ],
-        )
-
     def with_coefficients(self, name: str, changes: Mapping[str, float]) -> LossLaw:
         """Return the law of another recipe: the same shape terms, other recipe terms."""
         return replace(self, name=name, coefficients={**self.coefficients, **changes})
 
-    def _terms(self, shape: ShapeForLoss, train_tokens: Numeric) -> LawTerms:
-        return evaluate_terms(self.coefficients, shape, train_tokens)
-
     def _variance(self, slopes: list[Any]) -> Any:
         """Variance of a sum of coefficients times slopes. [nats^2]"""
-        matrix = np.stack(np.broadcast_arrays(*slopes))
-        return np.einsum("i...,i...->...", matrix, np.tensordot(self.covariance, matrix, axes=1))
+        matrix = np.stack(np.broadcast_arrays(*slopes), axis=-1)
+        return np.sum((matrix @ self._root) ** 2, axis=-1)
+
+    @cached_property
+    def _root(self) -> Float[np.ndarray, "coefficients coefficients"]:
+        """A matrix whose product with its transpose is the covariance."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        return vectors * np.sqrt(np.maximum(values, 0.0))
 
     def _scatter_variance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
         """Variance of the difference of two shapes about the law: 0 for equal ones, twice the scatter for far ones."""

@@ -55,8 +55,8 @@ def net_speedup(
     """
     mean = step_speedup * tokens_per_step_ratio / tokens_ratio.ratio
     deviation = np.hypot(tokens_ratio.log_standard_deviation, step_log_standard_deviation)
-    spread = np.exp(Z_90 * deviation)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        spread = np.exp(Z_90 * deviation)
         gain = np.log(mean)
         # A certain gain or loss is infinitely many deviations away; a certain tie is none.
         standard = np.where(gain == 0.0, 0.0, gain / deviation)
