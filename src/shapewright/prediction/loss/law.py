@@ -318,7 +318,8 @@ class LossLaw:
     def _root(self) -> Float[np.ndarray, "coefficients coefficients"]:
         """A matrix whose product with its transpose is the covariance."""
         values, vectors = np.linalg.eigh(self.covariance)
-        return vectors * np.sqrt(np.maximum(values, 0.0))
+        root: Float[np.ndarray, "coefficients coefficients"] = vectors * np.sqrt(np.maximum(values, 0.0))
+        return root
 
     def _scatter_variance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
         """Variance of the difference of two shapes about the law: 0 for equal ones, twice the scatter for far ones."""
