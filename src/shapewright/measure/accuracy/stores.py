@@ -44,7 +44,7 @@ _MAGIC = b"SQLite format 3\x00"
 
 def find_stores(folder: Path) -> list[Path]:
     """Return the files of a folder that are SQLite databases."""
-    return sorted(path for path in folder.iterdir() if path.is_file() and _is_database(path))
+    return sorted(path for path in folder.iterdir() if path.is_file() and is_store(path))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -104,7 +104,8 @@ def _skip_reason(row: Row) -> str:
     return "a repetition: each measurement is counted once" if row.repetition else ""
 
 
-def _is_database(path: Path) -> bool:
+def is_store(path: Path) -> bool:
+    """Return whether a file is an SQLite database, as stores are."""
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC

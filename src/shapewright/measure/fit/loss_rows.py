@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shapewright.measure.accuracy.measured_files import Format
+from shapewright.core.errors import MeasuredFileError
+from shapewright.measure.accuracy.chunk import Columns, Labels
+from shapewright.measure.accuracy.measured_files import Format, read_columns
+from shapewright.measure.accuracy.stores import is_store
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.export import loss_records
+from shapewright.measure.store.record import OK
 from shapewright.prediction.loss import ShapeForLoss
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-    from shapewright.measure.accuracy.chunk import Columns
 
 FORMAT = Format(
     numbers={
@@ -32,6 +37,10 @@ FORMAT = Format(
     optional=("batch_tokens",),
 )
 """Columns of a table of losses."""
+
+FEWEST_RUNS = 3
+"""Fewest losses that the terms of a recipe are fitted to."""
+_NATS_FROM_BITS = "bits per byte x ln 2 x bytes per token"
 
 # A model this wide that ends above this loss diverged: neighbors of its size are below 3.7 nats. The public grid marks
 # a few such runs by nothing but their loss.
@@ -123,10 +132,56 @@ def read_loss_rows(columns: Columns, skipped: Counter[str]) -> LossRows:
     return rows.take(best)
 
 
+def read_own_losses(path: str | Path, skipped: Counter[str]) -> LossRows:
+    """Read a user's own losses of one recipe, from a store of ``shapewright proxy`` or a table with ``FORMAT``.
+
+    Args:
+        path: The file.
+        skipped: Receives the number of rows left out by reason.
+
+    Raises:
+        MeasuredFileError: the file cannot be read, has fewer than three runs, or losses of several recipes.
+        StoreError: the store is damaged or newer than this program.
+    """
+    file = Path(path)
+    if file.is_file() and is_store(file):
+        with Store(file, read_only=True) as store:
+            records = loss_records([row for row in store.rows() if row.status == OK])
+        columns = Columns(
+            len(records),
+            {name: np.array([record[name] for record in records], dtype=float) for name in FORMAT.number_names},
+            {name: Labels.of([record[name] for record in records]) for name in FORMAT.labels},
+        )
+    else:
+        try:
+            columns = read_columns(file, FORMAT, skipped)
+        except MeasuredFileError as error:
+            raise MeasuredFileError(f"{error}; loss is in nats per token: {_NATS_FROM_BITS}") from None
+    rows = read_loss_rows(columns, skipped)
+    recipes = sorted(set(rows.recipe))
+    if len(recipes) > 1:
+        raise MeasuredFileError(
+            f"{file.name} has losses of {len(recipes)} recipes, which cannot be compared: {'; '.join(recipes[:3])}; "
+            "keep those of one source, schedule, data and batch_tokens"
+        )
+    if len(rows) < FEWEST_RUNS:
+        left_out = "".join(f"; {count} left out: {reason}" for reason, count in skipped.items())
+        raise MeasuredFileError(
+            f"{file.name} has {len(rows)} final losses, and the terms of a recipe need {FEWEST_RUNS}; train more "
+            f"with 'shapewright proxy'{left_out}"
+        )
+    return rows
+
+
+def _shape_columns(rows: LossRows) -> list[Any]:
+    """Columns that distinguish models, and the tokens that they were trained on."""
+    fields = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "gated_mlp")
+    return [*(getattr(rows.shape, name) for name in fields), rows.tokens]
+
+
 def _is_best_of_equal_runs(rows: LossRows) -> Any:
     """Return whether a row has the lowest loss of those with the same shape, tokens and recipe. [rows]"""
-    fields = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "gated_mlp")
-    columns = zip(*(getattr(rows.shape, name) for name in fields), rows.tokens, rows.recipe, strict=True)
+    columns = zip(*_shape_columns(rows), rows.recipe, strict=True)
     best: dict[tuple[object, ...], int] = {}
     for index, key in enumerate(columns):
         if key not in best or rows.loss_nats[index] < rows.loss_nats[best[key]]:

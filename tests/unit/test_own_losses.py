@@ -1,0 +1,86 @@
+"""A user's own losses, from stores and tables: what is read, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shapewright.core.errors import MeasuredFileError
+from shapewright.measure.fit.loss_rows import read_own_losses
+from shapewright.measure.store.database import Store
+from shapewright.measure.store.export import export_store
+from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
+from shapewright.models import TransformerConfig
+from shapewright.prediction.model_runs import proxy_run
+from shapewright.workload import Workload
+
+RUN = Run(
+    run_id="r", started_utc="", command="", suite="proxy", device="cpu", device_facts={}, driver="", runtime="",
+    torch_version="", library="torch 2.9.0", shapewright_version="0",
+)  # fmt: skip
+
+
+def loss_of(num_layers: int, loss_nats: float, *, seed: int = 0, done: float = 1.0, **recipe: Any) -> Row:
+    """A stored loss of a model with some layers."""
+    config = TransformerConfig(hidden_size=64, num_layers=num_layers, num_heads=4, vocab_size=256, gated_mlp=True)
+    training = {
+        "batch_tokens": 128, "learning_rate": 0.01, "warmup_fraction": 0.1, "final_fraction": 0.1, "weight_decay": 0.1,
+        "text": "abc", "train_tokens": 1280, "trained_tokens": round(done * 1280), **recipe,
+    }  # fmt: skip
+    operation = proxy_run(config, Workload(seq_len=64, micro_batch_size=2, dtype="fp32"), training)
+    facts = row_facts(Case(operation=operation, repetition=seed), RUN)
+    return Row(**facts, measured_utc="", status=OK, median_s=1.0, figures={"loss_nats": loss_nats})
+
+
+def store_of(tmp_path: Path, *rows: Row) -> Path:
+    """A store with some rows."""
+    with Store(tmp_path / "losses.sqlite") as store:
+        store.add_all([RUN], rows)
+    return tmp_path / "losses.sqlite"
+
+
+def test_store_and_its_export_are_read_alike(tmp_path: Path) -> None:
+    """Final losses, mean over seeds, with shapes and tokens; the exported table holds the same."""
+    rows = [loss_of(1, 3.0), loss_of(2, 2.5), loss_of(2, 2.7, seed=1), loss_of(2, 9.0, done=0.2), loss_of(3, 2.4)]
+    path = store_of(tmp_path, *rows)
+    with Store(path) as store:
+        export_store(store, tmp_path, format_name="csv")
+    skipped = Counter[str]()
+
+    read = read_own_losses(path, skipped)
+    again = read_own_losses(tmp_path / "loss_by_shape.csv", skipped)
+
+    assert sorted(read.loss_nats) == pytest.approx([2.4, 2.6, 3.0])
+    assert sorted(read.shape.num_layers) == [1, 2, 3]
+    assert set(read.tokens) == {1280.0}
+    assert sorted(again.loss_nats) == pytest.approx(sorted(read.loss_nats))
+    assert set(again.recipe) == set(read.recipe)
+    assert not skipped
+
+
+def test_few_and_mixed_losses_are_refused(tmp_path: Path) -> None:
+    """Fewer than three losses, and losses of several recipes, are one clear error."""
+    with pytest.raises(MeasuredFileError, match=r"has 2 final losses.*need 3"):
+        read_own_losses(store_of(tmp_path, loss_of(1, 3.0), loss_of(2, 2.5)), Counter())
+    with pytest.raises(MeasuredFileError, match="losses of 2 recipes"):
+        read_own_losses(store_of(tmp_path, loss_of(3, 3.0), loss_of(4, 2.0, text="other")), Counter())
+
+
+def test_bad_tables_are_refused(tmp_path: Path) -> None:
+    """Rows without a number are counted; a table in bits per byte is refused with the way to convert it."""
+    header = (
+        "source,schedule,data,hidden_size,num_layers,num_heads,num_kv_heads,head_dim,intermediate_size,gated_mlp,tokens,"
+        "batch_tokens"
+    )
+    rows = "".join(f"me,cosine,books,64,{layers},4,4,16,256,1,1e6,,{{}}\n" for layers in (1, 2, 3))
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{header},loss\n{rows.format('nan', 2.5, 2.4)}", encoding="utf-8")
+    with pytest.raises(MeasuredFileError, match=r"has 2 final losses.*1 left out: loss is not a number above 0"):
+        read_own_losses(path, Counter())
+
+    path.write_text(f"{header},bits_per_byte\n{rows.format(1, 2, 3)}", encoding="utf-8")
+    with pytest.raises(MeasuredFileError, match=r"lacks column loss .*bits per byte x ln 2 x bytes per token"):
+        read_own_losses(path, Counter())
