@@ -105,7 +105,7 @@ def test_every_bound_is_a_share(
     except LayoutError:  # degrees that do not divide the model
         return
     if row.prediction is None:
-        assert row.problem
+        assert row.refusal is not None
         return
     assert tuple(row.bound_fractions) == BOUNDS
     assert all(0.0 <= fraction <= 1.0 + 1e-9 for fraction in row.bound_fractions.values())

@@ -11,7 +11,7 @@ import pytest
 import shapewright
 from command_line import run
 from shapewright.app.cli.console import make_console
-from shapewright.app.report.memory import print_capacity
+from shapewright.app.report.memory import print_memory_report
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.lowering import max_sequence_length
@@ -154,7 +154,7 @@ def test_job_without_options_names_the_closest(capsys: pytest.CaptureFixture[str
     assert nearest is not None
     assert nearest.needed_bytes > found.device.memory_bytes
     assert nearest.num_devices % 8 == 0
-    print_capacity(found, make_console())
+    print_memory_report(memory_output(found), make_console())
     assert f"on {nearest.num_devices:,} devices with --" in capsys.readouterr().out
     assert memory_output(found).to_json()["nearest"]["total_bytes"] == nearest.needed_bytes
 

@@ -11,6 +11,9 @@ import shapewright
 from command_line import run
 from shapewright.app.figures.devices import comparison_chart, worth_charts
 from shapewright.app.figures.step import memory_chart, waterfall_chart
+from shapewright.app.report.outputs.compare import compare_output
+from shapewright.app.report.outputs.memory import memory_output
+from shapewright.app.report.outputs.mfu import mfu_output
 from shapewright.core.units import GIB
 from shapewright.prediction.utilization import LOSSES, MITIGATIONS, Utilization
 
@@ -70,17 +73,17 @@ def test_figure_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_bars_are_the_numbers() -> None:
     """Stacked bars add up: memory to each stage's total, devices to each step, the waterfall to the measured step."""
     capacity = shapewright.fits("llama-3-8b", device="h100-sxm-80gb", layout={"pipeline_parallel": 2})
-    chart = memory_chart(capacity)
+    chart = memory_chart(memory_output(capacity))
     for index, stage in enumerate(capacity.stages):
         assert sum(part.values[index] for part in chart.parts) == pytest.approx(stage.total_bytes / GIB)
 
     found = shapewright.compare("llama-3-8b", devices=["a100-sxm-80gb", "h100-sxm-80gb"])
-    drawn = comparison_chart(found)
+    drawn = comparison_chart(compare_output(found))
     for index, row in enumerate(found.rows):
         assert row.prediction is not None
         assert sum(part.values[index] for part in drawn.parts) == pytest.approx(row.prediction.step_time_s * 1e3)
 
-    waterfall = waterfall_chart(measured())
+    waterfall = waterfall_chart(mfu_output(measured()))
     before, adds, back = (part.values for part in waterfall.parts)
     assert before[-1] + adds[-1] + back[-1] == pytest.approx(3.6e3, rel=0.01)
 
@@ -131,7 +134,7 @@ def test_a_comparison_says_the_job_and_what_it_is_worth(tmp_path: Path, capsys: 
     assert "Tokens for a dollar" in written
     assert "Tokens for a joule, at board power" in written
     found = shapewright.compare("llama-3-8b", devices=["a100-sxm-80gb", "h100-sxm-80gb"])
-    assert [chart.title for chart in worth_charts(found)] == ["Tokens for a joule, at board power"]
+    assert [chart.title for chart in worth_charts(compare_output(found))] == ["Tokens for a joule, at board power"]
 
 
 @pytest.mark.parametrize("device", ["h100-sxm-80gb", "mi300x", "tpu-v5p", "trainium2", "gaudi3", "b200-sxm-180gb"])
@@ -139,5 +142,5 @@ def test_six_vendors_run_a_job_of_several_nodes(device: str) -> None:
     """Files of the usual training platforms give the network between their nodes."""
     layout = {"tensor_parallel": 8, "data_parallel": 4, "zero_stage": 1}
     found = shapewright.compare("llama-3-8b", devices=[device], layout=layout)
-    assert [row.problem for row in found.rows] == [""]
+    assert [row.refusal for row in found.rows] == [None]
     assert found.rows[0].bound_by

@@ -116,7 +116,7 @@ def test_a_step_that_cannot_run_is_a_finding() -> None:
     found = check_scenario(Scenario.of(GPT3_2_7B, A100, Workload(dtype="fp16"), ParallelLayout(tensor_parallel=6)))
 
     assert found.prediction is None
-    assert "tensor_parallel=6" in found.problem
+    assert "tensor_parallel=6" in found.refusal.text
     assert found.better_shapes == ()
     assert [finding.code for finding in found.findings if finding.severity == "error"] == ["PL101", "PL102", "PL109"]
     assert exit_code(found, "error") == 1

@@ -14,6 +14,7 @@ import pytest
 import shapewright
 from command_line import run as run_command
 from shapewright.app.report.optimize.plan import chrome_trace, render_plan
+from shapewright.app.report.outputs.plan import plans_output
 from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
 from shapewright.core.units import format_bytes
 from shapewright.hardware import load_device
@@ -423,6 +424,6 @@ def test_dualpipe_is_tried_on_request() -> None:
     kept = small_plan(keep={"pipeline_schedule": ("dualpipe",)})
     assert {plan.layout.pipeline_schedule for plan in kept.plans} == {"dualpipe"}
     assert any("dualpipe exists in DeepSeek's own stack" in note for note in kept.notes)
-    assert "Pipeline of rank 1" not in render_plan(kept)
+    assert "Pipeline of rank 1" not in render_plan(plans_output(kept), kept.plans[0].prediction)
     with pytest.raises(LayoutError, match="is priced by a formula and not simulated"):
         chrome_trace(kept.plans[0])

@@ -33,7 +33,7 @@ def test_rows_are_predictions() -> None:
     assert [tuple(row.values.values()) for row in found.rows] == [(1, 1), (1, 64), (3, 1), (3, 64)]
     assert row.prediction is not None
     assert row.prediction.step_time_s == same.step_time_s
-    assert all(row.prediction is None and "tensor_parallel=3" in row.problem for row in found.rows[2:])
+    assert all(row.prediction is None and "tensor_parallel=3" in str(row.refusal) for row in found.rows[2:])
 
 
 def test_sizes_of_the_model_are_swept() -> None:
@@ -46,7 +46,7 @@ def test_sizes_of_the_model_are_swept() -> None:
     assert published.prediction is not None
     assert wider.prediction is not None
     assert refused.prediction is None
-    assert "hidden_size=2560 is not divisible by num_heads=30" in refused.problem
+    assert "hidden_size=2560 is not divisible by num_heads=30" in str(refused.refusal)
     same = shapewright.predict(
         "gpt3-2.7b", device="a100-sxm-40gb", overrides={"num_heads": 20}, workload={"micro_batch_size": 1}
     )

@@ -39,7 +39,7 @@ def test_every_peak_is_named(device: str, peaks: dict[str, float], capsys: pytes
     """The report names the peak that MFU divides by, and MFU for the others."""
     found = shapewright.mfu("llama-3-8b", device=device, seconds=9.0, num_devices=8, global_batch_size=64)
     data = mfu_output(found).to_json()
-    print_utilization(found, make_console())
+    print_utilization(mfu_output(found), make_console())
     printed = capsys.readouterr().out
 
     assert {name: rate / 1e12 for name, rate in found.other_peaks.items()} == pytest.approx(peaks)
@@ -55,7 +55,7 @@ def test_every_peak_is_named(device: str, peaks: dict[str, float], capsys: pytes
 def test_line_for_logs_is_parsable() -> None:
     """The one-line form has name=value pairs that agree with the JSON."""
     found = measured("175B", "selective")
-    facts = dict(pair.split("=") for pair in utilization_line(found).split())
+    facts = dict(pair.split("=") for pair in utilization_line(mfu_output(found)).split())
     full = mfu_output(found).to_json()
 
     assert float(facts["mfu"]) == pytest.approx(full["mfu"], abs=1e-4)

@@ -24,69 +24,111 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 _MAX_CLOSE_NAMES = 3
 _MAX_SHOWN_BITS = 256
 
 
 class ShapewrightError(ValueError):
-    """Base class of all errors caused by user input."""
+    """Base class of all errors caused by user input.
+
+    Attributes:
+        code: Kind of error in JSON output, one per class.
+        fact: What is wrong: the message without subject and advice.
+        subject: Name that the message starts with, such as a device; empty where it starts with none.
+        field: Field that has the wrong value; empty where no single one has.
+    """
+
+    code: ClassVar[str] = "input"
+
+    def __init__(self, fact: str = "", *, subject: str = "", advice: str = "", field: str = "") -> None:
+        super().__init__(f"{f'{subject} ' if subject else ''}{fact}{f'; {advice}' if advice else ''}")
+        self.fact, self.subject, self.field = fact, subject, field
 
 
 class ConfigError(ShapewrightError):
     """A model configuration is malformed or contradicts itself."""
 
+    code = "config"
+
 
 class UnknownModelError(ConfigError):
     """No preset, file or hub repository has this name."""
+
+    code = "unknown-model"
 
 
 class DeviceError(ShapewrightError):
     """A device file is malformed."""
 
+    code = "device"
+
 
 class UnknownDeviceError(DeviceError):
     """No device file or alias has this name."""
+
+    code = "unknown-device"
 
 
 class UnknownRateError(DeviceError):
     """The data sheet lacks a number that is needed."""
 
+    code = "unknown-rate"
+
 
 class WorkloadError(ShapewrightError):
     """Batch size, sequence length, dtype or phase is invalid for this model or device."""
+
+    code = "workload"
 
 
 class LayoutError(ShapewrightError):
     """A parallel layout does not fit the model or the devices."""
 
+    code = "layout"
+
 
 class CalibrationError(ShapewrightError):
     """A calibration record is missing or malformed."""
+
+    code = "calibration"
 
 
 class MissingExtraError(ShapewrightError):
     """An optional dependency is not installed."""
 
+    code = "missing-extra"
+
 
 class UnknownRuleError(ShapewrightError):
     """No lint rule has this code or name."""
+
+    code = "unknown-rule"
 
 
 class MeasuredFileError(ShapewrightError):
     """A file of measurements is missing, malformed or lacks columns."""
 
+    code = "measured-file"
+
 
 class StoreError(ShapewrightError):
     """A measurement store is missing, corrupt, full, or written by a newer version."""
+
+    code = "store"
 
 
 class ClusterError(ShapewrightError):
     """No Ray cluster answers, or it lost a task."""
 
+    code = "cluster"
+
 
 class BenchError(ShapewrightError):
     """There is no device to measure on, or it does not support the benchmark."""
+
+    code = "bench"
 
 
 def first_line(error: BaseException) -> str:

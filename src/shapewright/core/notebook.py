@@ -6,25 +6,44 @@ notebook displays a result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from io import StringIO
+from typing import Any
 
-# Class name -> module and function that print it on a console.
-PRINTERS = {
-    "Prediction": ("shapewright.app.report.predict", "print_prediction"),
-    "CheckReport": ("shapewright.app.report.check", "print_check"),
-    "Capacity": ("shapewright.app.report.memory", "print_capacity"),
-    "PlanResult": ("shapewright.app.report.optimize.plan", "print_plan"),
-    "Comparison": ("shapewright.app.report.compare", "print_comparison"),
-    "Sweep": ("shapewright.app.report.predict", "print_sweep"),
-    "ServingPlan": ("shapewright.app.report.optimize.serving", "print_serving"),
-    "SearchResult": ("shapewright.app.report.optimize.search_text", "print_search"),
-    "Utilization": ("shapewright.app.report.mfu", "print_utilization"),
+# Class name -> module and function under shapewright.app.report that print it on a console, and those that first make
+# an output of it.
+PRINTERS: dict[str, tuple[str, ...]] = {
+    "Prediction": ("predict:print_prediction",),
+    "CheckReport": ("check:print_check",),
+    "Capacity": ("memory:print_memory_report", "outputs.memory:memory_output"),
+    "PlanResult": (
+        "optimize.plan:print_plan",
+        "outputs.plan:plans_output",
+    ),
+    "Comparison": (
+        "compare:print_comparison",
+        "outputs.compare:compare_output",
+    ),
+    "Sweep": ("predict:print_sweep", "outputs.predict:sweep_output"),
+    "ServingPlan": (
+        "optimize.serving:print_serving",
+        "outputs.serving:serve_plan_output",
+    ),
+    "SearchResult": ("optimize.search_text:print_search",),
+    "Utilization": ("mfu:print_utilization", "outputs.mfu:mfu_output"),
 }
 
 _NUM_COLUMNS = 120
 # Sets no colours of its own, so that it is readable on light and dark backgrounds.
 _HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.35;font-family:ui-monospace,monospace">{code}</pre>'
+
+
+def _load(name: str) -> Callable[..., Any]:
+    """Import a function of shapewright.app.report by ``module:function``."""
+    module, _, function = name.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(f"shapewright.app.report.{module}"), function)
+    return loaded
 
 
 class NotebookDisplay:
@@ -33,8 +52,7 @@ class NotebookDisplay:
     def _repr_html_(self) -> str:
         from rich.console import Console
 
-        module, function = PRINTERS[type(self).__name__]
-        printer = getattr(import_module(module), function)
+        printer, *makers = map(_load, PRINTERS[type(self).__name__])
         console = Console(
             file=StringIO(),
             record=True,
@@ -44,5 +62,5 @@ class NotebookDisplay:
             markup=False,
             highlight=False,
         )
-        printer(self, console)
+        printer(makers[0](self) if makers else self, console)
         return console.export_html(inline_styles=True, code_format=_HTML)

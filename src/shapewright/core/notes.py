@@ -1,6 +1,10 @@
-"""Notes: lines of text about a result, each with a code and the field that it is about."""
+"""Notes on results, and refusals of parts of a result: texts with a code and the field that they are about."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shapewright.core.errors import ShapewrightError
 
 
 class Note(str):
@@ -29,3 +33,35 @@ class Note(str):
 
     def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
         return str(self), self.code, self.field
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why one of several steps, devices or plans cannot run: an error that is part of a result.
+
+    Attributes:
+        text: The message of the error.
+        fact: The message without its subject and its advice.
+        code: Kind of error, such as ``layout``.
+        field: Field that has the wrong value; empty where no single one has.
+        subject: Name that the text starts with, such as a device; empty where it starts with none.
+    """
+
+    text: str
+    fact: str
+    code: str
+    field: str = ""
+    subject: str = ""
+
+    @classmethod
+    def of(cls, error: ShapewrightError) -> Refusal:
+        """Describe an error."""
+        return cls(str(error), error.fact, error.code, error.field, error.subject)
+
+    @property
+    def statement(self) -> str:
+        """The text without its subject."""
+        return self.text[len(self.subject) :].lstrip()
+
+    def __str__(self) -> str:
+        return self.text

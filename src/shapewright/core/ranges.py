@@ -39,7 +39,7 @@ def check_integer(
         number = None
     if number is None or not low <= number <= high:
         allowed = f"of at least {low}" if high == math.inf else f"from {low} to {_format_bound(high)}"
-        raise error(_message(name, value, f"an integer {allowed}", hint))
+        raise error(_message(name, value, f"an integer {allowed}", hint), field=name)
     return number
 
 
@@ -85,7 +85,7 @@ def check_number(
         allowed = start if exclude_low else f"of at least {_format_bound(low)}"
     else:
         allowed = f"{start} {'and' if exclude_low else 'to'} {end}"
-    raise error(_message(name, value, f"a number {allowed}", hint))
+    raise error(_message(name, value, f"a number {allowed}", hint), field=name)
 
 
 def _message(name: str, value: object, allowed: str, hint: str) -> str:

@@ -74,7 +74,8 @@ def _check_reachable(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise ClusterError(
-            f"address={address!r} is not a cluster address; give auto, local, HOST:PORT or ray://HOST:PORT"
+            f"address={address!r} is not a cluster address; give auto, local, HOST:PORT or ray://HOST:PORT",
+            field="address",
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()

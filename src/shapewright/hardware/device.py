@@ -112,8 +112,10 @@ class Device:
                     f"another device, or give the rate in a device file of your own"
                 )
             raise UnknownRateError(
-                f"{self.name} has no {dtype} rate (it has {known}); set dtype to one of those, or give the rate in a "
-                f"device file of your own"
+                f"has no {dtype} rate (it has {known}); set dtype to one of those, or give the rate in a device file "
+                f"of your own",
+                subject=self.name,
+                field="dtype",
             )
         return rate
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.notes import Refusal
 from shapewright.lint.better_shapes import BetterShape, find_better_shapes
 from shapewright.lint.registry import list_rules, select_rules
 from shapewright.lint.rule import SEVERITIES, Finding, Suggestion
@@ -190,14 +191,14 @@ class CheckReport(NotebookDisplay):
         findings: Findings, first those that prevent the step from running, then by predicted cost.
         num_suppressed: Number of findings of ignored rules.
         better_shapes: Similar shapes that are faster, with almost the same parameter count, best first.
-        problem: Why there is no prediction; empty otherwise.
+        refusal: Why there is no prediction; None where there is one.
     """
 
     prediction: Prediction | None
     findings: tuple[Finding, ...]
     num_suppressed: int = 0
     better_shapes: tuple[BetterShape, ...] = ()
-    problem: str = ""
+    refusal: Refusal | None = None
 
 
 def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_around: bool = True) -> CheckReport:
@@ -218,15 +219,15 @@ def check_scenario(scenario: Scenario, *, ignore: Iterable[str] = (), look_aroun
     if isinstance(outcome, ShapewrightError):
         if not any(finding.severity == "error" for finding in found):
             raise outcome
-        prediction, problem = None, str(outcome)
+        prediction, refusal = None, Refusal.of(outcome)
     else:
-        prediction, problem = outcome, ""
+        prediction, refusal = outcome, None
     return CheckReport(
         prediction=prediction,
         findings=tuple(finding for finding in found if finding.code not in ignored),
         num_suppressed=sum(finding.code in ignored for finding in found),
         better_shapes=find_better_shapes(scenario) if look_around and prediction else (),
-        problem=problem,
+        refusal=refusal,
     )
 
 

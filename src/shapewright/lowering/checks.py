@@ -93,14 +93,23 @@ def _validate_tensor_axis(config: TransformerConfig, layout: ParallelLayout) -> 
     split = _widths_over_tensor_axis(config, has_own_expert_degree=layout.has_own_expert_degree)
     for field_name, value in split.items():
         if value % t:
-            raise LayoutError(f"tensor_parallel={t} must divide {field_name}={value}; try {_degrees_near(t, config)}")
+            raise LayoutError(
+                f"tensor_parallel={t} must divide {field_name}={value}",
+                advice=f"try {_degrees_near(t, config)}",
+                field="tensor_parallel",
+            )
     if not _shares_kv_heads(config, t):
         raise LayoutError(
-            f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it; "
-            f"try {_degrees_near(t, config)}"
+            f"tensor_parallel={t} must divide num_kv_heads={config.num_kv_heads} or be a multiple of it",
+            advice=f"try {_degrees_near(t, config)}",
+            field="tensor_parallel",
         )
     if t > config.vocab_size:
-        raise LayoutError(f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}; lower it")
+        raise LayoutError(
+            f"tensor_parallel={t} must not exceed vocab_size={config.vocab_size}",
+            advice="lower it",
+            field="tensor_parallel",
+        )
 
 
 def possible_degrees(config: TransformerConfig, layout: ParallelLayout) -> tuple[int, ...]:
@@ -183,7 +192,8 @@ def _validate_counted_ends(config: TransformerConfig, chunks: int, ends: int, de
         raise LayoutError(
             f"num_layers={config.num_layers} plus {ends} end(s) that count as a layer make {counted}, which is not a "
             f"multiple of {degrees}; change one of them, or omit account_for_embedding_in_pipeline_split and "
-            f"account_for_loss_in_pipeline_split"
+            f"account_for_loss_in_pipeline_split",
+            field="num_layers",
         )
 
 
@@ -193,13 +203,15 @@ def _validate_expert_axis(config: TransformerConfig, layout: ParallelLayout) -> 
         return
     if not config.num_experts:
         raise LayoutError(
-            f"expert_parallel={layout.expert_parallel} requires a model with experts, but num_experts=0; "
-            "use expert_parallel=1"
+            f"expert_parallel={layout.expert_parallel} requires a model with experts, but num_experts=0",
+            advice="use expert_parallel=1",
+            field="expert_parallel",
         )
     if config.num_experts % layout.expert_parallel:
         raise LayoutError(
-            f"expert_parallel={layout.expert_parallel} must divide num_experts={config.num_experts}; "
-            f"try {_nearest(layout.expert_parallel, divisors(config.num_experts))}"
+            f"expert_parallel={layout.expert_parallel} must divide num_experts={config.num_experts}",
+            advice=f"try {_nearest(layout.expert_parallel, divisors(config.num_experts))}",
+            field="expert_parallel",
         )
 
 
@@ -212,17 +224,22 @@ def _validate_expert_tensor_axis(config: TransformerConfig, workload: Workload, 
     """
     e_t, t = layout.expert_tensor_degree, layout.tensor_parallel
     if not config.num_experts:
-        raise LayoutError(f"expert_tensor_parallel={e_t} requires a model with experts, but num_experts=0; omit it")
+        raise LayoutError(
+            f"expert_tensor_parallel={e_t} requires a model with experts, but num_experts=0; omit it",
+            field="expert_tensor_parallel",
+        )
     if config.moe_intermediate_size % e_t:
         raise LayoutError(
-            f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}; "
-            f"try {_nearest(e_t, divisors(config.moe_intermediate_size))}"
+            f"expert_tensor_parallel={e_t} must divide moe_intermediate_size={config.moe_intermediate_size}",
+            advice=f"try {_nearest(e_t, divisors(config.moe_intermediate_size))}",
+            field="expert_tensor_parallel",
         )
     if workload.is_training:
         if t > 1 and not layout.sequence_parallel:
             raise LayoutError(
                 f"expert_tensor_parallel={e_t} with tensor_parallel={t} requires sequence_parallel, so that every "
-                f"device sends different tokens; use sequence_parallel=True or omit expert_tensor_parallel"
+                f"device sends different tokens; use sequence_parallel=True or omit expert_tensor_parallel",
+                field="expert_tensor_parallel",
             )
         return
     is_over_replicas = e_t == 1 and layout.expert_parallel % t == 0
@@ -244,7 +261,10 @@ def _validate_sequence(workload: Workload, layout: ParallelLayout) -> None:
         below = workload.seq_len // step * step
         allowed = f"{below} or {below + step}" if below else f"{step}"
         advice = ", or use sequence_parallel=False" if splits_tokens and workload.seq_len % cp == 0 else ""
-        raise LayoutError(f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}")
+        raise LayoutError(
+            f"seq_len={workload.seq_len} must be a multiple of {degrees}; try seq_len {allowed}{advice}",
+            field="seq_len",
+        )
 
 
 def _nearest(wanted: int, allowed: Sequence[int]) -> str:

@@ -139,7 +139,7 @@ def _model_type(values: Mapping[str, object], otherwise: str) -> str:
     if model_type is None:
         return otherwise
     if not isinstance(model_type, str) or len(model_type) > 100:
-        raise ConfigError(f"model_type={short_repr(model_type)} must be a text such as 'llama'")
+        raise ConfigError(f"model_type={short_repr(model_type)} must be a text such as 'llama'", field="model_type")
     return model_type
 
 
@@ -203,7 +203,7 @@ def has_block_scales(values: Mapping[str, object], model_type: str) -> bool:
         return False
     groups = quantization.raw("config_groups") or {}
     if not isinstance(groups, Mapping):
-        raise ConfigError(f"config_groups={short_repr(groups)} must be an object")
+        raise ConfigError(f"config_groups={short_repr(groups)} must be an object", field="config_groups")
     read = [ConfigValues(groups, {}, name).nested(group, {}) for group in groups]
     ignored = quantization.list_of("ignore") or []
     return (

@@ -147,7 +147,8 @@ def _resolve_defaults(values: dict[str, Any]) -> None:
             near = min(divisors(hidden_size), key=lambda count: abs(count - num_heads))
             raise ConfigError(
                 f"hidden_size={hidden_size} is not divisible by num_heads={num_heads}; "
-                f"try num_heads={near}, or give head_dim"
+                f"try num_heads={near}, or give head_dim",
+                field="hidden_size",
             )
         values["head_dim"] = hidden_size // num_heads
     values["v_head_dim"] = values["v_head_dim"] or values["head_dim"]
@@ -171,16 +172,19 @@ def _check_together(values: dict[str, Any]) -> None:
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
-            f"try num_kv_heads={math.gcd(num_heads, num_kv_heads)}"
+            f"try num_kv_heads={math.gcd(num_heads, num_kv_heads)}",
+            field="num_kv_heads",
         )
     if values["stack"] != "encoder-decoder" and values["num_encoder_layers"]:
         raise ConfigError(
             f"num_encoder_layers={values['num_encoder_layers']} has no effect for stack={values['stack']!r}; "
-            f"leave it out or set stack='encoder-decoder'"
+            f"leave it out or set stack='encoder-decoder'",
+            field="num_encoder_layers",
         )
     if values["rotary_layers"] and values["position_embedding"] != "rotary":
         raise ConfigError(
-            f"rotary_layers={short_repr(values['rotary_layers'])} needs position_embedding='rotary'; leave it out"
+            f"rotary_layers={short_repr(values['rotary_layers'])} needs position_embedding='rotary'; leave it out",
+            field="rotary_layers",
         )
     _check_mla(values)
     _check_experts(values)
@@ -197,12 +201,14 @@ def _check_mla(values: dict[str, Any]) -> None:
     if values["qk_rope_head_dim"] >= values["head_dim"]:
         raise ConfigError(
             f"qk_rope_head_dim={values['qk_rope_head_dim']} must be below head_dim={values['head_dim']}, the total "
-            f"width of a query head; head_dim is qk_nope_head_dim + qk_rope_head_dim"
+            f"width of a query head; head_dim is qk_nope_head_dim + qk_rope_head_dim",
+            field="qk_rope_head_dim",
         )
     if values["num_kv_heads"] != values["num_heads"]:
         raise ConfigError(
             f"num_kv_heads={values['num_kv_heads']} must equal num_heads={values['num_heads']} with kv_lora_rank "
-            f"(MLA has no separate key-value heads); leave num_kv_heads out"
+            f"(MLA has no separate key-value heads); leave num_kv_heads out",
+            field="num_kv_heads",
         )
 
 
@@ -216,9 +222,15 @@ def _check_experts(values: dict[str, Any]) -> None:
                 )
         return
     if not 1 <= per_token <= num_experts:
-        raise ConfigError(f"num_experts_per_token={per_token} must be from 1 to num_experts={num_experts}")
+        raise ConfigError(
+            f"num_experts_per_token={per_token} must be from 1 to num_experts={num_experts}",
+            field="num_experts_per_token",
+        )
     if values["moe_layers"] and not any(values["moe_layers"]):
-        raise ConfigError(f"num_experts={num_experts} but moe_layers has no true entry; set num_experts=0 or add one")
+        raise ConfigError(
+            f"num_experts={num_experts} but moe_layers has no true entry; set num_experts=0 or add one",
+            field="num_experts",
+        )
     if values["shared_expert_gate"] and not values["shared_expert_intermediate_size"]:
         raise ConfigError(
             "shared_expert_gate=True needs shared_expert_intermediate_size; set it or leave shared_expert_gate out"

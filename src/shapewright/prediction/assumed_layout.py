@@ -89,7 +89,8 @@ def _complete(num_devices: int, given: Mapping[str, Any]) -> ParallelLayout:
         if rest:
             raise LayoutError(
                 f"num_devices={num_devices} must be a multiple of tensor * pipeline * context = "
-                f"{without_data.num_devices}; change num_devices or the degrees"
+                f"{without_data.num_devices}; change num_devices or the degrees",
+                field="num_devices",
             )
         fields["data_parallel"] = data_parallel
     return ParallelLayout(**fields)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
-from shapewright.core.notes import Note
+from shapewright.core.notes import Note, Refusal
 from shapewright.core.ranges import check_number
 from shapewright.lowering.operations import Collective
 
@@ -33,13 +33,13 @@ class ComparedDevice:
     Attributes:
         device: The device.
         prediction: The predicted step; None where the device cannot run it.
-        problem: Reason why it cannot run; empty otherwise.
+        refusal: Why it cannot run; None where it can.
         usd_per_hour: Price of one device hour; None if not given.
     """
 
     device: Device
     prediction: Prediction | None
-    problem: str = ""
+    refusal: Refusal | None = None
     usd_per_hour: float | None = None
 
     @property
@@ -131,9 +131,9 @@ def compare_outcomes(
             raise WorkloadError(f"usd_per_hour names {name!r}, which is not compared; give one of {', '.join(names)}")
         check_number(f"usd_per_hour of {name}", price, LOWEST_USD_PER_HOUR, HIGHEST_USD_PER_HOUR, error=WorkloadError)
     rows = tuple(
-        ComparedDevice(device, None, str(outcome), prices.get(device.name))
+        ComparedDevice(device, None, Refusal.of(outcome), prices.get(device.name))
         if isinstance(outcome, ShapewrightError)
-        else ComparedDevice(device, outcome, "", prices.get(device.name))
+        else ComparedDevice(device, outcome, None, prices.get(device.name))
         for device, outcome in outcomes
     )
     return Comparison(rows=rows, notes=(*notes, *_comparison_notes(rows)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.core.errors import ShapewrightError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.notes import Refusal
 from shapewright.models import with_changes
 from shapewright.prediction.predict import predict
 from shapewright.workload import ParallelLayout, Workload
@@ -45,12 +46,12 @@ class SweptStep:
     Attributes:
         values: Value of each swept field.
         prediction: The predicted step; None where it cannot run.
-        problem: Reason why it cannot run; empty otherwise.
+        refusal: Why it cannot run; None where it can.
     """
 
     values: Mapping[str, Any]
     prediction: Prediction | None
-    problem: str = ""
+    refusal: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def predict_sweep(
             rows.append(SweptStep(values, _predict_at(scenario, values)))
         except ShapewrightError as error:
             refusals.append(error)
-            rows.append(SweptStep(values, None, str(error)))
+            rows.append(SweptStep(values, None, Refusal.of(error)))
     if len(refusals) == len(rows):
         raise refusals[0]
     return Sweep(scenario.config, scenario.device, axes, tuple(rows), scenario.notes if notes is None else notes)

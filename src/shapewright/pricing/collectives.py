@@ -356,8 +356,10 @@ def _link_bandwidth(device: Device, local: PerCall) -> PerCall:
     bandwidth = device.intra_node_bandwidth_bytes_per_s or device.pcie_bandwidth_bytes_per_s
     if not bandwidth:
         raise UnknownRateError(
-            f"{device.name} has neither intra_node_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, which ranks "
-            f"of one node need; give one in a device file of your own, or use one device per node"
+            "has neither intra_node_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, which ranks of one node "
+            "need; give one in a device file of your own, or use one device per node",
+            subject=device.name,
+            field="intra_node_bandwidth_bytes_per_s",
         )
     # A bridge joins a pair of cards; a ring of more is limited by its slowest link.
     beyond = min(device.pcie_bandwidth_bytes_per_s or bandwidth, bandwidth)

@@ -44,8 +44,10 @@ def host_link_bytes_per_s(device: Device) -> float:
     rate = device.host_bandwidth_bytes_per_s or device.pcie_bandwidth_bytes_per_s
     if not rate:
         raise UnknownRateError(
-            f"{device.name} has neither host_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, required for "
-            f"offloading; give one in your own device file, or leave offload_activations and offload_optimizer out"
+            "has neither host_bandwidth_bytes_per_s nor pcie_bandwidth_bytes_per_s, required for offloading; give one "
+            "in your own device file, or leave offload_activations and offload_optimizer out",
+            subject=device.name,
+            field="host_bandwidth_bytes_per_s",
         )
     return rate
 

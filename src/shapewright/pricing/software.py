@@ -199,7 +199,8 @@ def software_of(name: str | Software, phase: str) -> Software:
     if phase != "train" and software.name != TUNED:
         raise WorkloadError(
             f"software={software.name!r} is training software and means nothing in {phase}; leave it out or use "
-            f"--phase train"
+            f"--phase train",
+            field="software",
         )
     return software
 

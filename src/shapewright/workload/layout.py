@@ -91,14 +91,20 @@ class ParallelLayout:
                 object.__setattr__(self, spec.name, count)
         self._check_experts()
         if self.virtual_pipeline > 1 and self.pipeline_parallel == 1:
-            raise LayoutError(f"virtual_pipeline={self.virtual_pipeline} needs pipeline_parallel above 1")
+            raise LayoutError(
+                f"virtual_pipeline={self.virtual_pipeline} needs pipeline_parallel above 1", field="virtual_pipeline"
+            )
         if self.pipeline_schedule != "1f1b":
             if self.pipeline_parallel == 1:
-                raise LayoutError(f"pipeline_schedule={self.pipeline_schedule!r} needs pipeline_parallel above 1")
+                raise LayoutError(
+                    f"pipeline_schedule={self.pipeline_schedule!r} needs pipeline_parallel above 1",
+                    field="pipeline_schedule",
+                )
             if self.virtual_pipeline > 1:
                 raise LayoutError(
                     f"virtual_pipeline={self.virtual_pipeline} requires pipeline_schedule='1f1b', not "
-                    f"{self.pipeline_schedule!r}; use one of the two"
+                    f"{self.pipeline_schedule!r}; use one of the two",
+                    field="virtual_pipeline",
                 )
         if self.pipeline_schedule == "dualpipe" and self.pipeline_parallel % 2:
             raise LayoutError(
@@ -120,7 +126,8 @@ class ParallelLayout:
             raise LayoutError(
                 f"expert_parallel={self.expert_parallel} must divide data_parallel * context_parallel = "
                 f"{self.data_parallel} * {self.context_parallel}; raise data_parallel or lower expert_parallel"
-                f"{wider if self.tensor_parallel > 1 else ''}"
+                f"{wider if self.tensor_parallel > 1 else ''}",
+                field="expert_parallel",
             )
         raise LayoutError(
             f"expert_parallel * expert_tensor_parallel = {self.expert_parallel} * {self.expert_tensor_parallel} must "

@@ -170,7 +170,8 @@ def find_recipe(name: str, dtype: str) -> TrainingRecipe:
     if is_wide and not optimizer.keeps_master:
         raise WorkloadError(
             f"optimizer={name!r} keeps weights in 16 bits only and cannot train in dtype={dtype}; use dtype='bf16' or "
-            f"optimizer='adamw'"
+            f"optimizer='adamw'",
+            field="optimizer",
         )
     master_bytes = _FP32_BYTES if optimizer.keeps_master and not is_wide else 0.0
     embedding = optimizer.embedding_state_bytes

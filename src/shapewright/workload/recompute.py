@@ -87,8 +87,11 @@ def read_modules(text: str) -> tuple[str, ...]:
         if word not in MODULES:
             hint = close_names(word, MODULES)
             raise WorkloadError(
-                f"recompute_modules={word!r} is unknown; {hint + ' ' if hint else ''}choose among {', '.join(MODULES)}"
+                f"recompute_modules={word!r} is unknown; {hint + ' ' if hint else ''}choose among {', '.join(MODULES)}",
+                field="recompute_modules",
             )
     if not found:
-        raise WorkloadError(f"recompute_modules={text!r} is empty; choose among {', '.join(MODULES)}")
+        raise WorkloadError(
+            f"recompute_modules={text!r} is empty; choose among {', '.join(MODULES)}", field="recompute_modules"
+        )
     return tuple(name for name in MODULES if name in found)

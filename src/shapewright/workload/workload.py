@@ -127,13 +127,17 @@ class Workload:
         self._check_weight_dtype()
         if self.recompute_layers is not None and self.recompute != "full":
             raise WorkloadError(
-                f"recompute_layers={self.recompute_layers} requires recompute='full', not {self.recompute!r}"
+                f"recompute_layers={self.recompute_layers} requires recompute='full', not {self.recompute!r}",
+                field="recompute_layers",
             )
         if self.loss_chunks > 1 and not self.is_training:
-            raise WorkloadError(f"loss_chunks={self.loss_chunks} has no effect in {self.phase}; omit it")
+            raise WorkloadError(
+                f"loss_chunks={self.loss_chunks} has no effect in {self.phase}; omit it", field="loss_chunks"
+            )
         if self.phase != "train" and self.recompute != "none":
             raise WorkloadError(
-                f"recompute={self.recompute!r} has no effect in {self.phase}; omit it or use phase='train'"
+                f"recompute={self.recompute!r} has no effect in {self.phase}; omit it or use phase='train'",
+                field="recompute",
             )
         self._check_training_options()
 
@@ -165,12 +169,14 @@ class Workload:
         if self.phase == "train":
             raise WorkloadError(
                 f"weight_dtype={self.weight_dtype} has no effect in train, where weights are stored in the format that "
-                f"GEMMs read; omit it or use phase='prefill' or 'decode'"
+                f"GEMMs read; omit it or use phase='prefill' or 'decode'",
+                field="weight_dtype",
             )
         if get_dtype(self.weight_dtype).bits > get_dtype(self.dtype).bits:
             raise WorkloadError(
                 f"weight_dtype={self.weight_dtype} is wider than dtype={self.dtype}; use a format of at most "
-                f"{get_dtype(self.dtype).bits} bits, or omit it"
+                f"{get_dtype(self.dtype).bits} bits, or omit it",
+                field="weight_dtype",
             )
 
     def with_recompute(self, mode: str) -> Workload:

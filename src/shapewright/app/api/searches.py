@@ -348,7 +348,9 @@ def serve_plan(
     validate_lengths(scenario.config, replace(base, seq_len=request.total_len))
     wanted = ServingFormat(base.dtype, base.weight_dtype or base.dtype, base.kv_cache_dtype or base.dtype)
     if isinstance(formats, str):
-        raise WorkloadError(f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}")
+        raise WorkloadError(
+            f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}", field="formats"
+        )
     others = usual_formats(wanted, scenario.device) if formats is None else [read_format(text) for text in formats]
     notes = scenario.notes
     if scenario.config.is_moe and any(get_dtype(one.dtype).bits < 16 for one in others):

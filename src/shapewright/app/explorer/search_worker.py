@@ -46,6 +46,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.explorer.views.answers import columns_to_json
     from shapewright.app.explorer.views.figures import speedup_figure
     from shapewright.app.report.optimize.search_text import candidate_columns, describe_changes, describe_space
+    from shapewright.app.report.outputs.model import plain
     from shapewright.app.report.outputs.search import search_output
 
     _write_line({"done": 0, "of": 0})
@@ -78,7 +79,7 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
             "changes": [describe_changes(candidate) for candidate in result.candidates],
             "space": describe_space(result),
         },
-        "figure": speedup_figure(result),
+        "figure": plain(speedup_figure(result)),
     }
 
 

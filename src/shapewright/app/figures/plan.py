@@ -3,52 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, Span, Timeline, XYChart
-from shapewright.app.report.outputs.serving import MODES, instances_words
 from shapewright.core.errors import LayoutError
 from shapewright.core.units import GIB, format_seconds
 from shapewright.lowering import num_microbatches
-from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES, Pass, pass_times, simulate_pipeline
 
 if TYPE_CHECKING:
-    from shapewright.optimize.plan import PlanResult
-    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.app.report.outputs.plan import FrontPointOutput, PlansOutput
+    from shapewright.app.report.outputs.serving import OperatingPointOutput, ServePlanOutput
     from shapewright.prediction.predict import Prediction
 
 _MAX_PLANS = 8
 
 
-def plan_steps_chart(result: PlanResult) -> BarChart:
+def plan_steps_chart(output: PlansOutput) -> BarChart:
     """Step times of the best plans, stacked by part."""
-    plans = result.plans[:_MAX_PLANS]
-    names = list(dict.fromkeys(name for plan in plans for name in plan.breakdown.parts))
-    parts = [BarPart(name, [plan.breakdown.parts.get(name, 0.0) for plan in plans]) for name in names]
+    plans = output.plans[:_MAX_PLANS]
+    names = list(dict.fromkeys(name for plan in plans for name in plan.breakdown_s))
+    parts = [BarPart(name, [plan.breakdown_s.get(name, 0.0) for plan in plans]) for name in names]
     return BarChart(
         title="Where the steps go",
         value_label="seconds",
-        categories=[f"{plan.rank}: {describe_plan(plan)}" for plan in plans],
+        categories=[f"{plan.rank}: {plan.plan}" for plan in plans],
         parts=parts,
-        alt=f"Steps of {len(plans)} plans by part; the first takes {format_seconds(plans[0].prediction.step_time_s)}.",
+        alt=f"Steps of {len(plans)} plans by part; the first takes {format_seconds(plans[0].step_time_s)}.",
     )
 
 
-def plan_front_chart(result: PlanResult) -> XYChart:
+def plan_front_chart(output: PlansOutput) -> XYChart:
     """Step time against memory of the plans on the Pareto front."""
-    by_devices: dict[int, list[Any]] = {}
-    for point in result.front:
-        by_devices.setdefault(point.choice.num_devices, []).append(point)
+    by_devices: dict[int, list[FrontPointOutput]] = {}
+    for point in output.pareto:
+        by_devices.setdefault(point.layout.num_devices, []).append(point)
     return XYChart(
         title="Memory against time",
         x_label="memory of a device, GiB",
         y_label="step, s",
         series=[
-            Points(f"{count} GPUs", [round(p.total_bytes / GIB, 2) for p in points], [p.step_s for p in points])
+            Points(f"{count} GPUs", [round(p.total_bytes / GIB, 2) for p in points], [p.step_time_s for p in points])
             for count, points in sorted(by_devices.items())
         ],
-        alt=f"{len(result.front)} plans, each of which needs less memory or less time than every other.",
+        alt=f"{len(output.pareto)} plans, each of which needs less memory or less time than every other.",
         y_log=True,
     )
 
@@ -114,7 +112,8 @@ def simulate(prediction: Prediction, passes: int) -> list[Pass]:
     if prediction.layout.pipeline_schedule not in SIMULATED_SCHEDULES:
         raise LayoutError(
             f"pipeline_schedule={prediction.layout.pipeline_schedule!r} is priced by a formula and not simulated; "
-            f"choose one of {', '.join(SIMULATED_SCHEDULES)} to draw it"
+            f"choose one of {', '.join(SIMULATED_SCHEDULES)} to draw it",
+            field="pipeline_schedule",
         )
     return simulate_pipeline(prediction.layout, passes, pass_times(prediction))
 
@@ -129,28 +128,26 @@ def _kind_words(each: Pass, chunks: int) -> str:
     return each.kind if chunks == 1 or chunks > _MAX_CHUNK_COLORS else f"{each.kind}, chunk {each.chunk}"
 
 
-def serving_chart(found: ServingPlan) -> XYChart:
+def serving_chart(output: ServePlanOutput) -> XYChart:
     """Pareto fronts of tokens/s per GPU over tokens/s per user, by serving mode and number format."""
-    series: list[Line | Points] = []
-    for one in found.formats:
-        for mode in MODES if one is found.formats[0] else (None,):
-            front = found.front(mode, one.name)
-            if not front:
-                continue
-            label = f"{one.name}, {mode}" if mode else one.name
-            series.append(_line(label, front, dashed=mode is None))
-    for mode in MODES:
-        best = found.best(mode)
+    first, *others = (one.name for one in output.formats)
+    series: list[Line | Points] = [
+        _line(f"{first}, {mode}", front, dashed=False) for mode, front in output.front.items() if front
+    ]
+    for name in others:
+        if front := output.front_by_format[name]:
+            series.append(_line(name, front, dashed=True))
+    for mode, best in output.best_by_mode.items():
         if best is not None:
             series.append(
                 Points(
                     f"best {mode}",
                     [best.tokens_per_s_per_user],
                     [best.tokens_per_s_per_device],
-                    [f"{instances_words(best)}, {best.num_sequences} sequences"],
+                    [f"{best.instances}, {best.num_sequences} sequences"],
                 )
             )
-    limit_s = found.request.tpot_limit_s
+    limit_s = output.request.tpot_limit_s
     marks = (Mark("x", 1.0 / limit_s, f"{format_seconds(limit_s)} a token"),) if limit_s else ()
     return XYChart(
         title="What devices give against what a user sees",
@@ -163,7 +160,7 @@ def serving_chart(found: ServingPlan) -> XYChart:
     )
 
 
-def _line(label: str, front: Sequence[OperatingPoint], *, dashed: bool) -> Line:
+def _line(label: str, front: Sequence[OperatingPointOutput], *, dashed: bool) -> Line:
     ordered = sorted(front, key=lambda point: point.tokens_per_s_per_user)
     return Line(
         label,

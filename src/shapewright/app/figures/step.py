@@ -10,17 +10,16 @@ import numpy as np
 
 from shapewright.app.figures.chart import BarChart, BarPart, Line, Mark, Points, XYChart
 from shapewright.app.figures.measured import PricedSample, Sample, price_samples
-from shapewright.app.report.memory import verdict_words
 from shapewright.app.report.outputs.predict import operation_output
-from shapewright.core.units import GIB, GIGA, TERA, format_percent, format_rate, format_seconds
+from shapewright.core.units import GIB, GIGA, TERA, format_bytes, format_percent, format_rate, format_seconds
 from shapewright.lowering.operations import Attention, Collective
 
 if TYPE_CHECKING:
+    from shapewright.app.report.outputs.memory import MemoryOutput
+    from shapewright.app.report.outputs.mfu import MfuOutput, WaterfallOutput
     from shapewright.hardware import Device
-    from shapewright.prediction.capacity import Capacity
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.predict import Prediction
-    from shapewright.prediction.utilization import Utilization, WaterfallPart
 
 LAYER_PASSES = ("forward", "backward", "recompute")
 """Passes over the layers, in execution order."""
@@ -71,15 +70,14 @@ def layer_chart(prediction: Prediction) -> BarChart:
     )
 
 
-def shown_waterfall_parts(found: Utilization) -> list[WaterfallPart]:
+def shown_waterfall_parts(output: MfuOutput) -> list[WaterfallOutput]:
     """Parts of the waterfall that are large enough to draw."""
-    least_s = _MIN_WATERFALL_FRACTION * found.seconds
-    return [part for part in found.waterfall if abs(part.time_s) >= least_s]
+    return [part for part in output.waterfall if abs(part.time_s) >= _MIN_WATERFALL_FRACTION * output.seconds]
 
 
-def waterfall_chart(found: Utilization) -> BarChart:
-    """Waterfall from the model's FLOPs at the data-sheet peak to the predicted step, one loss per bar."""
-    parts = shown_waterfall_parts(found)
+def waterfall_chart(output: MfuOutput) -> BarChart:
+    """Waterfall from the model's FLOPs at the data-sheet peak to the measured step, one loss per bar."""
+    parts = shown_waterfall_parts(output)
     starts, start = [], 0.0
     for part in parts:
         starts.append(max(start + min(part.time_s, 0.0), 0.0) / _MILLISECOND_S)
@@ -94,21 +92,22 @@ def waterfall_chart(found: Utilization) -> BarChart:
             BarPart("takes back", [max(-part.time_s, 0.0) / _MILLISECOND_S for part in parts]),
         ],
         alt=f"The model's arithmetic at peak would take {format_seconds(parts[0].time_s)}, the step takes "
-        f"{format_seconds(found.seconds)}.",
+        f"{format_seconds(output.seconds)}.",
     )
 
 
-def memory_chart(capacity: Capacity) -> BarChart:
+def memory_chart(output: MemoryOutput) -> BarChart:
     """Memory components of each pipeline stage against the device's capacity."""
-    stages = [stage.components for stage in capacity.stages]
+    stages = [stage.components.by_name for stage in output.stages]
     names = [name for name in stages[0] if any(stage[name] for stage in stages)]
     return BarChart(
         title="Memory of one device",
         value_label="GiB",
-        categories=[f"stage {stage.stage}" for stage in capacity.stages],
+        categories=[f"stage {stage.stage}" for stage in output.stages],
         parts=[BarPart(name.replace("_", " "), [stage[name] / GIB for stage in stages]) for name in names],
-        limits=(Mark("x", capacity.device.memory_bytes / GIB, "device"),),
-        alt=f"The busiest stage {verdict_words(capacity)}.",
+        limits=(Mark("x", output.capacity_bytes / GIB, "device"),),
+        alt=f"Memory of one device of each stage; the fullest needs {format_bytes(output.total_bytes)} of "
+        f"{format_bytes(output.capacity_bytes)}.",
     )
 
 

@@ -44,7 +44,7 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
             console.print("no findings", style="green")
         else:
             # Shown even if the rule that explains it is ignored.
-            console.print(f"cannot run: {report.problem}", style=_STYLES["error"], soft_wrap=True)
+            console.print(f"cannot run: {report.refusal}", style=_STYLES["error"], soft_wrap=True)
     if report.num_suppressed:
         console.print(f"{report.num_suppressed} findings suppressed by --ignore", style="dim")
     if prediction is not None:

@@ -1,18 +1,21 @@
-"""Devices side by side as a table."""
+"""Devices side by side: table and page."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shapewright.app.figures.devices import comparison_chart, worth_charts
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.predict import describe, name_utilization
+from shapewright.app.report.page import Figure, Section, Words, table_of
+from shapewright.app.report.predict import describe_job, name_utilization
 from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
+from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.prediction.compare import Comparison
+    from shapewright.app.report.outputs.compare import CompareOutput
 
 # Bounds below this share of the step are omitted from the table; the JSON has all.
 _SHOWN_FROM_FRACTION = 0.01
@@ -32,71 +35,82 @@ _COLUMNS = (
 )
 
 
-def print_comparison(found: Comparison, console: Console) -> None:
+def print_comparison(output: CompareOutput, console: Console) -> None:
     """Print a table of the devices that run the job, then the others with the reason."""
-    job = job_words(found)
+    job = job_words(output)
     if job:
         console.print(job, style="bold", soft_wrap=True)
-        print_table(comparison_columns(found), console)
-    for line in refusal_lines(found):
+        print_table(comparison_columns(output), console)
+    for line in refusal_lines(output):
         console.print(line, style="bold red", soft_wrap=True)
-    print_notes(found.notes, console)
+    print_notes(output.notes, console)
 
 
-def refusal_lines(found: Comparison) -> list[str]:
+def refusal_lines(output: CompareOutput) -> list[str]:
     """Devices that cannot run the job, those with the same reason in one line."""
-    names: dict[str, list[str]] = {}
-    for row in found.rows:
-        if row.prediction is None:
-            of_each = row.problem.removeprefix(row.device.name)
-            names.setdefault(of_each, []).append(row.device.name)
+    names: dict[tuple[str, bool], list[str]] = {}
+    for row in output.devices:
+        if not row.runs:
+            names.setdefault((row.problem_statement, row.problem_statement != row.problem), []).append(row.name)
     lines = []
-    for reason, devices in names.items():
-        begins_with_device = reason.startswith(" ")
-        subject = "" if not begins_with_device else devices[0] if len(devices) == 1 else "each"
-        lines.append(f"{', '.join(devices)}: cannot run the job: {subject}{reason}")
+    for (statement, is_about_device), devices in names.items():
+        subject = f"{devices[0] if len(devices) == 1 else 'each'} " if is_about_device else ""
+        lines.append(f"{', '.join(devices)}: cannot run the job: {subject}{statement}")
     return lines
 
 
-def job_words(found: Comparison) -> str:
+def job_words(output: CompareOutput) -> str:
     """The job in one line; empty where no device runs it."""
-    for row in found.rows:
-        if row.prediction is not None:
-            return describe(row.prediction).replace(f" on {row.device.title}", "", 1)
-    return ""
+    if output.config is None or output.workload is None or output.layout is None:
+        return ""
+    return describe_job(
+        output.config,
+        output.workload,
+        output.layout.layout,
+        num_parameters=output.parameters or 0,
+        tokens_per_step=output.tokens_per_step or 0,
+        software=output.software or TUNED,
+    )
 
 
-def comparison_columns(found: Comparison) -> list[Column]:
+def comparison_columns(output: CompareOutput) -> list[Column]:
     """Devices that run the job, one row each, as the columns of a table."""
-    rows = []
-    utilization = "MFU"
-    for row in found.rows:
-        prediction = row.prediction
-        if prediction is None:
-            continue
-        utilization = name_utilization(prediction.workload.phase)
-        low, high = prediction.step_time_low_s, prediction.step_time_high_s
-        bounds = sorted(row.bound_fractions.items(), key=lambda entry: -entry[1])
-        rows.append(
-            [
-                row.device.name,
-                prediction.workload.dtype,
-                format_seconds(prediction.step_time_s),
-                f"{format_seconds(low)} to {format_seconds(high)}",
-                f"{row.tokens_per_s or 0:,.0f}",
-                f"{found.speed_fraction(row) or 0:.2f}x",
-                format_percent(prediction.mbu if utilization == "MBU" else prediction.mfu),
-                format_bytes(prediction.memory.total_bytes)
-                + f" of {format_bytes(row.device.memory_bytes)}"
-                + ("" if row.fits else ", does not fit"),
-                "" if row.tokens_per_usd is None else format_count(row.tokens_per_usd),
-                "" if row.tokens_per_joule is None else f"{row.tokens_per_joule:.3g}",
-                ", ".join(
-                    f"{bound} {format_percent(fraction)}"
-                    for bound, fraction in bounds
-                    if fraction >= _SHOWN_FROM_FRACTION
-                ),
-            ]
-        )
+    utilization = name_utilization(output.workload.phase) if output.workload is not None else "MFU"
+    rows = [
+        [
+            row.name,
+            row.workload.dtype if row.workload is not None else "",
+            format_seconds(row.step_time_s),
+            f"{format_seconds(row.step_time_low_s or 0.0)} to {format_seconds(row.step_time_high_s or 0.0)}",
+            f"{row.tokens_per_s or 0:,.0f}",
+            f"{row.speed_fraction or 0:.2f}x",
+            format_percent((row.mbu if utilization == "MBU" else row.mfu) or 0.0),
+            f"{format_bytes(row.total_bytes or 0.0)} of {format_bytes(row.capacity_bytes)}"
+            + ("" if row.fits else ", does not fit"),
+            "" if row.tokens_per_usd is None else format_count(row.tokens_per_usd),
+            "" if row.tokens_per_joule is None else f"{row.tokens_per_joule:.3g}",
+            ", ".join(
+                f"{bound} {format_percent(fraction)}"
+                for bound, fraction in sorted(row.bound_fractions.items(), key=lambda entry: -entry[1])
+                if fraction >= _SHOWN_FROM_FRACTION
+            ),
+        ]
+        for row in output.devices
+        if row.step_time_s is not None
+    ]
     headings = [replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS]
     return columns_of(rows, headings)
+
+
+def comparison_sections(output: CompareOutput) -> list[Section]:
+    """Sections of the page."""
+    charts = [comparison_chart(output), *worth_charts(output)]
+    figures = [Figure(chart, caption=chart.alt, chart_height_px=110 + 32 * len(chart.categories)) for chart in charts]
+    sections: list[Section] = [figures[0], table_of("Devices", comparison_columns(output)), *figures[1:]]
+    job = job_words(output)
+    if job:
+        sections.insert(0, Words("The job", [job]))
+    problems = refusal_lines(output)
+    if problems or output.notes:
+        sections.append(Words("Notes", [*problems, *output.notes]))
+    return sections

@@ -1,18 +1,20 @@
-"""Utilization of a measured step as text, and in one line for logs."""
+"""Utilization of a measured step as text, in one line for logs, and as a page."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shapewright.app.figures.step import shown_waterfall_parts, waterfall_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
+from shapewright.app.report.page import Figure, Section, Table, Words, table_of
 from shapewright.core.units import TERA, format_count, format_percent, format_rate, format_seconds
-from shapewright.prediction.utilization import MODEL_PART, SECONDS, describe_peak
+from shapewright.prediction.utilization import MODEL_PART, SECONDS
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.prediction.utilization import Utilization
+    from shapewright.app.report.outputs.mfu import MfuOutput
 
 # Losses below this share of the step are omitted from the table; the JSON has all.
 _SHOWN_FROM_FRACTION = 0.0005
@@ -21,82 +23,84 @@ _BAR_CHARACTERS = 40
 GIVEN_WORDS = {"tokens_per_s": "tokens/s", "tokens_per_s_per_device": "tokens/s/device"}
 
 
-def utilization_line(found: Utilization) -> str:
+def utilization_line(output: MfuOutput) -> str:
     """One line of name=value pairs for logs and scripts."""
-    chosen, prediction = found.result, found.prediction
     facts = {
-        "mfu": f"{chosen.mfu:.4f}",
-        "hfu": "none" if chosen.hfu is None else f"{chosen.hfu:.4f}",
-        "model_tflops_per_s_per_device": f"{chosen.model_flops_per_s_per_device / TERA:.1f}",
-        "tokens_per_s_per_device": f"{found.tokens_per_s / found.num_devices:.1f}",
-        "convention": found.convention,
-        "peak_tflops_per_s": f"{found.peak_flops_per_s / TERA:.1f}",
+        "mfu": f"{output.mfu:.4f}",
+        "hfu": "none" if output.hfu is None else f"{output.hfu:.4f}",
+        "model_tflops_per_s_per_device": f"{output.model_flops_per_s_per_device / TERA:.1f}",
+        "tokens_per_s_per_device": f"{output.tokens_per_s_per_device:.1f}",
+        "convention": output.convention,
+        "peak_tflops_per_s": f"{output.peak_flops_per_s / TERA:.1f}",
     }
-    if prediction is not None:
-        facts["reachable_mfu"] = f"{found.mfu_at(prediction.step_time_s):.4f}"
-        largest = max(found.waterfall[1:], key=lambda part: part.time_s)
-        facts["largest_loss"] = f"{largest.name}:{largest.time_s / found.seconds:.4f}"
+    if output.reachable is not None:
+        facts["reachable_mfu"] = f"{output.reachable.mfu:.4f}"
+        largest = max(output.waterfall[1:], key=lambda part: part.time_s)
+        facts["largest_loss"] = f"{largest.name}:{largest.fraction:.4f}"
     return " ".join(f"{name}={value}" for name, value in facts.items())
 
 
-def print_utilization(found: Utilization, console: Console) -> None:
+def print_utilization(output: MfuOutput, console: Console) -> None:
     """Print headline, conventions, waterfall and the predicted step."""
-    name = found.config.title
-    source = "" if found.given == SECONDS else f" (from {GIVEN_WORDS[found.given]})"
+    name = output.config.title
+    source = "" if output.given == SECONDS else f" (from {GIVEN_WORDS[output.given]})"
     console.print(
-        f"{name} on {found.num_devices} x {found.device.title}: {format_seconds(found.seconds)} per step{source} of "
-        f"{found.workload.global_batch_size} x {found.workload.seq_len} tokens, {found.workload.dtype}, "
-        f"{found.workload.recompute_text}",
+        f"{name} on {output.num_devices} x {output.device.title}: {format_seconds(output.seconds)} per step{source} of "
+        f"{output.workload.global_batch_size} x {output.workload.seq_len} tokens, {output.workload.dtype}, "
+        f"{output.workload.recompute_text}",
         style="bold",
         soft_wrap=True,
     )
-    print_facts(utilization_facts(found), console)
+    print_facts(utilization_facts(output), console)
     console.print()
-    _print_conventions(found, console)
-    if found.waterfall:
+    _print_conventions(output, console)
+    if output.waterfall:
         console.print()
-        print_table(waterfall_columns(found), console)
+        print_table(waterfall_columns(output), console)
         console.print()
-        console.print(reachable_words(found), style="bold", soft_wrap=True)
-        print_table(reachable_columns(found), console)
-    print_notes(found.notes, console)
+        console.print(reachable_words(output), style="bold", soft_wrap=True)
+        print_table(reachable_columns(output), console)
+    print_notes(output.notes, console)
 
 
-def utilization_facts(found: Utilization) -> dict[str, str]:
+def utilization_facts(output: MfuOutput) -> dict[str, str]:
     """The headline as texts by name."""
-    chosen = found.result
     return {
-        "MFU": format_percent(chosen.mfu),
-        "HFU": "" if chosen.hfu is None else format_percent(chosen.hfu),
-        "model rate": format_rate(chosen.model_flops_per_s_per_device),
-        "tokens/s": format_count(found.tokens_per_s),
-        "tokens/s/device": f"{found.tokens_per_s / found.num_devices:,.0f}",
-        "peak": f"{format_rate(found.peak_flops_per_s)}, {describe_peak(found.device, found.workload.dtype)}",
+        "MFU": format_percent(output.mfu),
+        "HFU": "" if output.hfu is None else format_percent(output.hfu),
+        "model rate": format_rate(output.model_flops_per_s_per_device),
+        "tokens/s": format_count(output.tokens_per_s),
+        "tokens/s/device": f"{output.tokens_per_s_per_device:,.0f}",
+        "peak": f"{format_rate(output.peak_flops_per_s)}, {output.peak_kind}",
     }
 
 
-def _print_conventions(found: Utilization, console: Console) -> None:
-    print_table(convention_columns(found), console)
+def _print_conventions(output: MfuOutput, console: Console) -> None:
+    print_table(convention_columns(output), console)
     console.print()
-    print_table(peak_columns(found), console)
+    print_table(peak_columns(output), console)
 
 
-def peak_columns(found: Utilization) -> list[Column]:
+def peak_columns(output: MfuOutput) -> list[Column]:
     """The peak that MFU refers to and other peaks in use, as the columns of a table."""
-    peaks = {f"{describe_peak(found.device, found.workload.dtype)} *": found.peak_flops_per_s, **found.other_peaks}
-    rate = found.result.model_flops_per_s_per_device
-    rows = [[kind, format_rate(peak), format_percent(rate / peak)] for kind, peak in peaks.items()]
+    rows = [
+        [f"{output.peak_kind} *", format_rate(output.peak_flops_per_s), format_percent(output.mfu)],
+        *(
+            [kind, format_rate(peak.peak_flops_per_s), format_percent(peak.mfu)]
+            for kind, peak in output.other_peaks.items()
+        ),
+    ]
     return columns_of(rows, (Column("peak", is_text=True), Column("rate"), Column("MFU")))
 
 
-def convention_columns(found: Utilization) -> list[Column]:
+def convention_columns(output: MfuOutput) -> list[Column]:
     """Rates by FLOP convention, as the columns of a table."""
     rows = []
-    for result in found.conventions:
+    for name, result in output.conventions.items():
         hardware = result.hardware_flops_per_s_per_device
         rows.append(
             [
-                result.name + (" *" if result.name == found.convention else ""),
+                name + (" *" if name == output.convention else ""),
                 f"{result.model_flops_per_s_per_device / TERA:.1f}",
                 format_percent(result.mfu),
                 "" if hardware is None else f"{hardware / TERA:.1f}",
@@ -117,16 +121,16 @@ def convention_columns(found: Utilization) -> list[Column]:
     return columns_of(rows, headings)
 
 
-def waterfall_columns(found: Utilization) -> list[Column]:
+def waterfall_columns(output: MfuOutput) -> list[Column]:
     """Parts from peak to measured, as the columns of a table."""
     rows = []
-    for part in found.waterfall:
-        fraction = part.time_s / found.seconds
+    for part in output.waterfall:
+        fraction = part.fraction
         if part.name not in (MODEL_PART, "unexplained") and abs(fraction) < _SHOWN_FROM_FRACTION:
             continue
         bar = ("#" if fraction > 0 else "-") * min(round(abs(fraction) * _BAR_CHARACTERS), _BAR_CHARACTERS)
         rows.append([part.name.replace("_", " "), format_seconds(part.time_s), format_percent(fraction), bar, part.why])
-    rows.append(["measured", format_seconds(found.seconds), "100 %", "", ""])
+    rows.append(["measured", format_seconds(output.seconds), "100 %", "", ""])
     headings = (
         Column("from peak to measured", is_text=True),
         Column("time"),
@@ -137,33 +141,53 @@ def waterfall_columns(found: Utilization) -> list[Column]:
     return columns_of(rows, headings)
 
 
-def reachable_words(found: Utilization) -> str:
+def reachable_words(output: MfuOutput) -> str:
     """The predicted step with its interval, in one line."""
-    prediction = found.prediction
-    if prediction is None:
+    step = output.reachable
+    if step is None:
         return ""
-    ends = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
-    middle, low, high = (format_seconds(end) for end in ends)
-    best, most, least = (format_percent(found.mfu_at(end)) for end in ends)
-    stack = "" if prediction.software == TUNED else f" with software of {prediction.software}"
+    middle, low, high = map(format_seconds, (step.step_time_s, step.step_time_low_s, step.step_time_high_s))
+    best, least, most = map(format_percent, (step.mfu, step.mfu_low, step.mfu_high))
+    stack = "" if step.software == TUNED else f" with software of {step.software}"
     return f"reachable{stack}: {middle} per step ({low} to {high}), MFU {best} ({least} to {most})"
 
 
-def reachable_columns(found: Utilization) -> list[Column]:
+def reachable_columns(output: MfuOutput) -> list[Column]:
     """The predicted step without each loss alone, as the columns of a table."""
+    reachable = output.reachable
+    if reachable is None:
+        return []
     rows = [
-        [
-            step.without.replace("_", " "),
-            format_seconds(step.step_time_s),
-            format_percent(step.mfu),
-            step.way_out,
-        ]
-        for step in found.reachable
-        if step.without == "unexplained" or step.step_time_s < (1.0 - _SHOWN_FROM_FRACTION) * _predicted_s(found)
+        [step.without.replace("_", " "), format_seconds(step.step_time_s), format_percent(step.mfu), step.way_out]
+        for step in reachable.without
+        if step.without == "unexplained" or step.step_time_s < (1.0 - _SHOWN_FROM_FRACTION) * reachable.step_time_s
     ]
     headings = (Column("without", is_text=True), Column("step"), Column("MFU"), Column("how", rank=1, is_text=True))
     return columns_of(rows, headings)
 
 
-def _predicted_s(found: Utilization) -> float:
-    return found.prediction.step_time_s if found.prediction is not None else found.seconds
+def utilization_sections(output: MfuOutput) -> list[Section]:
+    """Sections of the page."""
+    facts = Table(
+        "Utilization", ("what", "measured"), tuple(utilization_facts(output).items()), words=("what", "measured")
+    )
+    sections: list[Section] = [
+        facts,
+        table_of("By FLOP convention", convention_columns(output)),
+        table_of("By peak", peak_columns(output)),
+    ]
+    if output.waterfall:
+        sections.append(waterfall_figure(output))
+        named = [column for column in waterfall_columns(output) if column.name]  # the figure has its own bars
+        sections.append(table_of("From peak to measured", named))
+        sections.append(table_of("What is reachable", reachable_columns(output), note=reachable_words(output)))
+    if output.notes:
+        sections.append(Words("Notes", list(output.notes)))
+    return sections
+
+
+def waterfall_figure(output: MfuOutput) -> Figure:
+    """The waterfall with the cause of each part."""
+    chart, parts = waterfall_chart(output), shown_waterfall_parts(output)
+    why = "; ".join(f"{part.name.replace('_', ' ')}: {part.why}" for part in parts)
+    return Figure(chart, caption=f"{chart.alt} {why}.", chart_height_px=110 + 28 * len(parts))

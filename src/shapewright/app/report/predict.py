@@ -15,11 +15,11 @@ from shapewright.pricing.software import TUNED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.predict import OperationOutput
+    from shapewright.app.report.outputs.predict import OperationOutput, SweepOutput, SweptRow
+    from shapewright.models import TransformerConfig
     from shapewright.prediction.composition import PricedOperation
     from shapewright.prediction.predict import Prediction
-    from shapewright.prediction.sweep import Sweep, SweptStep
-    from shapewright.workload import ParallelLayout
+    from shapewright.workload import ParallelLayout, Workload
 
 _PASSES = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "step": "step"}
 _OPERATION_COLUMNS = (
@@ -70,25 +70,44 @@ def print_verdict(prediction: Prediction, console: Console) -> None:
 
 def describe(prediction: Prediction) -> str:
     """One line: model, device, workload, layout."""
-    config, workload = prediction.config, prediction.workload
-    lengths = f"s={workload.seq_len}" if workload.phase != "decode" else f"context={workload.context_len}"
-    recompute = f", {workload.recompute_text}" if workload.recompute != "none" else ""
-    software = f", software of {prediction.software}" if prediction.software != TUNED else ""
-    size = format_count(prediction.parameters.total)
-    return (
-        f"{config.title} ({size} parameters) on {prediction.device.title}: {workload.phase}, "
-        f"{_batch_words(prediction)} {lengths}, {workload.dtype}, {workload.attention} attention{recompute}; "
-        f"{_layout_words(prediction.layout)}{software}"
+    return describe_job(
+        prediction.config,
+        prediction.workload,
+        prediction.layout,
+        num_parameters=prediction.parameters.total,
+        tokens_per_step=prediction.tokens_per_step,
+        software=prediction.software,
+        device_title=prediction.device.title,
     )
 
 
-def _batch_words(prediction: Prediction) -> str:
+def describe_job(
+    config: TransformerConfig,
+    workload: Workload,
+    layout: ParallelLayout,
+    *,
+    num_parameters: int,
+    tokens_per_step: int,
+    software: str,
+    device_title: str = "",
+) -> str:
+    """One line: model, device if given, workload, layout."""
+    lengths = f"s={workload.seq_len}" if workload.phase != "decode" else f"context={workload.context_len}"
+    recompute = f", {workload.recompute_text}" if workload.recompute != "none" else ""
+    stack = f", software of {software}" if software != TUNED else ""
+    return (
+        f"{config.title} ({format_count(num_parameters)} parameters){f' on {device_title}' if device_title else ''}: "
+        f"{workload.phase}, {_batch_words(workload, layout, tokens_per_step)} {lengths}, {workload.dtype}, "
+        f"{workload.attention} attention{recompute}; {_layout_words(layout)}{stack}"
+    )
+
+
+def _batch_words(workload: Workload, layout: ParallelLayout, tokens_per_step: int) -> str:
     """Micro-batch, and the batch of the step where it can differ."""
-    workload, layout = prediction.workload, prediction.layout
     has_steps = workload.global_batch_size is not None or layout.data_parallel * layout.pipeline_parallel > 1
     if not (workload.is_training and has_steps):
         return f"b={workload.micro_batch_size}"
-    return f"b={workload.micro_batch_size} B={prediction.tokens_per_step // workload.query_len}"
+    return f"b={workload.micro_batch_size} B={tokens_per_step // workload.query_len}"
 
 
 def _layout_words(layout: ParallelLayout) -> str:
@@ -184,7 +203,7 @@ def _percent(fraction: float) -> str:
     return f"{100.0 * fraction:.1f} %"
 
 
-_COLUMNS = (
+_SWEEP_COLUMNS = (
     Column("time"),
     Column("90 % interval", rank=3),
     Column("tokens/s/device"),
@@ -195,49 +214,44 @@ _COLUMNS = (
 )
 
 
-def print_sweep(found: Sweep, console: Console) -> None:
+def print_sweep(output: SweepOutput, console: Console) -> None:
     """Print one row per combination; rows that cannot run have the reason."""
-    first = next(row.prediction for row in found.rows if row.prediction is not None)
-    name = found.config.title
+    phase = output.workload.phase
     console.print(
-        f"{name} on {found.device.title}: {first.workload.phase}, {first.workload.dtype}", style="bold", soft_wrap=True
+        f"{output.config.title} on {output.device.title}: {phase}, {output.workload.dtype}",
+        style="bold",
+        soft_wrap=True,
     )
-    utilization = "MFU" if "phase" in found.axes else name_utilization(first.workload.phase)
+    utilization = "MFU" if "phase" in output.axes else name_utilization(phase)
     # Swept sizes change the number of parameters, which is shown too.
-    sizes = [Column("parameters")] if set(SWEPT_SIZES) & set(found.axes) else []
+    sizes = [Column("parameters")] if set(SWEPT_SIZES) & set(output.axes) else []
     headings = [
-        *(Column(field) for field in found.axes),
+        *(Column(field) for field in output.axes),
         *sizes,
-        *(replace(each, name=utilization) if each.name == "MFU" else each for each in _COLUMNS),
+        *(replace(each, name=utilization) if each.name == "MFU" else each for each in _SWEEP_COLUMNS),
     ]
     rows = [
-        [*(str(row.values[field]) for field in found.axes), *_parameters(row)[: len(sizes)], *_cells(row, utilization)]
-        for row in found.rows
+        [
+            *(str(row.values[field]) for field in output.axes),
+            *(["" if row.parameters is None else format_count(row.parameters)] * len(sizes)),
+            *_sweep_cells(row, utilization),
+        ]
+        for row in output.rows
     ]
     print_table(columns_of(rows, headings), console)
-    print_notes(found.notes, console)
+    print_notes(output.notes, console)
 
 
-def _fits(prediction: Prediction) -> bool:
-    return prediction.memory.total_bytes <= prediction.device.memory_bytes
-
-
-def _parameters(row: SweptStep) -> list[str]:
-    return ["" if row.prediction is None else format_count(row.prediction.parameters.total)]
-
-
-def _cells(row: SweptStep, utilization: str) -> list[str]:
-    prediction = row.prediction
-    if prediction is None:
+def _sweep_cells(row: SweptRow, utilization: str) -> list[str]:
+    if row.step_time_s is None:
         return ["", "", "", "", "", "", row.problem]
-    low, high = prediction.step_time_low_s, prediction.step_time_high_s
-    per_sequence = prediction.workload.query_len / prediction.step_time_s
+    per_sequence = row.tokens_per_s_per_sequence
     return [
-        format_seconds(prediction.step_time_s),
-        f"{format_seconds(low)} to {format_seconds(high)}",
-        f"{prediction.tokens_per_s_per_device:,.0f}",
-        "" if prediction.workload.is_training else f"{per_sequence:,.1f}",
-        format_percent(prediction.mbu if utilization == "MBU" else prediction.mfu),
-        format_bytes(prediction.memory.total_bytes),
-        "" if _fits(prediction) else "does not fit",
+        format_seconds(row.step_time_s),
+        f"{format_seconds(row.step_time_low_s or 0.0)} to {format_seconds(row.step_time_high_s or 0.0)}",
+        f"{row.tokens_per_s_per_device:,.0f}",
+        "" if per_sequence is None else f"{per_sequence:,.1f}",
+        format_percent((row.mbu if utilization == "MBU" else row.mfu) or 0.0),
+        format_bytes(row.total_bytes or 0.0),
+        "" if row.fits else "does not fit",
     ]

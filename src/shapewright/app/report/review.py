@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 from shapewright.app.figures.step import (
     describe_ceiling,
-    memory_chart,
     operations_chart,
-    shown_waterfall_parts,
     step_roofline_chart,
-    waterfall_chart,
 )
 from shapewright.app.report.catalogue import device_number_columns
 from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.columns import Column, columns_of
-from shapewright.app.report.memory import remedy_columns, verdict_words
+from shapewright.app.report.memory import memory_figure, remedy_columns, verdict_words
+from shapewright.app.report.mfu import waterfall_figure
 from shapewright.app.report.optimize.search_text import (
     QUALITY_NOTE,
     candidate_columns,
     describe_letters,
     describe_space,
 )
+from shapewright.app.report.outputs.memory import memory_output
+from shapewright.app.report.outputs.mfu import mfu_output
 from shapewright.app.report.page import Figure, Section, Table, Words, table_of
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
@@ -86,7 +86,7 @@ def review_title(review: Review) -> str:
 def review_subtitle(review: Review) -> str:
     """One line: model, device, workload, layout."""
     prediction = review.check.prediction
-    return describe(prediction) if prediction is not None else review.check.problem
+    return describe(prediction) if prediction is not None else str(review.check.refusal)
 
 
 def review_sections(review: Review) -> list[Section]:
@@ -97,7 +97,7 @@ def review_sections(review: Review) -> list[Section]:
         chart = operations_chart(prediction)
         sections.append(Figure(chart, caption=chart.alt, chart_height_px=110 + 28 * len(chart.categories)))
     if review.utilization is not None:
-        sections.append(waterfall_figure(review.utilization))
+        sections.append(waterfall_figure(mfu_output(review.utilization)))
     if prediction is not None:
         roofline = step_roofline_chart(prediction)
         sections.append(Figure(roofline, caption=f"{roofline.alt} {describe_ceiling(prediction)}."))
@@ -117,10 +117,10 @@ def _verdict(review: Review) -> Section:
     """The main results in one table."""
     prediction = review.check.prediction
     if prediction is None:
-        return Words("Verdict", [f"Cannot run: {review.check.problem}"])
+        return Words("Verdict", [f"Cannot run: {review.check.refusal}"])
     facts = verdict(prediction)
     if review.capacity is not None:
-        facts["memory"] = verdict_words(review.capacity)
+        facts["memory"] = verdict_words(memory_output(review.capacity))
     costly = [finding for finding in review.check.findings if finding.cost_s is not None]
     facts["findings"] = f"{len(review.check.findings)}" + (
         f"; the costliest, {costly[0].code} {costly[0].name}, takes {format_percent(costly[0].cost_fraction or 0.0)} "
@@ -147,13 +147,6 @@ _STEP_NOTE = (
 )
 
 
-def waterfall_figure(found: Utilization) -> Figure:
-    """The waterfall with the cause of each part."""
-    chart, parts = waterfall_chart(found), shown_waterfall_parts(found)
-    why = "; ".join(f"{part.name.replace('_', ' ')}: {part.why}" for part in parts)
-    return Figure(chart, caption=f"{chart.alt} {why}.", chart_height_px=110 + 28 * len(parts))
-
-
 def _findings(findings: Sequence[Finding]) -> Section:
     """Findings by predicted cost."""
     if not findings:
@@ -174,10 +167,10 @@ def _findings(findings: Sequence[Finding]) -> Section:
 
 def _memory(capacity: Capacity) -> list[Section]:
     """Memory of each stage, and options that fit."""
-    chart = memory_chart(capacity)
-    sections: list[Section] = [Figure(chart, caption=chart.alt, chart_height_px=150 + 24 * len(capacity.stages))]
-    if capacity.fit_options:
-        sections.append(table_of("Options that fit: same devices first, then by device time", remedy_columns(capacity)))
+    output = memory_output(capacity)
+    sections: list[Section] = [memory_figure(output)]
+    if output.remedies:
+        sections.append(table_of("Options that fit: same devices first, then by device time", remedy_columns(output)))
     return sections
 
 

@@ -3,6 +3,7 @@
 from shapewright.optimize.plan.findings import COST_RESOLUTION as COST_RESOLUTION
 from shapewright.optimize.plan.notes import describe_choice as describe_choice
 from shapewright.optimize.plan.notes import describe_layout as describe_layout
+from shapewright.optimize.plan.notes import describe_plan as describe_plan
 from shapewright.optimize.plan.plan import plan_job as plan_job
 from shapewright.optimize.plan.request import OBJECTIVES as OBJECTIVES
 from shapewright.optimize.plan.request import OFFLOADS as OFFLOADS

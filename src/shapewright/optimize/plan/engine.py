@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shapewright.core.errors import LayoutError
+from shapewright.core.notes import Refusal
 from shapewright.lowering import validate_layout
 from shapewright.memory import ALLOCATOR_BAND_FRACTION
 from shapewright.optimize.plan.findings import Choice, Findings
@@ -89,24 +90,25 @@ class _Evaluation:
                 self._scenario, self._request, num_devices=num_devices, global_batch_size=global_batch_size
             ):
                 by_pipeline.setdefault(split.pipeline_parallel, []).append(split)
-            refusals: dict[Split, str] = {}
+            refusals: dict[Split, Refusal | None] = {}
             for _, listed in sorted(by_pipeline.items()):
                 kept = [split for split in listed if not self._refuses(split, refusals)]
                 for first in range(0, len(kept), _SPLITS_AT_ONCE):
                     yield kept[first : first + _SPLITS_AT_ONCE], num_devices
 
-    def _refuses(self, split: Split, known: dict[Split, str]) -> bool:
+    def _refuses(self, split: Split, known: dict[Split, Refusal | None]) -> bool:
         """Return whether lowering refuses a split, which does not depend on the micro-batch size; count it if so."""
         key = split._replace(micro_batch_size=1, num_microbatches=1)
         if key not in known:
             try:
                 validate_layout(self._scenario.config, self._scenario.workload, layout_of(split))
-                known[key] = ""
+                known[key] = None
             except LayoutError as error:
-                known[key] = str(error)
-        if known[key]:
-            self._findings.tally.refused[known[key]] += 1
-        return bool(known[key])
+                known[key] = Refusal.of(error)
+        refusal = known[key]
+        if refusal is not None:
+            self._findings.tally.refused[refusal] += 1
+        return refusal is not None
 
     def evaluate(self, chunk: list[Split], num_devices: int, *, memory_only: bool = False) -> None:
         """Evaluate the plans of some splits of one pipeline degree."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shapewright.core.notes import Refusal
 from shapewright.optimize.plan.memory import layout_of
 from shapewright.optimize.plan.space import list_activation_policies, list_shardings
 
@@ -64,7 +65,7 @@ class Tally:
 
     num_plans: int = 0
     num_fitting: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
+    refused: Counter[Refusal] = field(default_factory=Counter)
 
 
 @dataclass

@@ -128,7 +128,7 @@ def _explain_no_split(job: PlanJob, findings: Findings) -> str:
     others = _batches_that_divide(job)
     if others:
         refused = findings.tally.refused.most_common(1)
-        reason = f" ({refused[0][0].partition(';')[0]})" if refused else ""
+        reason = f" ({refused[0][0].fact})" if refused else ""
         return (
             f"{what}: no number of replicas that divides global_batch_size={batch} leaves allowed "
             f"degrees{reason}; give global_batch_size {' or '.join(map(str, others))}"

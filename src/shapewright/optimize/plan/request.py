@@ -79,7 +79,9 @@ class PlanRequest:
     def __post_init__(self) -> None:
         check_integer("num_devices", self.num_devices, 1, LARGEST_JOB, error=LayoutError)
         if self.objective not in OBJECTIVES:
-            raise LayoutError(f"objective={self.objective!r} is not known; choose one of {', '.join(OBJECTIVES)}")
+            raise LayoutError(
+                f"objective={self.objective!r} is not known; choose one of {', '.join(OBJECTIVES)}", field="objective"
+            )
         check_integer("top", self.top, 1, error=LayoutError)
         if self.usd_per_hour is not None:
             check_number("usd_per_hour", self.usd_per_hour, 0, exclude_low=True, error=LayoutError)
@@ -91,7 +93,8 @@ class PlanRequest:
                 hint = close_names(name, SEARCHED)
                 raise LayoutError(
                     f"kept={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses "
-                    f"{', '.join(SEARCHED)}"
+                    f"{', '.join(SEARCHED)}",
+                    field="kept",
                 )
 
     def allows(self, name: str, value: Any) -> bool:
@@ -116,7 +119,8 @@ def read_kept(name: str, values: str) -> tuple[str, tuple[Any, ...]]:
         known = (*SHORT_NAMES, "recompute", *OFFLOADS)
         hint = close_names(name, known)
         raise LayoutError(
-            f"keep={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses {', '.join(known)}"
+            f"keep={name!r} is not chosen by a plan; {hint + ' ' if hint else ''}it chooses {', '.join(known)}",
+            field="keep",
         )
     return field_name, tuple(_read_value(field_name, part.strip()) for part in values.split(",") if part.strip())
 
@@ -203,12 +207,13 @@ class PlanJob:
         workload = self.scenario.workload
         if not workload.is_training:
             raise WorkloadError(
-                f"phase={workload.phase!r} cannot be planned: plans are for training; use phase='train'"
+                f"phase={workload.phase!r} cannot be planned: plans are for training; use phase='train'", field="phase"
             )
         if workload.recompute_layers is not None:
             raise WorkloadError(
                 f"recompute_layers={workload.recompute_layers} cannot be planned: plans recompute all layers alike; "
-                f"leave it out"
+                f"leave it out",
+                field="recompute_layers",
             )
         if workload.global_batch_size is None:
             raise WorkloadError("a plan needs global_batch_size, the sequences of one optimizer step, such as 2048")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from shapewright.core.errors import ShapewrightError, UnknownRateError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
+from shapewright.core.notes import Note, Refusal
 from shapewright.optimize.serving.aggregated import AggregatedCandidate, aggregated_candidates
 from shapewright.optimize.serving.capacity import InstanceCapacity, InstanceSearch, check_given
 from shapewright.optimize.serving.disaggregated import (
@@ -57,7 +58,7 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
     """
     scenario = instances[0].scenario
     points: list[OperatingPoint] = []
-    reasons: list[str] = []
+    refusals: list[Refusal] = []
 
     def price(candidates: Sequence[Candidate]) -> list[list[StepTimes]]:
         return _compose_candidates(candidates, scenario)
@@ -70,8 +71,8 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
         try:
             timed = iter(price([*together, *prefill, *decode]))
         except ShapewrightError as error:
-            notes.append(f"{name} is left out: {error}")
-            reasons.append(str(error))
+            notes.append(Note(f"{name} is left out: {error}", "format-left-out", "formats"))
+            refusals.append(Refusal.of(error))
             continue
         aggregated = [(one, one.point(next(timed))) for one in together]
         prefillers = [make_prefiller(one, next(timed)) for one in prefill]
@@ -79,12 +80,12 @@ def price_points(instances: Sequence[Instance], notes: list[str]) -> list[Operat
         points += _bisect_batches(aggregated, price)
         points += pair_up(prefillers, _bisect_decoders(decoders, price))
     if not points:
-        if not reasons:
+        if not refusals:
             raise WorkloadError("nothing could be priced; give another prompt_len or output_len")
         fewest = min(instance.layout.num_devices for instance in instances)
         raise WorkloadError(
             f"{scenario.config.title} needs at least {fewest} x {scenario.device.name}, which cannot be priced: "
-            f"{reasons[0]}"
+            f"{refusals[0]}"
         )
     return points
 

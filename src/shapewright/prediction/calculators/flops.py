@@ -44,7 +44,7 @@ def bus_fraction(op_name: str, num_ranks: int) -> float:
         WorkloadError: the operation is not known, or has no ranks.
     """
     if num_ranks < 1:
-        raise WorkloadError(f"num_ranks={num_ranks} must be 1 at least")
+        raise WorkloadError(f"num_ranks={num_ranks} must be 1 at least", field="num_ranks")
     if op_name == "send_recv":
         return 1.0
     if op_name not in _ROUNDS:

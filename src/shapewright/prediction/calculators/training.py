@@ -97,7 +97,8 @@ def count_replicas(
         allowed = f"{below} or {below + each}" if below else f"{each}"
         raise LayoutError(
             f"num_devices={num_devices} must be a multiple of tensor * pipeline * context = {tensor_parallel} * "
-            f"{pipeline_parallel} * {context_parallel} = {each}; try {allowed}"
+            f"{pipeline_parallel} * {context_parallel} = {each}; try {allowed}",
+            field="num_devices",
         )
     return num_devices // each
 
@@ -163,7 +164,9 @@ def _known_replicas(request: BatchRequest) -> int | None:
     if request.data_parallel not in (None, replicas):
         raise LayoutError(
             f"data_parallel={request.data_parallel} contradicts num_devices={request.num_devices} over "
-            f"tensor * pipeline * context = {request.num_devices // replicas}, which gives {replicas}; omit one of them"
+            f"tensor * pipeline * context = {request.num_devices // replicas}, which gives {replicas}; omit "
+            "one of them",
+            field="data_parallel",
         )
     return replicas
 

@@ -14,7 +14,7 @@ from shapewright.app.cli.options import GroupedCommand, group_options, job_optio
 from shapewright.core.errors import ShapewrightError
 
 if TYPE_CHECKING:
-    from shapewright.prediction.compare import Comparison
+    from shapewright.app.report.outputs.compare import CompareOutput
 
 _EPILOG = """\b
 Examples:
@@ -69,26 +69,27 @@ def command(
     )
     if words := given_nodes():
         found = replace(found, notes=(f"every device in {words}", *found.notes))
+    from shapewright.app.report.outputs.compare import compare_output
+
+    report = compare_output(found)
     if html:
-        from shapewright.app.report.job_pages import comparison_sections
+        from shapewright.app.report.compare import comparison_sections
         from shapewright.app.report.page import render_page
 
-        write_text_file(html, render_page("The same job on several devices", comparison_sections(found)))
+        write_text_file(html, render_page("The same job on several devices", comparison_sections(report)))
         click.echo(f"wrote {html}", err=True)
     if output:
-        _draw(found, output)
+        _draw(report, output)
     if as_json:
-        from shapewright.app.report.outputs.compare import compare_output
-
-        print_json(compare_output(found).to_json())
+        print_json(report.to_json())
     else:
         from shapewright.app.report.compare import print_comparison
 
-        print_comparison(found, make_console())
+        print_comparison(report, make_console())
     return 0
 
 
-def _draw(found: Comparison, output: str) -> None:
+def _draw(report: CompareOutput, output: str) -> None:
     """Draw the figure into a file."""
     from shapewright.app.figures.devices import comparison_chart
     from shapewright.app.figures.matplotlib_files import FORMATS, save_chart
@@ -97,7 +98,7 @@ def _draw(found: Comparison, output: str) -> None:
     if path.suffix not in FORMATS:
         raise click.UsageError(f"-o {output!r} does not end in {', '.join(FORMATS)}; --html writes a page")
     try:
-        save_chart(comparison_chart(found), path)
+        save_chart(comparison_chart(report), path)
     except OSError as error:
         raise ShapewrightError(
             f"cannot write {output}: {error.strerror or error}; give a file in a folder that you can write to"

@@ -41,20 +41,20 @@ def command(
 
     scenario = scenario_from_options(config, device, given, software=software)
     found = estimate_capacity(scenario)
+    from shapewright.app.report.outputs.memory import memory_output
+
+    output = memory_output(found)
     if html:
-        from shapewright.app.report.job_pages import memory_sections
+        from shapewright.app.report.memory import memory_sections
         from shapewright.app.report.page import render_page
 
-        name = found.config.title
-        title = f"Memory of {name} on {found.layout.num_devices} x {found.device.title}"
-        write_text_file(html, render_page(title, memory_sections(found)))
+        title = f"Memory of {output.config.title} on {output.layout.num_devices} x {output.device.title}"
+        write_text_file(html, render_page(title, memory_sections(output)))
         click.echo(f"wrote {html}", err=True)
     if as_json:
-        from shapewright.app.report.outputs.memory import memory_output
-
-        print_json(memory_output(found).to_json())
+        print_json(output.to_json())
     else:
-        from shapewright.app.report.memory import print_capacity
+        from shapewright.app.report.memory import print_memory_report
 
-        print_capacity(found, make_console())
+        print_memory_report(output, make_console())
     return 0

@@ -85,24 +85,24 @@ def command(
         convention=convention,
         software=software,
     )
+    from shapewright.app.report.outputs.mfu import mfu_output
+
+    output = mfu_output(found)
     if html:
-        from shapewright.app.report.job_pages import utilization_sections
+        from shapewright.app.report.mfu import utilization_sections
         from shapewright.app.report.page import render_page
 
-        name = found.config.title
-        title = f"Where the peak went: {name} on {found.num_devices} x {found.device.title}"
-        write_text_file(html, render_page(title, utilization_sections(found)))
+        title = f"Where the peak went: {output.config.title} on {output.num_devices} x {output.device.title}"
+        write_text_file(html, render_page(title, utilization_sections(output)))
         click.echo(f"wrote {html}", err=True)
     if as_json:
-        from shapewright.app.report.outputs.mfu import mfu_output
-
-        print_json(mfu_output(found).to_json())
+        print_json(output.to_json())
     elif oneline:
         from shapewright.app.report.mfu import utilization_line
 
-        click.echo(utilization_line(found))
+        click.echo(utilization_line(output))
     else:
         from shapewright.app.report.mfu import print_utilization
 
-        print_utilization(found, make_console())
+        print_utilization(output, make_console())
     return 0

@@ -141,8 +141,9 @@ def command(
         print_json(plans_output(result).to_json())
     else:
         from shapewright.app.report.optimize.plan import print_plan
+        from shapewright.app.report.outputs.plan import plans_output
 
-        print_plan(result, make_console())
+        print_plan(plans_output(result), make_console())
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 
@@ -192,8 +193,9 @@ def _write_files(
         )
     if html is not None:
         from shapewright.app.report.optimize.plan import render_plan
+        from shapewright.app.report.outputs.plan import plans_output
 
-        write_text_file(html, render_plan(result))
+        write_text_file(html, render_plan(plans_output(result), result.plans[0].prediction))
     if trace is not None:
         from shapewright.app.report.optimize.plan import chrome_trace
 

@@ -106,7 +106,8 @@ def _print_sweep(scenario: Scenario, sweeps: tuple[str, ...], *, as_json: bool) 
         axes,
         notes=tuple(note for note in scenario.notes if note.field not in axes),
     )
+    output = sweep_output(swept, scenario.model.source)
     if as_json:
-        print_json(sweep_output(swept, scenario).to_json())
+        print_json(output.to_json())
     else:
-        print_sweep(swept, make_console())
+        print_sweep(output, make_console())

@@ -120,23 +120,23 @@ def command(
         layout=groups["layout"],
         overrides=groups["model"],
     )
+    from shapewright.app.report.outputs.serving import serve_plan_output
+
+    output = serve_plan_output(found)
     if html:
-        from shapewright.app.report.optimize.serving import serving_sections, serving_subtitle, serving_title
+        from shapewright.app.report.optimize.serving import describe_serving, serving_sections
         from shapewright.app.report.page import render_page
 
-        write_text_file(
-            html, render_page(serving_title(found), serving_sections(found), subtitle=serving_subtitle(found))
-        )
+        title = f"Serving {output.config.title}"
+        write_text_file(html, render_page(title, serving_sections(output), subtitle=describe_serving(output)))
         click.echo(f"wrote {html}", err=True)
     if as_json:
-        from shapewright.app.report.outputs.serving import serve_plan_output
-
-        print_json(serve_plan_output(found).to_json())
+        print_json(output.to_json())
     else:
         from shapewright.app.report.optimize.serving import print_serving
 
-        print_serving(found, make_console())
-    return 0 if found.best() is not None else 1
+        print_serving(output, make_console())
+    return 0 if output.keeps_limits else 1
 
 
 def _read_speculation(

@@ -17,7 +17,7 @@ from shapewright.app.explorer.views.figures import comparison_figure, memory_fig
 from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.compare import comparison_columns
 from shapewright.app.report.explain import explain_operation, explanation_rows
-from shapewright.app.report.memory import capacity_words
+from shapewright.app.report.memory import memory_words
 from shapewright.app.report.outputs.check import check_output
 from shapewright.app.report.outputs.compare import compare_output
 from shapewright.app.report.outputs.memory import memory_output
@@ -129,9 +129,10 @@ def answer_check(scenario: Scenario) -> Answer:
 def answer_capacity(scenario: Scenario, optimizer: str = "adamw") -> Answer:
     """JSON and text output of ``memory``."""
     found = estimate_capacity(scenario, optimizer=optimizer)
-    words = capacity_words(found)
+    output = memory_output(found)
+    words = memory_words(output)
     text = {**words, "remedies": columns_to_json(words["remedies"])}
-    return {**memory_output(found).to_json(), "text": text, "figure": memory_figure(found)}
+    return {**output.to_json(), "text": text, "figure": plain(memory_figure(output))}
 
 
 def answer_compare(job: Job, names: Sequence[str], usd_per_hour: dict[str, float], devices: DeviceLookup) -> Answer:
@@ -146,13 +147,14 @@ def answer_compare(job: Job, names: Sequence[str], usd_per_hour: dict[str, float
         layout=fields["layout"],
         software=job.software,
     )
-    answer = compare_output(found).to_json()
+    output = compare_output(found)
+    answer = output.to_json()
     notes = [line for device in compared for line in devices.calibration_notes(device)] if not job.uncalibrated else []
     return {
         **answer,
         "notes": list(dict.fromkeys([*answer["notes"], *notes])),
-        "text": {"devices": columns_to_json(comparison_columns(found))},
-        "figure": comparison_figure(found),
+        "text": {"devices": columns_to_json(comparison_columns(output))},
+        "figure": plain(comparison_figure(output)),
     }
 
 

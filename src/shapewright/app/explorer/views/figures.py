@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.figures.chart import Chart, Points
+from shapewright.app.explorer.views.outputs import (
+    BreakdownOutput,
+    CrestOutput,
+    FieldSweepOutput,
+    FigureOutput,
+    FigureProblem,
+    HeadGridCell,
+    HeadGridOutput,
+    SweepPointOutput,
+    TilesOutput,
+    figure,
+)
+from shapewright.app.figures.chart import Points
 from shapewright.app.figures.devices import throughput_chart
-from shapewright.app.figures.echarts import chart_option
 from shapewright.app.figures.field_sweep import MeasuredStep, describe_point, field_sweep_chart, point_labels
 from shapewright.app.figures.heat_maps import head_grid_map, predict_head_grid
 from shapewright.app.figures.plan import pipeline_chart
@@ -24,7 +34,8 @@ from shapewright.app.figures.step import (
 )
 from shapewright.app.figures.sweep_values import SWEPT_FIELDS, sweep_field
 from shapewright.app.figures.tiles import find_gemm, lay_out_tiles
-from shapewright.app.report.outputs.model import SCHEMA_VERSION
+from shapewright.app.report.outputs.mfu import mfu_output
+from shapewright.app.report.outputs.model import take
 from shapewright.app.report.outputs.predict import operation_output
 from shapewright.app.report.review import explain_prediction
 from shapewright.core.errors import ShapewrightError
@@ -34,24 +45,13 @@ from shapewright.lowering.operations import Gemm
 if TYPE_CHECKING:
     from shapewright.app.explorer.measured import Measurements
     from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
+    from shapewright.app.report.outputs.compare import CompareOutput
+    from shapewright.app.report.outputs.memory import MemoryOutput
     from shapewright.optimize.search import SearchResult
-    from shapewright.prediction.capacity import Capacity
-    from shapewright.prediction.compare import Comparison
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 
 Answer = dict[str, Any]
-
-
-def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **more: Any) -> Answer:
-    """A chart as the page draws it.
-
-    Args:
-        chart: What to draw.
-        texts: Tooltip of each point, by series.
-        more: Further keys for the page.
-    """
-    return {"title": chart.title, "alt": chart.alt, "option": chart_option(chart), "texts": texts or {}, **more}
 
 
 def answer_tiles(scenario: Scenario, operation: str, pass_name: str, measured: Measurements) -> Answer:
@@ -76,28 +76,28 @@ def answer_tiles(scenario: Scenario, operation: str, pass_name: str, measured: M
     found = measured.find_gemm(gemm, prediction.device.name) if isinstance(gemm, Gemm) else None
     if found is not None:
         text["measured"] = f"{format_seconds(found.time_s)}, {found.library}"
-    return {"schema_version": SCHEMA_VERSION, **asdict(grid), "name": facts.name, "pass": facts.pass_name, "text": text}
+    return TilesOutput(grid=grid, name=facts.name, pass_name=facts.pass_name, text=text).to_json()
 
 
 def answer_breakdown(scenario: Scenario) -> Answer:
     """Layers, roofline, waterfall and pipeline of a step; a figure that cannot be drawn has a ``problem`` instead."""
     prediction = scenario.predict()
-    answer: Answer = {"schema_version": SCHEMA_VERSION}
-    makers: dict[str, Callable[[Prediction], Answer]] = {
-        "layer": _layer_figure,
-        "roofline": _roofline_figure,
-        "waterfall": _waterfall_figure,
-        "pipeline": _pipeline_figure,
-    }
-    for name, make in makers.items():
-        try:
-            answer[name] = make(prediction)
-        except ShapewrightError as error:
-            answer[name] = {"problem": str(error)}
-    return answer
+    return BreakdownOutput(
+        layer=_draw(_layer_figure, prediction),
+        roofline=_draw(_roofline_figure, prediction),
+        waterfall=_draw(_waterfall_figure, prediction),
+        pipeline=_draw(_pipeline_figure, prediction),
+    ).to_json()
 
 
-def _layer_figure(prediction: Prediction) -> Answer:
+def _draw(make: Callable[[Prediction], FigureOutput], prediction: Prediction) -> FigureOutput | FigureProblem:
+    try:
+        return make(prediction)
+    except ShapewrightError as error:
+        return FigureProblem(problem=str(error))
+
+
+def _layer_figure(prediction: Prediction) -> FigureOutput:
     chart = layer_chart(prediction)
     step_ms = 1e3 * prediction.step_time_s
     texts = {
@@ -111,24 +111,22 @@ def _layer_figure(prediction: Prediction) -> Answer:
     return figure(chart, texts)
 
 
-def _roofline_figure(prediction: Prediction) -> Answer:
+def _roofline_figure(prediction: Prediction) -> FigureOutput:
     chart = step_roofline_chart(prediction)
     texts = {part.name: list(part.labels) for part in chart.series if isinstance(part, Points)}
     return figure(chart, {**texts, CEILING: [describe_ceiling(prediction)] * 3})
 
 
-def _waterfall_figure(prediction: Prediction) -> Answer:
-    found = explain_prediction(prediction)
+def _waterfall_figure(prediction: Prediction) -> FigureOutput:
+    found = mfu_output(explain_prediction(prediction))
     chart, parts = waterfall_chart(found), shown_waterfall_parts(found)
-    texts = [
-        f"{format_seconds(part.time_s)}, {format_percent(part.time_s / found.seconds)}: {part.why}" for part in parts
-    ]
+    texts = [f"{format_seconds(part.time_s)}, {format_percent(part.fraction)}: {part.why}" for part in parts]
     rows = [[name, text] for name, text in zip(chart.categories, texts, strict=True)]
     lines = [f"{name}: {text.partition(':')[0]}" for name, text in rows]
     return figure(chart, {"adds": lines, "takes back": lines}, rows=rows)
 
 
-def _pipeline_figure(prediction: Prediction) -> Answer:
+def _pipeline_figure(prediction: Prediction) -> FigureOutput:
     chart, shown, passes = pipeline_chart(prediction)
     texts: dict[str, list[str]] = {}
     for span in chart.spans:
@@ -143,33 +141,33 @@ def _pipeline_figure(prediction: Prediction) -> Answer:
     return figure(chart, texts, words=words)
 
 
-def memory_figure(found: Capacity) -> Answer:
+def memory_figure(output: MemoryOutput) -> FigureOutput:
     """Memory of one device of each pipeline stage by component, against the device's capacity."""
-    capacity = found.device.memory_bytes
+    capacity = output.capacity_bytes
     texts: dict[str, list[str]] = {}
-    for stage in found.stages:
-        for name, num_bytes in stage.components.items():
+    for stage in output.stages:
+        for name, num_bytes in stage.components.by_name.items():
             component = name.replace("_", " ")
-            where = f"stage {stage.stage}, " if len(found.stages) > 1 else ""
+            where = f"stage {stage.stage}, " if len(output.stages) > 1 else ""
             line = (
                 f"{where}{component}: {format_bytes(num_bytes)}, {format_percent(num_bytes / capacity)} of the device"
             )
             texts.setdefault(component, []).append(line)
-    return figure(memory_chart(found), texts)
+    return figure(memory_chart(output), texts)
 
 
-def comparison_figure(found: Comparison) -> Answer:
+def comparison_figure(output: CompareOutput) -> FigureOutput:
     """Tokens per second of each device that runs the job."""
-    chart = throughput_chart(found)
+    chart = throughput_chart(output)
     texts = [
-        f"{row.device.name}: {row.tokens_per_s or 0:,.0f} tokens/s{'' if row.fits else ', does not fit'}"
-        for row in found.rows
-        if row.prediction is not None
+        f"{row.name}: {row.tokens_per_s or 0:,.0f} tokens/s{'' if row.fits else ', does not fit'}"
+        for row in output.devices
+        if row.runs
     ]
     return figure(chart, {part.name: texts for part in chart.parts})
 
 
-def speedup_figure(result: SearchResult) -> Answer:
+def speedup_figure(result: SearchResult) -> FigureOutput:
     """The Pareto front of a search by parameters and speed-up."""
     chart = speedup_chart(result)
     return figure(chart, {part.name: part.labels for part in chart.series if isinstance(part, Points)})
@@ -189,34 +187,30 @@ def answer_sweep(
     ]
     chart = field_sweep_chart(sweep, metric, seen)
     current = next((point for point in sweep.points if point.value == sweep.current), None)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "field": field,
-        "fields": list(SWEPT_FIELDS),
-        "current": sweep.current,
-        "watched": sweep.wave_gemm,
-        "wave_ends": list(sweep.wave_ends),
-        "crests": [
-            {"value": value, "text": texts[value], "gain_text": _describe_gain(sweep, value, current)}
+    return FieldSweepOutput(
+        field=field,
+        fields=list(SWEPT_FIELDS),
+        current=sweep.current,
+        watched=sweep.wave_gemm,
+        wave_ends=list(sweep.wave_ends),
+        crests=[
+            CrestOutput(value=value, text=texts[value], gain_text=_describe_gain(sweep, value, current))
             for value in sweep.local_maxima
         ],
-        "points": [
-            {
-                "value": point.value,
-                "model_flops_per_s": point.prediction.model_flops_per_s,
-                "tokens_per_s_per_device": point.prediction.tokens_per_s_per_device,
-                "step_time_s": point.prediction.step_time_s,
-                "step_time_low_s": point.prediction.step_time_low_s,
-                "step_time_high_s": point.prediction.step_time_high_s,
-                "measured_step_time_s": None if (step := steps[point.value]) is None else step.time_s,
-                "alignment_bytes": point.alignment_bytes,
-                "num_waves": point.num_waves,
-                "text": texts[point.value],
-            }
+        points=[
+            take(
+                SweepPointOutput,
+                point.prediction,
+                value=point.value,
+                measured_step_time_s=None if (step := steps[point.value]) is None else step.time_s,
+                alignment_bytes=point.alignment_bytes,
+                num_waves=point.num_waves,
+                text=texts[point.value],
+            )
             for point in sweep.points
         ],
-        "figure": figure(chart, point_labels(sweep, chart)),
-    }
+        figure=figure(chart, point_labels(sweep, chart)),
+    ).to_json()
 
 
 def _describe_gain(sweep: FieldSweep, value: int, current: SweepPoint | None) -> str:
@@ -231,7 +225,7 @@ def _describe_gain(sweep: FieldSweep, value: int, current: SweepPoint | None) ->
 def answer_head_grid(scenario: Scenario) -> Answer:
     """Model rate over numbers of heads and hidden sizes."""
     grid = predict_head_grid(scenario)
-    cells: list[Answer] = []
+    cells: list[HeadGridCell] = []
     for count, row in zip(grid.heads, grid.predictions, strict=True):
         for width, cell in zip(grid.widths, row, strict=True):
             changes, text = None, ""
@@ -242,10 +236,7 @@ def answer_head_grid(scenario: Scenario) -> Answer:
                     f"{count} heads of {cell.config.head_dim}, hidden size {width:,}: "
                     f"{format_rate(cell.model_flops_per_s)}, step {format_seconds(cell.step_time_s)}"
                 )
-            cells.append({"num_heads": count, "hidden_size": width, "text": text, "changes": changes})
+            cells.append(HeadGridCell(num_heads=count, hidden_size=width, text=text, changes=changes))
     chart = head_grid_map(grid)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "cells": cells,
-        "figure": figure(chart, {chart.value_label: [cell["text"] for cell in cells]}),
-    }
+    texts = {chart.value_label: [cell.text for cell in cells]}
+    return HeadGridOutput(cells=cells, figure=figure(chart, texts)).to_json()

@@ -9,17 +9,17 @@ from shapewright.app.report.columns import Column, columns_of, print_notes, prin
 from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
 from shapewright.lowering import num_microbatches
-from shapewright.optimize.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES, describe_choice
+from shapewright.optimize.plan import BUBBLE, COST_RESOLUTION, OBJECTIVES
 from shapewright.optimize.plan.notes import describe_plan
 from shapewright.optimize.plan.timeline import SIMULATED_SCHEDULES
 from shapewright.pricing.software import TUNED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.console import Console
 
-    from shapewright.optimize.plan import Breakdown, Plan, PlanResult
+    from shapewright.app.report.outputs.plan import PlanOutput, PlansOutput
+    from shapewright.optimize.plan import Plan
+    from shapewright.prediction.predict import Prediction
 
 _PLAN_COLUMNS = (
     Column("rank"),
@@ -48,92 +48,89 @@ _FRONT_SHOWN = 8
 _SAME_STEP_FRACTION = 1e-9
 
 
-def print_plan(result: PlanResult, console: Console) -> None:
-    """Print a whole result."""
-    console.print(describe_job(result), style="bold", soft_wrap=True)
-    if result.plans:
+def print_plan(output: PlansOutput, console: Console) -> None:
+    """Print all tables of a result."""
+    console.print(describe_plan_job(output), style="bold", soft_wrap=True)
+    if output.plans:
         console.print()
-        print_table(plan_columns(result), console)
+        print_table(plan_columns(output), console)
         console.print()
         console.print("Step time of rank 1 by part", style="bold")
-        print_table(part_columns(result), console)
-        for line in describe_losses(result):
+        print_table(part_columns(output), console)
+        for line in describe_losses(output):
             console.print(line, soft_wrap=True)
         console.print()
-        shown = min(len(result.front), _FRONT_SHOWN)
-        title = f"Pareto front over step, memory and GPUs, {shown} of {len(result.front)}"
+        shown = min(len(output.pareto), _FRONT_SHOWN)
+        title = f"Pareto front over step, memory and GPUs, {shown} of {len(output.pareto)}"
         console.print(title, style="bold", soft_wrap=True)
-        print_table(front_columns(result), console)
+        print_table(front_columns(output), console)
         console.print()
-    console.print(describe_space(result), style="dim", soft_wrap=True)
-    print_notes((*result.notes, *warnings_of(result)), console)
+    console.print(describe_space(output), style="dim", soft_wrap=True)
+    print_notes((*output.notes, *warnings_of(output)), console)
 
 
-def warnings_of(result: PlanResult) -> tuple[str, ...]:
+def warnings_of(output: PlansOutput) -> list[str]:
     """Warnings of the prediction of the best plan."""
-    return result.plans[0].prediction.warnings if result.plans else ()
+    return output.plans[0].warnings if output.plans else []
 
 
-def describe_job(result: PlanResult) -> str:
+def describe_plan_job(output: PlansOutput) -> str:
     """One line: model, devices, batch, objective."""
-    config, workload, request = result.config, result.workload, result.request
-    name = config.title
-    software = result.plans[0].prediction.software if result.plans else TUNED
+    workload, request = output.workload, output.request
+    software = output.plans[0].software if output.plans else TUNED
     stack = "" if software == TUNED else f", software of {software}"
     return (
-        f"{name} on {request.num_devices} x {result.device.title}: global batch {workload.global_batch_size}, "
-        f"s={workload.seq_len}, {workload.dtype}, {workload.attention} attention{stack}; "
-        f"objective {request.objective}: {OBJECTIVES[request.objective]}"
+        f"{output.config.title} on {request.num_devices} x {output.device.title}: global batch "
+        f"{workload['global_batch_size']}, s={workload['seq_len']}, {workload['dtype']}, {workload['attention']} "
+        f"attention{stack}; objective {request.objective}: {OBJECTIVES[request.objective]}"
     )
 
 
-def describe_space(result: PlanResult) -> str:
+def describe_space(output: PlansOutput) -> str:
     """Number of plans, in one line."""
-    tally = result.tally
-    refused = sum(tally.refused.values())
+    space = output.space
+    refused = sum(space.refused.values())
     parts = [
-        f"{tally.num_plans:,} plans in {format_seconds(result.elapsed_s)}",
-        f"{tally.num_fitting:,} fit and were priced",
+        f"{space.num_plans:,} plans in {format_seconds(output.elapsed_s)}",
+        f"{space.priced:,} fit and were priced",
         *([f"{refused:,} splits do not divide the model"] if refused else []),
     ]
-    return ("" if result.is_complete else "interrupted, best so far: ") + "; ".join(parts)
+    return ("" if output.is_complete else "interrupted, best so far: ") + "; ".join(parts)
 
 
-def plan_columns(result: PlanResult) -> list[Column]:
+def plan_columns(output: PlansOutput) -> list[Column]:
     """Plans, one row each, as the columns of a table."""
-    return columns_of((_row(plan, result) for plan in result.plans), _PLAN_COLUMNS)
+    return columns_of((_row(plan, output) for plan in output.plans), _PLAN_COLUMNS)
 
 
-def _row(plan: Plan, result: PlanResult) -> list[str]:
-    prediction = plan.prediction
-    recomputes = plan.workload.recompute != "none"
+def _row(plan: PlanOutput, output: PlansOutput) -> list[str]:
     return [
         str(plan.rank),
-        describe_plan(plan),
-        format_seconds(plan.expected_step_s),
-        f"{format_seconds(prediction.step_time_low_s)} to {format_seconds(prediction.step_time_high_s)}",
-        format_count(prediction.tokens_per_step / plan.expected_step_s),
-        format_percent(prediction.mfu),
-        format_percent(prediction.hfu) if recomputes else "",
-        format_bytes(plan.total_bytes) + (" (tight)" if plan.is_tight else ""),
-        format_percent(sum(plan.breakdown.exposed.values()) / prediction.step_time_s),
-        format_percent(plan.breakdown.parts.get(BUBBLE, 0.0) / prediction.step_time_s),
+        plan.plan,
+        format_seconds(plan.expected_step_time_s),
+        f"{format_seconds(plan.step_time_low_s)} to {format_seconds(plan.step_time_high_s)}",
+        format_count(plan.tokens_per_s),
+        format_percent(plan.mfu),
+        format_percent(plan.hfu) if plan.recompute != "none" else "",
+        format_bytes(plan.total_bytes) + (" (tight)" if plan.tight else ""),
+        format_percent(plan.exposed_communication_s / plan.step_time_s),
+        format_percent(plan.breakdown_s.get(BUBBLE, 0.0) / plan.step_time_s),
         f"{plan.usd_per_million_tokens:.4g}" if plan.usd_per_million_tokens is not None else "",
-        _loss_words(plan, result),
+        _loss_words(plan, output),
     ]
 
 
-def _takes_as_long(plan: Plan) -> bool:
+def _takes_as_long(plan: PlanOutput) -> bool:
     """Whether a plan's step differs from that of the best plan only by rounding."""
-    return plan.loss is not None and abs(plan.loss.slower_by_s) <= _SAME_STEP_FRACTION * plan.prediction.step_time_s
+    return plan.loss is not None and abs(plan.loss.slower_by_s) <= _SAME_STEP_FRACTION * plan.step_time_s
 
 
-def _loss_words(plan: Plan, result: PlanResult) -> str:
+def _loss_words(plan: PlanOutput, output: PlansOutput) -> str:
     if plan.loss is None:
         return ""
     if _takes_as_long(plan):
         return "equally fast"
-    best, objective = result.plans[0], result.request.objective
+    best, objective = output.plans[0], output.request.objective
     if objective == "memory":
         return f"{format_bytes(plan.total_bytes - best.total_bytes)} more memory"
     if objective == "cost" and plan.layout.num_devices != best.layout.num_devices:
@@ -141,79 +138,69 @@ def _loss_words(plan: Plan, result: PlanResult) -> str:
     return f"{format_seconds(plan.loss.slower_by_s)}, {plan.loss.part}"
 
 
-def _cost_words(plan: Plan, best: Plan) -> str:
+def _cost_words(plan: PlanOutput, best: PlanOutput) -> str:
     """Additional cost of a plan on another number of devices."""
     more_fraction = plan.device_s_per_million_tokens / best.device_s_per_million_tokens - 1.0
     return "time, at equal cost" if more_fraction < COST_RESOLUTION else f"{format_percent(more_fraction)} more cost"
 
 
-def part_columns(result: PlanResult) -> list[Column]:
+def part_columns(output: PlansOutput) -> list[Column]:
     """Parts of the step of the best plan and of the runner-up."""
-    best = result.plans[0]
-    following = result.plans[1].breakdown.parts if len(result.plans) > 1 else {}
-    names = sorted({**best.breakdown.parts, **best.breakdown.hidden, **following}, key=_by_share(best.breakdown))
+    best = output.plans[0]
+    following = output.plans[1].breakdown_s if len(output.plans) > 1 else {}
+    names = {**best.breakdown_s, **best.hidden_communication_s, **following}
     rows = []
-    for name in names:
-        part_s = best.breakdown.parts.get(name, 0.0)
+    for name in sorted(names, key=lambda name: -best.breakdown_s.get(name, 0.0)):
+        part_s = best.breakdown_s.get(name, 0.0)
         rows.append(
             [
                 name,
                 _seconds(part_s),
-                format_percent(part_s / best.prediction.step_time_s),
-                _seconds(best.breakdown.hidden.get(name, 0.0)),
+                format_percent(part_s / best.step_time_s),
+                _seconds(best.hidden_communication_s.get(name, 0.0)),
                 _seconds(following.get(name, 0.0)),
             ]
         )
     return columns_of(rows, _PARTS_COLUMNS)
 
 
-def _by_share(breakdown: Breakdown) -> Any:
-    parts: Mapping[str, float] = breakdown.parts
-    return lambda name: -parts.get(name, 0.0)
-
-
 def _seconds(time_s: float) -> str:
     return format_seconds(time_s) if time_s > 0.0 else "-"
 
 
-def describe_losses(result: PlanResult) -> list[str]:
+def describe_losses(output: PlansOutput) -> list[str]:
     """Difference of the runner-up to the best plan, in one sentence."""
-    if len(result.plans) < 2:
+    if len(output.plans) < 2:
         return []
-    plan = result.plans[1]
+    best, plan = output.plans[:2]
     loss = plan.loss
     assert loss is not None
-    if result.request.objective == "memory":
-        more = plan.total_bytes - result.plans[0].total_bytes
-        return [f"rank 2 ({describe_plan(plan)}) needs {format_bytes(more)} more memory"]
+    if output.request.objective == "memory":
+        more = plan.total_bytes - best.total_bytes
+        return [f"rank 2 ({plan.plan}) needs {format_bytes(more)} more memory"]
     if _takes_as_long(plan):
-        return [f"rank 2 ({describe_plan(plan)}) is equally fast"]
-    if result.request.objective == "cost" and plan.layout.num_devices != result.plans[0].layout.num_devices:
-        devices = f"rank 2 ({describe_plan(plan)}) runs on {plan.layout.num_devices} devices"
-        return [f"{devices} and loses by {_cost_words(plan, result.plans[0])}"]
+        return [f"rank 2 ({plan.plan}) is equally fast"]
+    if output.request.objective == "cost" and plan.layout.num_devices != best.layout.num_devices:
+        devices = f"rank 2 ({plan.plan}) runs on {plan.layout.num_devices} devices"
+        return [f"{devices} and loses by {_cost_words(plan, best)}"]
     lost_elsewhere_s = loss.slower_by_s + loss.gained_s - loss.lost_s
     # Differences below 1 % of the loss are not mentioned.
     also = f" and {format_seconds(lost_elsewhere_s)} elsewhere" if lost_elsewhere_s > 0.01 * loss.lost_s else ""
     gained = f", and gains {format_seconds(loss.gained_s)}" if loss.gained_s > 0.01 * loss.lost_s else ""
     return [
-        f"rank 2 ({describe_plan(plan)}) is {format_seconds(loss.slower_by_s)} slower: it loses "
+        f"rank 2 ({plan.plan}) is {format_seconds(loss.slower_by_s)} slower: it loses "
         f"{format_seconds(loss.lost_s)} in {loss.part}{also}{gained}"
     ]
 
 
-def front_columns(result: PlanResult) -> list[Column]:
+def front_columns(output: PlansOutput) -> list[Column]:
     """The Pareto front, thinned out to a few rows."""
-    points = result.front
+    points = output.pareto
     if len(points) > _FRONT_SHOWN:
         step = (len(points) - 1) / (_FRONT_SHOWN - 1)
-        points = tuple(points[round(step * index)] for index in range(_FRONT_SHOWN))
+        points = [points[round(step * index)] for index in range(_FRONT_SHOWN)]
     rows = [
-        [
-            describe_choice(point.choice),
-            f"{point.choice.num_devices}",
-            format_seconds(point.step_s),
-            format_bytes(point.total_bytes),
-        ]
+        [point.plan, f"{point.layout.num_devices}", format_seconds(point.step_time_s), format_bytes(point.total_bytes)]
         for point in points
     ]
     return columns_of(rows, _FRONT_COLUMNS)
@@ -222,32 +209,38 @@ def front_columns(result: PlanResult) -> list[Column]:
 _MICROSECONDS = 1e6
 
 
-def render_plan(result: PlanResult) -> str:
-    """Render a result as one HTML page."""
-    best = result.plans[0]
+def render_plan(output: PlansOutput, best: Prediction) -> str:
+    """Render a result as one HTML page.
+
+    Args:
+        output: The result.
+        best: The predicted step of rank 1, whose pipeline is drawn.
+    """
+    plan = output.plans[0]
+    layout = best.layout
     sections: list[Section] = [
-        table_of("Plans", plan_columns(result)),
-        Words("Runner-up", describe_losses(result) or ["No runner-up."]),
-        Figure(plan_steps_chart(result), "Parts add up to the step time; only exposed communication is counted."),
+        table_of("Plans", plan_columns(output)),
+        Words("Runner-up", describe_losses(output) or ["No runner-up."]),
+        Figure(plan_steps_chart(output), "Parts add up to the step time; only exposed communication is counted."),
     ]
-    if best.layout.pipeline_parallel > 1 and best.layout.pipeline_schedule in SIMULATED_SCHEDULES:
-        chart, shown, passes = pipeline_chart(best.prediction, f"Pipeline of rank {best.rank}: {describe_plan(best)}")
-        simulated_s = max(each.end_s for each in simulate(best.prediction, passes))
+    if layout.pipeline_parallel > 1 and layout.pipeline_schedule in SIMULATED_SCHEDULES:
+        chart, shown, passes = pipeline_chart(best, f"Pipeline of rank {plan.rank}: {plan.plan}")
+        simulated_s = max(each.end_s for each in simulate(best, passes))
         sections.append(
             Figure(
                 chart,
                 f"The schedule of rank 1, simulated with the predicted times of its passes: {shown} of {passes} "
                 f"micro-batches are drawn. All passes take {format_seconds(simulated_s)}; the prediction, with "
-                f"the optimizer step and equal stages, is {format_seconds(best.prediction.step_time_s)}.",
-                chart_height_px=max(240, 26 * best.layout.pipeline_parallel + 140),
+                f"the optimizer step and equal stages, is {format_seconds(best.step_time_s)}.",
+                chart_height_px=max(240, 26 * layout.pipeline_parallel + 140),
             )
         )
     sections += [
-        Figure(plan_front_chart(result), "No other plan needs both less time and less memory."),
-        table_of("Pareto front", front_columns(result)),
-        Words("Notes", [describe_space(result), *result.notes, *warnings_of(result)]),
+        Figure(plan_front_chart(output), "No other plan needs both less time and less memory."),
+        table_of("Pareto front", front_columns(output)),
+        Words("Notes", [describe_space(output), *output.notes, *warnings_of(output)]),
     ]
-    return render_page("Plan", sections, subtitle=describe_job(result))
+    return render_page("Plan", sections, subtitle=describe_plan_job(output))
 
 
 def chrome_trace(plan: Plan) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.plan import serving_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
-from shapewright.app.report.outputs.serving import MODES, instances_words, layout_words
 from shapewright.app.report.page import Figure, Section, Words, table_of
 from shapewright.core.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.app.report.outputs.serving import OperatingPointOutput, ServePlanOutput
 
 _FRONT_ROWS = 10
 _CAPACITY_ROWS = 8
@@ -39,28 +38,26 @@ _POINT_COLUMNS = (
 )
 
 
-def print_serving(found: ServingPlan, console: Console) -> None:
+def print_serving(output: ServePlanOutput, console: Console) -> None:
     """Print the request, the best of each mode and format, fronts, capacities and notes."""
-    console.print(describe_serving(found), style="bold", soft_wrap=True)
-    rows = best_rows(found)
-    if rows:
-        print_table(_columns_of_points(rows), console)
+    console.print(describe_serving(output), style="bold", soft_wrap=True)
+    if output.best is not None:
+        print_table(mode_columns(output), console)
     else:
-        console.print(no_plan_words(found), style="bold red", soft_wrap=True)
-    if any(found.best(format_name=one.name) for one in found.formats[1:]):
+        console.print(no_plan_words(output), style="bold red", soft_wrap=True)
+    if any(output.best_by_format[one.name] for one in output.formats[1:]):
         console.print()
         console.print("best point of each format (other formats change the outputs of the model)", style="bold")
-        print_table(format_columns(found), console)
-    for mode in MODES:
-        front = found.front(mode)
+        print_table(format_columns(output), console)
+    for mode, front in output.front.items():
         if front:
             console.print()
             console.print(f"{mode}: Pareto front over tokens/s per user and per GPU", style="bold")
-            print_table(point_columns(_spread(front, _FRONT_ROWS), found.request.usd_per_hour), console)
+            print_table(point_columns(_spread(front, _FRONT_ROWS)), console)
     console.print()
-    console.print(f"capacity of one instance, {found.formats[0].name}", style="bold")
-    print_table(capacity_columns(found, _CAPACITY_ROWS), console)
-    speculation = found.request.speculation
+    console.print(f"capacity of one instance, {output.formats[0].name}", style="bold")
+    print_table(capacity_columns(output, _CAPACITY_ROWS), console)
+    speculation = output.speculation
     if speculation:
         console.print()
         print_facts(
@@ -71,12 +68,12 @@ def print_serving(found: ServingPlan, console: Console) -> None:
             },
             console,
         )
-    print_notes(found.notes, console)
+    print_notes(output.notes, console)
 
 
-def describe_serving(found: ServingPlan) -> str:
+def describe_serving(output: ServePlanOutput) -> str:
     """The request in one line."""
-    request, name = found.request, found.config.title
+    request = output.request
     limits = [
         f"{word} at most {format_seconds(limit)}"
         for word, limit in (("first token", request.ttft_limit_s), ("per token", request.tpot_limit_s))
@@ -85,39 +82,40 @@ def describe_serving(found: ServingPlan) -> str:
     cached = f" ({request.cached_len} of them cached)" if request.cached_len else ""
     devices = f"{request.num_devices} x " if request.num_devices else ""
     return (
-        f"{name} on {devices}{found.device.title}: {request.prompt_len} tokens in{cached}, {request.output_len} out, "
-        f"{found.formats[0].name}" + "".join(f", {limit}" for limit in limits)
+        f"{output.config.title} on {devices}{output.device.title}: {request.prompt_len} tokens in{cached}, "
+        f"{request.output_len} out, {output.formats[0].name}" + "".join(f", {limit}" for limit in limits)
     )
 
 
-def no_plan_words(found: ServingPlan) -> str:
+def no_plan_words(output: ServePlanOutput) -> str:
     """Why no point keeps the limits, with the shortest times that are possible."""
-    own = [point for point in found.points if point.format.name == found.formats[0].name]
-    if not own:
+    first, token = output.shortest_ttft_s, output.shortest_tpot_s
+    if first is None or token is None:
         return "no layout could be priced in this format"
-    first, token = min(point.ttft.middle_s for point in own), min(point.tpot.middle_s for point in own)
     return (
         f"no point keeps the limits: the shortest time to first token is {format_seconds(first)}, the shortest time "
         f"per token {format_seconds(token)}, maybe at different points; raise --ttft or --tpot, or give more --gpus"
     )
 
 
-def best_rows(found: ServingPlan) -> list[list[str]]:
-    """Best point of each mode."""
-    price = found.request.usd_per_hour
-    return [_row(mode, best, price) for mode in MODES if (best := found.best(mode)) is not None]
+def mode_columns(output: ServePlanOutput, heading: str = "") -> list[Column]:
+    """Best point of each mode, as columns of a table."""
+    first, *others = _named_columns(output.best_by_mode)
+    return [replace(first, name=heading), *others]
 
 
-def format_columns(found: ServingPlan) -> list[Column]:
+def format_columns(output: ServePlanOutput) -> list[Column]:
     """Best point of each format, as columns of a table."""
-    bests = [(one.name, found.best(format_name=one.name)) for one in found.formats]
-    price = found.request.usd_per_hour
-    return _columns_of_points([_row(name, best, price) for name, best in bests if best is not None])
+    return _named_columns(output.best_by_format)
 
 
-def point_columns(points: Iterable[OperatingPoint], usd_per_hour: float | None) -> list[Column]:
+def _named_columns(points: Mapping[str, OperatingPointOutput | None]) -> list[Column]:
+    return _columns_of_points([_row(name, point) for name, point in points.items() if point is not None])
+
+
+def point_columns(points: Iterable[OperatingPointOutput]) -> list[Column]:
     """Points, as columns of a table, with the cost of tokens where a device has a price."""
-    return _columns_of_points([_row("", point, usd_per_hour) for point in points])
+    return _columns_of_points([_row("", point) for point in points])
 
 
 def _columns_of_points(rows: Sequence[Sequence[str]]) -> list[Column]:
@@ -128,12 +126,12 @@ def _columns_of_points(rows: Sequence[Sequence[str]]) -> list[Column]:
     return [replace(column, rank=ranks.get(column.name, column.rank)) for column in columns]
 
 
-def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column]:
+def capacity_columns(output: ServePlanOutput, most: int | None = None) -> list[Column]:
     """Capacity of instances in the first format, as columns of a table."""
-    own = [capacity for capacity in found.capacities if capacity.format == found.formats[0]]
+    in_first_format = [capacity for capacity in output.capacities if capacity.format == output.formats[0].name]
     rows = [
         [
-            layout_words(capacity.layout),
+            capacity.instance,
             str(capacity.layout.num_devices),
             format_bytes(capacity.weights_bytes),
             format_bytes(capacity.free_bytes),
@@ -141,7 +139,7 @@ def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column
             format_count(capacity.cache_tokens),
             f"{capacity.most_sequences:,}",
         ]
-        for capacity in own[:most]
+        for capacity in in_first_format[:most]
     ]
     headings = (
         Column("instance", is_text=True),
@@ -155,17 +153,17 @@ def capacity_columns(found: ServingPlan, most: int | None = None) -> list[Column
     return columns_of(rows, headings)
 
 
-def _row(name: str, point: OperatingPoint, usd_per_hour: float | None) -> list[str]:
-    cost = point.usd_per_million_tokens(usd_per_hour)
+def _row(name: str, point: OperatingPointOutput) -> list[str]:
+    cost = point.usd_per_million_tokens
     return [
         name,
-        instances_words(point),
+        point.instances,
         str(point.num_devices),
         str(point.num_sequences),
-        format_seconds(point.ttft.middle_s),
-        f"{format_seconds(point.ttft.low_s)} to {format_seconds(point.ttft.high_s)}",
-        format_seconds(point.tpot.middle_s),
-        f"{format_seconds(point.tpot.low_s)} to {format_seconds(point.tpot.high_s)}",
+        format_seconds(point.ttft_s),
+        f"{format_seconds(point.ttft_low_s)} to {format_seconds(point.ttft_high_s)}",
+        format_seconds(point.tpot_s),
+        f"{format_seconds(point.tpot_low_s)} to {format_seconds(point.tpot_high_s)}",
         f"{point.tokens_per_s_per_device:,.0f}",
         "" if cost is None else f"{cost:.4g}",
         f"{point.tokens_per_s_per_user:.1f}",
@@ -175,7 +173,7 @@ def _row(name: str, point: OperatingPoint, usd_per_hour: float | None) -> list[s
     ]
 
 
-def _spread(points: Sequence[OperatingPoint], most: int) -> list[OperatingPoint]:
+def _spread(points: Sequence[OperatingPointOutput], most: int) -> list[OperatingPointOutput]:
     """At most some of the points, evenly over the front, both ends among them."""
     if len(points) <= most:
         return list(points)
@@ -201,36 +199,20 @@ ASSUMPTIONS = (
 """Assumptions of a serving plan, one line each."""
 
 
-def serving_sections(found: ServingPlan) -> list[Section]:
+def serving_sections(output: ServePlanOutput) -> list[Section]:
     """Sections of the page."""
-    best = [point for mode in MODES if (point := found.best(mode)) is not None]
     sections: list[Section] = []
-    if best:
-        columns = point_columns(best, found.request.usd_per_hour)
-        columns[0] = type(columns[0])("mode", tuple(row[0] for row in best_rows(found)), is_text=True)
-        sections.append(table_of("Best within the limits", columns))
+    if output.best is not None:
+        sections.append(table_of("Best within the limits", mode_columns(output, "mode")))
     else:
-        sections.append(Words("No plan", (no_plan_words(found),)))
-    sections.append(Figure(serving_chart(found), "Up and to the right is better."))
-    if len(found.formats) > 1:
+        sections.append(Words("No plan", (no_plan_words(output),)))
+    sections.append(Figure(serving_chart(output), "Up and to the right is better."))
+    if len(output.formats) > 1:
         note = "Other formats change the outputs of the model, which is not evaluated here."
-        sections.append(table_of("Best point of each format", format_columns(found), note=note))
-    for mode in MODES:
-        front = found.front(mode)
+        sections.append(table_of("Best point of each format", format_columns(output), note=note))
+    for mode, front in output.front.items():
         if front:
-            sections.append(
-                table_of(f"{mode.capitalize()}: the front", point_columns(front, found.request.usd_per_hour))
-            )
-    sections.append(table_of(f"Capacity of one instance, {found.formats[0].name}", capacity_columns(found)))
-    sections.append(Words("Assumptions", (*ASSUMPTIONS, *(f"Note: {line}" for line in found.notes))))
+            sections.append(table_of(f"{mode.capitalize()}: the front", point_columns(front)))
+    sections.append(table_of(f"Capacity of one instance, {output.formats[0].name}", capacity_columns(output)))
+    sections.append(Words("Assumptions", (*ASSUMPTIONS, *(f"Note: {line}" for line in output.notes))))
     return sections
-
-
-def serving_title(found: ServingPlan) -> str:
-    """Heading of the page."""
-    return f"Serving {found.config.title}"
-
-
-def serving_subtitle(found: ServingPlan) -> str:
-    """Line under the heading."""
-    return describe_serving(found)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.model import Output, described, problem_keys, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
@@ -61,7 +61,9 @@ class CheckOutput(Output):
 
     step_time_s: float | None
     software: str | None = described("generation of the training software; null where the step cannot run")
-    problem: str = described("why the step cannot run; empty where it can")
+    problem: str
+    problem_code: str
+    problem_field: str
     num_suppressed: int = described("findings suppressed by `--ignore`")
     findings: list[FindingOutput] = described("findings, the costliest first")
     better_shapes: list[BetterShapeOutput] = described("nearest faster shapes of almost the same size")
@@ -81,6 +83,7 @@ def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
         report,
         step_time_s=prediction.step_time_s if prediction else None,
         software=prediction.software if prediction else None,
+        **problem_keys(report.refusal),
         findings=[finding_output(finding) for finding in report.findings],
         better_shapes=[take(BetterShapeOutput, shape) for shape in report.better_shapes],
         source=scenario.model.source,

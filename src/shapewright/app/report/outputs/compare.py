@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.outputs.model import Output, described, take
+from shapewright.app.report.outputs.model import Output, described, problem_keys, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, step_numbers
 from shapewright.models import TransformerConfig
 from shapewright.workload import Workload
@@ -19,7 +19,10 @@ class ComparedDeviceOutput(DeviceSummary):
     """One device. Numbers of the step are null where it cannot run the job."""
 
     runs: bool = described("whether it can run the job")
-    problem: str = described("why it cannot run the job; empty where it can")
+    problem: str
+    problem_code: str
+    problem_field: str
+    problem_statement: str = described("`problem` without the name of the device")
     fits: bool = described("whether it can run the job and has enough memory")
     capacity_bytes: float
     usd_per_hour: float | None
@@ -50,6 +53,9 @@ class CompareOutput(Output):
     config: TransformerConfig | None
     software: str | None
     layout: JobLayout | None
+    workload: Workload | None = described("every field of Workload, as the first device that runs the job has them")
+    parameters: int | None
+    tokens_per_step: int | None
     devices: list[ComparedDeviceOutput] = described("the devices, in the order given")
     notes: list[str]
 
@@ -61,6 +67,9 @@ def compare_output(found: Comparison) -> CompareOutput:
         config=None if first is None else first.config,
         software=None if first is None else first.software,
         layout=None if first is None else job_layout(first.layout),
+        workload=None if first is None else first.workload,
+        parameters=None if first is None else first.parameters.total,
+        tokens_per_step=None if first is None else first.tokens_per_step,
         devices=[compared_device(found, row) for row in found.rows],
         notes=list(found.notes),
     )
@@ -75,6 +84,8 @@ def compared_device(found: Comparison, row: ComparedDevice) -> ComparedDeviceOut
         row,
         **vars(device),
         runs=prediction is not None,
+        **problem_keys(row.refusal),
+        problem_statement="" if row.refusal is None else row.refusal.statement,
         capacity_bytes=row.device.memory_bytes,
         tdp_watts=row.device.tdp_watts,
         speed_fraction=found.speed_fraction(row),

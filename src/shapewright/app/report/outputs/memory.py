@@ -81,6 +81,7 @@ class MemoryOutput(Output):
     )
     nearest: RemedyOutput | None = described("the change closest to fitting where there is no remedy; else null")
     host_bytes: float = described("host memory per device for offloaded tensors")
+    host_link_bytes_per_s: float | None = described("rate of the host link; null where unknown")
     offload: OffloadOutput | None = described("activation offload, whether used or not; null in inference")
     optimizer_offload: OffloadOutput | None = described("optimizer offload; null in inference and for muon")
     optimizer: str | None = described("name of the optimizer; null in inference")
@@ -111,6 +112,7 @@ def memory_output(found: Capacity) -> MemoryOutput:
         remedies=[_remedy(option, found) for option in found.fit_options],
         nearest=None if found.closest_option is None else _remedy(found.closest_option, found),
         host_bytes=busiest.host_bytes,
+        host_link_bytes_per_s=found.device.host_bandwidth_bytes_per_s or found.device.pcie_bandwidth_bytes_per_s,
         offload=_offload(found.offload, found),
         optimizer_offload=_offload(found.optimizer_offload, found),
         optimizer=found.optimizer or None,

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shapewright.core.fields import doc_field, documented_fields
+
+if TYPE_CHECKING:
+    from shapewright.core.notes import Refusal
 
 SCHEMA_VERSION = 1
 """Version of the JSON form of all commands; it grows when a key changes its meaning or is removed."""
@@ -42,6 +45,9 @@ _SHARED_KEYS = {
     "is_complete": "false where the search was interrupted",
     "usd_per_hour": "price of one device per hour; null without one",
     "parameters": "number of parameters",
+    "problem": "why it cannot run; empty where it can",
+    "problem_code": "kind of that error, such as `layout`; empty where it can run",
+    "problem_field": "field with the wrong value; empty where no single one has",
 }
 """Meanings of keys that several outputs share, by field name; a field's own description comes first."""
 
@@ -72,6 +78,13 @@ def described(text: str, *, key: str = "", is_flat: bool = False) -> Any:
 def optional(text: str, *, key: str = "") -> Any:
     """Declare a field whose key is absent from the JSON object where the value is None."""
     return field(default=None, metadata={**doc_field(text).metadata, _KEY: key, _IS_OPTIONAL: True})
+
+
+def problem_keys(refusal: Refusal | None) -> dict[str, Any]:
+    """Values of ``problem``, ``problem_code`` and ``problem_field``."""
+    if refusal is None:
+        return {"problem": "", "problem_code": "", "problem_field": ""}
+    return {"problem": refusal.text, "problem_code": refusal.code, "problem_field": refusal.field}
 
 
 def take(cls: type[T], source: object, /, **given: Any) -> T:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.outputs.model import Output, described, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout
 from shapewright.models import TransformerConfig
-from shapewright.optimize.plan import SEARCHED, Difference, describe_choice
+from shapewright.optimize.plan import SEARCHED, Difference, describe_choice, describe_plan
 
 if TYPE_CHECKING:
+    from shapewright.core.notes import Refusal
     from shapewright.optimize.plan import FrontPoint, Plan, PlanResult
 
 
@@ -40,6 +41,7 @@ class PlanOutput:
     """One plan."""
 
     rank: int = described("its place, 1 for the best")
+    plan: str = described("the plan in one line")
     layout: JobLayout
     micro_batch_size: int = described("sequences of a micro-batch")
     recompute: str = described("activation recomputation")
@@ -61,6 +63,7 @@ class PlanOutput:
     breakdown_s: Mapping[str, float] = described(
         "parts of the step, which add up to it; communication is the exposed part, by axis and link"
     )
+    exposed_communication_s: float = described("sum of the exposed communication in `breakdown_s`")
     hidden_communication_s: Mapping[str, float] = described("communication hidden by computation, by axis and link")
     loss: Difference | None = described("why it is worse than the best plan; null for the best")
     warnings: list[str] = described("warnings of the prediction, one line each")
@@ -116,8 +119,15 @@ def plans_output(result: PlanResult) -> PlansOutput:
         request=take(PlanRequestOutput, request, optimizer=result.optimizer),
         plans=[plan_output(plan) for plan in result.plans],
         pareto=[_front_point(point) for point in result.front],
-        space=PlanSpace(num_plans=tally.num_plans, priced=tally.num_fitting, refused=tally.refused),
+        space=PlanSpace(num_plans=tally.num_plans, priced=tally.num_fitting, refused=_by_text(tally.refused)),
     )
+
+
+def _by_text(refused: Mapping[Refusal, int]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for refusal, count in refused.items():
+        counts[refusal.text] = counts.get(refusal.text, 0) + count
+    return counts
 
 
 def plan_output(plan: Plan) -> PlanOutput:
@@ -126,6 +136,7 @@ def plan_output(plan: Plan) -> PlanOutput:
     return take(
         PlanOutput,
         plan,
+        plan=describe_plan(plan),
         layout=job_layout(plan.layout),
         micro_batch_size=workload.micro_batch_size,
         recompute=workload.recompute,
@@ -142,6 +153,7 @@ def plan_output(plan: Plan) -> PlanOutput:
         hfu=prediction.hfu,
         tight=plan.is_tight,
         breakdown_s=plan.breakdown.parts,
+        exposed_communication_s=sum(plan.breakdown.exposed.values()),
         hidden_communication_s=plan.breakdown.hidden,
         warnings=prediction.warnings,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shapewright.app.report.outputs.model import Output, described, optional, take
+from shapewright.app.report.outputs.model import Output, described, optional, problem_keys, take
 from shapewright.core.units import format_bytes
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
 from shapewright.models import TransformerConfig
@@ -64,6 +64,11 @@ class MemoryComponents:
     gathered_bytes: float = described("weights and gradients gathered by ZeRO stage 3")
     workspace_bytes: float = described("tensors that exist for a moment, such as recomputed activations")
     runtime_bytes: float = described("context of the device's runtime")
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """Bytes by component, without the suffix of the fields."""
+        return {spec.name.removesuffix("_bytes"): getattr(self, spec.name) for spec in fields(MemoryComponents)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,12 +314,15 @@ class SweptRow:
     """One combination of values. Numbers are null where the step cannot run."""
 
     values: Mapping[str, Any] = described("value of each swept field")
-    problem: str = described("why the step cannot run; empty where it can")
+    problem: str
+    problem_code: str
+    problem_field: str
     step_time_s: float | None
     step_time_low_s: float | None
     step_time_high_s: float | None
     tokens_per_step: int | None
     tokens_per_s_per_device: float | None
+    tokens_per_s_per_sequence: float | None = described("tokens per second of one sequence; null in training")
     mfu: float | None
     hfu: float | None
     mbu: float | None
@@ -329,21 +337,24 @@ class SweepOutput(Output):
 
     config: TransformerConfig
     device: DeviceSummary
+    workload: Workload = described("every field of Workload, of the first combination that can run")
     axes: Mapping[str, list[Any]] = described("values by swept field")
     rows: list[SweptRow] = described("the combinations")
     notes: list[str]
     source: str
 
 
-def sweep_output(found: Sweep, scenario: Scenario) -> SweepOutput:
-    """Output of a sweep over a scenario."""
+def sweep_output(found: Sweep, source: str = "") -> SweepOutput:
+    """Output of a sweep over a scenario whose model was read from a source."""
+    first = next(row.prediction for row in found.rows if row.prediction is not None)
     return take(
         SweepOutput,
         found,
         device=summarize_device(found.device),
+        workload=first.workload,
         axes={name: list(values) for name, values in found.axes.items()},
         rows=[swept_row(row) for row in found.rows],
-        source=scenario.model.source,
+        source=source,
     )
 
 
@@ -367,9 +378,13 @@ def step_numbers(prediction: Prediction | None) -> dict[str, Any]:
 def swept_row(row: SweptStep) -> SweptRow:
     """One combination of a sweep."""
     prediction = row.prediction
+    is_inference = prediction is not None and not prediction.workload.is_training
     return SweptRow(
         values=row.values,
-        problem=row.problem,
+        **problem_keys(row.refusal),
+        tokens_per_s_per_sequence=prediction.workload.query_len / prediction.step_time_s
+        if prediction is not None and is_inference
+        else None,
         tokens_per_step=None if prediction is None else prediction.tokens_per_step,
         parameters=None if prediction is None else prediction.parameters.total,
         fits=prediction is not None and prediction.memory.total_bytes <= prediction.device.memory_bytes,

@@ -71,6 +71,7 @@ class OperatingPointOutput:
 
     mode: str = described("`aggregated` or `disaggregated`")
     format: str = described("name of the format")
+    instances: str = described("instances of the unit as text, such as `1 x (TP 2) prefill + 3 x (TP 4) decode`")
     layout: InstanceLayout = described("degrees of an instance that decodes")
     prefill_layout: InstanceLayout | None = described("degrees of an instance that only prefills; null if aggregated")
     num_instances: int = described("instances of `layout` in the unit that is replicated")
@@ -98,6 +99,7 @@ class InstanceCapacityOutput:
     """Capacity of one instance."""
 
     format: str = described("name of the format")
+    instance: str = described("degrees of the instance as text, such as `TP 4, PP 2`")
     layout: InstanceLayout = described("degrees of the instance")
     weights_bytes: float = described("weights on one device of the fullest stage")
     free_bytes: float = described("memory left there for the KV cache")
@@ -124,6 +126,11 @@ class ServePlanOutput(Output):
     front: dict[str, list[OperatingPointOutput]] = described(
         "by mode, the Pareto front over tokens/s of the devices and of a user"
     )
+    front_by_format: dict[str, list[OperatingPointOutput]] = described("by format, the Pareto front over both modes")
+    shortest_ttft_s: float | None = described(
+        "shortest time to the first token of any point in the first format; null if none could be priced"
+    )
+    shortest_tpot_s: float | None = described("shortest time per further token of any point in the first format")
     capacities: list[InstanceCapacityOutput] = described("capacity of an instance by format and layout")
     num_points: int = described("ways to serve that were priced")
     notes: list[str]
@@ -132,6 +139,8 @@ class ServePlanOutput(Output):
 def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
     """Output of a serving plan."""
     price, speculation = found.request.usd_per_hour, found.request.speculation
+
+    own = [point for point in found.points if point.format.name == found.formats[0].name]
 
     def best(mode: str | None = None, format_name: str | None = None) -> OperatingPointOutput | None:
         point = found.best(mode, format_name=format_name)
@@ -151,11 +160,17 @@ def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
         best_by_mode={mode: best(mode) for mode in MODES},
         best_by_format={one.name: best(format_name=one.name) for one in found.formats},
         front={mode: [operating_point(point, price) for point in found.front(mode)] for mode in MODES},
+        front_by_format={
+            one.name: [operating_point(point, price) for point in found.front(None, one.name)] for one in found.formats
+        },
+        shortest_ttft_s=min((point.ttft.middle_s for point in own), default=None),
+        shortest_tpot_s=min((point.tpot.middle_s for point in own), default=None),
         capacities=[
             take(
                 InstanceCapacityOutput,
                 capacity,
                 format=capacity.format.name,
+                instance=layout_words(capacity.layout),
                 layout=_instance_layout(capacity.layout),
             )
             for capacity in found.capacities
@@ -174,6 +189,7 @@ def operating_point(point: OperatingPoint, usd_per_hour: float | None) -> Operat
         OperatingPointOutput,
         point,
         format=point.format.name,
+        instances=instances_words(point),
         layout=_instance_layout(point.layout),
         prefill_layout=None if point.prefill_layout is None else _instance_layout(point.prefill_layout),
         ttft_s=point.ttft.middle_s,

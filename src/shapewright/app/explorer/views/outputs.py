@@ -1,0 +1,119 @@
+"""Outputs of the explorer's own views, which no command has: tiles, one field swept, heads and widths, one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shapewright.app.figures.chart import Chart
+from shapewright.app.figures.echarts import chart_option
+from shapewright.app.figures.tiles import TileGrid
+from shapewright.app.report.outputs.model import Output, described, optional
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureOutput:
+    """A chart as the page draws it."""
+
+    title: str = described("heading")
+    alt: str = described("description for readers who do not see it")
+    option: Mapping[str, Any] = described("option of Apache ECharts")
+    texts: Mapping[str, Sequence[str]] = described("tooltip of each point, by series")
+    rows: list[list[str]] | None = optional("the figure as a table of names and texts")
+    words: str | None = optional("line under the figure")
+
+
+def figure(chart: Chart, texts: Mapping[str, Sequence[str]] | None = None, **more: Any) -> FigureOutput:
+    """A chart as the page draws it.
+
+    Args:
+        chart: What to draw.
+        texts: Tooltip of each point, by series.
+        more: ``rows`` or ``words``.
+    """
+    return FigureOutput(title=chart.title, alt=chart.alt, option=chart_option(chart), texts=texts or {}, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureProblem:
+    """Why a figure cannot be drawn."""
+
+    problem: str = described("the reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilesOutput(Output):
+    """Tiles and waves of one GEMM."""
+
+    grid: TileGrid = described("sizes of the grid of tiles", is_flat=True)
+    name: str = described("name of the GEMM")
+    pass_name: str = described("pass of the GEMM", key="pass")
+    text: dict[str, str] = described("the same as texts by name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BreakdownOutput(Output):
+    """Figures of one step."""
+
+    layer: FigureOutput | FigureProblem = described("time of all layers by pass")
+    roofline: FigureOutput | FigureProblem = described("operations on the roofline")
+    waterfall: FigureOutput | FigureProblem = described("from the dense peak to the step")
+    pipeline: FigureOutput | FigureProblem = described("passes of the pipeline")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPointOutput:
+    """One value of the swept field."""
+
+    value: int = described("the value")
+    model_flops_per_s: float = described("model FLOP/s per device")
+    tokens_per_s_per_device: float
+    step_time_s: float
+    step_time_low_s: float
+    step_time_high_s: float
+    measured_step_time_s: float | None = described("measured time of this step; null without one")
+    alignment_bytes: int | None = described("smallest alignment of the GEMMs whose alignment changes")
+    num_waves: int | None = described("waves of `watched`")
+    text: str = described("the point in one line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrestOutput:
+    """A value with a higher model rate than its neighbours."""
+
+    value: int = described("the value")
+    text: str = described("its point in one line")
+    gain_text: str = described("change of the model rate from the current value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldSweepOutput(Output):
+    """The step over the values of one field."""
+
+    field: str = described("the swept field")
+    fields: list[str] = described("fields that can be swept")
+    current: int = described("value of the scenario")
+    watched: str = described("GEMM whose waves are counted; empty without one")
+    wave_ends: list[int] = described("last values before another wave")
+    crests: list[CrestOutput] = described("local maxima, best first")
+    points: list[SweepPointOutput] = described("the values in ascending order")
+    figure: FigureOutput = described("the curve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGridCell:
+    """One number of heads at one hidden size."""
+
+    num_heads: int = described("number of heads")
+    hidden_size: int = described("hidden size")
+    text: str = described("the cell in one line; empty where it cannot run")
+    changes: dict[str, int] | None = described("fields to set; null where it cannot run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadGridOutput(Output):
+    """Model rate over numbers of heads and hidden sizes."""
+
+    cells: list[HeadGridCell] = described("cells, row by row")
+    figure: FigureOutput = described("the heat map")
