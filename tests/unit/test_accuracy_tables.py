@@ -15,7 +15,7 @@ from shapewright.measure.accuracy import evaluate_folder
 from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.attention.price import price_attention
-from shapewright.pricing.calibration.records import load_record
+from shapewright.pricing.calibration.records import FP32_GEMM, load_record
 from shapewright.pricing.collectives import price_collective
 from shapewright.pricing.experts.price import read_idle_row_share
 from shapewright.pricing.gemm.price import price_gemm
@@ -202,3 +202,20 @@ def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
     assert (judged.table, judged.rows, judged.coverage_90) == ("published_training_throughput/moe", 1, 1.0)
     assert judged.mape == pytest.approx(0.0, abs=1e-9)
     assert sum(evaluation.skipped["published_training_throughput"].values()) == 1
+
+
+def test_gemm_fp32(tmp_path: Path) -> None:
+    """Rows timed as the kernel plus the launch of the device's record have no error; unknown operations are counted."""
+    t4 = load_device("t4")
+    record = load_record(FP32_GEMM, t4)
+    sizes = {"m": np.array([64, 500, 4096]), "n": np.array([96, 512, 1000]), "k": np.array([64, 768, 4096])}
+    launch_s = record.provenance["sections"]["fp32"]["collector_launch_s"]["linear"]
+    time_s = price_gemm(Gemm(name="x", dtype="fp32", layout="NT", **sizes), t4, record).time_s + launch_s
+    columns = {name: [*size, 8] for name, size in sizes.items()} | {"batch": [1] * 4, "latency_s": [*time_s, 1.0]}
+    words = {"device": ["t4"] * 4, "operation": ["linear"] * 3 + ["einsum"], "dtype": ["fp32"] * 4}
+    write_parquet(tmp_path / "gemm_fp32.parquet", columns | words)
+    evaluation = evaluate_folder(tmp_path)
+
+    assert evaluation.rows[0].table == "gemm_fp32"
+    assert evaluation.rows[0].mape == pytest.approx(0.0, abs=1e-12)
+    assert list(evaluation.skipped["gemm_fp32"].values()) == [1]

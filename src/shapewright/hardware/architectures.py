@@ -212,14 +212,16 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         name="cdna2",
         vendor="AMD",
         generation=1,
-        donors=("ampere",),
+        donors=("cdna1", "ampere"),
         switching_energy=1.0,
         gemm_tiles=COMMON_GEMM_TILES,
         # MI250X shows next to no loss at 4 bytes; 2 bytes were not measured.
         alignment_factors_guess=(0.8, 0.95, 0.95, 0.97, 0.98, 0.99),
     ),
-    Architecture(name="cdna3", vendor="AMD", generation=2, donors=("cdna2", "ampere"), switching_energy=0.7),
-    Architecture(name="cdna4", vendor="AMD", generation=3, donors=("cdna3", "cdna2", "ampere"), switching_energy=0.48),
+    Architecture(name="cdna3", vendor="AMD", generation=2, donors=("cdna2", "cdna1", "ampere"), switching_energy=0.7),
+    Architecture(
+        name="cdna4", vendor="AMD", generation=3, donors=("cdna3", "cdna2", "cdna1", "ampere"), switching_energy=0.48
+    ),
     Architecture(name="xe2", vendor="Intel"),
     Architecture(name="gaudi2", vendor="Intel"),
     Architecture(name="gaudi3", vendor="Intel"),

@@ -101,6 +101,11 @@ class Prices(NamedTuple):
         """Return predictions and intervals times a factor; the roofline stays."""
         return Prices(self.predicted * factor, self.low * factor, self.high * factor, self.roofline)
 
+    def add(self, extra_s: float, low_s: float, high_s: float) -> Prices:
+        """Return times with a cost of the measurement added, which lies in an interval of its own. [s]"""
+        low, high = self.low + low_s, self.high + high_s
+        return Prices(self.predicted + extra_s, low, high, self.roofline)
+
     def widen(self, power: float) -> Prices:
         """Return intervals with the logarithms of their ends times a factor."""
         low, high = (self.predicted * (end / self.predicted) ** power for end in (self.low, self.high))

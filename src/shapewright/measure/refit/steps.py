@@ -97,6 +97,23 @@ STEPS: tuple[Step, ...] = (
         options=("architecture", "dtype"),
     ),
     Step(
+        name="gemm-fp32",
+        module="gemm.fp32",
+        tables=("gemm_fp32.parquet",),
+        writes="gemm-fp32/*.json and *.npz",
+        reason="",
+        options=("device",),
+        replaces_record=True,
+    ),
+    Step(
+        name="gemm-fp32-intervals",
+        module="gemm.fp32",
+        function="refit_intervals",
+        tables=("gemm_fp32.parquet",),
+        writes="intervals/gemm-fp32.json",
+        reason="prices each device of gemm-fp32 with the record of another",
+    ),
+    Step(
         name="attention",
         module="attention.physics",
         tables=_ATTENTION_TABLES,

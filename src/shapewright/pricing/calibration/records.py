@@ -25,10 +25,14 @@ if TYPE_CHECKING:
     from shapewright.pricing.calibration.source import Transfer
 
 RECORD_KINDS = ("gemm", "moe", "attention", "pointwise", "collectives")
+FP32_GEMM = "gemm-fp32"
+"""Kind of the records of GEMMs in fp32, which run on other units, with kernels of their own, than the narrower formats
+of kind ``gemm``. GEMM pricing takes it in place of a record of that kind (pricing.gemm.section).
+"""
 
 # Kinds with held-out devices to judge the transfer by. Pointwise shares are A100's on every device; published steps on
 # Blackwell show that they are no further off there than on Hopper.
-_HELD_OUT_KINDS = ("gemm", "moe", "attention", "collectives")
+_HELD_OUT_KINDS = ("gemm", FP32_GEMM, "moe", "attention", "collectives")
 
 # Factor on the logarithm of an interval's ends by transfer distance, used where no held-out devices of that class exist
 # (calibration.intervals).
@@ -61,7 +65,7 @@ class CalibrationRecord:
 
     Attributes:
         id: Name of the record, with the date of the fit.
-        kind: One of RECORD_KINDS.
+        kind: One of RECORD_KINDS, or FP32_GEMM.
         device: The device that was measured.
         devices: Canonical names of the devices that the record is exact for.
         architecture: Architecture of the measured device.
@@ -129,7 +133,7 @@ def load_record(kind: str, device: Device) -> CalibrationRecord:
     """Load the record of a device, or the one it borrows from its donor.
 
     Args:
-        kind: One of RECORD_KINDS.
+        kind: One of RECORD_KINDS, or FP32_GEMM.
         device: The device to price; ``own_records``, ``uncalibrated`` and ``physics_only`` choose among records.
 
     Raises:
@@ -209,8 +213,9 @@ def _choose_record(kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_o
 @cache
 def list_records(kind: str) -> tuple[CalibrationRecord, ...]:
     """All records of a kind that ship with the package, in the order of their file names."""
-    if kind not in RECORD_KINDS:
-        raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(RECORD_KINDS)}")
+    known = (*RECORD_KINDS, FP32_GEMM)
+    if kind not in known:
+        raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(known)}")
     folder = resources.files("shapewright.pricing") / "data" / kind
     if not folder.is_dir():
         return ()

@@ -213,23 +213,28 @@ _WIDE_FORMAT = "bf16"
 _ATTENTION_EXPONENT = 0.5
 
 
-def sustained_clock_ratio(device: Device, donor: Device) -> float:
+def sustained_clock_ratio(device: Device, donor: Device, dtype: str = "fp16") -> float:
     """Factor on the fraction of its clock that the donor sustains under power; 1 where a data sheet lacks a number.
 
     The cube root of the ratio of watts / (multipliers x clock^3 x switching energy), device over donor: the peak rate
     stands for multipliers x clock, and the energy of a cycle grows with the clock squared.
+
+    Args:
+        device: The device to price.
+        donor: The device whose record prices it.
+        dtype: Format whose multipliers run: tensor cores in fp16, ordinary cores in fp32.
     """
-    budgets = [_watts_per_cycle(chip) for chip in (device, donor)]
+    budgets = [_watts_per_cycle(chip, dtype) for chip in (device, donor)]
     if budgets[0] is None or budgets[1] is None:
         return 1.0
     return float((budgets[0] / budgets[1]) ** (1.0 / 3.0))
 
 
-def _watts_per_cycle(chip: Device) -> float | None:
+def _watts_per_cycle(chip: Device, dtype: str) -> float | None:
     """Board power over the power of its multipliers at the rated clock, up to a constant; None if unknown."""
     process = find_compute_capability(chip.compute_capability)
     energy = process.switching_energy or chip.architecture_facts.switching_energy
-    rate = chip.dense_flops_per_s.get("fp16")
+    rate = chip.dense_flops_per_s.get(dtype)
     clock_hz = rate_clock_hz(chip) or chip.boost_clock_hz
     if not (chip.tdp_watts and clock_hz and energy and rate):
         return None

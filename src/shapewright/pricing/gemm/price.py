@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shapewright.lowering.operations.gemm import Gemm
+from shapewright.pricing.calibration.forest import ResidualForest, forest_correction
 from shapewright.pricing.calibration.intervals import CARRIED_ALIGNMENT_ERROR, widen_by_error
 from shapewright.pricing.calibration.residual import ResidualTable, log_correction
 from shapewright.pricing.experts.tiles import TUNED
@@ -157,8 +158,12 @@ def _floor_s(gemms: Gemms, pricing: GemmPricing) -> PerGemm:
     return floor_s
 
 
-def _residual_correction(gemms: Gemms, table: ResidualTable) -> tuple[PerGemm, PerGemm]:
-    """Logarithm of the residual correction and its weight; 0 for batches, which have kernels of their own."""
+def _residual_correction(
+    gemms: Gemms, table: ResidualTable | ResidualForest, time_s: PerGemm
+) -> tuple[PerGemm, PerGemm]:
+    """Logarithm of the residual correction and its weight; tables have 0 for batches, with kernels of their own."""
+    if isinstance(table, ResidualForest):
+        return forest_correction(table, *gemms.sizes, time_s)
     if table.has_layers:
         return _expert_residual_correction(gemms, table)
     logs, weight = log_correction(table, gemms.m, gemms.n, gemms.k)
@@ -188,7 +193,7 @@ def _estimate_s(gemms: Gemms, pricing: GemmPricing, *, compiled: bool) -> PerGem
 
     time_s: PerGemm = np.maximum(_by_kernel_set(estimate, gemms, pricing.section)["time_s"], floor_s)
     if pricing.residual is not None:
-        time_s = np.maximum(time_s * np.exp(_residual_correction(gemms, pricing.residual)[0]), floor_s)
+        time_s = np.maximum(time_s * np.exp(_residual_correction(gemms, pricing.residual, time_s)[0]), floor_s)
     return time_s
 
 
@@ -215,7 +220,7 @@ def price_flat(gemms: Gemms, pricing: GemmPricing) -> dict[str, PerGemm]:
         shared = np.where(is_batch, section.batched_interval.shared_error(time_s), shared)
     correction = np.ones_like(time_s)
     if pricing.residual is not None:
-        logs, weight = _residual_correction(gemms, pricing.residual)
+        logs, weight = _residual_correction(gemms, pricing.residual, time_s)
         corrected_s = np.maximum(time_s * np.exp(logs), floor_s)
         correction, time_s = corrected_s / time_s, corrected_s
         near_low, near_high = section.residual_interval.factors(time_s, pricing.widening)

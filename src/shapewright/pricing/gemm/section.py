@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shapewright.core.dtypes import get_dtype, stored_weight_bytes
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
+from shapewright.pricing.calibration.forest import FOREST, ResidualForest, load_forests
 from shapewright.pricing.calibration.intervals import (
     FORMAT_ERROR,
     NARROW_FORMAT_ERROR,
@@ -21,6 +22,7 @@ from shapewright.pricing.calibration.intervals import (
     widest,
 )
 from shapewright.pricing.calibration.libraries import LibraryMatch, match_library, nearest_library
+from shapewright.pricing.calibration.records import FP32_GEMM, load_record
 from shapewright.pricing.calibration.residual import ResidualTable, load_residuals, section_name
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
 from shapewright.pricing.calibration.transfer import has_transferred_alignment, is_sibling_card
@@ -80,7 +82,7 @@ class Section(NamedTuple):
     dtype: str
     interval: Interval
     batched_interval: Interval | None
-    residual: ResidualTable | None
+    residual: ResidualTable | ResidualForest | None
     residual_interval: Interval
     rule: TileRule | None = None
     alignment_from: str = ""
@@ -161,11 +163,18 @@ def _read_section(record: CalibrationRecord, wanted: str, dtype: str, library: s
         dtype=dtype,
         interval=own_interval,
         batched_interval=_batched_interval(record, dtype, own_interval),
-        residual=load_residuals(residual["file"], record.kind).get(table) if residual else None,
+        residual=_load_residual(residual, record.kind, table) if residual else None,
         residual_interval=interval_of(part(residual["interval"]) if residual else own, f"{name}, learned"),
         rule=read_rule(part(record.parameters)),
         alignment_from=part(record.parameters).get(ALIGNMENT_FROM, ""),
     )
+
+
+def _load_residual(residual: Mapping[str, Any], kind: str, name: str) -> ResidualTable | ResidualForest | None:
+    """Load the learned correction of a section, in the form that the record has."""
+    if residual.get("form") == FOREST:
+        return load_forests(residual["file"], kind).get(name)
+    return load_residuals(residual["file"], kind).get(name)
 
 
 def _batched_interval(record: CalibrationRecord, dtype: str, single: Interval) -> Interval | None:
@@ -216,7 +225,7 @@ class GemmPricing(NamedTuple):
     is_hot: bool
     section: Section | None
     rates: DeviceRates | None = None
-    residual: ResidualTable | None = None
+    residual: ResidualTable | ResidualForest | None = None
     widening: float = 1.0
     has_transferred_alignment: bool = False
     source: CalibrationSource = ROOFLINE_BOUND
@@ -251,6 +260,8 @@ def prepare_gemm_pricing(
         return GemmPricing(device, dtype, width.bits, stored_share, is_hot=False, section=None)
     if record.kind == "moe":
         record = drop_poor_kernels_if_transferred(record)
+    elif record.kind == "gemm" and dtype == "fp32" and dtype not in record.parameters["dtypes"]:
+        record = load_record(FP32_GEMM, device)
     section = _find_section(record, dtype, library)
     if section.rule:
         holds = section.rule.applies_to(library, record.transfer)

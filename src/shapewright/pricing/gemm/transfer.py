@@ -47,7 +47,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.hardware import load_device
 from shapewright.hardware.architectures import find_architecture
 from shapewright.pricing.calibration.donors import DeviceSpec
-from shapewright.pricing.calibration.records import list_records
+from shapewright.pricing.calibration.records import FP32_GEMM, list_records
 from shapewright.pricing.calibration.transfer import (
     clock_hz_of,
     comparable_clock_hz,
@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from shapewright.pricing.calibration.records import CalibrationRecord
     from shapewright.pricing.gemm.parameters import GemmParameters
 
+# Exponent on the sustained clock ratio of tensor cores that gives that of the ordinary cores: with it A100's kernels,
+# fitted at 250 W, price T4 and H100 without bias (docs/decisions/0017).
+_FP32_POWER = 1.35
 # Narrowest format that needs no cast before the GEMM. [bit]
 _UNCAST_BITS = 16
 # Format that every architecture was measured in, except those known from one paper's sweeps.
@@ -83,11 +86,29 @@ def transfer_parameters(
         record: The record.
         dtype: Element format of the GEMMs.
     """
+    if record.kind == FP32_GEMM:
+        return _transfer_fp32(parameters, device, load_device(record.device))
     adapted = _transfer_rates(parameters, raw, device, record, dtype)
     if record.kind != "gemm":
         return adapted  # expert kernels pad their loads (docs/decisions/0016)
     rates = parameters.tile_rate_fraction, adapted.tile_rate_fraction
     return replace(adapted, alignment_factor=transfer_alignment(parameters.alignment_factor, rates, device, record))
+
+
+def _transfer_fp32(parameters: GemmParameters, device: Device, donor: Device) -> GemmParameters:
+    """Transfer the kernels of the ordinary cores: fractions are kept, starts are cycles, and power limits the clock.
+
+    Vendors' libraries ship similar tiles for these cores over generations. The factor between devices follows the power
+    of a multiplier cycle (docs/decisions/0017).
+    """
+    slower = _clock_ratio(donor, device)
+    sustained = (1.0 - parameters.power_drop_fraction) * sustained_clock_ratio(device, donor, "fp32") ** _FP32_POWER
+    return replace(
+        parameters,
+        start_s=parameters.start_s * slower,
+        split_start_s=parameters.split_start_s * slower,
+        power_drop_fraction=1.0 - min(sustained, 1.0),
+    )
 
 
 def _transfer_rates(

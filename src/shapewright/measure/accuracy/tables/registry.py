@@ -9,6 +9,7 @@ from shapewright.measure.accuracy.tables import (
     attention,
     collectives,
     gemm,
+    gemm_fp32,
     linear_layers,
     moe,
     paper_gemm,
@@ -40,6 +41,7 @@ class Table(NamedTuple):
 
 TABLES: Mapping[str, Table] = {
     "gemm": Table("gemm.parquet", gemm.FORMAT, gemm.price),
+    "gemm_fp32": Table("gemm_fp32.parquet", gemm_fp32.FORMAT, gemm_fp32.price),
     "attention_prefill": Table("attention_prefill.parquet", attention.PREFILL_FORMAT, attention.price_prefill),
     "attention_decode": Table("attention_decode.parquet", attention.DECODE_FORMAT, attention.price_decode),
     "moe": Table("moe.parquet", moe.FORMAT, moe.price),

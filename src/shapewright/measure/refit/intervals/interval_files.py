@@ -89,12 +89,12 @@ GROUP_FUNCTIONS: Mapping[str, Callable[[Path], tuple[Groups, dict[str, Any]]]] =
 }
 
 
-def write_groups(kind: str, groups: Groups, report: dict[str, Any]) -> Path:
-    """Write the groups of a kind, one per line."""
+def write_groups(kind: str, groups: Groups, report: dict[str, Any], *, step: str = "") -> Path:
+    """Write the groups of a kind, one per line; ``step`` is the refit that made them, if not that of this module."""
     head = {
         "kind": kind,
         "date": datetime.now(UTC).date().isoformat(),
-        "command": command("intervals", f"--kind {kind}"),
+        "command": command(step) if step else command("intervals", f"--kind {kind}"),
         "held_out": report,
     }
     lines = [f" {json.dumps(name)}: {json.dumps(round_to_4_digits(value))}" for name, value in sorted(groups.items())]
