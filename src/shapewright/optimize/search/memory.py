@@ -13,7 +13,7 @@ from shapewright.memory import count_cached_elements, estimate_memory
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from jaxtyping import Float, Int, Num
+    from jaxtyping import Bool, Float, Int, Num
 
     from shapewright.core.traced import Guard, Node
     from shapewright.models import TransformerConfig
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shapewright.workload import Workload
 
     Bytes = Float[np.ndarray, " shapes"]
+    PerShape = Int[np.ndarray, " shapes"]
 
 
 class _TracedEstimate(NamedTuple):
@@ -29,6 +30,15 @@ class _TracedEstimate(NamedTuple):
     guards: list[Guard]
     total_bytes: Node
     kv_bytes_per_token: Node
+
+    def holds(
+        self, columns: Mapping[str, PerShape], memo: dict[Node, Num[np.ndarray, ...]], count: int
+    ) -> Bool[np.ndarray, " shapes"]:
+        """Return whether each of some shapes takes this path; expressions computed on the way are added to a memo."""
+        found = np.ones(count, dtype=bool)
+        for guard in self.guards:
+            found &= evaluate(guard.node, columns, memo) == guard.outcome
+        return found
 
 
 def kv_bytes_per_token(config: TransformerConfig, workload: Workload) -> Any:
@@ -45,9 +55,10 @@ class MemoryOfShapes:
 
     def __init__(self, varied: VariedScenario) -> None:
         self._varied = varied
-        self._traced: list[_TracedEstimate] = []
+        # By number of layers: stages iterate over them, so that an estimate holds for one number only.
+        self._traced: dict[int, list[_TracedEstimate]] = {}
 
-    def estimate(self, shapes: Mapping[str, Int[np.ndarray, " shapes"]]) -> tuple[Bytes, Bytes]:
+    def estimate(self, shapes: Mapping[str, PerShape]) -> tuple[Bytes, Bytes]:
         """Return total bytes of the fullest device, and bytes that one token adds to the whole KV cache. [byte]
 
         Args:
@@ -55,18 +66,27 @@ class MemoryOfShapes:
         """
         count = len(next(iter(shapes.values())))
         total_bytes, kv_bytes = np.zeros(count), np.zeros(count)
-        left = np.arange(count)
-        known = iter(list(self._traced))
-        while len(left):
-            columns = {name: column[left] for name, column in shapes.items()}
-            traced = next(known, None) or self._trace({name: int(column[0]) for name, column in columns.items()})
-            memo: dict[Node, Num[np.ndarray, ...]] = {}
-            holds = np.ones(len(left), dtype=bool)
-            for guard in traced.guards:
-                holds &= np.broadcast_to(evaluate(guard.node, columns, memo) == guard.outcome, holds.shape)
-            for target, node in ((total_bytes, traced.total_bytes), (kv_bytes, traced.kv_bytes_per_token)):
-                target[left[holds]] = np.broadcast_to(evaluate(node, columns, memo), holds.shape)[holds]
-            left = left[~holds]
+        layers = shapes.get("num_layers", np.zeros(count, dtype=np.int64))
+        for num_layers in np.unique(layers):
+            left = np.flatnonzero(layers == num_layers)
+            known = self._traced.setdefault(int(num_layers), [])
+            waiting = iter([*known])
+            while len(left):
+                columns = {name: column[left] for name, column in shapes.items()}
+                traced = next(waiting, None)
+                if traced is None:
+                    traced = self._trace({name: int(column[0]) for name, column in columns.items()})
+                    known.append(traced)
+                memo: dict[Node, Num[np.ndarray, ...]] = {}
+                holds = traced.holds(columns, memo, len(left))
+                if holds.all():
+                    rows = left
+                else:
+                    rows, memo = left[holds], {}
+                    columns = {name: column[holds] for name, column in columns.items()}
+                total_bytes[rows] = evaluate(traced.total_bytes, columns, memo)
+                kv_bytes[rows] = evaluate(traced.kv_bytes_per_token, columns, memo)
+                left = left[~holds]
         return total_bytes, kv_bytes
 
     def _trace(self, shape: dict[str, int]) -> _TracedEstimate:
@@ -74,5 +94,4 @@ class MemoryOfShapes:
         config, workload = self._varied.traced(tape, shape)
         total = tape.node_for(estimate_memory(config, workload, self._varied.scenario.layout).total_bytes)
         kv = tape.node_for(kv_bytes_per_token(config, workload))
-        self._traced.append(_TracedEstimate(tape.guards, total, kv))
-        return self._traced[-1]
+        return _TracedEstimate(tape.guards, total, kv)
