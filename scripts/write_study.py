@@ -21,7 +21,8 @@ from typing import Any
 from shapewright import __version__
 from shapewright.app.api import check, search
 from shapewright.app.figures.chart import HeatMap
-from shapewright.app.report.optimize.search_text import describe_changes
+from shapewright.app.report.optimize.search_rows import describe_changes
+from shapewright.app.report.outputs.search import candidate_output
 from shapewright.core.units import format_count
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
@@ -145,7 +146,7 @@ def _shape(shape: Any) -> dict[str, Any] | None:
     if shape is None:
         return None
     return {
-        "changes": describe_changes(shape),
+        "changes": describe_changes(candidate_output(shape)),
         "speedup": shape.speedup.factor,
         "low": shape.speedup.low,
         "high": shape.speedup.high,

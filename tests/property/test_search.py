@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from shapewright.core.errors import ShapewrightError
 from shapewright.hardware import load_device
-from shapewright.optimize.search import SearchRequest, search_shapes, steps
+from shapewright.optimize.search import Goal, SearchRequest, search_shapes, steps
 from shapewright.optimize.search.memory import MemoryOfShapes, kv_bytes_per_token
 from shapewright.optimize.search.space.grid import Grid
 from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, VariedScenario, lower_grid
 from shapewright.prediction.build import build_scenario
+from shapewright.prediction.loss import ShapeForLoss, as_compared, judge_change, load_loss_law
+from shapewright.prediction.predict import Prediction
 from shapewright.prediction.scenario import Scenario
 from shapewright.pricing.software import Software, load_software, software_names
 
@@ -157,9 +159,10 @@ def can_run(varied: VariedScenario, shape: dict[str, int]) -> bool:
     st.sampled_from((("heads", "ffn"), ("vocab", "depth", "kv_heads"), ("width", "vocab"))),
     st.sampled_from(({}, {"tensor_parallel": 2})),
     st.booleans(),
+    st.sampled_from((Goal(), Goal(train_tokens=1e10), Goal(train_tokens=1e10, objective="loss-at-budget"))),
 )
 def test_best_equals_brute_force(
-    name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int], is_large: bool
+    name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int], is_large: bool, goal: Goal
 ) -> None:
     """The first of the list is what trying every shape of the space by itself finds.
 
@@ -168,36 +171,53 @@ def test_best_equals_brute_force(
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
             patch.setattr(steps, "_MOST_CELLS", 0)
-        compare_with_brute_force(name, tolerance, vary, layout)
+        compare_with_brute_force(name, tolerance, vary, layout, goal)
 
 
-def compare_with_brute_force(name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int]) -> None:
+def compare_with_brute_force(
+    name: str, tolerance: float, vary: tuple[str, ...], layout: dict[str, int], goal: Goal
+) -> None:
     """Search, and try every shape of the space by itself."""
     device = load_device("h100-sxm-80gb")
     try:
         question = build_scenario(name, device, layout=layout)
         baseline = question.predict()
-        request = SearchRequest(vary=vary, tolerance_fraction=tolerance)
+        request = SearchRequest(vary=vary, tolerance_fraction=tolerance, goal=goal)
         result = search_shapes(
             Scenario(model=question.model, device=device, workload=question.workload, layout=question.layout), request
         )
     except ShapewrightError:
         return  # a space without shapes, or a layout that does not divide the model: said in one line
     costs = brute_force_costs(question, request, result, baseline.parameters.total)
-    own = baseline.step_time_s / baseline.parameters.active
-    faster = [(cost, step_s) for cost, step_s in costs if cost < own * 0.998 and step_s < baseline.step_time_s]
+    own = cost_of(baseline, baseline, goal)
+    faster = [cost for cost, step_s in costs if cost < own * 0.998 and (goal.has_run or step_s < baseline.step_time_s)]
     if not faster:
         assert result.candidates == ()
         return
-    best = result.candidates[0].prediction
-    assert best.step_time_s / best.parameters.active == pytest.approx(min(faster)[0], rel=1e-9)
+    best = min(cost_of(shape.prediction, baseline, goal) for shape in result.candidates)
+    assert best == pytest.approx(min(faster), rel=1e-9)
     assert len(faster) == result.tally.faster + result.tally.too_large
+
+
+def cost_of(prediction: Prediction, baseline: Prediction, goal: Goal) -> float:
+    """What a search minimizes, of one shape, from the formulas of the loss law for one shape."""
+    if not goal.has_run:
+        return prediction.step_time_s / prediction.parameters.active
+    own = baseline.config
+    effect = judge_change(own, prediction.config, train_tokens=1e10, speedup=None)
+    time_s = prediction.step_time_s / effect.size_ratio
+    if goal.objective is None:
+        return time_s * effect.tokens_ratio
+    law, shape = load_loss_law(), ShapeForLoss.of(own)
+    compared = as_compared(ShapeForLoss.of(prediction.config), shape, effect.size_ratio)
+    reached = law.loss_nats(compared, 1e10 * baseline.step_time_s / time_s)
+    return float(np.exp(reached - law.loss_nats(shape, 1e10)))
 
 
 def brute_force_costs(
     question: Scenario, request: SearchRequest, result: Any, wanted: int
 ) -> list[tuple[float, float]]:
-    """Step time per parameter, and step time, of every shape inside guard and budget, predicted one at a time."""
+    """Cost and step time of every shape inside guard and budget, predicted one at a time."""
     from shapewright.models import count_parameters
     from shapewright.optimize.search.space.guard import measure_shape
     from shapewright.optimize.search.space.space import make_space
@@ -218,12 +238,12 @@ def brute_force_costs(
             for name, (low, high) in space.ranges.items()
             if name in ("aspect", "ffn_ratio")
         )
-        counts = count_parameters(shape.config)
-        if not inside or abs(counts.total - wanted) > request.tolerance_fraction * wanted:
+        total = count_parameters(shape.config).total
+        if not inside or abs(total - wanted) > request.tolerance_fraction * wanted:
             continue
         try:
             one = shape.predict()
         except ShapewrightError:
             continue
-        found.append((one.step_time_s / counts.active, one.step_time_s))
+        found.append((cost_of(one, result.baseline.prediction, request.goal), one.step_time_s))
     return found

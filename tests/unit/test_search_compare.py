@@ -7,9 +7,10 @@ from math import log
 
 import pytest
 
-from shapewright.optimize.search.compare import compare_times, explain_gains
+from shapewright.optimize.search.gains import explain_gains
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.predict import Prediction
+from shapewright.prediction.speedup import compare_times
 
 
 def gpt3(micro_batch_size: int, **overrides: object) -> Prediction:

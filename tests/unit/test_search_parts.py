@@ -15,12 +15,12 @@ from shapewright.core.traced import Tape, evaluate, untraced
 from shapewright.models import list_presets, read_model
 from shapewright.optimize.search import SearchRequest
 from shapewright.optimize.search import memory as search_memory
-from shapewright.optimize.search.compare import compare_times
 from shapewright.optimize.search.findings import best_of_each, pareto
 from shapewright.optimize.search.space.grid import Grid, split_by, sum_of
 from shapewright.optimize.search.space.guard import MEASURES, allowed_range, percentile_of, preset_measures
 from shapewright.optimize.search.steps import VariedScenario
 from shapewright.prediction.build import build_scenario
+from shapewright.prediction.speedup import compare_times
 
 
 def grid_of(**columns: list[int]) -> Grid:
@@ -131,7 +131,7 @@ def table_of(rows: list[tuple[float, float, float, float]], changes: list[int] |
     return {
         "token_s": columns[0],
         "cost": columns[0] / columns[1],
-        "parameters": columns[1],
+        "quality": columns[1],
         "kv_bytes": columns[2],
         "memory_bytes": columns[3],
         "changes": np.array(changes or [0] * len(rows)),
@@ -208,7 +208,7 @@ def test_intervals_are_the_same_to_the_last_digit_everywhere() -> None:
     """Widths are added up in the order of the operations, whatever a process hashes them to."""
     work = """
 from shapewright.prediction.build import build_scenario
-from shapewright.optimize.search.compare import compare_times
+from shapewright.prediction.speedup import compare_times
 shapes = [{"num_heads": 32}, {"num_heads": 20}, {"num_heads": 40}, {"num_layers": 33}, {"intermediate_size": 8192}]
 own, *others = (build_scenario("gpt3-2.7b", "h200-sxm-141gb", overrides=shape).predict() for shape in shapes)
 print([compare_times(own, other) for other in others])

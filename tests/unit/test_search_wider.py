@@ -144,7 +144,7 @@ def test_horizon_is_arithmetic_on_the_step(capsys: pytest.CaptureFixture[str]) -
     assert base["energy_kwh"] == pytest.approx(hours * 0.4)  # 400 W
     assert base["usd"] == pytest.approx(2 * hours)
     left = hours - first["saves"]["device_hours"]
-    assert left * first["speedup"] == pytest.approx(hours)
+    assert left * first["net_speedup"] == pytest.approx(hours)
     assert first["saves_low"]["usd"] <= first["saves"]["usd"] <= first["saves_high"]["usd"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from shapewright.app.api.steps import ScenarioLike, ScenarioParts, given_fields, takes_scenario
 from shapewright.core.dtypes import get_dtype
-from shapewright.core.errors import ConfigError, DeviceError, WorkloadError
+from shapewright.core.errors import ConfigError, DeviceError, ShapewrightError, WorkloadError
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import validate_lengths
 from shapewright.models import read_model
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from shapewright.optimize.search import SearchRequest, SearchResult
     from shapewright.optimize.serving import ServingPlan, Speculation
     from shapewright.prediction.build import DeviceLike
-    from shapewright.prediction.training_run import TrainingRun
 
-# Length of the training run that a price refers to where no length is given.
-_DEFAULT_TRAIN_TOKENS = 10**9
+# Batch and context of a served model, for the cost of a generated token: a loaded server and an average conversation.
+_SERVED_SEQUENCES, _SERVED_CONTEXT_TOKENS = 64, 2048
 # Fields of a scenario's workload that matter for serving.
 _SERVING_FIELDS = ("dtype", "weight_dtype", "kv_cache_dtype", "attention", "expert_kernel")
 
@@ -44,14 +43,17 @@ def search(
     objective: str | None = None,
     guard: str = "usual",
     top: int = 20,
-    train_tokens: int | None = None,
+    train_tokens: float | None = None,
+    gpu_hours: float | None = None,
+    target_loss_nats: float | None = None,
+    serve_tokens: float | None = None,
     usd_per_hour: float | None = None,
     engine: str = "local",
     address: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     **parts: Unpack[ScenarioParts],
 ) -> SearchResult:
-    """Find shapes of the same size that run faster.
+    """Find shapes of the same size that reach a loss sooner, or run faster.
 
     Args:
         config: Baseline: a model or a Scenario, see ScenarioLike; None for a public model of ``family`` scaled to
@@ -62,10 +64,15 @@ def search(
         tolerance_fraction: Largest deviation from that size.
         vary: Fields to vary, of ``shapewright.optimize.search.VARIED`` and ``VARIED_IN_BRANCHES``; empty: the defaults.
         keep: Values that fields must have.
-        objective: What to optimize, a key of ``shapewright.optimize.search.OBJECTIVES``; by default that of the phase.
+        objective: What to optimize, a key of ``shapewright.optimize.search.OBJECTIVES``. By default ``time-to-loss``
+            where the length of the run is given (``loss-at-budget`` with gpu_hours), else the speed of the phase.
         guard: Quality guard: ``usual``, ``strict`` or ``free``.
         top: Number of shapes to list.
-        train_tokens: Tokens of the training run that savings refer to.
+        train_tokens: Tokens that the baseline is trained on; losses are compared there. Without it, gpu_hours and
+            target_loss_nats, 20 per parameter.
+        gpu_hours: Device hours that the baseline is trained for, instead of tokens.
+        target_loss_nats: Loss that the baseline is trained to, instead of tokens. [nat]
+        serve_tokens: Tokens that the model generates in its life; the objective ``cost`` adds what they cost.
         usd_per_hour: Price of one device for an hour; required by the objective ``cost``. [USD/h]
         engine: ``local``, or ``ray`` (extra ``ray``).
         address: Address of a Ray cluster, ``auto`` for the one of this machine; None or ``local`` starts one here.
@@ -73,12 +80,13 @@ def search(
         parts: See ScenarioParts.
 
     Returns:
-        Faster shapes, the fastest first, with the baseline, the Pareto front, and how many shapes were excluded why.
+        Better shapes, the best first, with the verdict, the baseline, the Pareto front, and how many shapes were
+        excluded why.
 
     Raises:
         ShapewrightError: an argument is invalid, or a constraint leaves no shape.
     """
-    from shapewright.optimize.search import SearchRequest, phase_of, search_shapes
+    from shapewright.optimize.search import Goal, SearchRequest, search_shapes
     from shapewright.optimize.search.request import DEFAULT_VARIED
     from shapewright.optimize.search.runners import runner_of
 
@@ -89,14 +97,21 @@ def search(
         tolerance_fraction=tolerance_fraction,
         guard=guard,
         top=top,
+        goal=Goal(
+            objective=objective,
+            train_tokens=train_tokens,
+            gpu_hours=gpu_hours,
+            target_loss_nats=target_loss_nats,
+            serve_tokens=serve_tokens,
+            usd_per_hour=usd_per_hour,
+        ),
     )
     base = config if isinstance(config, Scenario) else None
     workload, layout = parts.get("workload"), parts.get("layout")
     given_phase = _field(workload, "phase") or (base.workload.phase if base and objective is None else None)
-    phase = phase_of(objective, given_phase)
+    phase = request.goal.resolve(given_phase).phase
     device = parts.pop("device", None)
     found = _find_devices(base.device if base and device is None and not devices else device, devices)
-    horizon = _horizon(phase, objective, train_tokens, usd_per_hour, num_devices=len(found))
     degree = _field(layout, "tensor_parallel") or (base.layout.tensor_parallel if base else 1)
     model = _baseline(
         base.model if base else config,  # type: ignore[arg-type]
@@ -118,16 +133,44 @@ def search(
         request, remark = _vary_defaults(request, first)
         notes.update(dict.fromkeys(remark))
     with runner_of(engine, address) as run:
-        result = search_shapes(
+        return search_shapes(
             first,
             request,
             others=scenarios[1:],
-            per_step=phase == "decode",
+            serving=_serving_scenario(first) if serve_tokens is not None else None,
             notes=tuple(notes),
             run=run,
             progress=progress,
         )
-    return replace(result, horizon=horizon)
+
+
+def _serving_scenario(trained: Scenario) -> Scenario:
+    """The scenario that a trained model is served in: decoding on as few devices as hold it.
+
+    Raises:
+        ShapewrightError: no tensor parallel degree of up to a node holds it.
+    """
+    context_len = min(_SERVED_CONTEXT_TOKENS, max(1, trained.config.max_position_embeddings // 2))
+    workload = {
+        "phase": "decode",
+        "micro_batch_size": _SERVED_SEQUENCES,
+        "context_len": context_len,
+        "dtype": trained.workload.dtype,
+    }
+    degree, last = 1, None
+    while degree <= trained.device.node_size:
+        try:
+            served = build_scenario(
+                trained.model, trained.device, workload=workload, layout={"tensor_parallel": degree}
+            )
+            if served.fits:
+                return served
+        except ShapewrightError as error:
+            last = error
+        degree *= 2
+    raise last or WorkloadError(
+        f"serving needs more memory than a node of {trained.device.name} has; omit serve_tokens, or give another device"
+    )
 
 
 def _field(given: object, name: str) -> Any:
@@ -144,29 +187,6 @@ def _find_devices(device: DeviceLike | None, devices: Sequence[DeviceLike]) -> l
     if not found:
         raise DeviceError("no device to search for; give at least one name, 'shapewright devices' lists all")
     return list(found.values())
-
-
-def _horizon(
-    phase: str, objective: str | None, train_tokens: int | None, usd_per_hour: float | None, *, num_devices: int
-) -> TrainingRun | None:
-    """The training run that savings refer to; None without one."""
-    from shapewright.prediction.training_run import TrainingRun, check_price
-
-    check_price(usd_per_hour)
-    if objective == "cost" and usd_per_hour is None:
-        raise WorkloadError("objective='cost' needs the price of a device; give usd_per_hour, such as 2.5")
-    if train_tokens is not None and phase != "train":
-        raise WorkloadError(f"train_tokens has no effect in {phase}; omit it or use phase='train'")
-    if num_devices > 1 and (objective == "cost" or usd_per_hour is not None):
-        raise WorkloadError(
-            "shapes are ranked by regret over several devices, which does not depend on prices; omit objective='cost' "
-            "and usd_per_hour, give one device, or use 'shapewright compare'"
-        )
-    if phase != "train" or (train_tokens is None and usd_per_hour is None):
-        return None
-    return TrainingRun(
-        train_tokens=_DEFAULT_TRAIN_TOKENS if train_tokens is None else train_tokens, usd_per_hour=usd_per_hour
-    )
 
 
 def _baseline(

@@ -17,6 +17,11 @@ SHORT_FLAGS = {
 _OTHER_FLAGS = {
     "global_batch_size": "--global-batch",
     "num_devices": "--gpus",
+    "train_tokens": "--train-tokens",
+    "gpu_hours": "--gpu-hours",
+    "target_loss_nats": "--target-loss",
+    "serve_tokens": "--serve-tokens",
+    "usd_per_hour": "--usd-per-hour",
     "headroom_fraction": "--headroom",
     "straggler_factor": "--straggler-factor",
     "tolerance_fraction": "--tolerance",

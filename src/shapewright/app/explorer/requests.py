@@ -16,9 +16,11 @@ from shapewright.app.figures.sweep_values import MAX_POINTS, SWEPT_FIELDS
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.fields import documented_fields
 from shapewright.models import Model, Preset, TransformerConfig, load_preset, read_model, read_object
+from shapewright.optimize.search.objective import OBJECTIVES
 from shapewright.optimize.search.request import DEFAULT_VARIED, MOST_PARAMETERS, VARIED
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
+from shapewright.prediction.training_run import MOST_TOKENS
 from shapewright.pricing.software import TUNED, software_names
 from shapewright.workload import ParallelLayout, Workload
 
@@ -172,7 +174,10 @@ class SearchRequestBody(JobRequest):
     keep: dict[Name, Annotated[int, Field(strict=True, ge=0, le=2**40)]] = Field(default_factory=dict, max_length=16)
     guard: Literal["usual", "strict", "free"] = "usual"
     top: Annotated[int, Field(strict=True, ge=1, le=100)] = 20
-    objective: Literal["train-tokens-per-s", "prefill", "decode-latency"] | None = None
+    objective: Literal[tuple(name for name in OBJECTIVES if name != "cost")] | None = None  # type: ignore[valid-type]
+    train_tokens: Annotated[float, Field(gt=0.0, le=MOST_TOKENS, allow_inf_nan=False)] | None = Field(
+        default=None, description="tokens that the job's model is trained on"
+    )
 
 
 def read_job_model(job: Job) -> Model:

@@ -45,7 +45,8 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
     from shapewright.app.explorer.requests import Job, job_fields, read_job_model
     from shapewright.app.explorer.views.answers import columns_to_json
     from shapewright.app.explorer.views.figures import speedup_figure
-    from shapewright.app.report.optimize.search_text import candidate_columns, describe_changes, describe_space
+    from shapewright.app.report.optimize.search_rows import candidate_columns, describe_changes
+    from shapewright.app.report.optimize.search_text import describe_space
     from shapewright.app.report.outputs.model import plain
     from shapewright.app.report.outputs.search import search_output
 
@@ -64,22 +65,24 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
         guard=request["guard"],
         top=request["top"],
         objective=request["objective"],
+        train_tokens=request["train_tokens"],
         workload=fields["workload"],
         layout=fields["layout"],
         software=job.software,
         progress=_progress_writer(),
     )
-    answer = search_output(result).to_json()
+    found = search_output(result)
+    answer = found.to_json()
     return {
         **answer,
         "notes": [*answer["notes"], *([] if job.uncalibrated else devices.calibration_notes(device))],
         "text": {
-            "candidates": columns_to_json(candidate_columns(result.candidates)),
-            "pareto": columns_to_json(candidate_columns(result.front)),
-            "changes": [describe_changes(candidate) for candidate in result.candidates],
-            "space": describe_space(result),
+            "candidates": columns_to_json(candidate_columns(found.candidates)),
+            "pareto": columns_to_json(candidate_columns(found.pareto)),
+            "changes": [describe_changes(candidate) for candidate in found.candidates],
+            "space": describe_space(found),
         },
-        "figure": plain(speedup_figure(result)),
+        "figure": plain(speedup_figure(found)),
     }
 
 

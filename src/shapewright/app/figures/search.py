@@ -5,25 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import Mark, Points, XYChart
-from shapewright.app.report.optimize.search_text import describe_changes
+from shapewright.app.report.optimize.search_rows import describe_changes, describe_gain
 from shapewright.core.units import GIGA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shapewright.optimize.search import Candidate, SearchResult
+    from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
 
 _MICRO = 1e-6
 
 
-def time_per_token_chart(result: SearchResult) -> XYChart:
+def time_per_token_chart(found: SearchOutput) -> XYChart:
     """Time per token against parameters: baseline, listed shapes and the Pareto front."""
-    groups: dict[str, Sequence[Candidate]] = {
-        "listed shapes": result.candidates,
-        "Pareto front": result.front,
-        "baseline": (result.baseline,),
+    groups: dict[str, Sequence[CandidateOutput]] = {
+        "listed shapes": found.candidates,
+        "Pareto front": found.pareto,
+        "baseline": (found.baseline,),
     }
-    base = result.baseline.prediction
     return XYChart(
         title="Time per token against parameters",
         x_label="parameters (billions)",
@@ -31,8 +30,8 @@ def time_per_token_chart(result: SearchResult) -> XYChart:
         series=[
             Points(
                 name,
-                [shape.prediction.parameters.total / GIGA for shape in shapes],
-                [1.0 / shape.prediction.tokens_per_s_per_device / _MICRO for shape in shapes],
+                [shape.parameters / GIGA for shape in shapes],
+                [1.0 / shape.tokens_per_s_per_device / _MICRO for shape in shapes],
                 [
                     (f"rank {shape.rank}: " if shape.rank else "") + (describe_changes(shape) or "baseline")
                     for shape in shapes
@@ -41,29 +40,29 @@ def time_per_token_chart(result: SearchResult) -> XYChart:
             for name, shapes in groups.items()
         ],
         alt="Faster shapes lie below the baseline; the Pareto front is the lower right edge.",
-        marks=[Mark("y", 1.0 / base.tokens_per_s_per_device / _MICRO, "baseline")],
+        marks=[Mark("y", 1.0 / found.baseline.tokens_per_s_per_device / _MICRO, "baseline")],
     )
 
 
-def speedup_chart(result: SearchResult) -> XYChart:
-    """Speed-up against parameters: the Pareto front and the baseline, each point with a label."""
+def speedup_chart(found: SearchOutput) -> XYChart:
+    """Speed-up of the Pareto front: to the same loss over the loss difference, or over parameters without losses."""
     labels = [
-        f"{describe_changes(shape)}: {shape.speedup.factor:.3f}x ({shape.speedup.low:.3f} to {shape.speedup.high:.3f})"
-        for shape in result.front
+        f"{describe_changes(shape)}: {describe_gain(shape)} ({shape.speedup_low:.3f} to {shape.speedup_high:.3f})"
+        for shape in found.pareto
     ]
-    baseline = result.baseline.prediction.parameters.total
+    by_loss = found.baseline.loss_difference_nats is not None
+    across = [
+        (shape.loss_difference_nats or 0.0) if by_loss else shape.parameters / GIGA
+        for shape in (*found.pareto, found.baseline)
+    ]
     return XYChart(
         title="Pareto front",
-        x_label="parameters [B]",
+        x_label="loss above this shape's [nats]" if by_loss else "parameters [B]",
         y_label="speed-up",
         series=[
-            Points(
-                "shape",
-                [shape.prediction.parameters.total / GIGA for shape in result.front],
-                [shape.speedup.factor for shape in result.front],
-                labels=labels,
-            ),
-            Points("this shape", [baseline / GIGA], [1.0], labels=["baseline: 1.000x"], color="#d55e00"),
+            Points("shape", across[:-1], [shape.speedup for shape in found.pareto], labels=labels),
+            Points("this shape", across[-1:], [1.0], labels=["baseline: 1.000x"], color="#d55e00"),
         ],
-        alt="Pareto-optimal shapes in speed, parameters, KV cache and memory, by parameters and speed-up.",
+        alt="Pareto-optimal shapes: faster ones are further up, "
+        + ("those of lower loss further left." if by_loss else "larger ones further right."),
     )

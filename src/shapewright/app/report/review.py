@@ -17,14 +17,11 @@ from shapewright.app.report.check import better_shape_columns, finding_words
 from shapewright.app.report.columns import Column, columns_of
 from shapewright.app.report.memory import memory_figure, remedy_columns, verdict_words
 from shapewright.app.report.mfu import waterfall_figure
-from shapewright.app.report.optimize.search_text import (
-    QUALITY_NOTE,
-    candidate_columns,
-    describe_letters,
-    describe_space,
-)
+from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters
+from shapewright.app.report.optimize.search_text import describe_space
 from shapewright.app.report.outputs.memory import memory_output
 from shapewright.app.report.outputs.mfu import mfu_output
+from shapewright.app.report.outputs.search import search_output
 from shapewright.app.report.page import Figure, Section, Table, Words, table_of
 from shapewright.app.report.predict import describe, operation_columns, verdict
 from shapewright.core.errors import ShapewrightError
@@ -130,7 +127,7 @@ def _verdict(review: Review) -> Section:
     )
     if review.search is not None and review.search.candidates:
         best = review.search.candidates[0]
-        facts["best shape of this size"] = (
+        facts["fastest shape of this size"] = (
             f"{best.speedup.factor:.3f}x ({best.speedup.low:.3f} to {best.speedup.high:.3f}), "
             f"changes {', '.join(best.changed_fields)}"
         )
@@ -184,11 +181,14 @@ def _alternatives(review: Review) -> list[Section]:
         return (
             [*sections, Words("Faster shapes of the same size", [review.no_search])] if review.no_search else sections
         )
-    if not found.candidates:
-        return [*sections, Words("Faster shapes of the same size", [f"None: {describe_space(found)}."])]
-    listed = candidate_columns(found.candidates[:_CANDIDATES_LISTED])
-    note = f"{describe_letters(found.candidates[:_CANDIDATES_LISTED])}. {describe_space(found)}. {QUALITY_NOTE}"
-    return [*sections, table_of("Faster shapes of the same size", listed, note=note)]
+    output = search_output(found)
+    verdict = [] if output.verdict is None else [Words("Verdict of the search", [f"{output.verdict.text}."])]
+    if not output.candidates:
+        words = Words("Faster shapes of the same size", [f"None: {describe_space(output)}."])
+        return [*sections, *verdict, words]
+    shown = output.candidates[:_CANDIDATES_LISTED]
+    note = f"{describe_letters(shown)}. {describe_space(output)}."
+    return [*sections, *verdict, table_of("Faster shapes of the same size", candidate_columns(shown), note=note)]
 
 
 def _assumptions(review: Review) -> Section:
@@ -265,7 +265,7 @@ def _search_shapes(scenario: Scenario, check: CheckReport) -> tuple[SearchResult
     if check.prediction is None:
         return None, "Skipped: the shape itself cannot run."
     try:
-        found = search_shapes(scenario, SearchRequest(), per_step=scenario.workload.phase == "decode", notes=())
+        found = search_shapes(scenario, SearchRequest(), notes=())
     except ShapewrightError as error:
         return None, f"The search failed: {error}"
     return found, ""

@@ -8,7 +8,7 @@ The layouts of a search are the splits that a plan looks at, on as many devices 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Branch:
     @property
     def code(self) -> int:
         """Code of what differs, see encode_changes."""
-        return sum(1 << CHANGES.index(change) for change in self.changed)
+        return encode_names(self.changed)
 
 
 def list_branches(scenario: Scenario, request: SearchRequest) -> list[Branch]:
@@ -207,6 +207,15 @@ def encode_changes(shapes: Mapping[str, PerShape], scenario: Scenario) -> PerSha
     for place, change in enumerate(bits):
         code = code | (bits[change].astype(np.int64) << place)
     return np.asarray(code)
+
+
+def encode_names(changed: Iterable[str]) -> int:
+    """Encode the names of changed fields.
+
+    >>> encode_names(("heads", "vocab")) == 0b100100
+    True
+    """
+    return sum(1 << CHANGES.index(change) for change in changed)
 
 
 def decode_changes(code: int) -> tuple[str, ...]:

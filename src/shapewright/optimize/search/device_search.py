@@ -10,25 +10,34 @@ import numpy as np
 
 from shapewright.core.fields import documented_fields
 from shapewright.core.units import format_bytes
-from shapewright.optimize.search.branches import decode_changes
-from shapewright.optimize.search.compare import compare_times, explain_gains
+from shapewright.optimize.search.branches import decode_changes, encode_names
 from shapewright.optimize.search.engine import Job, Limits
 from shapewright.optimize.search.findings import Findings, take
+from shapewright.optimize.search.gains import explain_gains
 from shapewright.optimize.search.memory import kv_bytes_per_token
+from shapewright.optimize.search.objective import LossRanking
 from shapewright.optimize.search.request import VARIED
 from shapewright.optimize.search.result import Candidate, OnDevice
 from shapewright.optimize.search.space.guard import measure_shape, percentile_of
 from shapewright.optimize.search.space.space import make_space
 from shapewright.optimize.search.steps import VariedScenario
+from shapewright.optimize.search.verdict import recommend
+from shapewright.prediction.loss import ShapeForLoss, count_compared, has_loss_law, is_far_outside, judge_change
+from shapewright.prediction.loss.effect import NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
+from shapewright.prediction.speedup import compare_times
 from shapewright.workload import ParallelLayout
 
 if TYPE_CHECKING:
+    from shapewright.models import TransformerConfig
     from shapewright.optimize.search.branches import Branch
     from shapewright.optimize.search.findings import Table
+    from shapewright.optimize.search.objective import Objective
     from shapewright.optimize.search.request import SearchRequest
     from shapewright.optimize.search.space.space import Space
+    from shapewright.prediction.loss import LossEffect
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
+    from shapewright.prediction.speedup import Speedup
 
 # Shapes must cost this much less than the baseline; smaller differences are within the error of a prediction.
 SMALLEST_GAIN_FRACTION = 0.002
@@ -38,6 +47,8 @@ _LISTED_OF_EACH = 3
 _LARGEST_FRONT = 24
 # Shapes that differ in other fields only are listed once.
 _DISTINGUISHING_FIELDS = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "micro_batch_size", "branch")
+# The batch of training says nothing about the batch that is served.
+_NOT_SERVED = frozenset({"micro_batch_size"})
 _EXPERT_FIELDS = (
     "moe_intermediate_size",
     "num_experts",
@@ -53,30 +64,70 @@ class DeviceSearch:
         branches: The branches; the first is the baseline's.
         scenario: The baseline on the device.
         request: What is varied.
-        per_step: Whether the time of a step counts, instead of the time of a token.
+        objective: What is minimized.
+        serving: The baseline as it is served, where serving costs.
 
     Attributes:
         scenario: The baseline on the device.
+        objective: What is minimized.
         spaces: Shapes of each branch.
         own: Prediction of the baseline.
+        train_tokens: Tokens that it is trained on; None for a model that the loss law does not describe.
+        ranking: Ranks shapes by loss and time together; None for speed at equal size.
         baseline: The baseline as a candidate.
     """
 
     def __init__(
-        self, branches: Sequence[Branch], scenario: Scenario, request: SearchRequest, *, per_step: bool
+        self,
+        branches: Sequence[Branch],
+        scenario: Scenario,
+        request: SearchRequest,
+        objective: Objective,
+        *,
+        serving: Scenario | None = None,
     ) -> None:
-        self.scenario = scenario
-        self._branches, self._per_step = branches, per_step
+        self.scenario, self.objective = scenario, objective
+        self._branches, self._serving = branches, serving
         self.spaces: list[Space] = []
         self._varied: list[VariedScenario] = []
+        self._served: list[VariedScenario] = []
         for branch in branches:
             changed = scenario.replace(**branch.changes)
             space = make_space(changed, request)
             self.spaces.append(space)
             self._varied.append(VariedScenario(scenario=changed, followers=space.followers))
+            if serving is not None:
+                served = serving.replace(model=changed.model)
+                self._served.append(VariedScenario(scenario=served, followers=space.followers, fixed=_NOT_SERVED))
         self._varies_experts = any("experts" in branch.changed for branch in branches)
         self.own = scenario.predict()
+        self.train_tokens: float | None = None
+        self.ranking: LossRanking | None = None
+        if has_loss_law(self.own.config):
+            self.train_tokens = request.goal.count_train_tokens(self.own)
+            if objective.measures_loss:
+                self.ranking = self._rank_by_loss(request.goal.serve_tokens or 0.0)
         self.baseline = self._candidate(0, self.own, ())
+
+    @property
+    def is_far_outside(self) -> bool:
+        """Whether the baseline or its run is too far outside the data of the loss law to decide between shapes."""
+        return self.train_tokens is not None and is_far_outside(self.own.config, self.train_tokens)
+
+    def _rank_by_loss(self, serve_tokens: float) -> LossRanking:
+        assert self.train_tokens is not None
+        share = 0.0
+        if self._serving is not None:
+            num_devices = self._serving.layout.num_devices / self.scenario.layout.num_devices
+            share = serve_tokens / self.train_tokens * num_devices
+        return LossRanking(
+            objective=self.objective.name,
+            baseline=ShapeForLoss.of(self.own.config),
+            num_compared=count_compared(self.own.config, self.own.config.vocab_size),
+            train_tokens=self.train_tokens,
+            token_s=self._token_s(self.own),
+            served_share=share,
+        )
 
     @property
     def device_name(self) -> str:
@@ -85,8 +136,21 @@ class DeviceSearch:
 
     @property
     def own_cost(self) -> float:
-        """The baseline's time per token (or step) and parameter that a token uses. [s]"""
-        return self._token_s(self.own) / self.own.parameters.active
+        """The baseline's cost: time per token (or step) and parameter that a token uses, or that of its ranking."""
+        return self.cost_of(self.own)
+
+    def cost_of(self, prediction: Prediction) -> float:
+        """Return the cost of one shape, as the engine computes it for many."""
+        token_s = self._token_s(prediction)
+        if self.ranking is None:
+            return token_s / prediction.parameters.active
+        size = count_compared(prediction.config, self.own.config.vocab_size)
+        ranked = self.ranking.columns(ShapeForLoss.of(prediction.config), size)
+        columns = {name: np.atleast_1d(column) for name, column in ranked.items()}
+        if self._serving is not None:
+            served = self._serving.replace(model=replace(self._serving.model, config=prediction.config)).predict()
+            columns["served_s"] = np.array([served.step_time_s / served.tokens_per_step])
+        return float(self.ranking.costs(np.array([token_s]), columns)[0])
 
     def limits(self, request: SearchRequest) -> tuple[Limits, tuple[str, ...]]:
         """Return the limits of shapes on this device, and notes about them."""
@@ -97,9 +161,10 @@ class DeviceSearch:
             num_active=self.own.parameters.active if self._varies_experts else None,
             tolerance_fraction=request.tolerance_fraction,
             memory_bytes=available if needed <= available or can_shrink else float("inf"),
-            token_s=self._token_s(self.own),
+            token_s=float("inf") if self.ranking else self._token_s(self.own),
             cost=self.own_cost * MOST_COST_FRACTION,
-            per_step=self._per_step,
+            per_step=self.objective.measures_step,
+            ranking=self.ranking,
         )
         if needed <= available:
             return limits, ()
@@ -114,7 +179,8 @@ class DeviceSearch:
         jobs: list[Job] = []
         for number, (branch, space) in enumerate(zip(self._branches, self.spaces, strict=True)):
             scenarios = tuple(search._varied[number] for search in searches)
-            jobs += Job(space, scenarios, limits, number, branch.code).split()
+            serving = self._served[number] if self._served else None
+            jobs += Job(space, scenarios, limits, number, branch.code, serving).split()
         return jobs
 
     def on_device(self, candidate: Candidate, least_cost: float) -> OnDevice:
@@ -131,24 +197,50 @@ class DeviceSearch:
             recompute=other.workload.recompute,
             micro_batch_size=other.workload.micro_batch_size,
         ).predict()
-        speedup = compare_times(self.own, here, per_step=self._per_step)
+        speedup = compare_times(self.own, here, per_step=self.objective.measures_step)
         return OnDevice(
             speedup=speedup,
             equal_size_speedup=speedup.factor * here.parameters.active / self.own.parameters.active,
-            regret=self._token_s(here) / here.parameters.active / least_cost,
+            effect=self._judge(here, speedup),
+            regret=self.cost_of(here) / least_cost,
+        )
+
+    def _judge(self, prediction: Prediction, speedup: Speedup) -> LossEffect | None:
+        """Return the effect of a shape on the loss; None for a model that the loss law does not describe."""
+        if self.train_tokens is None:
+            return None
+        return judge_change(
+            self.own.config,
+            prediction.config,
+            train_tokens=self.train_tokens,
+            speedup=speedup if self.objective.phase == "train" else None,
         )
 
     def _token_s(self, prediction: Prediction) -> float:
         """Return the time that counts: per token of all devices, or per step. [s]"""
-        return prediction.step_time_s / (1.0 if self._per_step else prediction.tokens_per_step)
+        return prediction.step_time_s / (1.0 if self.objective.measures_step else prediction.tokens_per_step)
 
     def list_candidates(self, findings: Findings, top: int) -> tuple[Candidate, ...]:
-        """Return the best shapes of each number of changes, filled up with the best of all."""
+        """Return the best shapes of each number of changes, filled up with the best of all, in order of cost."""
         if findings.best is None:
             return ()
         table = take(findings.best, np.argsort(findings.best["cost"], kind="stable"))
-        chosen = _choose_rows(table, top)
+        chosen = _choose_rows(table, top, self.own.config)
         return self.candidates_of(take(table, np.array(sorted(chosen), dtype=np.int64)))
+
+    def sort_by_certainty(self, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+        """Return candidates in another order: the recommended one first, then by the gain that is 95 % certain."""
+        recommended = recommend(candidates, only_free=self.is_far_outside)
+        first = recommended[1].rank if recommended else 0
+        ordered = sorted(candidates, key=lambda candidate: (candidate.rank != first, -self._sure_gain(candidate)))
+        return tuple(replace(candidate, rank=rank) for rank, candidate in enumerate(ordered, start=1))
+
+    def _sure_gain(self, candidate: Candidate) -> float:
+        """Return the factor by which a candidate is better with 95 % certainty."""
+        net = candidate.effect.net_speedup if candidate.effect is not None else None
+        if net is None or net.factor == 0.0:
+            return 0.0
+        return net.low / net.factor / candidate.cost_ratio if self.objective.name == "cost" else net.low
 
     def list_best(self, findings: Findings | None) -> tuple[Candidate, ...]:
         """Return the best shape, if there is one."""
@@ -176,7 +268,7 @@ class DeviceSearch:
 
     def _candidate(self, rank: int, prediction: Prediction, changed: tuple[str, ...]) -> Candidate:
         own, config = self.own, prediction.config
-        speedup = compare_times(own, prediction, per_step=self._per_step)
+        speedup = compare_times(own, prediction, per_step=self.objective.measures_step)
         size = prediction.parameters.active / own.parameters.active
         return Candidate(
             rank=rank,
@@ -185,10 +277,12 @@ class DeviceSearch:
             changes=dict(_differences(own, prediction)),
             speedup=speedup,
             equal_size_speedup=speedup.factor * size,
+            effect=self._judge(prediction, speedup),
+            cost_ratio=self.cost_of(prediction) / self.own_cost,
             layer_speedup=own.layer_forward_time_s / prediction.layer_forward_time_s,
             parameters_change_fraction=prediction.parameters.total / own.parameters.total - 1.0,
             kv_bytes_per_token=kv_bytes_per_token(config, prediction.workload),
-            gains=explain_gains(own, prediction, per_step=self._per_step) if rank else (),
+            gains=explain_gains(own, prediction, per_step=self.objective.measures_step) if rank else (),
             measures={
                 name: (value, value / measure_shape(own.config)[name], percentile_of(name, value))
                 for name, value in measure_shape(config).items()
@@ -214,7 +308,7 @@ def _differences(baseline: Prediction, candidate: Prediction) -> Iterator[tuple[
             yield name, (old, new)
 
 
-def _choose_rows(table: Table, top: int) -> list[int]:
+def _choose_rows(table: Table, top: int, baseline: TransformerConfig) -> list[int]:
     """Return the rows to list, of a table in order of cost."""
     codes = [int(code) for code in table["changes"]]
     first_of_kind = {code: row for row, code in reversed(list(enumerate(codes)))}
@@ -222,9 +316,21 @@ def _choose_rows(table: Table, top: int) -> list[int]:
     for row in sorted(first_of_kind.values()):
         by_count.setdefault(codes[row].bit_count(), []).append(row)
     wanted = [0, *(rows[0] for _, rows in sorted(by_count.items()))]
+    wanted += _free_rows(table, baseline)
     wanted += by_count.get(1, [])
     wanted += [row for _, rows in sorted(by_count.items()) for row in rows[:_LISTED_OF_EACH]]
     # Then the fastest of each skeleton: others differ from it only by a little more or less ffn or vocabulary.
     skeletons = np.stack([table[name] for name in (*_DISTINGUISHING_FIELDS, "changes")], axis=1)
     _, different = np.unique(skeletons, axis=0, return_index=True)
     return list(dict.fromkeys([*wanted, *sorted(different.tolist())]))[:top]
+
+
+def _free_rows(table: Table, baseline: TransformerConfig) -> list[int]:
+    """Return the best row of each kind of change that keeps the loss: heads, vocabulary, or both."""
+    is_free = (table["head_dim"] >= NARROWEST_FREE_HEAD) & (table["head_dim"] <= WIDEST_FREE_HEAD)
+    for name in ("num_heads", "num_kv_heads"):
+        is_free &= table[name] * table["head_dim"] == getattr(baseline, name) * baseline.head_dim
+    is_free |= table["head_dim"] == baseline.head_dim
+    kinds = (("heads",), ("vocab",), ("heads", "vocab"))
+    best = (np.flatnonzero(is_free & (table["changes"] == encode_names(kind)))[:1] for kind in kinds)
+    return [int(row) for rows in best for row in rows]

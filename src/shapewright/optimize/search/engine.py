@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import ConfigError
-from shapewright.core.traced import Tape, untraced
+from shapewright.core.traced import Tape, Traced, untraced
 from shapewright.models import count_parameters
 from shapewright.optimize.search.branches import encode_changes
 from shapewright.optimize.search.findings import Findings, Tally, take
 from shapewright.optimize.search.memory import MemoryOfShapes
-from shapewright.optimize.search.space.grid import AXES, sum_of
-from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_grid
+from shapewright.optimize.search.space.grid import AXES, Sum, sum_of
+from shapewright.optimize.search.steps import Lowered, Refused, StepTimes, lower_together
+from shapewright.prediction.loss import ShapeForLoss, count_compared
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
     from shapewright.optimize.search.findings import Table
+    from shapewright.optimize.search.objective import LossRanking
     from shapewright.optimize.search.space.grid import Grid, Index
     from shapewright.optimize.search.space.space import Space
     from shapewright.optimize.search.steps import VariedScenario
@@ -40,6 +42,8 @@ _CHUNK = 1 << 20
 _PRICED_AT_ONCE = 1 << 16
 # Sums over larger parameter counts would overflow 63 bits.
 _MOST_COUNTED = 2**60
+# The loss depends on the first three axes: heads, ffn and depth.
+_LOSS_AXES = 3
 # Shapes of one job, which then takes a few seconds.
 _SHAPES_OF_A_JOB = 1 << 22
 
@@ -53,10 +57,11 @@ class Limits:
         num_active: Parameters that a token uses, wanted; None if only the total counts.
         tolerance_fraction: Accepted deviation of both.
         memory_bytes: Most memory of one device. [byte]
-        token_s: The baseline's time per token (or per step); slower shapes are dropped. [s]
-        cost: Its time per token (or per step) and active parameter; shapes of a higher cost are only faster because
-            they are smaller.
+        token_s: Most time per token (or per step); slower shapes are dropped. [s]
+        cost: Highest cost: time per token (or per step) and active parameter, or the cost of ``ranking``. Of two shapes
+            of one speed the larger costs less, so that a shape does not lead because it is smaller.
         per_step: Whether the time of a step counts, instead of the time of a token.
+        ranking: Ranks by loss and time together; None for speed at equal size.
         least_costs: With several devices, the lowest cost on each; cost is then the largest ratio to them.
     """
 
@@ -67,6 +72,7 @@ class Limits:
     token_s: float
     cost: float
     per_step: bool = False
+    ranking: LossRanking | None = None
     least_costs: tuple[float, ...] = ()
 
 
@@ -80,6 +86,7 @@ class Job:
         limits: Limits that they must keep.
         branch: Index of the branch that they belong to.
         code: Changes that the branch makes, see encode_changes.
+        serving: The scenario that the model is served in, where serving costs.
     """
 
     space: Space
@@ -87,6 +94,7 @@ class Job:
     limits: Limits
     branch: int = 0
     code: int = 0
+    serving: VariedScenario | None = None
 
     def split(self) -> Iterator[Job]:
         """Cut the job along the axis of heads into jobs of a few seconds."""
@@ -144,15 +152,13 @@ def run_job(job: Job, findings: Findings) -> Iterator[int]:
     """Evaluate the shapes of one job; yields the number of shapes done, chunk by chunk."""
     grid = job.space.grid
     findings.tally.num_shapes = grid.num_shapes
-    for parts in zip(*(lower_grid(grid, varied) for varied in job.scenarios), strict=True):
-        refused = next((part for part in parts if isinstance(part, Refused)), None)
-        if refused is not None:
-            findings.tally.refused[_without_numbers(str(refused.reason))] += refused.num_shapes
-            yield refused.num_shapes
-            continue
-        lowered = [part for part in parts if isinstance(part, Lowered)]
-        assert all(part.grid.num_shapes == lowered[0].grid.num_shapes for part in lowered)
-        yield from _Evaluation(job, lowered, findings).run()
+    scenarios = (*job.scenarios, *([job.serving] if job.serving else []))
+    for part in lower_together(grid, scenarios):
+        if isinstance(part, Refused):
+            findings.tally.refused[_without_numbers(str(part.reason))] += part.num_shapes
+            yield part.num_shapes
+        else:
+            yield from _Evaluation(job, part, findings).run()
 
 
 def _without_numbers(message: str) -> str:
@@ -180,13 +186,25 @@ class _Evaluation:
     def __init__(self, job: Job, parts: Sequence[Lowered], findings: Findings) -> None:
         self._job, self._limits, self._findings = job, job.limits, findings
         self._grid = parts[0].grid
-        self._times = [StepTimes(part, varied) for part, varied in zip(parts, job.scenarios, strict=True)]
+        num_devices = len(job.scenarios)
+        self._times = [StepTimes(part, varied) for part, varied in zip(parts[:num_devices], job.scenarios, strict=True)]
+        self._serving = StepTimes(parts[-1], job.serving) if job.serving else None
         varied = job.scenarios[0]
         self._memory = MemoryOfShapes(varied)
         counts = count_parameters(varied.traced(tape := Tape(), self._grid.first())[0])
         total, active = tape.node_for(counts.total), tape.node_for(counts.active)
         self._parameters = sum_of(self._grid, total)
         self._active = self._parameters if active is total else sum_of(self._grid, active)
+        self._loss_fields: dict[str, Sum | Any] = {}
+        if self._limits.ranking is not None:
+            config, _ = varied.traced(Tape(), self._grid.first())
+            shape = ShapeForLoss.of(config)
+            numbers = {spec.name: getattr(shape, spec.name) for spec in fields(shape)}
+            numbers["num_compared"] = count_compared(config, varied.scenario.config.vocab_size)
+            self._loss_fields = {
+                name: sum_of(self._grid, number.node) if isinstance(number, Traced) else number
+                for name, number in numbers.items()
+            }
 
     def run(self) -> Iterator[int]:
         """Evaluate all shapes; yields the number of shapes done, chunk by chunk."""
@@ -231,13 +249,15 @@ class _Evaluation:
         """Return the shapes at an index that are faster than the baseline and fit, as a table."""
         limits, tally = self._limits, self._findings.tally
         tally.priced += len(index[0])
+        columns = self._columns(index)
         if all(times.has_bound for times in self._times):
             # A lower bound, without the operations that are priced per shape, already rules out most shapes.
-            _, token_s, cost = self._times_and_cost(index, whole=False)
-            index = tuple(positions[(cost < limits.cost) & (token_s < limits.token_s)] for positions in index)
-        step_s, token_s, cost = self._times_and_cost(index, whole=True)
+            _, token_s, cost = self._times_and_cost(index, columns, whole=False)
+            left = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
+            index, columns = tuple(positions[left] for positions in index), take(columns, left)
+        step_s, token_s, cost = self._times_and_cost(index, columns, whole=True)
         faster = np.flatnonzero((cost < limits.cost) & (token_s < limits.token_s))
-        index = tuple(positions[faster] for positions in index)
+        index, columns = tuple(positions[faster] for positions in index), take(columns, faster)
         fields = self._grid.fields_at(index)
         memory_bytes, kv_bytes = self._memory.estimate(fields) if len(faster) else (np.zeros(0), np.zeros(0))
         table: Table = {
@@ -246,6 +266,7 @@ class _Evaluation:
             "token_s": token_s[faster],
             "cost": cost[faster],
             "parameters": self._parameters.at(index),
+            "quality": 1.0 / columns["tokens_ratio"] if limits.ranking else self._parameters.at(index),
             "memory_bytes": memory_bytes,
             "kv_bytes": kv_bytes,
             "changes": encode_changes(fields, self._job.scenarios[0].scenario) | self._job.code,
@@ -259,18 +280,44 @@ class _Evaluation:
             tally.least_memory_bytes = min(least, tally.least_memory_bytes or least)
         return take(table, np.flatnonzero(fits))
 
-    def _times_and_cost(self, index: Index, *, whole: bool) -> tuple[Times, Times, Times]:
+    def _columns(self, index: Index) -> Table:
+        """Return what the costs of the shapes at an index need beside their times.
+
+        The loss depends on neither vocabulary nor micro-batch: it is computed once for shapes that differ in them only.
+        """
+        ranking = self._limits.ranking
+        if ranking is None:
+            return {"active": self._active.at(index)}
+        cell: Any = np.zeros(1, dtype=np.int64)
+        for positions, length in zip(index[:_LOSS_AXES], self._grid.lengths, strict=False):
+            cell = cell * length + positions
+        is_first = np.r_[True, cell[1:] != cell[:-1]][: len(index[0])]
+        first = tuple(positions[is_first] for positions in index)
+        shapes = {
+            name: number.at(first) if isinstance(number, Sum) else number for name, number in self._loss_fields.items()
+        }
+        num_compared = shapes.pop("num_compared")
+        columns = take(ranking.columns(ShapeForLoss(**shapes), num_compared), np.cumsum(is_first) - 1)
+        if self._serving is not None:
+            tokens = self._serving.num_tokens(index)
+            columns["served_s"] = self._serving.step_s(index) / tokens
+        return columns
+
+    def _times_and_cost(self, index: Index, columns: Table, *, whole: bool) -> tuple[Times, Times, Times]:
         """Return step time and time per token on the first device [s], and the largest cost over all devices."""
-        active = self._active.at(index)
+        ranking = self._limits.ranking
         steps_s = [times.step_s(index, whole=whole) for times in self._times]
         per_step = self._limits.per_step
         tokens_s = [
             step_s / (1.0 if per_step else times.num_tokens(index))
             for step_s, times in zip(steps_s, self._times, strict=True)
         ]
+        costs = [
+            token_s / columns["active"] if ranking is None else ranking.costs(token_s, columns) for token_s in tokens_s
+        ]
         if not self._limits.least_costs:
-            return steps_s[0], tokens_s[0], tokens_s[0] / active
+            return steps_s[0], tokens_s[0], costs[0]
         worst = np.zeros(len(index[0]))
-        for token_s, least in zip(tokens_s, self._limits.least_costs, strict=True):
-            worst = np.maximum(worst, token_s / active / least)
+        for cost, least in zip(costs, self._limits.least_costs, strict=True):
+            worst = np.maximum(worst, cost / least)
         return steps_s[0], tokens_s[0], worst

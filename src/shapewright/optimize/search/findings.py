@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Table = dict[str, Num[np.ndarray, " _rows"]]
 
 # Smaller differences are within the error of a prediction; counting them would put half of the space on the front.
-_TIME_STEP, _PARAMETERS_STEP, _MEMORY_STEP = 0.005, 0.005, 0.01
+_TIME_STEP, _QUALITY_STEP, _MEMORY_STEP = 0.005, 0.005, 0.01
 
 
 def join(tables: Sequence[Table]) -> Table:
@@ -42,7 +42,9 @@ def best_of_each(table: Table, count: int) -> Table:
 
 
 def pareto(table: Table) -> Table:
-    """Return the Pareto front of time per token, parameters (more is better), KV bytes per token and memory.
+    """Return the Pareto front of time per token, quality (more is better), KV bytes per token and memory.
+
+    Quality is the number of parameters, or tokens saved on the way to the baseline's loss.
 
     Differences below half a percent (memory: one percent) are ignored; of equal rows the one of lowest cost is kept.
     The row of lowest cost of all is always kept: it leads the list of shapes, although rounding may put it behind a
@@ -51,7 +53,7 @@ def pareto(table: Table) -> Table:
     columns = np.stack(
         [
             np.floor(np.log(table["token_s"]) / _TIME_STEP),
-            -np.floor(np.log(table["parameters"].astype(float)) / _PARAMETERS_STEP),
+            -np.floor(np.log(table["quality"].astype(float)) / _QUALITY_STEP),
             table["kv_bytes"],
             np.floor(np.log(table["memory_bytes"]) / _MEMORY_STEP),
         ],

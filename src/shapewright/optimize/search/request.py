@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from shapewright.core.errors import ConfigError, WorkloadError, close_names
+from shapewright.core.errors import ConfigError, close_names
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.models import list_presets, read_model, to_config_json
 from shapewright.models.transformer import FIELD_NAMES
+from shapewright.optimize.search.objective import Goal
 from shapewright.optimize.search.space.guard import check_guard
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ DEFAULT_VARIED = ("heads", "kv_heads", "ffn", "vocab", "depth", "width")
 DEFAULT_VARIED_WITH_STAGES = (*DEFAULT_VARIED, "micro_batch")
 """The same for training over pipeline stages, where the micro-batch size decides the size of the bubble."""
 
-OBJECTIVES = {"train-tokens-per-s": "train", "prefill": "prefill", "decode-latency": "decode", "cost": "train"}
-"""What is to be fast, and the phase that it is measured in."""
-
 FEWEST_PARAMETERS, MOST_PARAMETERS = 100_000, 10**14
 """Model sizes that a search accepts."""
 
@@ -59,6 +57,7 @@ class SearchRequest:
         tolerance_fraction: Accepted deviation from them, as a fraction.
         guard: One of the quality guards of search.space.guard.
         top: How many shapes to list.
+        goal: What to minimize, and the training run that it concerns.
 
     Raises:
         ConfigError: an unknown field, a contradiction, or a size out of range.
@@ -70,6 +69,7 @@ class SearchRequest:
     tolerance_fraction: float = 0.02
     guard: str = "usual"
     top: int = 20
+    goal: Goal = field(default_factory=Goal)
 
     def __post_init__(self) -> None:
         for name in self.vary:
@@ -134,24 +134,6 @@ def ffn_field(config: TransformerConfig) -> str:
 def _hint(name: str) -> str:
     hint = close_names(name, (*VARIED, *VARIED.values(), *VARIED_IN_BRANCHES))
     return f"{hint} " if hint else ""
-
-
-def phase_of(objective: str | None, phase: str | None) -> str:
-    """Return the phase that a search is measured in.
-
-    Raises:
-        ConfigError: the objective is not known.
-        WorkloadError: objective and phase contradict each other.
-    """
-    if objective is None:
-        return phase or "train"
-    if objective not in OBJECTIVES:
-        raise ConfigError(f"objective={objective!r} is not known; choose one of {', '.join(OBJECTIVES)}")
-    if phase not in (None, OBJECTIVES[objective]):
-        raise WorkloadError(
-            f"objective={objective} is measured in phase={OBJECTIVES[objective]}, not in {phase}; give one of them"
-        )
-    return OBJECTIVES[objective]
 
 
 def keep_expressible(model: Model, request: SearchRequest) -> tuple[SearchRequest, tuple[str, ...]]:

@@ -10,9 +10,12 @@ from shapewright.core.notebook import NotebookDisplay
 
 if TYPE_CHECKING:
     from shapewright.models import Model, TransformerConfig
-    from shapewright.optimize.search.compare import Gain, Speedup
     from shapewright.optimize.search.findings import Tally
+    from shapewright.optimize.search.gains import Gain
+    from shapewright.optimize.search.objective import Objective
+    from shapewright.prediction.loss import LossEffect
     from shapewright.prediction.predict import Prediction
+    from shapewright.prediction.speedup import Speedup
     from shapewright.prediction.training_run import TrainingRun
 
 
@@ -75,8 +78,12 @@ class Candidate:
         changed_fields: Names of the changed fields, see search.branches; fields that only follow another do not count.
         changes: Old and new value of every field that differs, by name.
         speedup: Ratio of its throughput to the baseline's, with interval.
-        equal_size_speedup: Speedup per parameter that a token uses, by which shapes are ranked: a model that is faster
-            only because it is smaller gains nothing.
+        equal_size_speedup: Speedup per parameter that a token uses: a model that is faster only because it is smaller
+            gains nothing.
+        effect: Difference of the loss, and the net speedup to the baseline's loss; None for a model that the loss law
+            does not describe.
+        cost_ratio: What the objective minimizes, over the baseline's: time per parameter, time to the loss, dollars;
+            for ``loss-at-budget`` the exponential of the loss above the baseline's.
         layer_speedup: Ratio of the baseline's forward time of one average layer to its own.
         parameters_change_fraction: Relative change of the parameters.
         kv_bytes_per_token: KV cache of one token, of the whole model. [byte]
@@ -91,6 +98,8 @@ class Candidate:
     changes: Mapping[str, tuple[Any, Any]]
     speedup: Speedup
     equal_size_speedup: float
+    effect: LossEffect | None
+    cost_ratio: float
     layer_speedup: float
     parameters_change_fraction: float
     kv_bytes_per_token: float
@@ -103,6 +112,11 @@ class Candidate:
         """The config of the shape."""
         return self.prediction.config
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the change keeps the loss."""
+        return self.effect is not None and self.effect.is_free
+
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice:
@@ -111,13 +125,41 @@ class OnDevice:
     Attributes:
         speedup: Ratio of its throughput to the baseline's on the device.
         equal_size_speedup: Speedup per parameter that a token uses.
-        regret: Ratio, from 1, of its time per token and parameter to that of the best shape on the device: the cost of
-            using one shape on all devices.
+        effect: As of Candidate, on the device.
+        regret: Ratio, from 1, of its cost to that of the best shape on the device: the cost of using one shape on all
+            devices.
     """
 
     speedup: Speedup
     equal_size_speedup: float
+    effect: LossEffect | None
     regret: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What to do with the baseline.
+
+    Attributes:
+        code: A key of ``search.verdict.VERDICTS``.
+        text: The verdict in one sentence.
+        rank: Rank of the recommended shape; 0 where the verdict is to keep the baseline.
+        changes: Old and new value of each field that it changes.
+        net_speedup: Ratio of the baseline's time to its loss to that shape's; 1 where the verdict is to keep. In
+            inference the speed-up.
+        net_speedup_low: Lower end of its 90 % interval.
+        net_speedup_high: Upper end.
+        chance_better: Probability that it is above 1.
+    """
+
+    code: str
+    text: str
+    rank: int = 0
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    net_speedup: float = 1.0
+    net_speedup_low: float = 1.0
+    net_speedup_high: float = 1.0
+    chance_better: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +167,12 @@ class SearchResult(NotebookDisplay):
     """Result of a search.
 
     Attributes:
+        verdict: What to do; None for a model that the loss law does not describe.
+        objective: What was minimized.
+        train_tokens: Tokens of the baseline's run, at which losses are compared; None without the loss law.
         model: The baseline in the form it was read in, as models.to_config_json takes it.
         baseline: The baseline as a candidate.
-        candidates: Faster shapes, fastest first: the best of each number of changes, then the best of all.
+        candidates: Better shapes, best first: the best of each number of changes, then the best of all.
         best_on: With several devices, the best shape on each alone.
         front: Pareto front of time per token, parameters, KV cache per token and memory, fastest first; cut to the
             fastest if it is long.
@@ -139,6 +184,9 @@ class SearchResult(NotebookDisplay):
         notes: Notes for the reader, one line each.
     """
 
+    verdict: Verdict | None
+    objective: Objective
+    train_tokens: float | None
     model: Model
     baseline: Candidate
     candidates: tuple[Candidate, ...]
@@ -152,7 +200,7 @@ class SearchResult(NotebookDisplay):
     horizon: TrainingRun | None = None
 
     def best_by_num_changes(self) -> dict[int, Candidate]:
-        """Return the fastest listed shape of each number of changed fields."""
+        """Return the best listed shape of each number of changed fields."""
         best: dict[int, Candidate] = {}
         for candidate in self.candidates:
             best.setdefault(len(candidate.changed_fields), candidate)

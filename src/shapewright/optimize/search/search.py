@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shapewright.core.errors import ConfigError
+from shapewright.core.errors import ConfigError, WorkloadError
 from shapewright.core.units import format_bytes, format_count
 from shapewright.optimize.search.branches import list_branches
 from shapewright.optimize.search.device_search import MOST_COST_FRACTION, DeviceSearch
 from shapewright.optimize.search.engine import Limits, explore, run_here
 from shapewright.optimize.search.findings import Findings
 from shapewright.optimize.search.memory import kv_bytes_per_token
+from shapewright.optimize.search.objective import OBJECTIVES
 from shapewright.optimize.search.request import LARGEST_TOLERANCE, keep_expressible
 from shapewright.optimize.search.result import Candidate, SearchResult
 from shapewright.optimize.search.space.guard import ffn_ratio
+from shapewright.optimize.search.verdict import judge_search
+from shapewright.prediction.loss import describe_extrapolation, has_loss_law
+from shapewright.prediction.training_run import TrainingRun
 
 if TYPE_CHECKING:
     from shapewright.optimize.search.engine import Progress, Runner
+    from shapewright.optimize.search.objective import Goal, Objective
     from shapewright.optimize.search.request import SearchRequest
     from shapewright.optimize.search.space.space import Space
     from shapewright.prediction.scenario import Scenario
@@ -48,7 +53,7 @@ def search_shapes(
     request: SearchRequest,
     *,
     others: Sequence[Scenario] = (),
-    per_step: bool = False,
+    serving: Scenario | None = None,
     notes: tuple[str, ...] | None = None,
     run: Runner = run_here,
     progress: Progress | None = None,
@@ -61,7 +66,7 @@ def search_shapes(
         request: What to vary, and how far.
         others: The baseline on further devices: shapes are then ranked by their largest regret, the ratio of their cost
             to that of the best shape on the device.
-        per_step: Minimize the time of a step (latency) instead of the time per token (throughput).
+        serving: The baseline as it is served, where the goal counts tokens that are served.
         notes: Notes kept with the result, instead of those of the scenario.
         run: Runs the jobs of the search.
         progress: Called with the number of shapes done and of all shapes.
@@ -70,7 +75,8 @@ def search_shapes(
         ShapewrightError: the baseline cannot run, or the space is empty; the message names the constraint.
     """
     start_s = time.perf_counter()
-    if per_step and "micro_batch" in request.free_fields():
+    objective = _check_goal(request.goal, scenario, others)
+    if objective.measures_step and "micro_batch" in request.free_fields():
         raise ConfigError("vary=micro_batch has no meaning for the latency of decode, where 1 is fastest; leave it out")
     request, found_notes = keep_expressible(scenario.model, request)
     places, batch_notes = _hold_global_batch([_settle(place) for place in (scenario, *others)], request)
@@ -78,8 +84,9 @@ def search_shapes(
     if "experts" in request.free_fields() and scenario.config.is_moe:
         notes += (_EXPERTS_NOTE,)
     branches = list_branches(places[0], request)
-    searches = [DeviceSearch(branches, place, request, per_step=per_step) for place in places]
+    searches = [DeviceSearch(branches, place, request, objective, serving=serving) for place in places]
     first = searches[0]
+    notes += _describe_run(request.goal, first)
     limits, limit_notes = first.limits(request)
     notes += limit_notes
     for search in searches[1:]:
@@ -93,9 +100,16 @@ def search_shapes(
     findings = explore(first.jobs(limits, searches), run, progress)
     _refuse_if_nothing_priced(findings, limits, first.spaces[0])
     add_devices = partial(_with_devices, searches, limits.least_costs)
-    candidates = tuple(add_devices(candidate) for candidate in first.list_candidates(findings, request.top))
+    found = first.list_candidates(findings, request.top)
+    if first.ranking is not None and not others:
+        found = first.sort_by_certainty(found)
+    candidates = tuple(add_devices(candidate) for candidate in found)
     notes += _notes_on_candidates(candidates, findings, first, request)
     return SearchResult(
+        verdict=judge_search(candidates, is_training=objective.phase == "train", only_free=first.is_far_outside),
+        objective=objective,
+        train_tokens=first.train_tokens,
+        horizon=_horizon(request.goal, first),
         model=scenario.model,
         baseline=add_devices(first.baseline),
         candidates=candidates,
@@ -111,6 +125,57 @@ def search_shapes(
         is_complete=findings.is_complete,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _check_goal(goal: Goal, scenario: Scenario, others: Sequence[Scenario]) -> Objective:
+    """Return the objective of a search.
+
+    Raises:
+        ConfigError: the loss law does not describe the model.
+        WorkloadError: the goal contradicts the phase or the number of devices.
+    """
+    objective = goal.resolve(scenario.workload.phase)
+    if others and (objective.name == "cost" or goal.usd_per_hour is not None):
+        raise WorkloadError(
+            "shapes are ranked by regret over several devices, which does not depend on prices; omit objective='cost' "
+            "and usd_per_hour, give one device, or use 'shapewright compare'"
+        )
+    if others and (objective.name == "loss-at-budget" or goal.gpu_hours is not None):
+        raise WorkloadError(
+            "an hour is worth other tokens on each device, so gpu_hours and objective='loss-at-budget' need one "
+            "device; give train_tokens instead, or one device"
+        )
+    if has_loss_law(scenario.config):
+        return objective
+    if objective.name in ("time-to-loss", "loss-at-budget") or goal.serve_tokens or goal.target_loss_nats:
+        if goal.objective is None and goal.target_loss_nats is None:
+            return OBJECTIVES["train-tokens-per-s"]
+        raise ConfigError(
+            f"the loss law describes decoders, and {scenario.config.title} is an {scenario.config.stack}; use "
+            f"objective='train-tokens-per-s'"
+        )
+    return objective if objective.name != "cost" else replace(objective, measures_loss=False)
+
+
+def _describe_run(goal: Goal, search: DeviceSearch) -> tuple[str, ...]:
+    """Return notes on the run that shapes are compared over, and on what the loss law does not know about it."""
+    tokens = search.train_tokens
+    if tokens is None:
+        return (f"the loss law describes decoders: losses of {search.own.config.title} are not compared",)
+    notes = []
+    if not goal.has_run:
+        notes.append(
+            f"losses are compared at {format_count(tokens)} tokens, 20 per parameter; set train_tokens for another run"
+        )
+    return (*notes, *describe_extrapolation(search.own.config, tokens))
+
+
+def _horizon(goal: Goal, search: DeviceSearch) -> TrainingRun | None:
+    """Return the training run that savings are stated for; None without one."""
+    if search.objective.phase != "train" or not (goal.has_run or goal.usd_per_hour is not None):
+        return None
+    tokens = goal.count_train_tokens(search.own) if search.train_tokens is None else search.train_tokens
+    return TrainingRun(train_tokens=round(tokens), usd_per_hour=goal.usd_per_hour)
 
 
 def _settle(scenario: Scenario) -> Scenario:
@@ -176,8 +241,8 @@ def _notes_on_candidates(
     if not candidates:
         experts = "experts, " if config.is_moe and "experts" not in request.vary else ""
         notes.append(
-            f"no shape inside the limits is predicted to be faster; vary {experts}more fields, raise "
-            f"tolerance_fraction, or set guard='free'"
+            f"no shape inside the limits is predicted to be {'better' if search.ranking else 'faster'}; vary {experts}"
+            f"more fields, raise tolerance_fraction, or set guard='free'"
         )
     notes += _notes_on_cache(candidates, search)
     decodes = search.own.workload.phase == "decode"

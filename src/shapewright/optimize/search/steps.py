@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,10 +56,12 @@ class VariedScenario:
     Attributes:
         scenario: The baseline: its device, layout and software hold for every shape.
         followers: Fields of the config that take the value of another one: name of the follower to name of the leader.
+        fixed: Fields that keep the scenario's value whatever a shape has.
     """
 
     scenario: Scenario
     followers: Mapping[str, str]
+    fixed: frozenset[str] = frozenset()
 
     def traced(self, tape: Tape, shape: Mapping[str, int]) -> tuple[TransformerConfig, Workload]:
         """Return config and workload whose varied fields are traced numbers with the values of one shape."""
@@ -81,7 +83,8 @@ class VariedScenario:
         return self.scenario.replace(**self._with_followers({name: int(value) for name, value in shape.items()}))
 
     def _with_followers(self, shape: Mapping[str, Any]) -> dict[str, Any]:
-        return {**shape, **{name: shape[leader] for name, leader in self.followers.items() if leader in shape}}
+        every = {**shape, **{name: shape[leader] for name, leader in self.followers.items() if leader in shape}}
+        return {name: number for name, number in every.items() if name not in self.fixed}
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,20 @@ def lower_grid(grid: Grid, varied: VariedScenario) -> Iterator[Lowered | Refused
             yield outcome
         else:
             waiting += split_by(part, differing.node)
+
+
+def lower_together(grid: Grid, scenarios: Sequence[VariedScenario]) -> Iterator[tuple[Lowered, ...] | Refused]:
+    """Cut a grid into parts that lower to the same operations in each of several scenarios, and lower each part once.
+
+    Yields:
+        For each part, its operations in every scenario; or the error of the first scenario that refuses it.
+    """
+    for first in lower_grid(grid, scenarios[0]):
+        if isinstance(first, Refused) or len(scenarios) == 1:
+            yield first if isinstance(first, Refused) else (first,)
+            continue
+        for others in lower_together(first.grid, scenarios[1:]):
+            yield others if isinstance(others, Refused) else (replace(first, grid=others[0].grid), *others)
 
 
 def _drop_refused(grid: Grid, axis: int, varied: VariedScenario) -> tuple[Grid, list[Refused]]:

@@ -1,15 +1,33 @@
 """Loss by shape: a law of training loss over parameters, tokens and shape, and what it says about time to a loss."""
 
+from shapewright.prediction.loss.effect import (
+    LossEffect,
+    as_compared,
+    count_compared,
+    describe_extrapolation,
+    has_loss_law,
+    is_far_outside,
+    is_free_change,
+    judge_change,
+)
 from shapewright.prediction.loss.law import LossDifference, LossLaw, TokensRatio, load_loss_law
 from shapewright.prediction.loss.net_speed import NetSpeedup, net_speedup
 from shapewright.prediction.loss.shape import ShapeForLoss
 
 __all__ = [
     "LossDifference",
+    "LossEffect",
     "LossLaw",
     "NetSpeedup",
     "ShapeForLoss",
     "TokensRatio",
+    "as_compared",
+    "count_compared",
+    "describe_extrapolation",
+    "has_loss_law",
+    "is_far_outside",
+    "is_free_change",
+    "judge_change",
     "load_loss_law",
     "net_speedup",
 ]

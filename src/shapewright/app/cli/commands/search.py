@@ -93,8 +93,9 @@ def show_result(result: SearchResult, verified: Verification | None, shown: Show
         print_search(result, make_console())
     if verified is not None:
         from shapewright.app.report.optimize.search_text import print_verification
+        from shapewright.app.report.outputs.verification import verification_output
 
-        print_verification(verified, make_console())
+        print_verification(verification_output(verified), make_console())
 
 
 def write_page(result: SearchResult, path: str) -> None:
@@ -164,6 +165,7 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+_OBJECTIVES = ("time-to-loss", "loss-at-budget", "train-tokens-per-s", "prefill", "decode-latency", "cost")
 EXIT_INTERRUPTED = 130
 _VERIFY_BUDGET_S = 60.0
 
@@ -175,6 +177,9 @@ Examples:
   shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
   shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
+  shapewright search llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 3 --train-tokens 1t
+  shapewright search gpt3-2.7b --device a100-sxm-80gb --gpu-hours 20000
+  shapewright search gpt3-2.7b --device a100-sxm-80gb --objective cost --serve-tokens 1t --usd-per-hour 2
   shapewright search gpt2 --device l40s --dtype bf16 --vary vocab --seq-len 256 --verify 1 --verify-budget 2
   shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
   shapewright search llama-3-8b --device h100-sxm-80gb --tp 2 --dp 32 --global-batch 512 --vary layout,micro_batch
@@ -200,10 +205,14 @@ Examples:
 @click.option("--keep", multiple=True, metavar="FIELD=VALUE", help="fix a field; may be repeated")
 @click.option(
     "--objective",
-    type=click.Choice(("train-tokens-per-s", "prefill", "decode-latency", "cost")),
-    help="objective (default: by --phase, else training throughput)",
+    type=click.Choice(_OBJECTIVES),
+    help="what to minimize (default: time-to-loss with the length of a run, loss-at-budget with --gpu-hours, else the "
+    "speed of the --phase)",
 )
-@click.option("--train-tokens", metavar="N", help="tokens of the training run, such as 2t, for savings")
+@click.option("--train-tokens", metavar="N", help="tokens that CONFIG is trained on (default: 20 per parameter)")
+@click.option("--gpu-hours", type=float, metavar="H", help="device hours that CONFIG is trained for, instead of tokens")
+@click.option("--target-loss", type=float, metavar="NATS", help="loss that CONFIG is trained to, instead of tokens")
+@click.option("--serve-tokens", metavar="N", help="tokens generated in the model's life, for --objective cost")
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
 @click.option("--top", type=int, default=20, show_default=True, help="number of shapes to list")
 @click.option("--strict", is_flag=True, help="strict quality guard: stay close to the proportions of the baseline")
@@ -245,6 +254,9 @@ def command(
     keep: tuple[str, ...],
     objective: str | None,
     train_tokens: str | None,
+    gpu_hours: float | None,
+    target_loss: float | None,
+    serve_tokens: str | None,
     usd_per_hour: float | None,
     top: int,
     strict: bool,
@@ -262,12 +274,14 @@ def command(
     address: str | None,
     **given: Any,
 ) -> int:
-    """Find shapes of CONFIG's size that run faster on a device.
+    """Find shapes of CONFIG's size that reach a loss sooner, or run faster, on a device.
 
-    The same parameters, family and workload, faster: changes of one field first, then of more. Without CONFIG the
-    baseline is a public model scaled to --params. What is ranked is throughput per parameter: a model that is faster
-    because it is smaller gains nothing. Shapes stay inside a quality guard (docs/decisions/0006-search.md). Over
-    several --devices the rank is that of the worst regret: the time on a device over that of the best shape there.
+    The verdict comes first: keep the shape, or a change, with its net speed-up to the same loss and how sure it is.
+    Changes that keep the loss (other heads of 64 to 256, a padded vocabulary) are free; others trade loss for speed.
+    With --train-tokens, --gpu-hours or --target-loss, shapes are ranked by loss and time together, the surest gain
+    first; else by throughput per parameter. Without CONFIG the baseline is a public model scaled to --params. Shapes
+    stay inside a quality guard (docs/decisions/0006-search.md). Over several --devices the rank is that of the worst
+    regret: what is minimized, over that of the best shape of the device.
 
     Exit code 0: done, whether or not anything is faster; 2: bad input; 130: interrupted, with the best so far.
     """
@@ -299,6 +313,9 @@ def command(
         guard="strict" if strict else "free" if free else "usual",
         top=top,
         train_tokens=_read_count("--train-tokens", train_tokens),
+        gpu_hours=gpu_hours,
+        target_loss_nats=target_loss,
+        serve_tokens=_read_count("--serve-tokens", serve_tokens),
         usd_per_hour=usd_per_hour,
         engine=engine,
         address=address,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.app.report.outputs.compare import CompareOutput
     from shapewright.app.report.outputs.memory import MemoryOutput
-    from shapewright.optimize.search import SearchResult
+    from shapewright.app.report.outputs.search import SearchOutput
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 
@@ -167,9 +167,9 @@ def comparison_figure(output: CompareOutput) -> FigureOutput:
     return figure(chart, {part.name: texts for part in chart.parts})
 
 
-def speedup_figure(result: SearchResult) -> FigureOutput:
-    """The Pareto front of a search by parameters and speed-up."""
-    chart = speedup_chart(result)
+def speedup_figure(found: SearchOutput) -> FigureOutput:
+    """The Pareto front of a search by loss, or parameters, and speed-up."""
+    chart = speedup_chart(found)
     return figure(chart, {part.name: part.labels for part in chart.series if isinstance(part, Points)})
 
 

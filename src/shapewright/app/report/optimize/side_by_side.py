@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_table
-from shapewright.app.report.optimize.search_text import describe_changes, describe_measures
+from shapewright.app.report.optimize.search_rows import describe_changes, describe_gain, describe_measures
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
+from shapewright.app.report.outputs.search import candidate_output
 from shapewright.core.units import TERA, format_seconds
 
 if TYPE_CHECKING:
@@ -40,12 +41,11 @@ def print_side_by_side(result: SearchResult, candidate: Candidate, console: Cons
         candidate: The shape.
         console: Console to print on.
     """
-    console.print(
-        f"rank {candidate.rank}: {describe_changes(candidate)}; {candidate.speedup.factor:.3f}x", style="bold"
-    )
+    shown = candidate_output(candidate)
+    console.print(f"rank {shown.rank}: {describe_changes(shown)}; {describe_gain(shown)}", style="bold")
     columns = columns_of(_rows(result.baseline.prediction, candidate.prediction), _COLUMNS)
     print_table(columns, console)
-    moved = describe_measures(candidate)
+    moved = describe_measures(shown)
     if moved:
         console.print(f"moves {moved}", style="dim", soft_wrap=True)
 

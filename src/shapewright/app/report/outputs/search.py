@@ -4,20 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
+from shapewright.app.report.outputs.verification import VerificationOutput, verification_output
 from shapewright.models import TransformerConfig
-from shapewright.optimize.search.compare import Gain
+from shapewright.optimize.search.gains import Gain
+from shapewright.optimize.search.verdict import VERDICTS
 from shapewright.prediction.training_run import RunCost, estimate_run_cost, estimate_saving
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
     from shapewright.optimize.search import Candidate, SearchResult
-    from shapewright.optimize.search.result import Verification
+    from shapewright.optimize.search.result import Verdict, Verification
+    from shapewright.prediction.loss import LossEffect
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
+_EFFECT_FIELDS = (
+    "loss_difference_nats",
+    "loss_difference_low_nats",
+    "loss_difference_high_nats",
+    "tokens_to_loss",
+    "net_speedup",
+    "net_speedup_low",
+    "net_speedup_high",
+    "chance_better",
+)
 _CSV_COLUMNS = (
     "rank",
     "changed_fields",
@@ -40,6 +54,8 @@ _CSV_COLUMNS = (
     "speedup_high",
     "probability_faster",
     "equal_size_speedup",
+    "is_free",
+    *_EFFECT_FIELDS,
     "layer_speedup",
     "parameters",
     "parameters_change",
@@ -74,7 +90,8 @@ class SpeedupThere:
     speedup_low: float = described("lower end of its 90 % interval")
     speedup_high: float = described("upper end of its 90 % interval")
     equal_size_speedup: float = described("the same per parameter that a token uses")
-    regret: float = described("time over that of the best shape on this device, from 1")
+    net_speedup: float | None = described("time to the baseline's loss over the shape's; null as `net_speedup` below")
+    regret: float = described("what the objective minimizes over that of the best shape on this device, from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +109,27 @@ class CandidateOutput:
     speedup_low: float = described("lower end of its 90 % interval")
     speedup_high: float = described("upper end of its 90 % interval")
     probability_faster: float = described("probability that the speed-up is above 1")
-    equal_size_speedup: float = described("speed-up per parameter that a token uses; shapes are ranked by it")
+    equal_size_speedup: float = described("speed-up per parameter that a token uses")
+    is_free: bool = described("whether the change keeps the loss: other heads of 64 to 256, a padded vocabulary")
+    loss_difference_nats: float | None = described(
+        "loss above the baseline's after `train_tokens`, at equal size; null for a model that the loss law does not "
+        "describe"
+    )
+    loss_difference_low_nats: float | None = described("lower end of its 90 % interval")
+    loss_difference_high_nats: float | None = described("upper end of its 90 % interval")
+    tokens_to_loss: float | None = described(
+        "tokens needed for the loss that the baseline has after `train_tokens`; null where it is out of reach"
+    )
+    net_speedup: float | None = described(
+        "time in which the baseline reaches that loss over the shape's, at equal size; null outside training"
+    )
+    net_speedup_low: float | None = described("lower end of its 90 % interval")
+    net_speedup_high: float | None = described("upper end of its 90 % interval")
+    chance_better: float | None = described("probability that the net speed-up is above 1")
+    cost_ratio: float = described(
+        "what the objective minimizes over that of the baseline; for `loss-at-budget` the exponential of the "
+        "difference of loss"
+    )
     layer_speedup: float = described("speed-up of the forward pass of one average layer")
     parameters: int
     parameters_change: float = described("parameters gained or lost, as a fraction")
@@ -106,9 +143,26 @@ class CandidateOutput:
     measures: dict[str, Measure] = described("measures of the quality guard")
     gains: list[Gain] = described("time saved by module")
     on_devices: dict[str, SpeedupThere] = described("results by device where several were given")
-    saves: RunCost | None = optional("what the training run takes less; with `horizon` only")
-    saves_low: RunCost | None = optional("the same at the lower end of the speed-up")
-    saves_high: RunCost | None = optional("the same at the upper end of the speed-up")
+    saves: RunCost | None = optional(
+        "what the training run takes less: to the same loss where the objective compares losses, else for the same "
+        "tokens; with `horizon` only"
+    )
+    saves_low: RunCost | None = optional("the same at the lower end of the net speed-up, or the speed-up")
+    saves_high: RunCost | None = optional("the same at the upper end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictOutput:
+    """What to do with the baseline."""
+
+    code: str = described("; ".join(f"`{code}`: {text}" for code, text in VERDICTS.items()))
+    text: str = described("the verdict in one sentence")
+    rank: int = described("rank of the recommended shape in `candidates`; 0 where the verdict is to keep the shape")
+    changes: dict[str, Change] = described("the fields that it changes")
+    net_speedup: float = described("its net speed-up, in inference its speed-up; 1 where the verdict is to keep")
+    net_speedup_low: float = described("lower end of its 90 % interval")
+    net_speedup_high: float = described("upper end of its 90 % interval")
+    chance_better: float = described("probability that it is above 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,60 +201,30 @@ class SearchSpace:
     refused: Mapping[str, int] = described("shapes that cannot run, by reason")
     outside_guard: int = described("shapes outside the quality guard")
     outside_budget: int = described("shapes of another size")
-    faster: int = described("faster shapes that fit in memory")
-    faster_but_too_large: int = described("faster shapes that do not fit")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleTimes:
-    """Measured times of one part of the model, for equal work."""
-
-    baseline_s: float = described("time of the baseline")
-    shape_s: float = described("time of the shape")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedShapeOutput:
-    """One shape, measured and predicted."""
-
-    rank: int = described("its rank in the search")
-    predicted: float = described("predicted speed-up of the whole step")
-    predicted_of_measured: float = described("predicted speed-up of the operations that were measured")
-    measured: float = described("measured speed-up of them, median of the rounds")
-    measured_low: float = described("lowest of the rounds")
-    measured_high: float = described("highest of the rounds")
-    covered_fraction: float = described("share of the predicted step in operations that were measured")
-    modules: dict[str, ModuleTimes] = described("measured times by part of the model")
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerificationOutput:
-    """Measurement of the best shapes."""
-
-    device: str = described("device that was measured")
-    library: str = described("library and versions")
-    asked_device: str = described("device of the search")
-    shapes: list[VerifiedShapeOutput] = described("the shapes, by rank")
-    num_rounds: int = described("rounds of the measurement")
-    notes: list[str] = described("remarks, one line each")
-    wall_s: float = described("duration of the measurement")
+    faster: int = described("shapes better than the baseline that fit in memory")
+    faster_but_too_large: int = described("better shapes that do not fit")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOutput(Output):
-    """Faster shapes of the same size."""
+    """Better shapes of the same size."""
 
+    verdict: VerdictOutput | None = described("what to do; null for a model that the loss law does not describe")
     source: str
+    objective: str = described("what is minimized")
+    train_tokens: float | None = described("tokens of the baseline's run, at which losses are compared")
     device: DeviceSummary = described("the device; the first where several were given")
     devices: list[BestAlone] = described("where several were given: the devices, each with its best shape")
-    horizon: HorizonOutput | None = described("the training run; null without `--train-tokens` or a price")
+    horizon: HorizonOutput | None = described("the training run; null where neither its length nor a price is given")
     software: str
     workload: Workload
     layout: JobLayout
     baseline: CandidateOutput = described("the shape that the search started from")
-    candidates: list[CandidateOutput] = described("faster shapes, the best first")
+    candidates: list[CandidateOutput] = described("better shapes, the best first")
     best_by_num_changes: dict[str, int] = described("rank of the best shape by number of changed fields")
-    pareto: list[CandidateOutput] = described("Pareto front over time, parameters, KV bytes per token and memory")
+    pareto: list[CandidateOutput] = described(
+        "Pareto front over time, parameters or tokens to the loss, KV bytes per token and memory"
+    )
     guard: dict[str, Range] = described("limits by measure of the quality guard")
     space: SearchSpace = described("shapes considered")
     elapsed_s: float
@@ -215,7 +239,9 @@ def search_output(result: SearchResult, verification: Verification | None = None
     return take(
         SearchOutput,
         result,
+        verdict=None if result.verdict is None else _verdict(result.verdict),
         source=result.model.source,
+        objective=result.objective.name,
         device=summarize_device(prediction.device),
         devices=[BestAlone(name=name, best_alone=candidate_output(best)) for name, best in result.best_on.items()],
         horizon=_horizon(result),
@@ -231,7 +257,7 @@ def search_output(result: SearchResult, verification: Verification | None = None
             for measure, (low, high) in result.ranges.items()
         },
         space=take(SearchSpace, tally, faster_but_too_large=tally.too_large),
-        verification=None if verification is None else _verification(verification),
+        verification=None if verification is None else verification_output(verification),
     )
 
 
@@ -244,11 +270,12 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
         micro_batch_size=prediction.workload.micro_batch_size,
         recompute=prediction.workload.recompute,
         layout=prediction.layout,
-        changes={name: Change(old=old, new=new) for name, (old, new) in candidate.changes.items()},
+        changes=_changes(candidate.changes),
         speedup=speedup.factor,
         speedup_low=speedup.low,
         speedup_high=speedup.high,
         probability_faster=speedup.probability_faster,
+        **_effect(candidate.effect),
         parameters=prediction.parameters.total,
         parameters_change=candidate.parameters_change_fraction,
         step_time_s=prediction.step_time_s,
@@ -268,10 +295,34 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
                 speedup=there.speedup.factor,
                 speedup_low=there.speedup.low,
                 speedup_high=there.speedup.high,
+                net_speedup=_effect(there.effect)["net_speedup"],
             )
             for name, there in candidate.on_devices.items()
         },
     )
+
+
+def _changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, Change]:
+    return {name: Change(old=old, new=new) for name, (old, new) in changes.items()}
+
+
+def _verdict(verdict: Verdict) -> VerdictOutput:
+    return take(VerdictOutput, verdict, changes=_changes(verdict.changes))
+
+
+def _effect(effect: LossEffect | None) -> dict[str, float | None]:
+    """Fields of a candidate that say what it does to the loss; None where that is not known."""
+    found: dict[str, float | None] = dict.fromkeys(_EFFECT_FIELDS)
+    if effect is not None:
+        found["loss_difference_nats"] = effect.difference_nats
+        found["loss_difference_low_nats"] = effect.difference_low_nats
+        found["loss_difference_high_nats"] = effect.difference_high_nats
+        found["tokens_to_loss"] = effect.tokens_ratio * effect.train_tokens
+    if effect is not None and effect.net_speedup is not None:
+        net = effect.net_speedup
+        found["net_speedup"], found["chance_better"] = net.factor, net.probability_faster
+        found["net_speedup_low"], found["net_speedup_high"] = net.low, net.high
+    return {name: value if value is None or isfinite(value) else None for name, value in found.items()}
 
 
 def _horizon(result: SearchResult) -> HorizonOutput | None:
@@ -287,27 +338,15 @@ def _horizon(result: SearchResult) -> HorizonOutput | None:
 
 
 def _savings(result: SearchResult, candidate: Candidate) -> dict[str, Any]:
-    """Savings of a shape over the training run, at its speed-up and at the ends of the interval."""
+    """Savings of a shape over the training run, at its net speed-up or speed-up, and at the ends of the interval."""
     if result.horizon is None:
         return {}
     cost, speedup = estimate_run_cost(result.baseline.prediction, result.horizon), candidate.speedup
     ends = {"saves": speedup.factor, "saves_low": speedup.low, "saves_high": speedup.high}
-    return {name: estimate_saving(cost, factor) for name, factor in ends.items()}
-
-
-def _verification(found: Verification) -> VerificationOutput:
-    shapes = [
-        take(
-            VerifiedShapeOutput,
-            shape,
-            modules={
-                module: ModuleTimes(baseline_s=before_s, shape_s=after_s)
-                for module, (before_s, after_s) in shape.modules.items()
-            },
-        )
-        for shape in found.shapes
-    ]
-    return take(VerificationOutput, found, shapes=shapes)
+    net = candidate.effect.net_speedup if candidate.effect is not None else None
+    if result.objective.measures_loss and net is not None:
+        ends = {"saves": net.factor, "saves_low": net.low, "saves_high": net.high}
+    return {name: estimate_saving(cost, factor) if factor > 0.0 else None for name, factor in ends.items()}
 
 
 def search_rows(result: SearchResult) -> list[list[str]]:

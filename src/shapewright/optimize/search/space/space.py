@@ -91,6 +91,10 @@ def make_space(scenario: Scenario, request: SearchRequest) -> Space:
         raise ConfigError("every field is kept, so nothing is left to search; vary more fields or keep fewer")
     own = measure_shape(baseline)
     ranges = {measure.name: allowed_range(measure, own[measure.name], request.guard) for measure in MEASURES}
+    if request.goal.resolve(scenario.workload.phase).measures_loss and request.guard != "free":
+        # More key-value heads train to a lower loss, but the baseline's were chosen for serving, which training does
+        # not pay for.
+        ranges["kv_group"] = (max(own["kv_group"], ranges["kv_group"][0]), max(own["kv_group"], ranges["kv_group"][1]))
     listed = FieldValues(baseline, scenario.layout, request, free, ranges)
     rows = list(listed.heads())
     if not rows:

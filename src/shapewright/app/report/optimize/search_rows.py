@@ -1,0 +1,151 @@
+"""Shapes of a search as rows of a table, and their changes, gains and losses in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shapewright.app.report.columns import Column, columns_of
+from shapewright.core.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shapewright.app.report.outputs.search import CandidateOutput
+
+_CANDIDATE_COLUMNS = (
+    Column("rank"),
+    Column("changes", is_text=True),
+    Column("net"),
+    Column("90 % interval", rank=2),
+    Column("better", rank=1),
+    Column("loss (nats)", rank=1, is_text=True),
+    Column("speed-up"),
+    Column("90 % interval of speed", rank=3),
+    Column("faster", rank=4),
+    Column("at equal size", rank=4),
+    Column("tokens", rank=4),
+    Column("parameters", rank=3),
+    Column("step", rank=5),
+    Column("memory", rank=6),
+    Column("KV/token", rank=7),
+)
+# Symbols of fields, as in docs/notation.md.
+_LETTERS = {
+    "hidden_size": "h",
+    "num_layers": "L",
+    "num_heads": "a",
+    "num_kv_heads": "a_kv",
+    "head_dim": "d",
+    "intermediate_size": "f",
+    "moe_intermediate_size": "f_e",
+    "vocab_size": "v",
+    "micro_batch_size": "b",
+    "num_experts": "E",
+    "num_experts_per_token": "k_e",
+    "shared_expert_intermediate_size": "f_shared",
+    "tensor_parallel": "t",
+    "pipeline_parallel": "p",
+    "data_parallel": "dp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "recompute": "recompute",
+}
+_LOSS_WORDS = (
+    "loss: above the baseline's after the same tokens, at equal size, with its 90 % interval; free: other heads of "
+    "64 to 256 or a padded vocabulary, the same loss (docs/decisions/0006-search.md)"
+)
+_MEASURE_WORDS = {
+    "aspect": "width per layer",
+    "head_dim": "head width",
+    "ffn_ratio": "MLP ratio",
+    "kv_group": "heads per KV head",
+}
+_PERCENT_AT_EDGE = 5.0
+
+
+def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
+    """Shapes, one row each, as the columns of a table; columns without an entry are left out."""
+    columns = columns_of((_row(candidate) for candidate in candidates), _CANDIDATE_COLUMNS)
+    return [column for column in columns if any(column.cells) or not candidates]
+
+
+def describe_changes(candidate: CandidateOutput) -> str:
+    """The fields that differ, by symbol: ``a 32 -> 20, d 80 -> 128``."""
+    changes = {name: (change.old, change.new) for name, change in candidate.changes.items()}
+    config = candidate.config
+    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
+        changes.pop("num_kv_heads", None)
+    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
+        changes.pop("intermediate_size", None)  # follows from moe_intermediate_size
+    return ", ".join(f"{_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
+
+
+def describe_letters(candidates: Sequence[CandidateOutput]) -> str:
+    """Legend: fields of the symbols in the changes, and the meaning of the columns."""
+    shown = {change.split(" ")[0] for candidate in candidates for change in describe_changes(candidate).split(", ")}
+    letters = ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if letter in shown and letter != name)
+    known = [
+        ("net", "speed-up to the same loss", any(shape.net_speedup is not None for shape in candidates)),
+        ("better", "probability that net is above 1", any(shape.chance_better is not None for shape in candidates)),
+        ("faster", "probability of being faster per step", True),
+        ("at equal size", "speed-up per active parameter", True),
+    ]
+    words = [f"{name}: {meaning}" for name, meaning, is_shown in known if is_shown]
+    if any(shape.loss_difference_nats is not None for shape in candidates):
+        words.append(_LOSS_WORDS)
+    return f"letters: {letters}; {'; '.join(words)}"
+
+
+def _row(shape: CandidateOutput) -> list[str]:
+    return [
+        str(shape.rank or "-"),
+        describe_changes(shape),
+        "" if shape.net_speedup is None else f"{shape.net_speedup:.3f}x",
+        "" if shape.net_speedup is None else f"{shape.net_speedup_low:.3f} to {shape.net_speedup_high:.3f}",
+        "" if shape.chance_better is None else f"{100.0 * shape.chance_better:.0f} %",
+        describe_loss(shape),
+        f"{shape.speedup:.3f}x",
+        f"{shape.speedup_low:.3f} to {shape.speedup_high:.3f}",
+        f"{100.0 * shape.probability_faster:.0f} %",
+        f"{shape.equal_size_speedup:.3f}x",
+        "" if shape.tokens_to_loss is None else format_count(shape.tokens_to_loss),
+        f"{format_count(shape.parameters)} ({100.0 * shape.parameters_change:+.2f} %)",
+        format_seconds(shape.step_time_s),
+        format_bytes(shape.memory_bytes),
+        format_bytes(shape.kv_bytes_per_token),
+    ]
+
+
+def describe_loss(shape: CandidateOutput) -> str:
+    """Difference of the loss with its interval, ``free``, or nothing where it is not known."""
+    if shape.loss_difference_nats is None:
+        return ""
+    if shape.is_free:
+        return "free"
+    return (
+        f"{shape.loss_difference_nats:+.3f} ({shape.loss_difference_low_nats:+.3f} to "
+        f"{shape.loss_difference_high_nats:+.3f})"
+    )
+
+
+def describe_gain(candidate: CandidateOutput) -> str:
+    """Speed-up, and what it is to the same loss: ``1.121x, 1.064x to the same loss``."""
+    words = f"{candidate.speedup:.3f}x"
+    if candidate.is_free:
+        return f"{words}, free"
+    return words if candidate.net_speedup is None else f"{words}, {candidate.net_speedup:.3f}x to the same loss"
+
+
+def describe_measures(candidate: CandidateOutput) -> str:
+    """Changed measures of a shape, with their percentiles among public models."""
+    parts = []
+    for name, measure in candidate.measures.items():
+        if abs(measure.factor - 1.0) < 1e-3:
+            continue
+        percentile = measure.percentile_of_presets
+        rare = " (rare)" if not _PERCENT_AT_EDGE <= percentile <= 100.0 - _PERCENT_AT_EDGE else ""
+        parts.append(
+            f"{_MEASURE_WORDS[name]} {measure.value / measure.factor:.3g} -> {measure.value:.3g}, percentile "
+            f"{percentile:.0f} of public models{rare}"
+        )
+    return "; ".join(parts)

@@ -1,0 +1,163 @@
+"""Verdict of a search: keep the shape, or which change to make, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shapewright.optimize.search.result import Verdict
+
+if TYPE_CHECKING:
+    from shapewright.optimize.search.result import Candidate
+    from shapewright.prediction.speedup import Speedup
+
+LEAST_CHANCE = 0.75
+"""A shape is recommended, or proposed for a trial, where it is better with more than this probability."""
+
+VERDICTS = {
+    "keep": "nothing is better with more than 75 % certainty",
+    "free": "a change that keeps the loss is faster",
+    "change": "a change that trades loss for speed, or speed for loss, reaches the loss sooner, at 95 % certainty",
+    "trial": "a change that trades is better with more than 75 % certainty, and less than 95 %",
+    "trade": "in inference, faster shapes have another loss",
+}
+"""Meaning of each code."""
+
+# Names of fields in a sentence, in its order.
+_WORDS = {
+    "num_layers": "layers",
+    "hidden_size": "width",
+    "num_heads": "heads",
+    "num_kv_heads": "KV heads",
+    "head_dim": "head width",
+    "intermediate_size": "MLP width",
+    "moe_intermediate_size": "expert width",
+    "num_experts": "experts",
+    "num_experts_per_token": "experts per token",
+    "shared_expert_intermediate_size": "shared experts' width",
+    "vocab_size": "vocabulary",
+    "micro_batch_size": "micro-batch",
+    "recompute": "recomputation",
+    "tensor_parallel": "tensor parallel",
+    "pipeline_parallel": "pipeline parallel",
+    "data_parallel": "data parallel",
+    "context_parallel": "context parallel",
+    "expert_parallel": "expert parallel",
+}
+
+
+def describe_change(candidate: Candidate) -> str:
+    """Return the changed fields in words, those left out that follow from others: ``heads 32 -> 20``."""
+    changes, config = dict(candidate.changes), candidate.config
+    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
+        changes.pop("num_kv_heads", None)
+    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
+        changes.pop("intermediate_size", None)
+    if "num_heads" in changes:
+        changes.pop("head_dim", None)
+    changes.pop("v_head_dim", None)
+    words = {name: _WORDS.get(name, name.replace("_", " ")) for name in changes}
+    ordered = sorted(changes, key=lambda name: [*_WORDS, name].index(name))
+    return ", ".join(f"{words[name]} {changes[name][0]} -> {changes[name][1]}" for name in ordered)
+
+
+def recommend(candidates: Sequence[Candidate], *, only_free: bool = False) -> tuple[str, Candidate] | None:
+    """Return the shape to change to, or to try, with the code of the verdict; None to keep the baseline.
+
+    Changes that keep the loss come first: one that trades is recommended instead only if the lower end of its interval
+    is above the net speed-up of the best of them.
+
+    Args:
+        candidates: Shapes compared with the baseline.
+        only_free: Whether other changes can be proposed for a trial only, because the loss law is far from its data.
+    """
+    judged = [(candidate, _net(candidate)) for candidate in candidates]
+    known = [(candidate, net) for candidate, net in judged if net is not None]
+    free = [(candidate, net) for candidate, net in known if candidate.is_free and net.probability_faster > LEAST_CHANCE]
+    best_free = max(free, key=lambda pair: pair[1].factor, default=None)
+    least = best_free[1].factor if best_free else 1.0
+    sure = [(candidate, net) for candidate, net in known if not candidate.is_free and net.low > least]
+    if sure and not only_free:
+        return "change", max(sure, key=lambda pair: pair[1].low)[0]
+    if best_free:
+        return "free", best_free[0]
+    likely = [(candidate, net) for candidate, net in known if net.probability_faster > LEAST_CHANCE]
+    return ("trial", max(likely, key=lambda pair: pair[1].probability_faster)[0]) if likely else None
+
+
+def _net(candidate: Candidate) -> Speedup | None:
+    return candidate.effect.net_speedup if candidate.effect is not None else None
+
+
+def judge_search(candidates: Sequence[Candidate], *, is_training: bool, only_free: bool = False) -> Verdict | None:
+    """Return the verdict on a baseline; None where the loss law does not describe the model.
+
+    Args:
+        candidates: Shapes compared with it, best first.
+        is_training: Whether training is compared, where speed and loss join in one number.
+        only_free: As of recommend.
+    """
+    if any(candidate.effect is None for candidate in candidates):
+        return None
+    if not is_training:
+        return _judge_inference(candidates)
+    found = recommend(candidates, only_free=only_free)
+    if found is None:
+        return Verdict(code="keep", text=f"keep your shape: {VERDICTS['keep']}")
+    code, best = found
+    net = _net(best)
+    assert net is not None
+    interval = f"{net.factor:.3g}x ({net.low:.3g} to {net.high:.3g})"
+    change = describe_change(best)
+    depth = best.changes.get("num_layers")
+    if code == "free":
+        text = f"change {change}: same loss, {interval}"
+    elif code == "change":
+        direction = "" if depth is None else "deeper is better: " if depth[1] > depth[0] else "shallower is better: "
+        text = f"{direction}change {change}: to the same loss {interval}"
+    else:
+        text = (
+            f"keep your shape until a trial shows more: {change} is better with {100.0 * net.probability_faster:.0f} % "
+            f"certainty, to the same loss {interval}"
+        )
+    return Verdict(
+        code=code,
+        text=text,
+        rank=best.rank,
+        changes=best.changes,
+        net_speedup=net.factor,
+        net_speedup_low=net.low,
+        net_speedup_high=net.high,
+        chance_better=net.probability_faster,
+    )
+
+
+def _judge_inference(candidates: Sequence[Candidate]) -> Verdict:
+    """Return the verdict of a search in inference: free changes first, else the first shape with what it costs."""
+    free = [shape for shape in candidates if shape.is_free and shape.speedup.probability_faster > LEAST_CHANCE]
+    best = max(free, key=lambda shape: shape.speedup.factor, default=None)
+    code = "free"
+    if best is None:
+        if not candidates:
+            return Verdict(code="keep", text=f"keep your shape: {VERDICTS['keep']}")
+        code, best = "trade", candidates[0]
+    speedup, effect = best.speedup, best.effect
+    assert effect is not None
+    interval = f"{speedup.factor:.3g}x ({speedup.low:.3g} to {speedup.high:.3g})"
+    text = f"change {describe_change(best)}: same loss, {interval}"
+    if code == "trade":
+        text = (
+            f"faster shapes change the loss: {describe_change(best)} is {interval} for a loss difference of "
+            f"{effect.difference_nats:+.3f} nats ({effect.difference_low_nats:+.3f} to "
+            f"{effect.difference_high_nats:+.3f})"
+        )
+    return Verdict(
+        code=code,
+        text=text,
+        rank=best.rank,
+        changes=best.changes,
+        net_speedup=speedup.factor,
+        net_speedup_low=speedup.low,
+        net_speedup_high=speedup.high,
+        chance_better=speedup.probability_faster,
+    )

@@ -1,0 +1,197 @@
+"""Effect of a change of shape on loss and speed together: loss difference, tokens needed, net speed-up.
+
+A shape that is s times as fast per token and needs r times the tokens for the baseline's loss reaches it s / r times as
+soon. Shapes of a search differ a little in size, and a larger model may only be better because it is larger. So speed
+and loss are compared at the baseline's size: a shape of g times its parameters counts as g times as fast, with 1 / g of
+its parameters in the loss law. A padded vocabulary adds none. Heads of 64 to 256 count as equally good: in the data
+they differ by less than the noise.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.notes import Note
+from shapewright.core.units import format_count
+from shapewright.models import count_parameters
+from shapewright.prediction.loss.law import FREE_NATS, load_loss_law
+from shapewright.prediction.loss.net_speed import net_speedup
+from shapewright.prediction.loss.shape import ShapeForLoss
+from shapewright.prediction.speedup import Speedup
+
+if TYPE_CHECKING:
+    from shapewright.models import TransformerConfig
+
+NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD = 64, 256
+"""Head widths between which the loss does not depend on them. [element]
+
+Source: mlfoundations/scaling, grid of 2024: at equal width and depth, heads of 64 to 256 are within 0.01 nats."""
+
+FARTHEST = 100.0
+"""Factor by which sizes and tokens may lie outside the data of the loss law for it to decide between shapes: the data
+end at 2 B parameters and 350 B tokens, and models of 70 B are trained on 15 T."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossEffect:
+    """Effect of a change of shape on the loss, and on the time to reach the baseline's, at the baseline's size.
+
+    Attributes:
+        train_tokens: Tokens that the baseline is trained on.
+        difference_nats: Loss above the baseline's after as many tokens. [nat]
+        difference_low_nats: Lower end of its 90 % interval. [nat]
+        difference_high_nats: Upper end. [nat]
+        tokens_ratio: Tokens needed for the baseline's loss over the baseline's; infinite where it is out of reach.
+        net_speedup: Ratio of the baseline's time to its loss to the shape's, with interval; None outside training.
+        is_free: Whether the change keeps the loss: it only pads the vocabulary, or divides the same attention width
+            among other heads of 64 to 256. It needs the same tokens; its difference of loss is none, with the noise of
+            the data as interval.
+        size_ratio: Parameters over the baseline's, of a token and with the baseline's vocabulary.
+    """
+
+    train_tokens: float
+    difference_nats: float
+    difference_low_nats: float
+    difference_high_nats: float
+    tokens_ratio: float
+    net_speedup: Speedup | None
+    is_free: bool
+    size_ratio: float
+
+
+def has_loss_law(config: TransformerConfig) -> bool:
+    """Whether the loss law describes a model: decoders."""
+    return config.stack == "decoder"
+
+
+def count_compared(config: TransformerConfig, vocab_size: int) -> Any:
+    """Return the parameters that a token uses, with another vocabulary; sizes may be traced."""
+    same = copy(config)
+    object.__setattr__(same, "vocab_size", vocab_size)
+    return count_parameters(same).active
+
+
+def is_far_outside(config: TransformerConfig, train_tokens: float) -> bool:
+    """Whether a model or its run is so far outside the data of the loss law that it cannot tell what is better."""
+    law, size = load_loss_law(), float(ShapeForLoss.of(config).num_parameters)
+    return any(
+        not low / FARTHEST <= value <= high * FARTHEST
+        for value, (low, high) in ((size, law.parameters_range), (train_tokens, law.tokens_range))
+    )
+
+
+def describe_extrapolation(config: TransformerConfig, train_tokens: float) -> tuple[Note, ...]:
+    """Return notes where a model or its run lies outside the data that the loss law is fitted to."""
+    law, notes = load_loss_law(), []
+    size = float(ShapeForLoss.of(config).num_parameters)
+    for name, value, (low, high), field in (
+        ("parameters without embeddings", size, law.parameters_range, "num_parameters"),
+        ("training tokens", train_tokens, law.tokens_range, "train_tokens"),
+    ):
+        if not low <= value <= high:
+            notes.append(
+                Note(
+                    f"{format_count(value)} {name} are outside the data of the loss law ({format_count(low)} to "
+                    f"{format_count(high)}): its intervals are extrapolated",
+                    "loss-extrapolated",
+                    field,
+                )
+            )
+    return tuple(notes)
+
+
+def judge_change(
+    baseline: TransformerConfig,
+    candidate: TransformerConfig,
+    *,
+    train_tokens: float,
+    speedup: Speedup | None,
+) -> LossEffect:
+    """Judge a change of shape by loss and speed.
+
+    Args:
+        baseline: The shape that is changed.
+        candidate: The changed one.
+        train_tokens: Tokens that the baseline is trained on.
+        speedup: Ratio of the training throughputs; None outside training.
+    """
+    law, own, vocab_size = load_loss_law(), ShapeForLoss.of(baseline), baseline.vocab_size
+    size_ratio = count_compared(candidate, vocab_size) / count_compared(baseline, vocab_size)
+    is_free = is_free_change(baseline, candidate)
+    shape = own if is_free else as_compared(ShapeForLoss.of(candidate), own, size_ratio)
+    difference = law.difference(shape, own, train_tokens)
+    needed = law.tokens_ratio(shape, own, train_tokens)
+    noise = FREE_NATS if is_free and candidate.head_dim != baseline.head_dim else 0.0
+    net = None
+    if speedup is not None:
+        joined = net_speedup(
+            speedup.factor * size_ratio, needed, step_log_standard_deviation=speedup.log_standard_deviation
+        )
+        net = Speedup(
+            factor=float(joined.mean),
+            low=float(joined.low),
+            high=float(joined.high),
+            probability_faster=float(joined.chance_better),
+        )
+    return LossEffect(
+        train_tokens=train_tokens,
+        difference_nats=float(difference.mean_nats),
+        difference_low_nats=float(difference.low_nats) - noise,
+        difference_high_nats=float(difference.high_nats) + noise,
+        tokens_ratio=float(needed.ratio),
+        net_speedup=net,
+        is_free=is_free,
+        size_ratio=size_ratio,
+    )
+
+
+def as_compared(shape: ShapeForLoss, baseline: ShapeForLoss, size_ratio: Any) -> ShapeForLoss:
+    """Return a shape as it is compared with a baseline: of the same size, and free head widths as wide as its own.
+
+    Args:
+        shape: One shape, or arrays of many.
+        baseline: The baseline.
+        size_ratio: Parameters of the shape over the baseline's.
+    """
+    low, high = NARROWEST_FREE_HEAD, WIDEST_FREE_HEAD
+    neutral = min(max(baseline.head_dim, low), high)
+    is_free = (shape.head_dim >= low) & (shape.head_dim <= high)
+    head_dim = np.where(is_free, neutral, shape.head_dim)
+    split = shape.head_dim / head_dim
+    return replace(
+        shape,
+        num_parameters=shape.num_parameters / size_ratio,
+        total_parameters=shape.total_parameters / size_ratio,
+        head_dim=head_dim,
+        num_heads=shape.num_heads * split,
+        num_kv_heads=shape.num_kv_heads * split,
+    )
+
+
+def is_free_change(baseline: TransformerConfig, candidate: TransformerConfig) -> bool:
+    """Whether a change keeps the loss: padded vocabulary, or the same attention width in other heads of 64 to 256.
+
+    >>> from shapewright.models import read_model
+    >>> own = read_model("gpt3-2.7b").config
+    >>> heads = read_model("gpt3-2.7b", {"num_heads": 20}).config
+    >>> is_free_change(own, heads), heads.head_dim
+    (True, 128)
+    >>> is_free_change(own, read_model("gpt3-2.7b", {"num_layers": 36}).config)
+    False
+    """
+    fields = ("num_heads", "num_kv_heads", "head_dim", "v_head_dim", "vocab_size")
+    if replace(candidate, **{name: getattr(baseline, name) for name in fields}) != baseline:
+        return False
+    if candidate.vocab_size < baseline.vocab_size:
+        return False
+    if candidate.head_dim == baseline.head_dim:
+        return candidate.num_heads == baseline.num_heads and candidate.num_kv_heads == baseline.num_kv_heads
+    keeps_widths = all(
+        getattr(candidate, heads) * candidate.head_dim == getattr(baseline, heads) * baseline.head_dim
+        for heads in ("num_heads", "num_kv_heads")
+    )
+    return keeps_widths and NARROWEST_FREE_HEAD <= candidate.head_dim <= WIDEST_FREE_HEAD

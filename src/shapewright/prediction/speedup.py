@@ -1,0 +1,89 @@
+"""Speed-up of one shape over another, with its interval.
+
+Legend: t time per token, w share of a step's half-width (its uncertainty as a logarithm) that one operation brings.
+
+Errors of two shapes on one device are not independent. As in a step, a share rho of the variance is common to all
+operations (the error of the device's record) and the rest is independent for each operation; an operation that both
+shapes run has the same error in both. With u and w the shares of baseline and candidate:
+
+    half-width^2 of log(t / t') = (1 - rho) sum over operations (u - w)^2 + rho (sum u - sum w)^2
+
+What both shapes share cancels, the cost of software outside the kernels included.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from math import erf, exp, log, sqrt
+from typing import TYPE_CHECKING, Any
+
+from shapewright.prediction.composition import error_correlation
+from shapewright.pricing.operations import price_key
+
+if TYPE_CHECKING:
+    from shapewright.prediction.predict import Prediction
+
+# Half of a 90 % interval of a normal distribution, in standard deviations.
+_HALF_WIDTH_DEVIATIONS = 1.645
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """Ratio of the throughput of a shape to the baseline's.
+
+    Attributes:
+        factor: Predicted factor.
+        low: Lower end of its 90 % interval.
+        high: Upper end.
+        probability_faster: Probability that the true factor is above 1, under the error model above.
+    """
+
+    factor: float
+    low: float
+    high: float
+    probability_faster: float
+
+    @property
+    def log_standard_deviation(self) -> float:
+        """Standard deviation of the logarithm of the factor."""
+        return log(self.high / self.low) / (2.0 * _HALF_WIDTH_DEVIATIONS)
+
+
+def time_s(prediction: Prediction, *, per_step: bool) -> float:
+    """Return the time that counts: device time per token, or the step. [s]"""
+    return prediction.step_time_s if per_step else 1.0 / prediction.tokens_per_s_per_device
+
+
+def compare_times(baseline: Prediction, candidate: Prediction, *, per_step: bool = False) -> Speedup:
+    """Return the speedup of a candidate over the baseline, with its interval."""
+    factor = time_s(baseline, per_step=per_step) / time_s(candidate, per_step=per_step)
+    own, other = _half_widths(baseline), _half_widths(candidate)
+    alone = sum((own.get(key, 0.0) - other.get(key, 0.0)) ** 2 for key in own | other)
+    together = (sum(own.values()) - sum(other.values())) ** 2
+    shared = max((error_correlation(entry.price) for entry in baseline.operations), default=0.0)
+    half_width = sqrt((1.0 - shared) * alone + shared * together)
+    if half_width == 0.0:
+        probability = 0.5 if factor == 1.0 else float(factor > 1.0)
+    else:
+        probability = 0.5 * (1.0 + erf(log(factor) * _HALF_WIDTH_DEVIATIONS / half_width / sqrt(2.0)))
+    return Speedup(
+        factor=factor,
+        low=factor * exp(-half_width),
+        high=factor * exp(half_width),
+        probability_faster=probability,
+    )
+
+
+def _half_widths(prediction: Prediction) -> dict[tuple[Any, ...], float]:
+    """Return the logarithmic half-width of each distinct operation's interval, weighted by its share of the step."""
+    widths: dict[tuple[Any, ...], float] = defaultdict(float)
+    total_s = sum(entry.total_time_s for entry in prediction.busiest_operations)
+    for entry in prediction.busiest_operations:
+        if entry.total_time_s > 0.0:
+            price: Any = entry.price
+            half = 0.5 * log(price.high_s / max(price.low_s, 1e-6 * price.time_s))
+            operation = entry.operation
+            # Training software prices the optimizer step differently.
+            widths[operation.pass_name == "step", *price_key(operation)] += half * entry.total_time_s / total_s
+    return widths
