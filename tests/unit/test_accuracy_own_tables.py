@@ -65,7 +65,9 @@ def test_a_column_in_seconds_wins(tmp_path: Path) -> None:
     assert errors(tmp_path, both) == pytest.approx(errors(tmp_path, _EXAMPLE))
 
 
-@pytest.mark.parametrize("name", ["gemm", "linear_layers", "attention_prefill", "attention_decode", "collectives"])
+@pytest.mark.parametrize(
+    "name", ["gemm", "linear_layers", "attention_prefill", "attention_decode", "collectives", "loss_by_shape"]
+)
 def test_the_page_names_every_column(name: str) -> None:
     """The columns that the page lists for a file are those that its reader requires."""
     line = next(line for line in _SECTION.splitlines() if line.startswith("|") and f"`{name}`" in line)

@@ -36,6 +36,8 @@ _FIGURES = (
     Column("roofline", rank=1),
 )
 _REGRETS = (Column("sizes"), Column("regret"), Column("regret p90"))
+# Errors of losses; differences between models of one size, and share of them in the right order.
+_LOSSES = (Column("nats"), Column("difference"), Column("in order"))
 _KEYS = ("table", "device", "dtype", "library")
 # Reasons for skipped rows that are listed per table; the others are counted.
 _MOST_REASONS = 20
@@ -44,8 +46,18 @@ _MOST_REASONS = 20
 def print_accuracy(evaluation: Evaluation, console: Console, *, regret: bool = False) -> None:
     """Print the table and its remarks."""
     extra = separating_words(evaluation)
-    headings = (*_WORDS, *(_EXTRA_WORDS[key] for key in extra), *_FIGURES, *(_REGRETS if regret else ()))
-    cells = (_cells(row, extra) + (_regret_cells(row) if regret else []) for row in evaluation.rows)
+    losses = any(row.mean_error_nats is not None for row in evaluation.rows)
+    headings = (
+        *_WORDS,
+        *(_EXTRA_WORDS[key] for key in extra),
+        *_FIGURES,
+        *(_LOSSES if losses else ()),
+        *(_REGRETS if regret else ()),
+    )
+    cells = (
+        _cells(row, extra) + (_loss_cells(row) if losses else []) + (_regret_cells(row) if regret else [])
+        for row in evaluation.rows
+    )
     print_table(columns_of(cells, headings), console)
     for line in remark_lines(evaluation):
         console.print(line, soft_wrap=True)
@@ -88,8 +100,14 @@ def _cells(row: Accuracy, extra: tuple[str, ...]) -> list[str]:
         f"{row.bias:+.3f}",
         tau,
         format_percent(row.coverage_90),
-        format_percent(row.roofline_mape),
+        "" if row.roofline_mape is None else format_percent(row.roofline_mape),
     ]
+
+
+def _loss_cells(row: Accuracy) -> list[str]:
+    """Errors in nats and the share of pairs in order."""
+    nats = ["" if value is None else f"{value:.4f}" for value in (row.mean_error_nats, row.difference_error_nats)]
+    return [*nats, "" if row.order_fraction is None else format_percent(row.order_fraction)]
 
 
 def _regret_cells(row: Accuracy) -> list[str]:

@@ -134,6 +134,20 @@ class Alternatives(NamedTuple):
     work: Float[np.ndarray, " rows"]
 
 
+class LossGroups(NamedTuple):
+    """What tells which losses can be compared: models of one size, after the same tokens of one recipe.
+
+    Attributes:
+        group: Number of the recipe of each row. [rows]
+        log_parameters: ln of the parameters without embeddings. [rows]
+        log_tokens: ln of the training tokens. [rows]
+    """
+
+    group: Int[np.ndarray, " rows"]
+    log_parameters: Float[np.ndarray, " rows"]
+    log_tokens: Float[np.ndarray, " rows"]
+
+
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Priced rows with the same labels.
@@ -148,6 +162,7 @@ class Chunk:
         prices: Predictions of the same.
         seconds: Measured time of each row, for grouping by size. [s]
         alternatives: Rows between which one could choose; None if they are not shapes for one purpose.
+        loss_groups: Which rows are losses that can be compared; None if measurements are not losses. [nats]
     """
 
     table: str
@@ -159,6 +174,7 @@ class Chunk:
     prices: Prices
     seconds: Float[np.ndarray, " rows"]
     alternatives: Alternatives | None = None
+    loss_groups: LossGroups | None = None
 
 
 def split_chunks(

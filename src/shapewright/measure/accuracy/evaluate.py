@@ -18,10 +18,12 @@ from shapewright.measure.accuracy import stores as stores_module
 from shapewright.measure.accuracy.context import Context
 from shapewright.measure.accuracy.measured_files import count_repeated, read_columns
 from shapewright.measure.accuracy.statistics import (
+    LossErrors,
     absolute_percentage_errors,
     bias,
     coverage,
     kendall_tau,
+    loss_errors,
     mean_width,
     ranking_regrets,
 )
@@ -65,11 +67,14 @@ class Accuracy:
         kendall_tau: Rank correlation tau-b of predicted and measured; None if all rows are equal.
         coverage_90: Share of measurements inside the 90 % interval.
         interval_width: Mean of ln(high / low) of the interval: coverage is meaningful only with it.
-        roofline_mape: Mean error of max(flops / peak, bytes / bandwidth).
+        roofline_mape: Mean error of max(flops / peak, bytes / bandwidth); None for losses.
         regret_groups: Groups of alternatives among the rows: shapes of the same size within 3 %.
         regret_median: How much slower the predicted best of a group is than its measured best; median over groups, None
             without any.
         regret_p90: Its 90 % quantile.
+        mean_error_nats: Mean of |predicted - measured|, for losses alone. [nats]
+        difference_error_nats: Median error of differences between models of one size after the same tokens. [nats]
+        order_fraction: Share of pairs of such models more than 0.01 nats apart whose order is predicted.
     """
 
     table: str
@@ -86,11 +91,14 @@ class Accuracy:
     kendall_tau: float | None
     coverage_90: float
     interval_width: float
-    roofline_mape: float
+    roofline_mape: float | None
     file: str = ""
     regret_groups: int = 0
     regret_median: float | None = None
     regret_p90: float | None = None
+    mean_error_nats: float | None = None
+    difference_error_nats: float | None = None
+    order_fraction: float | None = None
 
 
 @dataclass(frozen=True)
@@ -210,9 +218,10 @@ def summarize(chunks: Iterable[Chunk], by: Sequence[str] = DEFAULT_GROUPING) -> 
     groups: defaultdict[tuple[str, ...], list[tuple[Chunk, np.ndarray]]] = defaultdict(list)
     for chunk in chunks:
         words = [chunk.table, *(getattr(chunk, name) if name in by else ALL for name in GROUPINGS[:-1])]
-        decades = np.floor(np.log10(chunk.seconds) + 1e-9) if "size" in by else np.zeros(len(chunk.measured))
+        by_decade = "size" in by and chunk.loss_groups is None
+        decades = np.floor(np.log10(chunk.seconds) + 1e-9) if by_decade else np.zeros(len(chunk.measured))
         for decade in np.unique(decades):
-            size = _decade_words(int(decade)) if "size" in by else ALL
+            size = _decade_words(int(decade)) if by_decade else ALL
             groups[(*words, f"{decade + 99:03.0f}", size)].append((chunk, np.flatnonzero(decades == decade)))
     order = list(dict.fromkeys(key[0] for key in groups))
     keys = sorted(groups, key=lambda key: (order.index(key[0]), *key[1:]))
@@ -227,6 +236,7 @@ def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) ->
     )
     errors = absolute_percentage_errors(predicted, measured)
     regrets = _regrets(members)
+    losses = _loss_errors(members, predicted, measured)
     return Accuracy(
         **dict(zip(("table", *GROUPINGS[:-1], "decade"), words, strict=True)),
         rows=len(measured),
@@ -237,11 +247,25 @@ def _figures(words: tuple[str, ...], members: list[tuple[Chunk, np.ndarray]]) ->
         kendall_tau=kendall_tau(predicted, measured),
         coverage_90=coverage(low, high, measured),
         interval_width=mean_width(low, high),
-        roofline_mape=float(np.mean(absolute_percentage_errors(roofline, measured))),
+        roofline_mape=None if losses else float(np.mean(absolute_percentage_errors(roofline, measured))),
         regret_groups=len(regrets),
         regret_median=float(np.median(regrets)) if len(regrets) else None,
         regret_p90=float(np.quantile(regrets, 0.9)) if len(regrets) else None,
+        mean_error_nats=losses and losses.mean_nats,
+        difference_error_nats=losses and losses.difference_nats,
+        order_fraction=losses and losses.order_fraction,
     )
+
+
+def _loss_errors(
+    members: list[tuple[Chunk, np.ndarray]], predicted: np.ndarray, measured: np.ndarray
+) -> LossErrors | None:
+    """Return the errors of losses in nats; None for other measurements."""
+    known = [(chunk.loss_groups, index) for chunk, index in members if chunk.loss_groups is not None]
+    if not known:
+        return None
+    columns = zip(*([column[index] for column in loss_groups] for loss_groups, index in known), strict=True)
+    return loss_errors(predicted, measured, *map(np.concatenate, columns))
 
 
 def _regrets(members: list[tuple[Chunk, np.ndarray]]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -105,6 +105,66 @@ def ranking_regrets(
     sizes = np.diff(starts, append=len(groups))
     regrets: Float[np.ndarray, " groups"] = measured[starts] / np.minimum.reduceat(measured, starts) - 1.0
     return regrets[sizes > 1]
+
+
+# Losses are compared between models whose parameters and tokens differ by less than this, in ln.
+_ONE_SIZE = 0.15
+# Smallest difference of loss whose sign counts; seeds differ by less than half of it. [nats]
+ORDERED_NATS = 0.01
+
+
+class LossErrors(NamedTuple):
+    """Errors of predicted losses.
+
+    Attributes:
+        mean_nats: Mean of |predicted - measured|. [nats]
+        difference_nats: Median error of differences between models of one size; None without a pair. [nats]
+        order_fraction: Share of pairs more than ``ORDERED_NATS`` apart whose order is predicted; None without one.
+    """
+
+    mean_nats: float
+    difference_nats: float | None
+    order_fraction: float | None
+
+
+def loss_errors(
+    predicted: Float[np.ndarray, " rows"],
+    measured: Float[np.ndarray, " rows"],
+    group: Int[np.ndarray, " rows"],
+    log_parameters: Float[np.ndarray, " rows"],
+    log_tokens: Float[np.ndarray, " rows"],
+) -> LossErrors:
+    """Summarize errors of losses, and of differences between models of one size.
+
+    Args:
+        predicted: Predicted losses. [nats]
+        measured: Measured ones. [nats]
+        group: Rows of different groups are not compared.
+        log_parameters: ln of the size.
+        log_tokens: ln of the training tokens.
+    """
+    pairs = []
+    for number in np.unique(group):
+        own = np.flatnonzero(group == number)
+        own = own[np.argsort(log_parameters[own], kind="stable")]
+        for apart in range(1, len(own)):
+            first, second = own[:-apart], own[apart:]
+            near = log_parameters[second] - log_parameters[first] < _ONE_SIZE
+            if not near.any():
+                break
+            near &= np.abs(log_tokens[second] - log_tokens[first]) < _ONE_SIZE
+            pairs.append(np.stack([first[near], second[near]]))
+    mean = float(np.mean(np.abs(predicted - measured)))
+    first, second = np.concatenate(pairs, axis=1) if pairs else np.empty((2, 0), dtype=np.int64)
+    if not len(first):
+        return LossErrors(mean, None, None)
+    actual, expected = measured[first] - measured[second], predicted[first] - predicted[second]
+    counts = np.abs(actual) > ORDERED_NATS
+    return LossErrors(
+        mean,
+        float(np.median(np.abs(expected - actual))),
+        float(np.mean(actual[counts] * expected[counts] > 0.0)) if counts.any() else None,
+    )
 
 
 def _dense_ranks(values: Float[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:

@@ -117,11 +117,21 @@ class AccuracyRow:
     bias: float = described("mean of ln(predicted / measured)")
     kendall_tau: float | None = described("rank correlation; null where all rows are equal")
     coverage_90: float = described("interval coverage: share of measurements inside the 90 % interval")
-    roofline_mape: float = described("mean error of max(FLOPs / peak, bytes / bandwidth) on the same rows")
+    roofline_mape: float | None = described(
+        "mean error of max(FLOPs / peak, bytes / bandwidth) on the same rows; null for losses"
+    )
     interval_width: float = described("mean of ln(high / low) of the interval, rows with a lower end of 0 left out")
     file: str = described("name of the file that holds the table")
     part: str | None = optional("kernel, operation or log; with `--by part` only")
     decade: str | None = optional("decade of the measured time; with `--by size` only", key="size")
+    mean_error_nats: float | None = optional("mean of abs(predicted - measured) in nats; of losses only")
+    difference_error_nats: float | None = optional(
+        "median error of differences between models of one size (within 15 %) after the same tokens, in nats; of "
+        "losses with such pairs only"
+    )
+    order_fraction: float | None = optional(
+        "share of those pairs more than 0.01 nats apart whose order is predicted; of losses with such pairs only"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

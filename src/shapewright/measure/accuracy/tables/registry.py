@@ -11,6 +11,7 @@ from shapewright.measure.accuracy.tables import (
     gemm,
     gemm_fp32,
     linear_layers,
+    loss_by_shape,
     moe,
     paper_gemm,
     paper_layers,
@@ -18,6 +19,7 @@ from shapewright.measure.accuracy.tables import (
     published_rows,
     training,
 )
+from shapewright.measure.fit import loss_rows
 
 if TYPE_CHECKING:
     from shapewright.measure.accuracy.chunk import Chunk, Columns
@@ -50,5 +52,6 @@ TABLES: Mapping[str, Table] = {
     "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
     "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
+    "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
 }

@@ -1,0 +1,117 @@
+"""Fit the recipe terms of the law of loss to a few runs of one's own.
+
+The reference is the prior, widened by what differs between recipes: data, tokenizer and schedule move the floor and the
+sizes of both terms. Runs update all coefficients at once, shape terms included, as far as they say anything of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shapewright.core.errors import CalibrationError
+from shapewright.prediction.loss.law import COEFFICIENTS, LossLaw, derivatives, evaluate_terms
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from shapewright.measure.fit.loss_rows import LossRows
+
+# Standard deviations between recipes. The floor of a byte vocabulary is one nat per token below that of 50,000 tokens.
+BETWEEN_RECIPES = {
+    "floor_nats": 1.0,
+    "log_capacity_nats": 0.7,
+    "capacity_exponent": 0.03,
+    "log_token_nats": 1.0,
+    "token_exponent": 0.1,
+    "token_size_exponent": 0.05,
+}
+# Noise of a loss apart from what the rows of a model have in common: seeds, smoothing of the training loss. [nats]
+NOISE_NATS = 0.003
+_MOST_STEPS, _SMALL_STEP = 50, 1e-9
+
+
+def fit_recipe(law: LossLaw, rows: LossRows, name: str) -> LossLaw:
+    """Fit the law to losses of one recipe that the package does not know.
+
+    Args:
+        law: The law whose coefficients and covariance are the prior, the reference.
+        rows: Losses of one recipe.
+        name: Name of the recipe.
+
+    Returns:
+        The law with updated coefficients and covariance.
+
+    Raises:
+        CalibrationError: the losses are so far from every law that the fit does not converge.
+
+    Source: iterated linear Gaussian update, Tarantola, Inverse Problem Theory, 2005, section 3.2.
+    """
+    mean = np.array([law.coefficients[key] for key in COEFFICIENTS])
+    prior = law.covariance + np.diag([BETWEEN_RECIPES.get(key, 0.0) ** 2 for key in COEFFICIENTS])
+    noise = _noise_covariance(law, rows)
+    values, misfit = mean, np.inf
+    step = 1.0
+    for _ in range(_MOST_STEPS):
+        predicted, slopes = _linearize(values, rows)
+        residual = rows.loss_nats - predicted
+        gain = prior @ slopes.T @ np.linalg.inv(slopes @ prior @ slopes.T + noise)
+        target = mean + gain @ (residual + slopes @ (values - mean))
+        size = float(np.abs(target - values).max())
+        if size < _SMALL_STEP or not np.isfinite(size):
+            break
+        found = _misfit(target, mean, prior, noise, rows)
+        while found > misfit and step > 1e-3:  # halve steps that overshoot
+            step /= 2.0
+            found = _misfit(values + step * (target - values), mean, prior, noise, rows)
+        values, misfit = values + step * (target - values), found
+        step = min(1.0, 2.0 * step)
+    predicted, slopes = _linearize(values, rows)
+    if not np.all(np.isfinite(predicted)) or np.abs(predicted - rows.loss_nats).max() > 1.0:
+        raise CalibrationError(
+            f"the losses of {name} follow no law of size and tokens: one is "
+            f"{np.abs(predicted - rows.loss_nats).max():.2g} nats off; check columns and units (nats per token)"
+        )
+    gain = prior @ slopes.T @ np.linalg.inv(slopes @ prior @ slopes.T + noise)
+    posterior = prior - gain @ slopes @ prior
+    sizes = np.asarray(rows.shape.num_parameters)
+    return LossLaw(
+        name=name,
+        coefficients=dict(zip(COEFFICIENTS, values.tolist(), strict=True)),
+        covariance=(posterior + posterior.T) / 2.0,
+        scatter_nats=law.scatter_nats,
+        scatter_length=law.scatter_length,
+        parameters_range=(float(sizes.min()), float(sizes.max())),
+        tokens_range=(float(rows.tokens.min()), float(rows.tokens.max())),
+        provenance={"prior": law.name, "rows": len(rows), "models": len(set(rows.model))},
+    )
+
+
+def _linearize(values: Any, rows: LossRows) -> tuple[Any, Any]:
+    """Losses [nats] and their derivatives by the coefficients. [rows], [rows, coefficients]"""
+    coefficients = dict(zip(COEFFICIENTS, values.tolist(), strict=True))
+    with np.errstate(over="ignore", invalid="ignore"):
+        terms = evaluate_terms(coefficients, rows.shape, rows.tokens)
+        predicted = coefficients["floor_nats"] + terms.capacity_nats + terms.token_nats
+        slopes = np.stack(np.broadcast_arrays(*derivatives(coefficients, terms)), axis=-1)
+    return predicted, slopes
+
+
+def _misfit(values: Any, mean: Any, prior: Any, noise: Any, rows: LossRows) -> float:
+    """Sum of squares of errors and of departures from the prior, each over its covariance."""
+    errors, departure = _linearize(values, rows)[0] - rows.loss_nats, values - mean
+    if not np.all(np.isfinite(errors)):
+        return float(np.inf)
+    return float(errors @ np.linalg.solve(noise, errors) + departure @ np.linalg.pinv(prior) @ departure)
+
+
+def _noise_covariance(law: LossLaw, rows: LossRows) -> Float[np.ndarray, "rows rows"]:
+    """Covariance of measured losses about the law: models of close shapes err alike. [nats^2]"""
+    width, depth = (
+        np.log(np.asarray(column, dtype=float)) for column in (rows.shape.hidden_size, rows.shape.num_layers)
+    )
+    squared = (width[:, None] - width) ** 2 + (depth[:, None] - depth) ** 2
+    common = law.scatter_nats**2 * np.exp(-0.5 * squared / law.scatter_length**2)
+    covariance: Float[np.ndarray, "rows rows"] = common + NOISE_NATS**2 * np.eye(len(rows))
+    return covariance

@@ -1,0 +1,97 @@
+"""The law of loss against public losses of models that no fit saw."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from measured import measured_file
+
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.statistics import loss_errors
+from shapewright.measure.fit.loss_rows import FORMAT, LossRows, read_loss_rows
+
+pytest.importorskip("scipy", reason="fits need the fit extra")
+pytest.importorskip("pandas", reason="fits need the fit extra")
+
+from shapewright.measure.fit.loss_law import predict_left_out, scatter_about_law
+from shapewright.measure.refit.loss import fit_sources
+from shapewright.prediction.loss.law import Z_90
+
+if TYPE_CHECKING:
+    from shapewright.measure.fit.shared import Array
+
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["loss"]
+SOURCES = ("gemstones", "grid", "morph")
+
+
+@pytest.fixture(scope="module")
+def rows() -> LossRows:
+    """All losses."""
+    skipped: Counter[str] = Counter()
+    return read_loss_rows(read_columns(measured_file("loss_by_shape.csv"), FORMAT, skipped), skipped)
+
+
+@pytest.fixture(scope="module")
+def left_out(rows: LossRows) -> tuple[Array, Array]:
+    """Predictions of models left out, and their deviations by the coefficients."""
+    return predict_left_out(rows, fit_sources)
+
+
+def groups(rows: LossRows) -> Array:
+    """Number of the recipe of each row."""
+    return np.unique(rows.recipe.astype(str), return_inverse=True)[1].reshape(-1)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_models_left_out(source: str, rows: LossRows, left_out: tuple[Array, Array]) -> None:
+    """Losses, differences between models of one size, and their order, in nats."""
+    inside = rows.source == source
+    errors = loss_errors(
+        left_out[0][inside],
+        rows.loss_nats[inside],
+        groups(rows)[inside],
+        np.log(np.asarray(rows.shape.num_parameters)[inside]),
+        np.log(rows.tokens[inside]),
+    )
+
+    assert errors.mean_nats < LIMITS["mean_nats"][source]
+    assert errors.difference_nats is not None
+    assert errors.difference_nats < LIMITS["difference_nats"][source]
+    assert errors.order_fraction is not None
+    assert 1.0 - errors.order_fraction < LIMITS["out_of_order"][source] + 1e-9
+
+
+def test_intervals_of_models_left_out(rows: LossRows, left_out: tuple[Array, Array]) -> None:
+    """With the scatter of one half of the models, the interval covers 85 to 95 % of the losses of the other half."""
+    errors, deviation = left_out[0] - rows.loss_nats, left_out[1]
+    inside = rows.source == "gemstones"
+    models = np.unique(rows.model[inside])
+    shares = []
+    for half in (models[::2], models[1::2]):
+        ours, theirs = (inside & chosen for chosen in (np.isin(rows.model, half), ~np.isin(rows.model, half)))
+        scatter = scatter_about_law(errors[ours], deviation[ours])
+        covered = np.abs(errors[theirs]) <= Z_90 * np.sqrt(deviation[theirs] ** 2 + scatter**2)
+        shares.append(float(covered.mean()))
+
+    assert 0.85 <= np.mean(shares) <= 0.97
+
+
+def test_large_models_are_ordered_by_small_ones(rows: LossRows) -> None:
+    """Of Morph's largest models, all pairs are ordered right by a fit to those below."""
+    large = (rows.source == "morph") & (np.asarray(rows.shape.num_parameters) > 1.2e8)
+    predicted = fit_sources(rows.take(~large)).predict(rows.take(large))
+    actual = rows.loss_nats[large]
+    pairs = [
+        (actual[i] - actual[j], predicted[i] - predicted[j])
+        for i in range(len(actual))
+        for j in range(i)
+        if abs(actual[i] - actual[j]) > 0.01
+    ]
+
+    assert len(pairs) > 50
+    assert np.mean([a * b <= 0.0 for a, b in pairs]) < LIMITS["wrong_order_of_larger"]
