@@ -21,8 +21,7 @@ from typing import Any
 from shapewright import __version__
 from shapewright.app.api import check, search
 from shapewright.app.figures.chart import HeatMap
-from shapewright.app.report.optimize.search_rows import describe_changes
-from shapewright.app.report.outputs.search import candidate_output
+from shapewright.app.report.outputs.search import candidate_output, describe_changes
 from shapewright.core.units import format_count
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm

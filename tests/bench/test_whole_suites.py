@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from shapewright.app.cli import main
-from shapewright.app.report.measured import predict_rows_s
 from shapewright.app.report.outputs.measure import repeatability
 from shapewright.core.errors import BenchError
 from shapewright.hardware import load_device
@@ -25,7 +24,7 @@ from shapewright.measure.bench.suites.registry import default_dtypes, make_suite
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import OK, Case
 from shapewright.models import TransformerConfig
-from shapewright.prediction.model_runs import FORWARD, LayerRun, StepRun, layer_run, step_run
+from shapewright.prediction.model_runs import FORWARD, LayerRun, StepRun, layer_run, predict_rows_s, step_run
 from shapewright.prediction.predict import predict
 from shapewright.workload import Workload
 

@@ -13,7 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shapewright.app.cli import main
-from shapewright.models import load_preset
+from shapewright.core.errors import ShapewrightError
+from shapewright.core.fields import documented_fields
+from shapewright.models import TransformerConfig, load_preset
+from shapewright.prediction.build import build_scenario
+from shapewright.workload import ParallelLayout, Workload
 
 # One of each family: dense, gated, mixture, latent attention, encoder, encoder-decoder.
 REAL_CONFIGS: tuple[dict[str, Any], ...] = tuple(
@@ -29,6 +33,11 @@ REAL_CONFIGS: tuple[dict[str, Any], ...] = tuple(
         "falcon-7b",
     )
 )
+FIELDS = [
+    (part, spec.name)
+    for part, cls in (("workload", Workload), ("layout", ParallelLayout), ("overrides", TransformerConfig))
+    for spec, _ in documented_fields(cls)
+]
 ODD_VALUES = st.one_of(
     st.sampled_from([None, True, 0, -1, 1, 3, 7, 4097, 2**40, 10**18, 1.5, "4096", "", [], {}, float("inf"), "\n"]),
     st.sampled_from([1, 2, 3, 5, 12, 96, 257, 65_537]),
@@ -187,3 +196,11 @@ def test_any_source(source: str) -> None:
 
     check_answer(code, out, err)
     assert code == 2
+
+
+@pytest.mark.parametrize(("part", "name"), FIELDS)
+def test_values_of_another_type_are_errors(part: str, name: str) -> None:
+    """A value of any type in any field gives a scenario or an error of the package, from Python too."""
+    for value in (3, [], {}, 1.5, None, "x", True, object(), [1], float("nan")):
+        with contextlib.suppress(ShapewrightError):
+            build_scenario("gpt2", "h100-sxm-80gb", **{part: {name: value}})  # type: ignore[arg-type]

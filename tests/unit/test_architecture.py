@@ -125,6 +125,18 @@ def test_folders_hold_few_modules() -> None:
     } == {}
 
 
+def test_figures_draw_outputs() -> None:
+    """Charts read outputs; reports place charts on pages, so that neither needs the other's helpers."""
+    uses = {
+        path.name: name
+        for path in (PACKAGE / "app" / "figures").rglob("*.py")
+        for name in re.findall(r"from (shapewright\.app\.report[.\w]*) import", path.read_text(encoding="utf-8"))
+        if not name.startswith("shapewright.app.report.outputs")
+    }
+
+    assert uses == {}
+
+
 def imported_files(path: Path) -> set[Path]:
     """Files of the package that a file imports by their own names, for the type checker alone too."""
     names = set()

@@ -225,8 +225,11 @@ def test_budget_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["flops", "gpt2", "--gpus", "4"], "need --train-tokens as well"),
         (["flops", "gpt2", "--train-tokens", "many"], "is no count such as 15t"),
         (["flops", "gpt2", "--train-tokens", "1b", "--mfu", "0.4"], "belong together"),
-        (["flops", "gpt2", "--train-tokens", "1b", "--mfu", "40", "--device", "l4"], "--mfu 40 must be above 0"),
-        (["flops", "gpt2", "--train-tokens", "1b", "--tflops", "-1"], "--tflops -1 must be above 0"),
+        (
+            ["flops", "gpt2", "--train-tokens", "1b", "--mfu", "40", "--device", "l4"],
+            "--mfu=40.0 must be a number above 0",
+        ),
+        (["flops", "gpt2", "--train-tokens", "1b", "--tflops", "-1"], "--tflops=-1.0 must be a number above 0"),
         (["flops", "gpt2", "--seq-len", "0"], "seq_len=0"),
         (["batch", "--gpus", "0", "--global-batch", "4"], "num_devices=0"),
         (["params"], "a model without a config needs --hidden-size"),

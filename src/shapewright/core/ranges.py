@@ -1,4 +1,4 @@
-"""Range checks of values that a user gave, with one form of error message for all packages."""
+"""Checks of types and ranges of values that a user gave, with one form of error message for all packages."""
 
 from __future__ import annotations
 
@@ -86,6 +86,22 @@ def check_number(
     else:
         allowed = f"{start} {'and' if exclude_low else 'to'} {end}"
     raise error(_message(name, value, f"a number {allowed}", hint), field=name)
+
+
+def check_text(name: str, value: object, *, error: type[ShapewrightError]) -> str:
+    """Return a value if it is text.
+
+    Args:
+        name: Name of the field, for the message.
+        value: The value.
+        error: Class of the error to raise.
+
+    Raises:
+        ShapewrightError: the value is something else; an instance of ``error``.
+    """
+    if isinstance(value, str):
+        return value
+    raise error(_message(name, value, "text", ""), field=name)
 
 
 def _message(name: str, value: object, allowed: str, hint: str) -> str:

@@ -12,6 +12,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import DeviceError, LayoutError, ShapewrightError, WorkloadError, close_names
 from shapewright.core.fields import documented_fields
 from shapewright.core.notes import Note
+from shapewright.core.ranges import check_text
 from shapewright.hardware import Device, load_device
 from shapewright.hardware.nodes import check_allocation
 from shapewright.lowering import possible_degrees, validate_lengths
@@ -150,7 +151,7 @@ def complete_workload(config: TransformerConfig, device: Device, given: Mapping[
     fields = {name: value for name, value in given.items() if value is not None}
     if config.stack == "encoder" and fields.get("phase") == "decode":
         raise WorkloadError(f"{config.title} is an encoder and does not decode; use phase='prefill' or 'train'")
-    phase = fields.setdefault("phase", "train")
+    phase = check_text("phase", fields.setdefault("phase", "train"), error=WorkloadError)
     fields.setdefault("micro_batch_size", _DEFAULT_MICRO_BATCH_SIZE.get(phase, 1))
     longest = min(_DEFAULT_SEQ_LEN, config.max_position_embeddings)
     fields.setdefault("seq_len", longest)
@@ -178,7 +179,7 @@ def _find_ignored_fields(
     config: TransformerConfig, given: Mapping[str, Any], software: str | Software
 ) -> tuple[Note, ...]:
     """Return a note for each given field that has no effect."""
-    phase = given.get("phase") or "train"
+    phase = check_text("phase", given.get("phase") or "train", error=WorkloadError)
     reasons: dict[str, str] = {}
     if phase == "decode" and config.stack == "decoder" and given.get("seq_len") is not None:
         reasons["seq_len"] = "has no effect in decode; context_len is the length of the cache"

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.errors import ShapewrightError
 from shapewright.lowering import lower
 from shapewright.memory import TrainingRecipe, estimate_memory, list_saved_tensors
 from shapewright.models import TransformerConfig
+from shapewright.prediction.predict import predict
+from shapewright.pricing.operations import price_operations
 from shapewright.workload import ParallelLayout, Workload
 
 if TYPE_CHECKING:
+    from shapewright.hardware import Device
     from shapewright.lowering.operations import Operation
 
 FORWARD, FORWARD_BACKWARD = "forward", "forward+backward"
@@ -212,3 +216,28 @@ def _non_default_fields(given: Any, cls: type, skipped: Sequence[str] = _IGNORED
         for name, value in found.items()
         if value != defaults[name]
     }
+
+
+def predict_rows_s(operations: Sequence[Operation | LayerRun | StepRun], device: Device | None) -> list[float | None]:
+    """Predicted time of each operation, None where the device has no price for it. [s]"""
+    if device is None:
+        return [None] * len(operations)
+    found: list[float | None] = []
+    for operation in operations:
+        try:
+            found.append(_predict_s(operation, device))
+        except ShapewrightError:
+            found.append(None)
+    return found
+
+
+def _predict_s(operation: Operation | LayerRun | StepRun, device: Device) -> float:
+    """Predicted time of one operation, of one layer, or of one step. [s]"""
+    if isinstance(operation, StepRun):
+        config, workload = operation.config_and_workload()
+        return predict(config, device=device, workload=workload).step_time_s
+    if isinstance(operation, LayerRun):
+        listed = operation.operations()
+        prices = price_operations(listed, device)
+        return sum(float(price.time_s) * int(entry.repeats) for price, entry in zip(prices, listed, strict=True))
+    return float(price_operations([operation], device)[0].time_s)

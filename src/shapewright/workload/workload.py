@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import doc_field, documented_fields
-from shapewright.core.ranges import check_integer
+from shapewright.core.ranges import check_integer, check_text
 from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
 from shapewright.workload.recompute import CORE, read_modules
 
@@ -108,14 +108,18 @@ class Workload:
             value = getattr(self, spec.name)
             if doc.choices == DTYPE_NAMES:
                 if value is not None:
-                    object.__setattr__(self, spec.name, get_dtype(value).name)
+                    object.__setattr__(
+                        self, spec.name, get_dtype(check_text(spec.name, value, error=WorkloadError)).name
+                    )
             elif isinstance(spec.default, bool):
                 if not isinstance(value, bool):
                     raise WorkloadError(f"{spec.name}={value!r} must be true or false")
             elif spec.name == "recompute_modules":
                 object.__setattr__(self, spec.name, ",".join(read_modules(str(value))))
             elif spec.name == "optimizer":
-                find_recipe(value, self.dtype if self.is_training else "bf16")
+                find_recipe(
+                    check_text(spec.name, value, error=WorkloadError), self.dtype if self.is_training else "bf16"
+                )
             elif doc.choices:
                 if value not in doc.choices:
                     raise WorkloadError(f"{spec.name}={value!r} is unknown; choose one of {', '.join(doc.choices)}")

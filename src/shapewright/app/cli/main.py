@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shapewright import __version__
-from shapewright.app.cli.flags import with_flags
+from shapewright.app.report.flags import with_flags
 from shapewright.core.errors import ShapewrightError, close_names
 
 EXIT_FINE, EXIT_USAGE = 0, 2

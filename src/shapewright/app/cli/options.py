@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options, uncalibrated_option
-from shapewright.app.cli.flags import SHORT_FLAGS
 from shapewright.app.cli.param_types import FlagList, IntegerList
+from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.fields import documented_fields
 from shapewright.models.transformer import TransformerConfig
 from shapewright.prediction.build import build_scenario

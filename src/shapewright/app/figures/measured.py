@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shapewright.app.figures.chart import PALETTE, Line, Points, XYChart
-from shapewright.app.report.measured import predict_rows_s
 from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import TERA
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.measure.store.record import OK
+from shapewright.prediction.model_runs import predict_rows_s
 from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:

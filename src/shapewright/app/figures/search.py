@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.chart import Mark, Points, XYChart
-from shapewright.app.report.optimize.search_rows import describe_changes, describe_gain
+from shapewright.app.report.outputs.search import describe_changes, describe_gain
 from shapewright.core.units import GIGA
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shapewright.app.report.flags import with_flags
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -90,9 +92,9 @@ def print_facts(facts: dict[str, str], console: Console) -> None:
 
 
 def print_notes(lines: Iterable[str], console: Console) -> None:
-    """Print notes, one per line."""
+    """Print notes, one per line, with flags in place of fields."""
     for line in lines:
-        console.print(f"note: {line}", style="yellow", soft_wrap=True)
+        console.print(f"note: {with_flags(line)}", style="yellow", soft_wrap=True)
 
 
 def _total(columns: Sequence[Column]) -> int:

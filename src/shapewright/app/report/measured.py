@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.columns import Column, columns_of, print_table
 from shapewright.app.report.outputs.measure import BenchOutput, BenchRow
-from shapewright.core.errors import ShapewrightError
 from shapewright.core.units import GIGA, TERA, format_bytes, format_percent, format_seconds
 from shapewright.prediction.model_runs import LayerRun, StepRun
-from shapewright.prediction.predict import predict
-from shapewright.pricing.operations import price_operations
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from shapewright.app.report.outputs.measure import CalibrateOutput, FitError
-    from shapewright.hardware import Device
     from shapewright.lowering.operations import Operation
     from shapewright.measure.store.record import Row
     from shapewright.measure.store.summary import RowGroup, StoreSummary
@@ -65,31 +61,6 @@ _COLUMNS = (
 _REPORTED_WAIT_FRACTION = 0.02
 # Longer lists are cut; 'store show' lists all rows.
 MOST_SHOWN = 60
-
-
-def predict_rows_s(operations: Sequence[Operation | LayerRun | StepRun], device: Device | None) -> list[float | None]:
-    """Predicted time of each operation, None where the device has no price for it. [s]"""
-    if device is None:
-        return [None] * len(operations)
-    found: list[float | None] = []
-    for operation in operations:
-        try:
-            found.append(_predict_s(operation, device))
-        except ShapewrightError:
-            found.append(None)
-    return found
-
-
-def _predict_s(operation: Operation | LayerRun | StepRun, device: Device) -> float:
-    """Predicted time of one operation, of one layer, or of one step. [s]"""
-    if isinstance(operation, StepRun):
-        config, workload = operation.config_and_workload()
-        return predict(config, device=device, workload=workload).step_time_s
-    if isinstance(operation, LayerRun):
-        listed = operation.operations()
-        prices = price_operations(listed, device)
-        return sum(float(price.time_s) * int(entry.repeats) for price, entry in zip(prices, listed, strict=True))
-    return float(price_operations([operation], device)[0].time_s)
 
 
 def print_rows(rows: Sequence[BenchRow], console: Console, *, most: int | None = MOST_SHOWN) -> None:

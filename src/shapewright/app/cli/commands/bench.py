@@ -204,8 +204,9 @@ def _show(
 
 def _rows(result: SuiteResult, device: Device | None) -> list[BenchRow]:
     """Rows with their predictions and, of a model, their executions in a step."""
-    from shapewright.app.report.measured import estimate_row_figures, predict_rows_s
+    from shapewright.app.report.measured import estimate_row_figures
     from shapewright.app.report.outputs.measure import BenchRow
+    from shapewright.prediction.model_runs import predict_rows_s
 
     rows, cases = result.rows, result.model_cases
     operations = [row.operation() for row in rows]

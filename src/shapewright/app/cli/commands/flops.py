@@ -8,6 +8,8 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json
 from shapewright.app.cli.options import GroupedCommand, group_options, model_options
+from shapewright.core.errors import WorkloadError
+from shapewright.core.ranges import check_number
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 _EPILOG = """\b
@@ -114,15 +116,13 @@ def _read_rate(tflops: float | None, device: str | None, dtype: str, mfu: float 
     if tflops is not None:
         if device is not None or mfu is not None:
             raise click.UsageError("--tflops and --device with --mfu say the same: give one of them")
-        if not 0 < tflops < 1e9:
-            raise click.UsageError(f"--tflops {tflops:g} must be above 0; give what a device achieves, such as 400")
+        check_number("--tflops", tflops, 0, 1e9, error=WorkloadError, exclude_low=True, hint="400 is usual")
         return tflops * TERA
     if (device is None) != (mfu is None):
         raise click.UsageError("--device and --mfu belong together: give both, or --tflops")
     if device is None or mfu is None:
         return None
-    if not 0.0 < mfu <= 1.0:
-        raise click.UsageError(f"--mfu {mfu:g} must be above 0 and at most 1; give a share such as 0.4")
+    check_number("--mfu", mfu, 0, 1, error=WorkloadError, exclude_low=True, hint="give a share such as 0.4")
     from shapewright.hardware import load_device
 
     return mfu * load_device(device).peak_flops_per_s(dtype)

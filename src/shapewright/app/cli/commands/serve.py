@@ -32,9 +32,9 @@ Examples:
 def command(port: int, no_browser: bool, host: str, store_path: str, calibration: str) -> int:
     """Open the explorer in the browser: shapes, waves, memory, plans; with a JSON API.
 
-    Sliders for every field, predicted at each move; crests to click, findings to apply, a search to run. It listens
-    on this machine alone, reads no files but store and calibration, and sends nothing anywhere. Needs the serve extra
-    (FastAPI, uvicorn).
+    Sliders for every field, predicted at each move; local maxima to click, findings to apply, a search to run. It
+    listens on this machine only, reads no files but store and calibration, and sends nothing anywhere. Needs the serve
+    extra (FastAPI, uvicorn).
     """
     try:
         import fastapi  # noqa: F401

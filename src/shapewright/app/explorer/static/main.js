@@ -1,22 +1,21 @@
 // Entry point: builds the form and the cards, and runs the update loop: state -> request -> answer -> cards.
-import { get, latestOnly, post } from "./api.js";
-import { updateCards } from "./cards.js";
-import { makeBreakdown, makePipeline } from "./breakdown.js";
-import { makeConfigInput } from "./config_input.js";
-import { makeControls, showControls, showRequested } from "./controls.js";
-import { makeDevices } from "./devices.js";
-import { byId } from "./dom.js";
-import { makeExports } from "./export.js";
-import { redrawAll } from "./figures.js";
-import { makeFindings } from "./findings.js";
-import { makeFieldSweep } from "./field_sweep.js";
-import { makeHeadGrid } from "./head_grid.js";
-import { makeMemory } from "./memory.js";
-import { makeOperations } from "./operations.js";
-import { makeSearch } from "./search.js";
-import { makeTiles } from "./tiles.js";
-import { canRedo, canUndo, change, job, listen, readAddress, redo, state, undo } from "./state.js";
-import { showProblem, showVerdict } from "./verdict.js";
+import { get, latestOnly, post } from "./core/api.js";
+import { updateCards } from "./core/cards.js";
+import { makeBreakdown, makePipeline } from "./views/breakdown.js";
+import { makeConfigInput } from "./form/config_input.js";
+import { makeControls, showControls, showRequested } from "./form/controls.js";
+import { makeDevices } from "./views/devices.js";
+import { byId } from "./core/dom.js";
+import { makeExports } from "./form/export.js";
+import { redrawAll } from "./core/figures.js";
+import { makeFindings } from "./views/findings.js";
+import { makeFieldSweep, makeHeadGrid } from "./views/sweeps.js";
+import { makeMemory } from "./views/memory.js";
+import { makeOperations } from "./views/operations.js";
+import { makeSearch } from "./views/search.js";
+import { makeTiles } from "./views/tiles.js";
+import { canRedo, canUndo, change, job, listen, readAddress, redo, state, undo } from "./core/state.js";
+import { showProblem, showVerdict } from "./views/verdict.js";
 
 // Cards to refresh when a view setting changes.
 const CARDS_OF_SETTING = { dim: ["sweep"], y: ["sweep"], op: ["tiles"], optimizer: ["memory"], devices: ["devices"] };

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from shapewright.app.explorer.views.outputs import (
     BreakdownOutput,
-    CrestOutput,
     FieldSweepOutput,
     FigureOutput,
     FigureProblem,
     HeadGridCell,
     HeadGridOutput,
+    LocalMaximum,
     SweepPointOutput,
     TilesOutput,
     figure,
@@ -193,8 +193,8 @@ def answer_sweep(
         current=sweep.current,
         watched=sweep.wave_gemm,
         wave_ends=list(sweep.wave_ends),
-        crests=[
-            CrestOutput(value=value, text=texts[value], gain_text=_describe_gain(sweep, value, current))
+        local_maxima=[
+            LocalMaximum(value=value, text=texts[value], gain_text=_describe_gain(sweep, value, current))
             for value in sweep.local_maxima
         ],
         points=[

@@ -79,7 +79,7 @@ class SweepPointOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrestOutput:
+class LocalMaximum:
     """A value with a higher model rate than its neighbours."""
 
     value: int = described("the value")
@@ -96,7 +96,7 @@ class FieldSweepOutput(Output):
     current: int = described("value of the scenario")
     watched: str = described("GEMM whose waves are counted; empty without one")
     wave_ends: list[int] = described("last values before another wave")
-    crests: list[CrestOutput] = described("local maxima, best first")
+    local_maxima: list[LocalMaximum] = described("local maxima, best first")
     points: list[SweepPointOutput] = described("the values in ascending order")
     figure: FigureOutput = described("the curve")
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.figures.search import time_per_token_chart
-from shapewright.app.report.optimize.search_rows import (
-    candidate_columns,
-    describe_changes,
-    describe_gain,
-    describe_letters,
-    describe_measures,
-)
+from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters, describe_measures
 from shapewright.app.report.optimize.search_text import (
     best_by_num_changes,
     candidates_heading,
@@ -21,7 +15,7 @@ from shapewright.app.report.optimize.search_text import (
     device_columns,
     front_heading,
 )
-from shapewright.app.report.outputs.search import search_output
+from shapewright.app.report.outputs.search import describe_changes, describe_gain, search_output
 from shapewright.app.report.page import Figure, Section, Words, render_page, table_of
 from shapewright.app.report.predict import describe
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of
+from shapewright.app.report.outputs.search import FIELD_LETTERS, describe_changes
 from shapewright.core.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -30,26 +31,6 @@ _CANDIDATE_COLUMNS = (
     Column("KV/token", rank=7),
 )
 # Symbols of fields, as in docs/notation.md.
-_LETTERS = {
-    "hidden_size": "h",
-    "num_layers": "L",
-    "num_heads": "a",
-    "num_kv_heads": "a_kv",
-    "head_dim": "d",
-    "intermediate_size": "f",
-    "moe_intermediate_size": "f_e",
-    "vocab_size": "v",
-    "micro_batch_size": "b",
-    "num_experts": "E",
-    "num_experts_per_token": "k_e",
-    "shared_expert_intermediate_size": "f_shared",
-    "tensor_parallel": "t",
-    "pipeline_parallel": "p",
-    "data_parallel": "dp",
-    "context_parallel": "cp",
-    "expert_parallel": "ep",
-    "recompute": "recompute",
-}
 _LOSS_WORDS = (
     "loss: above the baseline's after the same tokens, at equal size, with its 90 % interval; free: other heads of "
     "64 to 256 or a padded vocabulary, the same loss (docs/decisions/0006-search.md)"
@@ -69,21 +50,12 @@ def candidate_columns(candidates: Sequence[CandidateOutput]) -> list[Column]:
     return [column for column in columns if any(column.cells) or not candidates]
 
 
-def describe_changes(candidate: CandidateOutput) -> str:
-    """The fields that differ, by symbol: ``a 32 -> 20, d 80 -> 128``."""
-    changes = {name: (change.old, change.new) for name, change in candidate.changes.items()}
-    config = candidate.config
-    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
-        changes.pop("num_kv_heads", None)
-    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
-        changes.pop("intermediate_size", None)  # follows from moe_intermediate_size
-    return ", ".join(f"{_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
-
-
 def describe_letters(candidates: Sequence[CandidateOutput]) -> str:
     """Legend: fields of the symbols in the changes, and the meaning of the columns."""
     shown = {change.split(" ")[0] for candidate in candidates for change in describe_changes(candidate).split(", ")}
-    letters = ", ".join(f"{letter} {name}" for name, letter in _LETTERS.items() if letter in shown and letter != name)
+    letters = ", ".join(
+        f"{letter} {name}" for name, letter in FIELD_LETTERS.items() if letter in shown and letter != name
+    )
     known = [
         ("net", "speed-up to the same loss", any(shape.net_speedup is not None for shape in candidates)),
         ("better", "probability that net is above 1", any(shape.chance_better is not None for shape in candidates)),
@@ -126,14 +98,6 @@ def describe_loss(shape: CandidateOutput) -> str:
         f"{shape.loss_difference_nats:+.3f} ({shape.loss_difference_low_nats:+.3f} to "
         f"{shape.loss_difference_high_nats:+.3f})"
     )
-
-
-def describe_gain(candidate: CandidateOutput) -> str:
-    """Speed-up, and what it is to the same loss: ``1.121x, 1.064x to the same loss``."""
-    words = f"{candidate.speedup:.3f}x"
-    if candidate.is_free:
-        return f"{words}, free"
-    return words if candidate.net_speedup is None else f"{words}, {candidate.net_speedup:.3f}x to the same loss"
 
 
 def describe_measures(candidate: CandidateOutput) -> str:

@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
-from shapewright.app.report.optimize.search_rows import (
-    candidate_columns,
-    describe_changes,
-    describe_gain,
-    describe_letters,
-    describe_measures,
-)
-from shapewright.app.report.outputs.search import search_output
+from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters, describe_measures
+from shapewright.app.report.outputs.search import describe_changes, describe_gain, search_output
 from shapewright.app.report.predict import print_verdict
 from shapewright.core.units import format_count, format_seconds
 from shapewright.optimize.search import OBJECTIVES

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.columns import Column, columns_of, print_table
-from shapewright.app.report.optimize.search_rows import describe_changes, describe_gain, describe_measures
+from shapewright.app.report.optimize.search_rows import describe_measures
 from shapewright.app.report.outputs.predict import OperationOutput, operation_output
-from shapewright.app.report.outputs.search import candidate_output
+from shapewright.app.report.outputs.search import candidate_output, describe_changes, describe_gain
 from shapewright.core.units import TERA, format_seconds
 
 if TYPE_CHECKING:

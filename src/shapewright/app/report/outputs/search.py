@@ -359,3 +359,44 @@ def search_rows(result: SearchResult) -> list[list[str]]:
         facts["changed_fields"] = " ".join(facts["changed_fields"])
         rows.append([str(facts[name]) for name in _CSV_COLUMNS])
     return rows
+
+
+FIELD_LETTERS = {
+    "hidden_size": "h",
+    "num_layers": "L",
+    "num_heads": "a",
+    "num_kv_heads": "a_kv",
+    "head_dim": "d",
+    "intermediate_size": "f",
+    "moe_intermediate_size": "f_e",
+    "vocab_size": "v",
+    "micro_batch_size": "b",
+    "num_experts": "E",
+    "num_experts_per_token": "k_e",
+    "shared_expert_intermediate_size": "f_shared",
+    "tensor_parallel": "t",
+    "pipeline_parallel": "p",
+    "data_parallel": "dp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "recompute": "recompute",
+}
+
+
+def describe_changes(candidate: CandidateOutput) -> str:
+    """The fields that differ, by symbol: ``a 32 -> 20, d 80 -> 128``."""
+    changes = {name: (change.old, change.new) for name, change in candidate.changes.items()}
+    config = candidate.config
+    if config.num_kv_heads == config.num_heads and "num_heads" in changes:
+        changes.pop("num_kv_heads", None)
+    if changes.get("moe_intermediate_size") == changes.get("intermediate_size"):
+        changes.pop("intermediate_size", None)  # follows from moe_intermediate_size
+    return ", ".join(f"{FIELD_LETTERS.get(name, name)} {old} -> {new}" for name, (old, new) in changes.items())
+
+
+def describe_gain(candidate: CandidateOutput) -> str:
+    """Speed-up, and what it is to the same loss: ``1.121x, 1.064x to the same loss``."""
+    words = f"{candidate.speedup:.3f}x"
+    if candidate.is_free:
+        return f"{words}, free"
+    return words if candidate.net_speedup is None else f"{words}, {candidate.net_speedup:.3f}x to the same loss"

@@ -1,9 +1,9 @@
-// Throughput over the values of one field. A click applies the nearest predicted value.
-import { post } from "./api.js";
-import { card, fill, h, plot } from "./cards.js";
-import { applyChanges } from "./controls.js";
-import { draw, savers, valueAt } from "./figures.js";
-import { change, state } from "./state.js";
+// Throughput over the values of one field, and heat map over number of heads and hidden size. A click applies a value.
+import { post } from "../core/api.js";
+import { card, fill, h, plot } from "../core/cards.js";
+import { applyChanges } from "../form/controls.js";
+import { draw, savers, valueAt } from "../core/figures.js";
+import { change, state } from "../core/state.js";
 
 const METRICS = { rate: "TFLOP/s", tokens: "tokens/s", step: "step time" };
 
@@ -22,7 +22,7 @@ export function makeFieldSweep(fields) {
     const at = last && valueAt(place, event);
     if (!at) return;
     const nearest = last.points.reduce((best, point) => (Math.abs(point.value - at[0]) < Math.abs(best.value - at[0]) ? point : best));
-    const maximum = last.crests.find((one) => Math.abs(one.value - at[0]) <= 0.012 * (last.points.at(-1).value - last.points[0].value));
+    const maximum = last.local_maxima.find((one) => Math.abs(one.value - at[0]) <= 0.012 * (last.points.at(-1).value - last.points[0].value));
     apply((maximum ?? nearest).value);
   });
   const tools = [h("label", { class: "inline" }, h("span", {}, "Over"), field), h("label", { class: "inline" }, h("span", {}, "Show"), metric), savers(place, "sweep")];
@@ -34,13 +34,28 @@ export function makeFieldSweep(fields) {
       metric.value = view.y in METRICS ? view.y : "rate";
       last = await post("/sweep", { job, field: field.value, measure: metric.value });
       draw(place, last.figure, { adjust: (series) => ({ series: series.map(withMarkers), dataZoom: undefined }) });
-      const maxima = [...last.crests].sort((one, other) => one.value - other.value);
+      const maxima = [...last.local_maxima].sort((one, other) => one.value - other.value);
       fill(chips, h("span", { class: "label" }, "Local maxima"), maxima.map((maximum) => h("button", {
         type: "button", class: "chip-button", title: maximum.text, "data-value": String(maximum.value), disabled: maximum.value === last.current, onclick: () => apply(maximum.value),
       }, maximum.value.toLocaleString("en"), h("small", {}, maximum.gain_text))));
       const ends = last.wave_ends.length ? ` Wave ends of ${last.watched}: ${last.wave_ends.slice(0, 12).join(", ")}${last.wave_ends.length > 12 ? ", ..." : "."}` : "";
       const current = last.points.find((point) => point.value === last.current);
       hint.textContent = `${current ? current.text : `${last.field}=${last.current} cannot run`}.${ends}`;
+      return "";
+    } });
+}
+
+export function makeHeadGrid() {
+  const place = plot("tall");
+  place.classList.add("clickable");
+  card({ id: "heat", title: "Heads and hidden size", wide: true, tools: savers(place, "heads-and-hidden-size"), content: place,
+    lead: "Model TFLOP/s of each pair with all other fields fixed; empty cells are not valid shapes. Click a cell to apply it.",
+    refresh: async ({ job }) => {
+      const answer = await post("/heat-map", { job });
+      draw(place, answer.figure, { onPoint: (event) => {
+        const cell = answer.cells[event.dataIndex];
+        if (event.seriesType === "heatmap" && cell?.changes) applyChanges(cell.changes);
+      } });
       return "";
     } });
 }

@@ -1,8 +1,8 @@
 // Table of all operations of the step: sortable, with an explanation of each operation's time.
-import { post } from "./api.js";
-import { card, fill, h } from "./cards.js";
-import { facts } from "./dom.js";
-import { change } from "./state.js";
+import { post } from "../core/api.js";
+import { card, fill, h } from "../core/cards.js";
+import { facts } from "../core/dom.js";
+import { change } from "../core/state.js";
 
 // Units in formatted values, to sort cells by value.
 const SCALE = { ns: 1e-9, us: 1e-6, ms: 1e-3, s: 1, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };

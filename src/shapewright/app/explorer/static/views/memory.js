@@ -1,10 +1,10 @@
 // Memory by component and stage against device memory, largest sizes that fit, and remedies.
-import { post } from "./api.js";
-import { card, fill, h, plot } from "./cards.js";
-import { applyChanges } from "./controls.js";
-import { facts, table } from "./dom.js";
-import { draw, savers } from "./figures.js";
-import { change, state } from "./state.js";
+import { post } from "../core/api.js";
+import { card, fill, h, plot } from "../core/cards.js";
+import { applyChanges } from "../form/controls.js";
+import { facts, table } from "../core/dom.js";
+import { draw, savers } from "../core/figures.js";
+import { change, state } from "../core/state.js";
 
 export function makeMemory(optimizers) {
   const place = plot();

@@ -1,5 +1,5 @@
 // Headline numbers: step time, utilisation, memory, and changes against the pinned job A.
-import { byId, fill, h } from "./dom.js";
+import { byId, fill, h } from "../core/dom.js";
 
 let speak = 0;
 

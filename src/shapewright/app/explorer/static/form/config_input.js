@@ -1,6 +1,6 @@
 // Input of a config.json: pasted, chosen as a file or dropped on the page. It is sent only to this server.
-import { byId } from "./dom.js";
-import { address, change } from "./state.js";
+import { byId } from "../core/dom.js";
+import { address, change } from "../core/state.js";
 
 const MAX_BYTES = 200 * 1024;
 

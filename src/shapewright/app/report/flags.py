@@ -1,4 +1,4 @@
-"""Names of flags: library errors speak of fields, the command line of the flags that set them."""
+"""Names of flags: errors and notes of the library name fields, the command line the flags that set them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BARE_FIELD = re.compile(r"(?<![\w.'\"=/-])([a-z]+(?:_[a-z0-9]+)+)(?![\w.='\"/(]
 
 
 def with_flags(message: str) -> str:
-    """Replace the names of fields in the advice of a library error by the flags that set them.
+    """Replace the names of fields in the advice of an error or note by the flags that set them.
 
     >>> with_flags("tensor_parallel=6 must divide num_heads=64; change tensor_parallel")
     'tensor_parallel=6 must divide num_heads=64; change --tensor-parallel'

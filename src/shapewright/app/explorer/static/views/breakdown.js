@@ -1,9 +1,9 @@
 // Breakdown of the step time: layers, losses, roofline and pipeline, all from one request.
-import { post } from "./api.js";
-import { card, fill, h, plot } from "./cards.js";
-import { draw, savers } from "./figures.js";
-import { change } from "./state.js";
-import { table } from "./dom.js";
+import { post } from "../core/api.js";
+import { card, fill, h, plot } from "../core/cards.js";
+import { draw, savers } from "../core/figures.js";
+import { change } from "../core/state.js";
+import { table } from "../core/dom.js";
 
 const cached = { job: null, answer: null };
 

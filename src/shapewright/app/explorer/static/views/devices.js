@@ -1,9 +1,9 @@
 // Comparison of the job across devices.
-import { post } from "./api.js";
-import { card, fill, h, plot } from "./cards.js";
-import { table } from "./dom.js";
-import { draw, savers } from "./figures.js";
-import { change, state } from "./state.js";
+import { post } from "../core/api.js";
+import { card, fill, h, plot } from "../core/cards.js";
+import { table } from "../core/dom.js";
+import { draw, savers } from "../core/figures.js";
+import { change, state } from "../core/state.js";
 
 const DEFAULT_DEVICES = ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "mi300x", "l40s"];
 

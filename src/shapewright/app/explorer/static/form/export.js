@@ -1,7 +1,7 @@
 // Exports of the job and its answers, in the formats that the command line writes.
-import { post, postText } from "./api.js";
-import { byId, save } from "./dom.js";
-import { address, job } from "./state.js";
+import { post, postText } from "../core/api.js";
+import { byId, save } from "../core/dom.js";
+import { address, job } from "../core/state.js";
 
 const nameOf = (answer) => (answer.config.name || "model").replace(/[^\w.-]+/g, "-").slice(0, 60);
 

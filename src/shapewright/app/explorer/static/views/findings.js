@@ -1,8 +1,8 @@
 // Findings of the linter with their cost, and buttons that apply the suggestions.
-import { get, post } from "./api.js";
-import { card, fill, h } from "./cards.js";
-import { applyChanges } from "./controls.js";
-import { table } from "./dom.js";
+import { get, post } from "../core/api.js";
+import { card, fill, h } from "../core/cards.js";
+import { applyChanges } from "../form/controls.js";
+import { table } from "../core/dom.js";
 
 export function makeFindings(rules) {
   const pages = new Map(rules.map((rule) => [rule.code, rule]));

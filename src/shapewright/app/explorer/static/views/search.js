@@ -1,10 +1,10 @@
 // Search for faster shapes: start, progress, stop, and buttons that apply a result.
-import { get, post, remove } from "./api.js";
-import { card, fill, h, plot } from "./cards.js";
-import { groupOf } from "./controls.js";
-import { table } from "./dom.js";
-import { draw, savers } from "./figures.js";
-import { change, job } from "./state.js";
+import { get, post, remove } from "../core/api.js";
+import { card, fill, h, plot } from "../core/cards.js";
+import { groupOf } from "../form/controls.js";
+import { table } from "../core/dom.js";
+import { draw, savers } from "../core/figures.js";
+import { change, job } from "../core/state.js";
 
 const POLL_MS = 250;
 

@@ -1,6 +1,6 @@
 // The form: all fields of model, workload and layout, built from the server's description of each field.
-import { byId, fill, h } from "./dom.js";
-import { change, isTraining, NODES, state } from "./state.js";
+import { byId, fill, h } from "../core/dom.js";
+import { change, isTraining, NODES, state } from "../core/state.js";
 
 const SHAPE = [
   "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",

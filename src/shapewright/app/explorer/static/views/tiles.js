@@ -1,9 +1,9 @@
 // The output matrix of one GEMM divided into tiles, coloured by wave.
-import { post } from "./api.js";
-import { card, fill, h } from "./cards.js";
-import { facts, save } from "./dom.js";
-import { saveButtons } from "./figures.js";
-import { change, state } from "./state.js";
+import { post } from "../core/api.js";
+import { card, fill, h } from "../core/cards.js";
+import { facts, save } from "../core/dom.js";
+import { saveButtons } from "../core/figures.js";
+import { change, state } from "../core/state.js";
 
 const MAX_CELLS = 20000; // per matrix; of larger ones only the lower right corner is drawn
 const MAX_COPIES = 4;
