@@ -79,6 +79,8 @@ _GEMMA3_TEXT: dict[str, Any] = {
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2_LIKE,
     "gpt2/inner": {**_GPT2_LIKE, "n_inner": 176},
+    "gpt_bigcode": _GPT2_LIKE,
+    "gpt_bigcode/heads": {**_GPT2_LIKE, "multi_query": False},
     "gpt_neo": {
         "vocab_size": _VOCAB,
         "hidden_size": 64,

@@ -7,7 +7,11 @@ differed by 2 to 800,000 % from those of transformers 5.23.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 from shapewright.core.errors import ConfigError, short_repr
 from shapewright.models.families.config_values import ConfigValues
@@ -23,6 +27,7 @@ from shapewright.models.families.family import (
 # Unsupported parts of model types that cannot be recognised by the keys of their config.
 # Source: modeling_*.py of transformers 5.23 for each model type, or else the code published with the model.
 _UNSUPPORTED_TYPES = {
+    "albert": "layers that share their weights",
     "arctic": "layers with both a dense MLP and experts",
     "bailing_moe_linear": "linear attention",
     "bitnet": "ternary weights, and normalisation inside attention and MLP",
@@ -145,7 +150,7 @@ _KEYS: FieldKeys = {
     "num_experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
-    "shared_expert_intermediate_size": ("shared_expert_intermediate_size",),
+    "shared_expert_intermediate_size": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "q_lora_rank": ("q_lora_rank",),
     "kv_lora_rank": ("kv_lora_rank",),
     "qk_rope_head_dim": ("qk_rope_head_dim",),
@@ -159,6 +164,73 @@ _RMSNORM_KEYS = ("rms_norm_eps", "rms_norm", "rmsnorm", "norm_eps")
 _ROTARY_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "rotary_dim", "rotary_pct", "partial_rotary_factor")
 _ENCODER_LAYERS = ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers")
 _DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", "num_layers", "num_hidden_layers")
+_DENSE_LAYERS = ("first_k_dense_replace", "num_dense_layers")
+# Fields that an encoder and a decoder have each, and that must be equal.
+_EQUAL_IN_STACKS = ("ffn_dim", "attention_heads")
+_OTHER_KEYS = (
+    "encoder_ffn_dim",
+    "encoder_attention_heads",
+    *_DENSE_LAYERS,
+    "sliding_window",
+    "use_sliding_window",
+    "is_encoder_decoder",
+    "qk_nope_head_dim",
+    "tie_word_embeddings",
+    "relative_attention_num_buckets",
+    "alibi",
+)
+
+READ_KEYS = frozenset(
+    {key for keys in _KEYS.values() for key in keys}
+    | {*_NUM_SHARED_EXPERTS, *_RMSNORM_KEYS, *_ROTARY_KEYS, *_ENCODER_LAYERS, *_DECODER_LAYERS, *_OTHER_KEYS}
+)
+"""Keys that may decide how a model type without a table is read."""
+
+
+@cache
+def transformers_types() -> dict[str, dict[str, Any]]:
+    """Compare model types without a table with transformers, as ``scripts/write_type_table.py`` found.
+
+    By model type: ``error_fraction``, the parameters counted here over those of the default model, minus 1; and, for
+    types that are read, ``defaults`` of transformers, ``unread``, the fields that change its model in ways not read,
+    with their defaults, and ``needed``, the fields that transformers derives from others.
+    """
+    path = Path(__file__).with_name("transformers_types.json")
+    types: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["types"]
+    return types
+
+
+def _with_defaults(model_type: str, part: Mapping[str, object]) -> tuple[Mapping[str, object], str]:
+    """Add the defaults of transformers for absent keys, and describe how its parameter count differs.
+
+    Raises:
+        ConfigError: field names do not describe this type, or a field that is not read has another value.
+    """
+    known = transformers_types().get(model_type)
+    if known is None:
+        return part, ""
+    error, quoted = known["error_fraction"], f"model_type {short_repr(model_type)}"
+    if "defaults" not in known:
+        raise ConfigError(
+            f"{quoted} is not supported: read by field names it would have {abs(error):.0%} "
+            f"{'more' if error > 0 else 'fewer'} parameters than transformers builds; give a model of another type, "
+            "or describe it by its sizes"
+        )
+    for key, value in known["unread"].items():
+        if part.get(key, value) != value:
+            raise ConfigError(
+                f"{key}={short_repr(part[key])} of {quoted} changes its layers in a way that is not read; only "
+                f"{key}={short_repr(value)} is"
+            )
+    for key in known["needed"]:
+        if key not in part and not (key == "mlp_layer_types" and any(part.get(each) for each in _DENSE_LAYERS)):
+            raise ConfigError(f"{key} is missing in the config of {quoted}; give it as transformers writes it")
+    counted = "" if abs(error) < _EXACT else f"; {abs(error):.2%} {'more' if error > 0 else 'fewer'} parameters counted"
+    return {**known["defaults"], **part}, counted
+
+
+# Difference of parameter counts that is not worth a remark: a few biases.
+_EXACT = 1e-4
 
 
 def unknown_family(model_type: str, part: Mapping[str, object]) -> tuple[Family, str]:
@@ -171,8 +243,10 @@ def unknown_family(model_type: str, part: Mapping[str, object]) -> tuple[Family,
         ConfigError: the model has unsupported layers.
     """
     reject_unsupported_layers(model_type, part)
+    given = part
+    part, counted = _with_defaults(model_type, given)
     activation = next((part[key] for key in _KEYS["activation"] if part.get(key) is not None), None)
-    has_rmsnorm = any(key in part for key in _RMSNORM_KEYS)
+    has_rmsnorm = any(part.get(key) is not None for key in _RMSNORM_KEYS)
     is_gated = activation in _GATED_ACTIVATIONS or (has_rmsnorm and activation not in _UNGATED_ACTIVATIONS)
     if part.get("is_encoder_decoder") is True:
         stack = "encoder-decoder"
@@ -201,12 +275,21 @@ def unknown_family(model_type: str, part: Mapping[str, object]) -> tuple[Family,
         f"{position} positions",
         "no biases unless named" if has_rmsnorm else "biases",
     ]
-    return Family(model_types=(), keys=_KEYS, fixed=fixed, derive=_derive), ", ".join(words)
+    defaults = {key: value for key, value in part.items() if key not in given}
+    family = Family(model_types=(), keys=_KEYS, fixed=fixed, defaults=defaults, derive=_derive)
+    return family, ", ".join(words) + counted
 
 
 def _derive(values: ConfigValues) -> Fields:
     read = {**_latent_attention(values), **_experts(values), **_windows(values)}
     if values.raw("is_encoder_decoder") is True:
+        for name in _EQUAL_IN_STACKS:
+            ours, theirs = values.raw(f"decoder_{name}"), values.raw(f"encoder_{name}")
+            if ours is not None and theirs is not None and ours != theirs:
+                raise ConfigError(
+                    f"encoder_{name}={short_repr(theirs)} must equal decoder_{name}={short_repr(ours)}: stacks of "
+                    "different widths are not supported"
+                )
         read["num_layers"] = values.num_layers(*_DECODER_LAYERS)
         read["num_encoder_layers"] = values.num_layers(*_ENCODER_LAYERS)
     return read
@@ -231,7 +314,7 @@ def _experts(values: ConfigValues) -> Fields:
     if not values.optional_count(*_KEYS["num_experts_per_token"]):
         read["num_experts_per_token"] = min(2, num_experts)
     num_shared = values.optional_count(*_NUM_SHARED_EXPERTS)
-    width = values.optional_count(*_KEYS["moe_intermediate_size"], *_KEYS["intermediate_size"])
+    width = values.optional_count(*_KEYS["moe_intermediate_size"]) or values.optional_count(*_KEYS["intermediate_size"])
     if num_shared and not values.optional_count("shared_expert_intermediate_size"):
         read["shared_expert_intermediate_size"] = num_shared * width
     num_layers = values.num_layers(*_KEYS["num_layers"])
@@ -239,7 +322,7 @@ def _experts(values: ConfigValues) -> Fields:
     if kinds is not None and len(kinds) == num_layers and "sparse" in kinds:
         read["moe_layers"] = tuple(kind == "sparse" for kind in kinds)
         return read
-    num_dense = values.optional_count("first_k_dense_replace", "num_dense_layers")
+    num_dense = values.optional_count(*_DENSE_LAYERS)
     if num_dense < num_layers:
         read["moe_layers"] = tuple(index >= num_dense for index in range(num_layers))
     return read

@@ -42,6 +42,20 @@ GPT2 = Family(
     fixed={**_LAYERNORM, **_ALL_BIASES, "fused_qkv": True, "position_embedding": "learned"},
 )
 
+
+def _derive_gpt_bigcode(values: ConfigValues) -> Fields:
+    num_heads = values.count("n_head", "num_attention_heads")
+    return {"num_kv_heads": 1 if values.flag("multi_query") else num_heads}
+
+
+GPT_BIGCODE = Family(
+    model_types=("gpt_bigcode",),
+    defaults={**GPT2.defaults, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+    keys=_GPT2_KEYS,
+    fixed=GPT2.fixed,
+    derive=_derive_gpt_bigcode,
+)
+
 GPTJ = Family(
     model_types=("gptj",),
     defaults={
@@ -300,4 +314,4 @@ FALCON = Family(
     derive=_derive_falcon,
 )
 
-FAMILIES = (GPT2, GPTJ, GPT_NEO, GPT_NEOX, OPT, BLOOM, MPT, FALCON)
+FAMILIES = (GPT2, GPT_BIGCODE, GPTJ, GPT_NEO, GPT_NEOX, OPT, BLOOM, MPT, FALCON)

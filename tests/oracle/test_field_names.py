@@ -1,0 +1,101 @@
+"""Types without a table: a field that changes the model of transformers is read, noted or refused, never ignored."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the trace extra: PyTorch")
+pytest.importorskip("transformers", reason="needs the trace extra: transformers")
+
+from hf_models import build_on_meta, count_built_parameters
+
+from shapewright.core.errors import ConfigError
+from shapewright.models import count_parameters
+from shapewright.models.families.fallback import transformers_types
+from shapewright.models.hf_config import read_hf_config
+
+pytestmark = pytest.mark.oracle
+
+READ = {name: entry for name, entry in transformers_types().items() if "defaults" in entry}
+# Language models of transformers' causal mapping; the others have other heads.
+CAUSAL = sorted(name for name, entry in READ.items() if entry["defaults"].get("is_encoder_decoder") is False)
+SAMPLED = sorted(random.Random(22).sample(CAUSAL, 8))
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+
+def filled(model_type: str, **given: Any) -> dict[str, Any]:
+    """Every field of a type's config, as transformers fills them in."""
+    from transformers import AutoConfig
+
+    values: dict[str, Any] = AutoConfig.for_model(model_type, **given).to_dict()
+    return values
+
+
+@pytest.mark.parametrize("model_type", SAMPLED)
+def test_counts_differ_as_noted(model_type: str) -> None:
+    """A default model has the noted difference of parameters from that of transformers, with and without its fields."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        pytest.skip("has no causal language head")
+    built = count_built_parameters(build_on_meta({"model_type": model_type}))
+    for values in (filled(model_type), {"model_type": model_type, **READ[model_type]["defaults"]}):
+        here = count_parameters(read_hf_config(values).config).total
+        assert here / built - 1.0 == pytest.approx(READ[model_type]["error_fraction"], abs=0.02)
+
+
+@pytest.mark.parametrize("model_type", sorted(READ))
+def test_absent_fields_have_the_defaults_of_transformers(model_type: str) -> None:
+    """A config with only its type is read as the default config of transformers."""
+    needed = {key: filled(model_type)[key] for key in READ[model_type]["needed"]}
+    short = read_hf_config({"model_type": model_type, **needed}).config
+    full = read_hf_config(filled(model_type)).config
+
+    assert count_parameters(short).total == count_parameters(full).total
+
+
+@pytest.mark.parametrize("model_type", sorted(name for name, entry in READ.items() if entry["unread"]))
+def test_unread_fields_are_refused(model_type: str) -> None:
+    """A field that changes the model and is not read must have its default."""
+    for key, value in READ[model_type]["unread"].items():
+        other = not value if isinstance(value, bool) else value + 64
+        with pytest.raises(ConfigError, match=f"{key}=.* changes its layers in a way that is not read"):
+            read_hf_config({**filled(model_type), key: other})
+
+
+@pytest.mark.parametrize("model_type", sorted(set(transformers_types()) - set(READ)))
+def test_misread_types_are_refused(model_type: str) -> None:
+    """A type whose count would be far off is refused, with the difference."""
+    with pytest.raises(ConfigError, match=r"would have \d+% (more|fewer) parameters|is not supported"):
+        read_hf_config(filled(model_type))
+
+
+@pytest.mark.parametrize("model_type", sorted(name for name, entry in READ.items() if entry["needed"]))
+def test_derived_fields_must_be_given(model_type: str) -> None:
+    """A field that transformers derives from others is not guessed."""
+    with pytest.raises(ConfigError, match="is missing in the config of"):
+        read_hf_config({"model_type": model_type})
+
+
+def test_shared_layers_are_refused() -> None:
+    """ALBERT's layers share their weights: counted one by one they would be 12 times the model."""
+    with pytest.raises(ConfigError, match="layers that share their weights"):
+        read_hf_config(filled("albert"))
+
+
+def test_unequal_stacks_are_refused() -> None:
+    """An encoder and a decoder of different widths are not read as equal."""
+    with pytest.raises(ConfigError, match="encoder_ffn_dim=128 must equal decoder_ffn_dim=4096"):
+        read_hf_config({**filled("bart"), "encoder_ffn_dim": 128})
+
+
+def test_multi_query_of_starcoder() -> None:
+    """StarCoder's 48 query heads share one key-value head, whatever else the config says."""
+    config = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40, "multi_query": True}
+    shared = read_hf_config(config).config
+
+    assert (shared.num_kv_heads, shared.num_heads) == (1, 48)
+    assert read_hf_config({**config, "multi_query": False}).config.num_kv_heads == 48
