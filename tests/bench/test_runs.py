@@ -51,6 +51,27 @@ def test_finished_rows_are_not_measured_again(backend: Backend, tmp_path: Path) 
     assert [row.key for row in third.measured] == [cases[2].key("cpu", backend.library)]
 
 
+def test_rows_of_another_process_are_counted(backend: Backend, tmp_path: Path) -> None:
+    """A row whose case another process stored in the meantime is not stored, and counted as such."""
+    cases = [case for case in CASES if isinstance(case.operation, GroupedGemm)][:2]
+
+    class Late(LocalMeasurer):
+        """Another process stores each case while it is measured here."""
+
+        def measure(self, case: Case, run: Any, **options: Any) -> Any:
+            row = super().measure(case, run, **options)
+            with Store(tmp_path / "s.sqlite") as other:
+                other.add_run(run)
+                other.add(row)
+            return row
+
+    with Store(tmp_path / "s.sqlite") as store:
+        run = make_run(backend, suite="x", command="c")
+        outcome = run_cases(cases, Late(backend), store, run, budget_s=5.0)
+
+    assert (len(outcome.measured), outcome.num_unstored) == (2, 2)
+
+
 def test_suites_share_the_remaining_budget(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of three suites gets an equal share of the time that is left of 12 s."""
     now_s, budgets_s = 100.0, []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -245,3 +247,49 @@ def test_verify_reports_damage(tmp_path: Path) -> None:
         store.add(dataclasses.replace(make_row(), median_s=None))
 
         assert store.verify() == ["1 rows are marked ok without a time"]
+
+
+def test_changed_bits_are_never_shown_as_values(tmp_path: Path) -> None:
+    """Of single flipped bits none changes a row or run that is read; each is an error in one line, or harmless."""
+    path, damaged, chance = tmp_path / "s.sqlite", tmp_path / "damaged.sqlite", random.Random(22)
+    with Store(path) as store:
+        store.add_run(RUN)
+        for size in range(1, 31):
+            store.add(make_row(size))
+        truth = store.rows(), store.runs()
+    whole = path.read_bytes()
+    num_refused = 0
+    for _ in range(300):
+        content = bytearray(whole)
+        bit = chance.randrange(8 * len(content))
+        content[bit // 8] ^= 1 << bit % 8
+        for old in tmp_path.glob("damaged*"):
+            old.unlink()
+        damaged.write_bytes(content)
+        try:
+            with Store(damaged, read_only=True) as store:
+                problems, found = store.verify(), (store.rows(), store.runs())
+        except StoreError as error:
+            num_refused += 1
+            message = str(error)
+            assert message.isprintable()
+        else:
+            assert found == truth or problems
+            assert found == truth
+
+    assert num_refused > 30
+
+
+def test_changed_values_are_reported(tmp_path: Path) -> None:
+    """A time that another program changed is refused on reading, and listed by verify."""
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        store.add_run(RUN)
+        store.add(make_row())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE measurements SET median_s = median_s * 16")
+        connection.commit()
+    with Store(path, read_only=True) as store:
+        assert store.verify() == ["1 measurements differ from their checksums"]
+        with pytest.raises(StoreError, match="1 of 1 measurements differ from their checksums"):
+            store.rows()

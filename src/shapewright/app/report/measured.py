@@ -98,6 +98,8 @@ def summary_lines(summary: BenchOutput) -> Iterator[str]:
         words += f" ({summary.rows_per_min:.0f} per minute)"
     if summary.num_bad:
         words += f", {summary.num_bad} of them failed or wrong"
+    if summary.num_unstored:
+        words += f", {summary.num_unstored} not stored, since another process had stored the same cases"
     words += f", {summary.num_known} already stored"
     if summary.num_left:
         words += f", {summary.num_left} left for a larger --budget"

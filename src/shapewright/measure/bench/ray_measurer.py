@@ -90,7 +90,7 @@ class ClusterMeasurer:
         on_start(len(pending))
         idle, busy = list(self._actors), {}
         measured: list[Row] = []
-        num_submitted = 0
+        num_submitted = num_unstored = 0
         while True:
             while idle and num_submitted < len(pending) and (left_s := budget_s - (time.monotonic() - begin)) > 0.0:
                 case, actor = pending[num_submitted], idle.pop()
@@ -103,11 +103,12 @@ class ClusterMeasurer:
             for reference in self._ray.wait(list(busy), num_returns=1, timeout=_POLL_INTERVAL_S)[0]:
                 case, actor = busy.pop(reference)
                 row = self._fetch(reference, case, run)
-                store.add(row)
+                num_unstored += not store.add(row)
                 measured.append(row)
                 on_row(row)
                 idle.append(actor)
-        return count_outcome(measured, cases, measurable, pending, wall_s=time.monotonic() - begin)
+        wall_s = time.monotonic() - begin
+        return count_outcome(measured, num_unstored, cases, measurable, pending, wall_s=wall_s)
 
     def close(self) -> None:
         """Stop the processes."""

@@ -47,6 +47,7 @@ class Outcome:
 
     Attributes:
         measured: New rows, in the order of measurement.
+        num_unstored: Rows of these that were not stored, because another process had stored the same case by then.
         num_known: Cases that the store already contained.
         num_left: Cases that the budget did not reach.
         num_too_large: Cases above the device's limit, which are not measured.
@@ -56,6 +57,7 @@ class Outcome:
     """
 
     measured: tuple[Row, ...] = ()
+    num_unstored: int = 0
     num_known: int = 0
     num_left: int = 0
     num_too_large: int = 0
@@ -77,6 +79,7 @@ class Outcome:
         """Combine this outcome with a later one; the cases that are left are those of the later one."""
         return Outcome(
             measured=self.measured + later.measured,
+            num_unstored=self.num_unstored + later.num_unstored,
             num_known=self.num_known + later.num_known,
             num_left=later.num_left,
             num_too_large=self.num_too_large + later.num_too_large,
@@ -137,7 +140,7 @@ def run_cases(
     store.add_run(run)
     on_start(len(pending))
     measured: list[Row] = []
-    num_crashes = 0
+    num_crashes = num_unstored = 0
     for index, case in enumerate(pending):
         left_s = budget_s - (time.monotonic() - begin)
         if left_s <= 0.0:
@@ -149,7 +152,7 @@ def run_cases(
         except WorkerDiedError as death:
             num_crashes += 1
             row = failed_row(Row(**row_facts(case, run), measured_utc=now_utc(), status=FAILED), str(death))
-        store.add(row)
+        num_unstored += not store.add(row)
         measured.append(row)
         on_row(row)
         if num_crashes >= _MAX_SUCCESSIVE_CRASHES:
@@ -157,11 +160,13 @@ def run_cases(
                 f"the measuring process died in {num_crashes} successive rows ({row.error}); these rows are stored as "
                 "failed, and the next run continues after them"
             )
-    return count_outcome(measured, cases, measurable, pending, wall_s=time.monotonic() - begin)
+    wall_s = time.monotonic() - begin
+    return count_outcome(measured, num_unstored, cases, measurable, pending, wall_s=wall_s)
 
 
 def count_outcome(
     measured: Sequence[Row],
+    num_unstored: int,
     cases: Sequence[Case],
     measurable: Sequence[Case],
     pending: Sequence[Case],
@@ -172,6 +177,7 @@ def count_outcome(
 
     Args:
         measured: New rows.
+        num_unstored: Rows of these that the store did not take.
         cases: All cases of the run.
         measurable: Those within the device's limit.
         pending: Those of them that the store did not contain.
@@ -179,6 +185,7 @@ def count_outcome(
     """
     return Outcome(
         measured=tuple(measured),
+        num_unstored=num_unstored,
         num_known=len(measurable) - len(pending),
         num_left=len(pending) - len(measured),
         num_too_large=len(cases) - len(measurable),

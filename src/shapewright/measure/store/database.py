@@ -6,17 +6,21 @@ opened, newer ones are refused.
 
 Two rows with the same key (device, library, operation, dtype, layout, variant and repetition) are the same measurement.
 A successful row is never replaced; a failed or wrong row is replaced by a successful one.
+
+Every row and run has a checksum of its values, which is verified whenever they are read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from math import isnan
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,15 +52,23 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX measurements_by_shape ON measurements (device, kind, dtype, m, n, k)",
     ),
     ("ALTER TABLE measurements ADD COLUMN figures TEXT NOT NULL DEFAULT '{}'",),
+    # The values of rows written before are taken as they are: ``Store._open`` computes their checksums.
+    (
+        "ALTER TABLE runs ADD COLUMN checksum TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE measurements ADD COLUMN checksum TEXT NOT NULL DEFAULT ''",
+    ),
 )
+_FIRST_WITH_CHECKSUMS = 3
 
+_DAMAGED = "the file is damaged or not a store; give another store"
 _WRITABLE_FOLDER = "give a file in an existing, writable folder"
 _ADVICE_BY_SQLITE_CODE = {
     sqlite3.SQLITE_FULL: "free space on its disk; rows stored before are kept",
     sqlite3.SQLITE_BUSY: "another process has locked it; wait for that process, or give another store",
     sqlite3.SQLITE_LOCKED: "another process has locked it; wait for that process, or give another store",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged or not a store; give another store",
-    sqlite3.SQLITE_NOTADB: "the file is damaged or not a store; give another store",
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+    sqlite3.SQLITE_ERROR: _DAMAGED,  # a damaged table definition: the statements here are correct
     sqlite3.SQLITE_IOERR: "its disk fails, or does not allow larger files; rows stored before are kept",
 }
 # The low byte of an extended result code is the primary code.
@@ -65,8 +77,10 @@ _PRIMARY_CODE_MASK = 0xFF
 _AS_JSON = {"sizes", "device_facts", "state_before", "state_after", "figures"}
 _ROW_NAMES = tuple(spec.name for spec in fields(Row))
 _RUN_NAMES = tuple(spec.name for spec in fields(Run))
+_NAMES = {"runs": _RUN_NAMES, "measurements": _ROW_NAMES}
+_REAL_NAMES = {spec.name for spec in fields(Row) if str(spec.type) in ("float", "float | None")}
 _REPLACE = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(
-    f"{name} = excluded.{name}" for name in _ROW_NAMES if name != "key"
+    f"{name} = excluded.{name}" for name in (*_ROW_NAMES, "checksum") if name != "key"
 )
 
 
@@ -127,7 +141,16 @@ class Store:
                 for step in MIGRATIONS[self._version() :]:  # read again: another process may have migrated it
                     for statement in step:
                         execute(statement)
+                if version < _FIRST_WITH_CHECKSUMS:
+                    self._add_checksums(execute)
                 execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _add_checksums(self, execute: Callable[..., sqlite3.Cursor]) -> None:
+        for table, names in _NAMES.items():
+            # A process that migrated the file at the same time may have added some.
+            found = execute(f"SELECT rowid, {', '.join(names)} FROM {table} WHERE checksum = ''").fetchall()
+            for number, *values in found:
+                execute(f"UPDATE {table} SET checksum = ? WHERE rowid = ?", (_checksum(values), number))
 
     def __enter__(self) -> Self:
         return self
@@ -186,20 +209,45 @@ class Store:
             return {key for (key,) in found}
 
     def rows(self, *, keys: Iterable[str] | None = None) -> list[Row]:
-        """All rows, or those with some keys, in the order of measurement."""
+        """All rows, or those with some keys, in the order of measurement.
+
+        Raises:
+            StoreError: the file is damaged, or a row differs from its checksum.
+        """
         wanted = None if keys is None else set(keys)
-        with self._explained():
-            found = self._connection.execute(
-                f"SELECT {', '.join(_ROW_NAMES)} FROM measurements ORDER BY measured_utc, rowid"
-            ).fetchall()
-            decoded = (_decode(_ROW_NAMES, values) for values in found)
-            return [Row(**values) for values in decoded if wanted is None or values["key"] in wanted]
+        found = self._read("measurements", "measured_utc")
+        decoded = (_decode(_ROW_NAMES, values) for values in found)
+        return [Row(**values) for values in decoded if wanted is None or values["key"] in wanted]
 
     def runs(self) -> list[Run]:
-        """All runs, in the order of their start."""
+        """All runs, in the order of their start.
+
+        Raises:
+            StoreError: the file is damaged, or a run differs from its checksum.
+        """
+        return [Run(**_decode(_RUN_NAMES, values)) for values in self._read("runs", "started_utc")]
+
+    def _read(self, table: str, order: str) -> list[tuple[Any, ...]]:
+        """Values of a table's rows in some order, verified by their checksums and their number."""
+        sound, num_damaged = self._verified(table, order)
+        if num_damaged:
+            raise StoreError(
+                f"store {self.path}: {num_damaged} of {len(sound) + num_damaged} {table} differ from their checksums, "
+                f"so a disk or another program has changed them; {_DAMAGED}"
+            )
+        return sound
+
+    def _verified(self, table: str, order: str) -> tuple[list[tuple[Any, ...]], int]:
+        """Values of the rows that match their checksums, and the number of those that do not or are missing."""
         with self._explained():
-            found = self._connection.execute(f"SELECT {', '.join(_RUN_NAMES)} FROM runs ORDER BY started_utc, rowid")
-            return [Run(**_decode(_RUN_NAMES, values)) for values in found]
+            execute = self._connection.execute
+            found = execute(
+                f"SELECT {', '.join(_NAMES[table])}, checksum FROM {table} NOT INDEXED ORDER BY {order}, rowid"
+            ).fetchall()
+            # Counted in the index of the primary key: rows that a damaged page hides are missing from one of the two.
+            (indexed,) = execute(f"SELECT count(*) FROM {table} INDEXED BY sqlite_autoindex_{table}_1").fetchone()
+        sound = [values for *values, checksum in found if checksum == _checksum(values)]
+        return [tuple(values) for values in sound], max(indexed, len(found)) - len(sound)
 
     def verify(self) -> list[str]:
         """Check the file for damage; returns the problems found."""
@@ -213,13 +261,17 @@ class Store:
             (timeless,) = execute(query).fetchone()
             if timeless:
                 problems.append(f"{timeless} rows are marked ok without a time")
+        for table, order in (("measurements", "measured_utc"), ("runs", "started_utc")):
+            num_damaged = self._verified(table, order)[1]
+            if num_damaged:
+                problems.append(f"{num_damaged} {table} differ from their checksums")
         return problems
 
     def _insert(self, table: str, names: Sequence[str], record: Row | Run, conflict: str) -> int:
         values = [_encode(name, getattr(record, name)) for name in names]
-        marks = ", ".join("?" * len(names))
-        statement = f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks}) {conflict}"
-        return self._connection.execute(statement, values).rowcount
+        marks = ", ".join("?" * (len(names) + 1))
+        statement = f"INSERT INTO {table} ({', '.join(names)}, checksum) VALUES ({marks}) {conflict}"
+        return self._connection.execute(statement, [*values, _checksum(values)]).rowcount
 
     @property
     def schema_version(self) -> int:
@@ -246,7 +298,9 @@ class Store:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, json.JSONDecodeError) as error:
+        except StoreError:
+            raise
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a text is not UTF-8, or a cell not JSON
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> StoreError:
@@ -292,7 +346,16 @@ def _read_only_uri(path: Path) -> str:
 def _encode(name: str, value: Any) -> Any:
     if name in _AS_JSON:
         return json.dumps(value, sort_keys=True)
+    if name in _REAL_NAMES and value is not None:
+        # As SQLite returns it: NaN is stored as NULL, and a negative zero as zero.
+        return None if isnan(value) else float(value) + 0.0
     return int(value) if isinstance(value, bool) else value
+
+
+def _checksum(values: Sequence[Any]) -> str:
+    """Checksum of stored values and their types. Never change it: files hold its results."""
+    content = "\x1f".join(f"{type(value).__name__}:{value!r}" for value in values)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _decode(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:

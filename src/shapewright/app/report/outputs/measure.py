@@ -54,6 +54,7 @@ class BenchOutput(Output):
     store: str = described("store of the rows")
     num_measured: int = described("rows measured")
     num_bad: int = described("rows of them that failed or are wrong")
+    num_unstored: int = described("rows measured that another process had stored by then, and are not stored")
     num_known: int = described("rows that the store had")
     num_left: int = described("rows left when the budget ended")
     num_left_out: int = described("rows that are too large for the device")
