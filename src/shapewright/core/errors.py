@@ -31,7 +31,7 @@ _MAX_SHOWN_BITS = 256
 
 
 class ShapewrightError(ValueError):
-    """Base class of all errors caused by user input.
+    """Base class of all errors caused by user input; its message is one printable line.
 
     Attributes:
         code: Kind of error in JSON output, one per class.
@@ -43,7 +43,8 @@ class ShapewrightError(ValueError):
     code: ClassVar[str] = "input"
 
     def __init__(self, fact: str = "", *, subject: str = "", advice: str = "", field: str = "") -> None:
-        super().__init__(f"{f'{subject} ' if subject else ''}{fact}{f'; {advice}' if advice else ''}")
+        fact, subject = plain_text(fact), plain_text(subject)
+        super().__init__(f"{f'{subject} ' if subject else ''}{fact}{f'; {plain_text(advice)}' if advice else ''}")
         self.fact, self.subject, self.field = fact, subject, field
 
 
@@ -129,6 +130,18 @@ class BenchError(ShapewrightError):
     """There is no device to measure on, or it does not support the benchmark."""
 
     code = "bench"
+
+
+def plain_text(text: str) -> str:
+    r"""Return a text in one line, without characters that a terminal acts on or that cannot be written.
+
+    Names from files may hold escape sequences, which retitle or recolour a terminal, and halves of surrogate pairs.
+
+    >>> plain_text("a\nb \x1b[31m")
+    'a b \\x1b[31m'
+    """
+    line = " ".join(text.split())
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def first_line(error: BaseException) -> str:

@@ -134,6 +134,8 @@ def _read_text(value: object, key: str, where: str) -> str:
         raise DeviceError(f"{where}: {key}={short_repr(value)} must be text in quotes")
     if len(value) > MAX_TEXT_LENGTH or (key in REQUIRED_KEYS and not value.strip()):
         raise DeviceError(f"{where}: {key} has {len(value)} characters; from 1 to {MAX_TEXT_LENGTH} are allowed")
+    if not "".join(value.split()).isprintable():
+        raise DeviceError(f"{where}: {key}={short_repr(value)} has control characters; leave them out")
     return value.strip()
 
 
@@ -165,7 +167,9 @@ def _read_flag(value: object, key: str, where: str) -> bool:
 
 
 def _read_names(value: object, key: str, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and 0 < len(item) <= 200 for item in value):
+    if not isinstance(value, list) or not all(
+        isinstance(item, str) and item.isprintable() and 0 < len(item) <= 200 for item in value
+    ):
         raise DeviceError(f"{where}: {key}={short_repr(value)} must be a list of names in quotes")
     return tuple(value)
 

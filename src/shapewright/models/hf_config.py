@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shapewright.core.errors import ConfigError, short_repr
+from shapewright.core.errors import ConfigError, plain_text, short_repr
 from shapewright.models.families import FAMILIES
 from shapewright.models.families.config_values import ConfigValues
 from shapewright.models.families.fallback import unknown_family
 from shapewright.models.families.family import Family, FieldKeys, Fields
 from shapewright.models.transformer import TransformerConfig
+from shapewright.models.validate import MAX_TEXT_LENGTH
 
 # Keys used by most families; a family overrides those it names differently.
 COMMON_KEYS: FieldKeys = {
@@ -106,7 +107,7 @@ def read_hf_config(values: Mapping[str, object], name: str = "") -> HfReading:
     if model_type != NATIVE_MODEL_TYPE:
         read["model_type"] = model_type
     if name:
-        read["name"] = name
+        read["name"] = plain_text(name)[:MAX_TEXT_LENGTH]
     in_blocks = any(has_block_scales(each, model_type) for each in (values, part))
     return HfReading(TransformerConfig(**read), family, text_path, tuple(notes), in_blocks)
 
@@ -138,7 +139,7 @@ def _model_type(values: Mapping[str, object], otherwise: str) -> str:
     model_type = values.get("model_type")
     if model_type is None:
         return otherwise
-    if not isinstance(model_type, str) or len(model_type) > 100:
+    if not isinstance(model_type, str) or len(model_type) > 100 or not model_type.isprintable():
         raise ConfigError(f"model_type={short_repr(model_type)} must be a text such as 'llama'", field="model_type")
     return model_type
 

@@ -77,10 +77,12 @@ def check_text(name: str, value: object) -> str:
     """Return a short text.
 
     Raises:
-        ConfigError: not a text, or too long.
+        ConfigError: not a text, too long, or with characters that cannot be printed.
     """
-    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH:
-        raise ConfigError(f"{name}={short_repr(value)} must be a text of at most {MAX_TEXT_LENGTH} characters")
+    if not isinstance(value, str) or len(value) > MAX_TEXT_LENGTH or not value.isprintable():
+        raise ConfigError(
+            f"{name}={short_repr(value)} must be a text of at most {MAX_TEXT_LENGTH} printable characters"
+        )
     return value
 
 

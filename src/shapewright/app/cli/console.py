@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EISDIR
 from os import strerror
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.core.errors import ShapewrightError
+from shapewright.core.errors import ShapewrightError, plain_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 # Width for pipes and files, where there is no terminal to ask: the operations table needs this much.
 _PIPE_WIDTH = 160
@@ -29,9 +29,15 @@ _COUNT_EVERY_S = 0.2
 def make_console() -> Console:
     """Return a console on standard output; NO_COLOR and pipes turn colour off."""
     from rich.console import Console
+    from rich.segment import Segment
 
     class PipeConsole(Console):
-        """A console that leaves closed pipes to main()."""
+        """A console that leaves closed pipes to main(), and shows control characters instead of sending them."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            """Render to segments whose text a terminal only prints."""
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(_without_controls(segment.text), segment.style)
 
         def on_broken_pipe(self) -> None:
             """Raise instead of exiting with 1, which means findings here."""
@@ -46,6 +52,17 @@ def make_console() -> Console:
     return PipeConsole(
         width=width, color_system="auto" if is_terminal else None, emoji=False, markup=False, highlight=False
     )
+
+
+def echo(text: str) -> None:
+    """Print one line, control characters of names in it escaped."""
+    click.echo(plain_text(text))
+
+
+def _without_controls(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def print_json(value: dict[str, Any]) -> None:

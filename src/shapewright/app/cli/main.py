@@ -13,7 +13,7 @@ import click
 
 from shapewright import __version__
 from shapewright.app.report.flags import with_flags
-from shapewright.core.errors import ShapewrightError, close_names
+from shapewright.core.errors import ShapewrightError, close_names, plain_text
 
 EXIT_FINE, EXIT_USAGE = 0, 2
 
@@ -146,5 +146,5 @@ def _drop_output() -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"shapewright: {' '.join(message.split())}", err=True)
+    click.echo(f"shapewright: {plain_text(message)}", err=True)
     sys.exit(EXIT_USAGE)

@@ -204,7 +204,7 @@ def _check(value: object, schema: Any, path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not schema.low <= value <= schema.high:
             raise _wrong(path, value, f"a number from {schema.low:g} to {schema.high:g}")
     elif isinstance(schema, type):
-        if not isinstance(value, schema):
+        if not isinstance(value, schema) or (isinstance(value, str) and not value.isprintable()):
             raise _wrong(path, value, {str: "a text", bool: "true or false"}[schema])
     elif isinstance(schema, Sequence):
         if not isinstance(value, list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shapewright.app.cli.console import make_console, print_json, status_line
+from shapewright.app.cli.console import echo, make_console, print_json, status_line
 
 
 @click.group(
@@ -85,7 +85,7 @@ def verify(path: str) -> int:
     with Store(path, read_only=True) as store:
         problems, num_rows = store.verify(), len(store.finished_keys())
     for problem in problems:
-        click.echo(problem)
+        echo(problem)
     if not problems:
         click.echo(f"{num_rows} rows, all sound")
     return 1 if problems else 0
@@ -111,7 +111,7 @@ def export(path: str, folder: str, format_name: str) -> int:
     with Store(path, read_only=True) as store:
         written = export_store(store, folder, format_name=format_name)
     for name, count in written.items():
-        click.echo(f"{name}: {count} rows")
+        echo(f"{name}: {count} rows")
     if not written:
         click.echo("the store has no rows")
     return 0
@@ -189,8 +189,8 @@ def _print_counts(path: str, counts: dict[str, int], skipped: dict[str, dict[str
         return
     for name, reasons in skipped.items():
         for reason, number in reasons.items():
-            click.echo(f"{name}: skipped {number:,} rows: {reason}")
-    click.echo(
+            echo(f"{name}: skipped {number:,} rows: {reason}")
+    echo(
         f"{path}: {counts['added']:,} rows added, {counts['replaced']:,} failed ones replaced, "
         f"{counts['kept']:,} known before and kept as they were"
     )
