@@ -265,5 +265,5 @@ def test_changelog_has_each_group_once() -> None:
         groups = re.findall(r"^### (\w+)$", version, re.MULTILINE)
         entries = re.findall(r"^- .{40,}$", version, re.MULTILINE)
 
-        assert groups == [name for name in ("Added", "Changed", "Fixed") if name in groups]
+        assert groups == [name for name in ("Added", "Changed", "Fixed", "Removed") if name in groups]
         assert len(set(entries)) == len(entries)
