@@ -13,9 +13,10 @@ from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
 from shapewright.measure.accuracy import evaluate_folder
 from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES
+from shapewright.measure.accuracy.tables.pointwise_fp32 import find_launch, with_launch
 from shapewright.prediction.build import build_scenario
 from shapewright.pricing.attention.price import price_attention
-from shapewright.pricing.calibration.records import FP32_GEMM, load_record
+from shapewright.pricing.calibration.records import FP32_GEMM, FP32_POINTWISE, load_record
 from shapewright.pricing.collectives import price_collective
 from shapewright.pricing.experts.price import read_idle_row_share
 from shapewright.pricing.gemm.price import price_gemm
@@ -219,3 +220,24 @@ def test_gemm_fp32(tmp_path: Path) -> None:
     assert evaluation.rows[0].table == "gemm_fp32"
     assert evaluation.rows[0].mape == pytest.approx(0.0, abs=1e-12)
     assert list(evaluation.skipped["gemm_fp32"].values()) == [1]
+
+
+def test_pointwise_fp32(tmp_path: Path) -> None:
+    """Rows timed as kernel and launch of the device's record have no error; a short kernel hides behind its launch."""
+    t4 = load_device("t4")
+    record = load_record(FP32_POINTWISE, t4)
+    height, width = np.array([8, 2000, 60000]), np.array([64, 1000, 3000])
+    tensor = 4.0 * height * width
+    operation = Pointwise(name="x", dtype="fp32", operation="add", read_bytes=2.0 * tensor, written_bytes=tensor)
+    kernel_s = np.asarray(price_pointwise(operation, t4, record).time_s)
+    launch = find_launch("add", t4)
+    time_s = with_launch(kernel_s, launch.launch_s, launch.hidden_s)
+    columns = {"rows": [*height, 8], "columns": [*width, 64], "latency_s": [*time_s, 1.0]}
+    words = {"device": ["t4"] * 4, "operation": ["add"] * 3 + ["cumsum"]}
+    write_parquet(tmp_path / "pointwise_fp32.parquet", columns | words)
+    evaluation = evaluate_folder(tmp_path)
+
+    assert evaluation.rows[0].mape == pytest.approx(0.0, abs=1e-12)
+    assert list(evaluation.skipped["pointwise_fp32"].values()) == [1]
+    assert time_s[0] == pytest.approx(launch.launch_s, rel=1e-3)
+    assert time_s[2] - launch.launch_s + launch.hidden_s == pytest.approx(kernel_s[2], rel=1e-3)

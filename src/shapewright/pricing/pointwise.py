@@ -18,7 +18,7 @@ import numpy as np
 from shapewright.core.errors import CalibrationError
 from shapewright.hardware import load_device
 from shapewright.pricing.calibration.intervals import interval_factors, read_residual_groups
-from shapewright.pricing.calibration.records import TRANSFER_WIDENING
+from shapewright.pricing.calibration.records import FP32_POINTWISE, TRANSFER_WIDENING, load_record
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND, CalibrationSource
 from shapewright.pricing.calibration.transfer import fixed_cost_scale, sm_rate_scale
 from shapewright.pricing.price import ROOFLINE_HIGH_FACTOR, Price, split_rows
@@ -68,7 +68,26 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
 
 
 def price_pointwises(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
-    """Price many scalar pointwise operations, in their order."""
+    """Price many scalar pointwise operations, in their order; fp32 kinds with the record that was measured in fp32."""
+    if record.kind == "pointwise" and any(operation.dtype == "fp32" for operation in operations):
+        fp32 = load_record(FP32_POINTWISE, device)
+        is_own = [
+            operation.dtype == "fp32" and operation.operation in fp32.parameters["kinds"] for operation in operations
+        ]
+        if any(is_own):
+            parts = [
+                iter(
+                    _price_all([one for one, own in zip(operations, is_own, strict=True) if own == chosen], device, by)
+                )
+                for chosen, by in ((False, record), (True, fp32))
+            ]
+            return [next(parts[own]) for own in is_own]
+    return _price_all(operations, device, record)
+
+
+def _price_all(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
+    if not operations:
+        return []
     sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
     read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
     kernels = _kind_numbers([operation.operation for operation in operations], device, record)

@@ -145,6 +145,22 @@ STEPS: tuple[Step, ...] = (
         reason="subtracts predicted GEMMs and attention from measured layers",
     ),
     Step(
+        name="pointwise-fp32",
+        module="pointwise_fp32",
+        tables=("pointwise_fp32.parquet",),
+        writes="pointwise-fp32/*.json",
+        reason="takes the start of kernels from pointwise",
+        options=("device",),
+    ),
+    Step(
+        name="pointwise-fp32-intervals",
+        module="pointwise_fp32",
+        function="refit_intervals",
+        tables=("pointwise_fp32.parquet",),
+        writes="intervals/pointwise-fp32.json",
+        reason="prices each device of pointwise-fp32 with the record of another",
+    ),
+    Step(
         name="collectives",
         module="collectives",
         tables=("collectives.parquet",),

@@ -29,10 +29,15 @@ FP32_GEMM = "gemm-fp32"
 """Kind of the records of GEMMs in fp32, which run on other units, with kernels of their own, than the narrower formats
 of kind ``gemm``. GEMM pricing takes it in place of a record of that kind (pricing.gemm.section).
 """
+FP32_POINTWISE = "pointwise-fp32"
+"""Kind of the records of fp32 elementwise operations, layer norm and softmax, which prices them in place of a record of
+kind ``pointwise`` (pricing.pointwise).
+"""
+FORMAT_RECORD_KINDS = (FP32_GEMM, FP32_POINTWISE)
 
 # Kinds with held-out devices to judge the transfer by. Pointwise shares are A100's on every device; published steps on
 # Blackwell show that they are no further off there than on Hopper.
-_HELD_OUT_KINDS = ("gemm", FP32_GEMM, "moe", "attention", "collectives")
+_HELD_OUT_KINDS = ("gemm", *FORMAT_RECORD_KINDS, "moe", "attention", "collectives")
 
 # Factor on the logarithm of an interval's ends by transfer distance, used where no held-out devices of that class exist
 # (calibration.intervals).
@@ -65,7 +70,7 @@ class CalibrationRecord:
 
     Attributes:
         id: Name of the record, with the date of the fit.
-        kind: One of RECORD_KINDS, or FP32_GEMM.
+        kind: One of RECORD_KINDS or FORMAT_RECORD_KINDS.
         device: The device that was measured.
         devices: Canonical names of the devices that the record is exact for.
         architecture: Architecture of the measured device.
@@ -133,7 +138,7 @@ def load_record(kind: str, device: Device) -> CalibrationRecord:
     """Load the record of a device, or the one it borrows from its donor.
 
     Args:
-        kind: One of RECORD_KINDS, or FP32_GEMM.
+        kind: One of RECORD_KINDS or FORMAT_RECORD_KINDS.
         device: The device to price; ``own_records``, ``uncalibrated`` and ``physics_only`` choose among records.
 
     Raises:
@@ -213,7 +218,7 @@ def _choose_record(kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_o
 @cache
 def list_records(kind: str) -> tuple[CalibrationRecord, ...]:
     """All records of a kind that ship with the package, in the order of their file names."""
-    known = (*RECORD_KINDS, FP32_GEMM)
+    known = (*RECORD_KINDS, *FORMAT_RECORD_KINDS)
     if kind not in known:
         raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(known)}")
     folder = resources.files("shapewright.pricing") / "data" / kind

@@ -16,6 +16,7 @@ from shapewright.measure.accuracy.tables import (
     paper_gemm,
     paper_layers,
     pointwise,
+    pointwise_fp32,
     published_rows,
     training,
 )
@@ -50,6 +51,7 @@ TABLES: Mapping[str, Table] = {
     "collectives": Table("collectives.parquet", collectives.FORMAT, collectives.price),
     "linear_layers": Table("linear_layers.parquet", linear_layers.FORMAT, linear_layers.price),
     "pointwise": Table("pointwise.parquet", pointwise.FORMAT, pointwise.price),
+    "pointwise_fp32": Table("pointwise_fp32.parquet", pointwise_fp32.FORMAT, pointwise_fp32.price),
     "paper_gemm": Table("paper_gemm.csv", paper_gemm.FORMAT, paper_gemm.price),
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
     "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
