@@ -32,12 +32,34 @@ def test_each_kind_of_change_is_tried() -> None:
 
 
 def test_gain_is_per_time_and_parameter() -> None:
-    """A shape with 1 % more parameters in the same time gains 1 %: 1 - 1 / (speed-up x growth)."""
-    for shape in find_better_shapes(example_scenario(**UNEVEN), limit=MANY):
+    """In inference a shape with 1 % more parameters in the same time gains 1 %: 1 - 1 / (speed-up x growth)."""
+    scenario = example_scenario(**UNEVEN)
+    scenario = scenario.replace(workload=replace(scenario.workload, phase="prefill"))
+    shapes = find_better_shapes(scenario, limit=MANY)
+
+    assert shapes
+    for shape in shapes:
         growth = 1.0 + shape.parameters_change_fraction
         assert shape.gain_fraction == pytest.approx(1.0 - 1.0 / (shape.speedup * growth))
         assert shape.gain_fraction >= 0.005
         assert shape.speedup > 1.0
+        assert shape.effect is not None
+        assert shape.effect.net_speedup is None
+
+
+def test_better_shapes_reach_the_same_loss_sooner() -> None:
+    """In training the gain is that of the time to the same loss, and no shape is offered whose net effect is a loss."""
+    shapes = find_better_shapes(example_scenario(**UNEVEN), limit=MANY)
+    free = [shape for shape in shapes if shape.effect is not None and shape.effect.is_free]
+
+    assert {"num_heads", "vocab_size"} <= set(free[0].changes)
+    for shape in shapes:
+        assert shape.effect is not None
+        assert shape.effect.net_speedup is not None
+        assert shape.gain_fraction == pytest.approx(1.0 - 1.0 / shape.effect.net_speedup.factor)
+        assert shape.gain_fraction >= 0.005
+    gains = [shape.sure_gain_fraction for shape in shapes]
+    assert gains == sorted(gains, reverse=True)
 
 
 def test_depth_moves_by_a_few_layers_and_stays_divisible() -> None:

@@ -151,8 +151,7 @@ def test_large_model_is_kept_or_surely_better() -> None:
     assert verdict is not None
 
     assert verdict.code in ("keep", "trial") or verdict.net_speedup_low > 1.0
-    if verdict.code in ("keep", "trial"):
-        assert verdict.text.startswith("keep your shape")
+    assert verdict.text.startswith("keep your shape") == (verdict.code in ("keep", "trial"))
 
 
 def candidate_with(result: SearchResult, rank: int, net: Speedup, *, is_free: bool) -> Candidate:
@@ -173,7 +172,7 @@ def speedup_of(low: float, factor: float, chance: float) -> Speedup:
         (speedup_of(1.01, 1.05, 0.99), speedup_of(1.02, 1.20, 0.97), False, ("free", 1)),  # 1.02 is below 1.05
         (speedup_of(1.01, 1.05, 0.99), speedup_of(1.06, 1.20, 0.99), False, ("change", 2)),
         (speedup_of(1.01, 1.05, 0.99), speedup_of(1.06, 1.20, 0.99), True, ("free", 1)),
-        (speedup_of(0.99, 1.05, 0.80), speedup_of(0.9, 1.20, 0.85), False, ("free", 1)),
+        (speedup_of(0.99, 1.05, 0.80), speedup_of(0.9, 1.20, 0.78), False, ("trial", 1)),
         (speedup_of(0.90, 1.01, 0.55), speedup_of(1.01, 1.03, 0.99), False, ("change", 2)),
         (speedup_of(0.90, 1.01, 0.55), speedup_of(0.99, 1.03, 0.80), False, ("trial", 2)),
         (speedup_of(0.90, 1.01, 0.55), speedup_of(1.01, 1.03, 0.99), True, ("trial", 2)),
@@ -183,7 +182,7 @@ def speedup_of(low: float, factor: float, chance: float) -> Speedup:
 def test_verdict_cases(
     gpt3: SearchResult, free: Speedup, trade: Speedup, only_free: bool, expected: tuple[str, int] | None
 ) -> None:
-    """Free changes need 75 % certainty; others also the whole interval above 1 and above the free one; else a trial."""
+    """The whole interval is above 1, of a trade above the free one too; else a trial from 75 % certainty on."""
     shapes = [candidate_with(gpt3, 1, free, is_free=True), candidate_with(gpt3, 2, trade, is_free=False)]
     found = recommend(shapes, only_free=only_free)
     verdict = judge_search(shapes, is_training=True, only_free=only_free)

@@ -190,7 +190,7 @@ class CheckReport(NotebookDisplay):
         prediction: The predicted step; None where it cannot run, which a finding explains.
         findings: Findings, first those that prevent the step from running, then by predicted cost.
         num_suppressed: Number of findings of ignored rules.
-        better_shapes: Similar shapes that are faster, with almost the same parameter count, best first.
+        better_shapes: Similar shapes that are better, with almost the same parameter count, best first.
         refusal: Why there is no prediction; None where there is one.
     """
 

@@ -50,9 +50,9 @@ def speedup_chart(found: SearchOutput) -> XYChart:
         f"{describe_changes(shape)}: {describe_gain(shape)} ({shape.speedup_low:.3f} to {shape.speedup_high:.3f})"
         for shape in found.pareto
     ]
-    by_loss = found.baseline.loss_difference_nats is not None
+    by_loss = found.baseline.effect.loss_difference_nats is not None
     across = [
-        (shape.loss_difference_nats or 0.0) if by_loss else shape.parameters / GIGA
+        (shape.effect.loss_difference_nats or 0.0) if by_loss else shape.parameters / GIGA
         for shape in (*found.pareto, found.baseline)
     ]
     return XYChart(

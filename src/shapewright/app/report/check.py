@@ -7,7 +7,9 @@ from urllib.parse import quote
 
 from shapewright import __version__
 from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
+from shapewright.app.report.optimize.search_rows import describe_loss, describe_net
 from shapewright.app.report.outputs.check import finding_output
+from shapewright.app.report.outputs.effect import effect_output
 from shapewright.app.report.outputs.model import plain
 from shapewright.app.report.predict import operation_columns, print_verdict
 from shapewright.core.units import format_percent, format_seconds
@@ -57,7 +59,8 @@ def print_check(report: CheckReport, console: Console, *, notes: tuple[str, ...]
         if report.better_shapes:
             console.print()
             console.print(
-                "nearest better shapes of almost the same size (except for a padded vocabulary, they need retraining)",
+                "nearest better shapes of almost the same size, after 20 tokens per parameter (except for a padded "
+                "vocabulary, they need retraining)",
                 style="bold",
             )
             print_table(better_shape_columns(report.better_shapes), console)
@@ -104,19 +107,24 @@ def print_finding(finding: Finding, console: Console) -> None:
 
 def better_shape_columns(shapes: tuple[BetterShape, ...]) -> list[Column]:
     """Alternatives, best first, as the columns of a table."""
+    effects = [effect_output(shape.effect) for shape in shapes]
     rows = [
         [
             shape.title,
             format_seconds(shape.step_time_s),
             f"{shape.speedup:.3f}x",
+            describe_loss(effect),
+            describe_net(effect),
             f"{100.0 * shape.parameters_change_fraction:+.2g} %" if shape.parameters_change_fraction else "same",
         ]
-        for shape in shapes
+        for shape, effect in zip(shapes, effects, strict=True)
     ]
     headings = (
         Column("change", is_text=True),
-        Column("step"),
+        Column("step", rank=2),
         Column("speed-up"),
+        Column("loss (nats)", rank=3, is_text=True),
+        Column("to the same loss", rank=1, is_text=True),
         Column("parameters", rank=1),
     )
     return columns_of(rows, headings)

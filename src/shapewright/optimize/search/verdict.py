@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from shapewright.prediction.speedup import Speedup
 
 LEAST_CHANCE = 0.75
-"""A shape is recommended, or proposed for a trial, where it is better with more than this probability."""
+"""A shape is proposed for a trial where it is better with more than this probability."""
 
 VERDICTS = {
     "keep": "nothing is better with more than 75 % certainty",
-    "free": "a change that keeps the loss is faster",
+    "free": "a change that keeps the loss is faster, at 95 % certainty",
     "change": "a change that trades loss for speed, or speed for loss, reaches the loss sooner, at 95 % certainty",
-    "trial": "a change that trades is better with more than 75 % certainty, and less than 95 %",
+    "trial": "a change is better with more than 75 % certainty, and less than 95 %",
     "trade": "in inference, faster shapes have another loss",
 }
 """Meaning of each code."""
@@ -64,8 +64,8 @@ def describe_change(candidate: Candidate) -> str:
 def recommend(candidates: Sequence[Candidate], *, only_free: bool = False) -> tuple[str, Candidate] | None:
     """Return the shape to change to, or to try, with the code of the verdict; None to keep the baseline.
 
-    Changes that keep the loss come first: one that trades is recommended instead only if the lower end of its interval
-    is above the net speed-up of the best of them.
+    A shape is recommended where its whole 90 % interval is above 1. Changes that keep the loss come first: one that
+    trades is recommended instead only if the lower end of its interval is above the net speed-up of the best of them.
 
     Args:
         candidates: Shapes compared with the baseline.
@@ -73,7 +73,7 @@ def recommend(candidates: Sequence[Candidate], *, only_free: bool = False) -> tu
     """
     judged = [(candidate, _net(candidate)) for candidate in candidates]
     known = [(candidate, net) for candidate, net in judged if net is not None]
-    free = [(candidate, net) for candidate, net in known if candidate.is_free and net.probability_faster > LEAST_CHANCE]
+    free = [(candidate, net) for candidate, net in known if candidate.is_free and net.low > 1.0]
     best_free = max(free, key=lambda pair: pair[1].factor, default=None)
     least = best_free[1].factor if best_free else 1.0
     sure = [(candidate, net) for candidate, net in known if not candidate.is_free and net.low > least]
@@ -134,7 +134,7 @@ def judge_search(candidates: Sequence[Candidate], *, is_training: bool, only_fre
 
 def _judge_inference(candidates: Sequence[Candidate]) -> Verdict:
     """Return the verdict of a search in inference: free changes first, else the first shape with what it costs."""
-    free = [shape for shape in candidates if shape.is_free and shape.speedup.probability_faster > LEAST_CHANCE]
+    free = [shape for shape in candidates if shape.is_free and shape.speedup.low > 1.0]
     best = max(free, key=lambda shape: shape.speedup.factor, default=None)
     code = "free"
     if best is None:

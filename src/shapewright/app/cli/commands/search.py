@@ -93,7 +93,7 @@ def show_result(result: SearchResult, verified: Verification | None, shown: Show
         print_search(result, make_console())
     if verified is not None:
         from shapewright.app.report.optimize.search_text import print_verification
-        from shapewright.app.report.outputs.verification import verification_output
+        from shapewright.app.report.outputs.measure import verification_output
 
         print_verification(verification_output(verified), make_console())
 
@@ -174,7 +174,7 @@ Examples:
   shapewright search gpt3-2.7b --device a100-sxm-40gb --attention unfused
   shapewright search gpt3-2.7b --device h100-sxm-80gb --vary ffn,vocab --keep heads=32 -o best.json
   shapewright search llama-2-7b --device h100-sxm-80gb --tp 2 -o best.args --format megatron-args
-  shapewright search --params 3b --family llama --device h200-sxm-141gb --top 5
+  shapewright search --params 3b --family llama --device h200-sxm-141gb --train-tokens 300b --top 5
   shapewright search ./config.json --device h100-sxm-80gb --objective decode-latency --context-len 8192 --json
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
   shapewright search llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 3 --train-tokens 1t

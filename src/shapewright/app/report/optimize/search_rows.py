@@ -11,6 +11,7 @@ from shapewright.core.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shapewright.app.report.outputs.effect import EffectOutput
     from shapewright.app.report.outputs.search import CandidateOutput
 
 _CANDIDATE_COLUMNS = (
@@ -57,13 +58,17 @@ def describe_letters(candidates: Sequence[CandidateOutput]) -> str:
         f"{letter} {name}" for name, letter in FIELD_LETTERS.items() if letter in shown and letter != name
     )
     known = [
-        ("net", "speed-up to the same loss", any(shape.net_speedup is not None for shape in candidates)),
-        ("better", "probability that net is above 1", any(shape.chance_better is not None for shape in candidates)),
+        ("net", "speed-up to the same loss", any(shape.effect.net_speedup is not None for shape in candidates)),
+        (
+            "better",
+            "probability that net is above 1",
+            any(shape.effect.chance_better is not None for shape in candidates),
+        ),
         ("faster", "probability of being faster per step", True),
         ("at equal size", "speed-up per active parameter", True),
     ]
     words = [f"{name}: {meaning}" for name, meaning, is_shown in known if is_shown]
-    if any(shape.loss_difference_nats is not None for shape in candidates):
+    if any(shape.effect.loss_difference_nats is not None for shape in candidates):
         words.append(_LOSS_WORDS)
     return f"letters: {letters}; {'; '.join(words)}"
 
@@ -72,15 +77,17 @@ def _row(shape: CandidateOutput) -> list[str]:
     return [
         str(shape.rank or "-"),
         describe_changes(shape),
-        "" if shape.net_speedup is None else f"{shape.net_speedup:.3f}x",
-        "" if shape.net_speedup is None else f"{shape.net_speedup_low:.3f} to {shape.net_speedup_high:.3f}",
-        "" if shape.chance_better is None else f"{100.0 * shape.chance_better:.0f} %",
-        describe_loss(shape),
+        "" if shape.effect.net_speedup is None else f"{shape.effect.net_speedup:.3f}x",
+        ""
+        if shape.effect.net_speedup is None
+        else f"{shape.effect.net_speedup_low:.3f} to {shape.effect.net_speedup_high:.3f}",
+        "" if shape.effect.chance_better is None else f"{100.0 * shape.effect.chance_better:.0f} %",
+        describe_loss(shape.effect),
         f"{shape.speedup:.3f}x",
         f"{shape.speedup_low:.3f} to {shape.speedup_high:.3f}",
         f"{100.0 * shape.probability_faster:.0f} %",
         f"{shape.equal_size_speedup:.3f}x",
-        "" if shape.tokens_to_loss is None else format_count(shape.tokens_to_loss),
+        "" if shape.effect.tokens_to_loss is None else format_count(shape.effect.tokens_to_loss),
         f"{format_count(shape.parameters)} ({100.0 * shape.parameters_change:+.2f} %)",
         format_seconds(shape.step_time_s),
         format_bytes(shape.memory_bytes),
@@ -88,16 +95,23 @@ def _row(shape: CandidateOutput) -> list[str]:
     ]
 
 
-def describe_loss(shape: CandidateOutput) -> str:
+def describe_loss(effect: EffectOutput) -> str:
     """Difference of the loss with its interval, ``free``, or nothing where it is not known."""
-    if shape.loss_difference_nats is None:
+    if effect.loss_difference_nats is None:
         return ""
-    if shape.is_free:
+    if effect.is_free:
         return "free"
     return (
-        f"{shape.loss_difference_nats:+.3f} ({shape.loss_difference_low_nats:+.3f} to "
-        f"{shape.loss_difference_high_nats:+.3f})"
+        f"{effect.loss_difference_nats:+.3f} ({effect.loss_difference_low_nats:+.3f} to "
+        f"{effect.loss_difference_high_nats:+.3f})"
     )
+
+
+def describe_net(effect: EffectOutput) -> str:
+    """Speed-up to the same loss with its interval, or nothing where it is not known."""
+    if effect.net_speedup is None:
+        return ""
+    return f"{effect.net_speedup:.3f}x ({effect.net_speedup_low:.3f} to {effect.net_speedup_high:.3f})"
 
 
 def describe_measures(candidate: CandidateOutput) -> str:

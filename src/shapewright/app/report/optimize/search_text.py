@@ -14,8 +14,8 @@ from shapewright.optimize.search import OBJECTIVES
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shapewright.app.report.outputs.measure import VerificationOutput
     from shapewright.app.report.outputs.search import CandidateOutput, SearchOutput
-    from shapewright.app.report.outputs.verification import VerificationOutput
     from shapewright.optimize.search import SearchResult
     from shapewright.prediction.training_run import RunCost
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shapewright.app.report.outputs.effect import EffectOutput, effect_output
 from shapewright.app.report.outputs.model import Output, described, problem_keys, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
 from shapewright.models import TransformerConfig
@@ -45,13 +46,16 @@ class FindingOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class BetterShapeOutput:
-    """A faster shape of almost the same number of parameters."""
+    """A better shape of almost the same number of parameters."""
 
     title: str = described("the fields that differ")
     changes: Mapping[str, Any] = described("new value by field")
     step_time_s: float
     speedup: float = described("step time of the checked shape over that of this one")
-    gain_fraction: float = described("share of the time per token and parameter that it saves")
+    gain_fraction: float = described(
+        "share of the time to the same loss that it saves; outside training, of the time per token and parameter"
+    )
+    effect: EffectOutput = described("what the change does to the loss, after 20 tokens per parameter", is_flat=True)
     parameters_change_fraction: float = described("parameters gained or lost, as a fraction")
 
 
@@ -66,7 +70,7 @@ class CheckOutput(Output):
     problem_field: str
     num_suppressed: int = described("findings suppressed by `--ignore`")
     findings: list[FindingOutput] = described("findings, the costliest first")
-    better_shapes: list[BetterShapeOutput] = described("nearest faster shapes of almost the same size")
+    better_shapes: list[BetterShapeOutput] = described("nearest better shapes of almost the same size")
     source: str
     notes: list[str]
     config: TransformerConfig
@@ -85,7 +89,9 @@ def check_output(report: CheckReport, scenario: Scenario) -> CheckOutput:
         software=prediction.software if prediction else None,
         **problem_keys(report.refusal),
         findings=[finding_output(finding) for finding in report.findings],
-        better_shapes=[take(BetterShapeOutput, shape) for shape in report.better_shapes],
+        better_shapes=[
+            take(BetterShapeOutput, shape, effect=effect_output(shape.effect)) for shape in report.better_shapes
+        ],
         source=scenario.model.source,
         notes=scenario.notes,
         config=scenario.config,

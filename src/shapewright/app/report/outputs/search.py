@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import isfinite
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shapewright.app.report.outputs.effect import EffectOutput, effect_output
+from shapewright.app.report.outputs.measure import VerificationOutput, verification_output
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
-from shapewright.app.report.outputs.verification import VerificationOutput, verification_output
 from shapewright.models import TransformerConfig
 from shapewright.optimize.search.gains import Gain
 from shapewright.optimize.search.verdict import VERDICTS
@@ -19,19 +19,8 @@ from shapewright.workload import ParallelLayout, Workload
 if TYPE_CHECKING:
     from shapewright.optimize.search import Candidate, SearchResult
     from shapewright.optimize.search.result import Verdict, Verification
-    from shapewright.prediction.loss import LossEffect
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "data_parallel", "context_parallel", "expert_parallel")
-_EFFECT_FIELDS = (
-    "loss_difference_nats",
-    "loss_difference_low_nats",
-    "loss_difference_high_nats",
-    "tokens_to_loss",
-    "net_speedup",
-    "net_speedup_low",
-    "net_speedup_high",
-    "chance_better",
-)
 _CSV_COLUMNS = (
     "rank",
     "changed_fields",
@@ -54,8 +43,7 @@ _CSV_COLUMNS = (
     "speedup_high",
     "probability_faster",
     "equal_size_speedup",
-    "is_free",
-    *_EFFECT_FIELDS,
+    *(spec.name for spec in fields(EffectOutput)),
     "layer_speedup",
     "parameters",
     "parameters_change",
@@ -110,22 +98,7 @@ class CandidateOutput:
     speedup_high: float = described("upper end of its 90 % interval")
     probability_faster: float = described("probability that the speed-up is above 1")
     equal_size_speedup: float = described("speed-up per parameter that a token uses")
-    is_free: bool = described("whether the change keeps the loss: other heads of 64 to 256, a padded vocabulary")
-    loss_difference_nats: float | None = described(
-        "loss above the baseline's after `train_tokens`, at equal size; null for a model that the loss law does not "
-        "describe"
-    )
-    loss_difference_low_nats: float | None = described("lower end of its 90 % interval")
-    loss_difference_high_nats: float | None = described("upper end of its 90 % interval")
-    tokens_to_loss: float | None = described(
-        "tokens needed for the loss that the baseline has after `train_tokens`; null where it is out of reach"
-    )
-    net_speedup: float | None = described(
-        "time in which the baseline reaches that loss over the shape's, at equal size; null outside training"
-    )
-    net_speedup_low: float | None = described("lower end of its 90 % interval")
-    net_speedup_high: float | None = described("upper end of its 90 % interval")
-    chance_better: float | None = described("probability that the net speed-up is above 1")
+    effect: EffectOutput = described("what the change does to the loss", is_flat=True)
     cost_ratio: float = described(
         "what the objective minimizes over that of the baseline; for `loss-at-budget` the exponential of the "
         "difference of loss"
@@ -275,7 +248,7 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
         speedup_low=speedup.low,
         speedup_high=speedup.high,
         probability_faster=speedup.probability_faster,
-        **_effect(candidate.effect),
+        effect=effect_output(candidate.effect),
         parameters=prediction.parameters.total,
         parameters_change=candidate.parameters_change_fraction,
         step_time_s=prediction.step_time_s,
@@ -295,7 +268,7 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
                 speedup=there.speedup.factor,
                 speedup_low=there.speedup.low,
                 speedup_high=there.speedup.high,
-                net_speedup=_effect(there.effect)["net_speedup"],
+                net_speedup=effect_output(there.effect).net_speedup,
             )
             for name, there in candidate.on_devices.items()
         },
@@ -308,21 +281,6 @@ def _changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, Change]:
 
 def _verdict(verdict: Verdict) -> VerdictOutput:
     return take(VerdictOutput, verdict, changes=_changes(verdict.changes))
-
-
-def _effect(effect: LossEffect | None) -> dict[str, float | None]:
-    """Fields of a candidate that say what it does to the loss; None where that is not known."""
-    found: dict[str, float | None] = dict.fromkeys(_EFFECT_FIELDS)
-    if effect is not None:
-        found["loss_difference_nats"] = effect.difference_nats
-        found["loss_difference_low_nats"] = effect.difference_low_nats
-        found["loss_difference_high_nats"] = effect.difference_high_nats
-        found["tokens_to_loss"] = effect.tokens_ratio * effect.train_tokens
-    if effect is not None and effect.net_speedup is not None:
-        net = effect.net_speedup
-        found["net_speedup"], found["chance_better"] = net.factor, net.probability_faster
-        found["net_speedup_low"], found["net_speedup_high"] = net.low, net.high
-    return {name: value if value is None or isfinite(value) else None for name, value in found.items()}
 
 
 def _horizon(result: SearchResult) -> HorizonOutput | None:
@@ -396,7 +354,7 @@ def describe_changes(candidate: CandidateOutput) -> str:
 
 def describe_gain(candidate: CandidateOutput) -> str:
     """Speed-up, and what it is to the same loss: ``1.121x, 1.064x to the same loss``."""
-    words = f"{candidate.speedup:.3f}x"
-    if candidate.is_free:
+    words, net = f"{candidate.speedup:.3f}x", candidate.effect.net_speedup
+    if candidate.effect.is_free:
         return f"{words}, free"
-    return words if candidate.net_speedup is None else f"{words}, {candidate.net_speedup:.3f}x to the same loss"
+    return words if net is None else f"{words}, {net:.3f}x to the same loss"
