@@ -174,7 +174,8 @@ def test_answers_do_not_wait_for_more() -> None:
 
 def test_too_many_long_requests_are_rejected(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a full queue one more long request is rejected, while short ones are still answered."""
-    monkeypatch.setattr("shapewright.app.explorer.app._MAX_WAITING", 0)
+    app: Any = client.app
+    monkeypatch.setattr(app.state.slow, "max_waiting", 0)
     refused = client.post("/api/v1/check", json={"job": GPT3})
 
     assert (refused.status_code, refused.json()["title"]) == (429, "QueueFull")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from shapewright.core.deadline import check_deadline
 from shapewright.lowering.attention import (
     lower_bias_gradients,
     lower_context_exchange,
@@ -71,6 +72,7 @@ def lower(
         All stages run as long as the busiest one, whose operations have stage ``every``; those at the ends of the model
         have stage ``first`` or ``last``. Quantization of the operands of 8-bit GEMMs is left out.
     """
+    check_deadline()
     parts = lower_parts(config, workload, layout, node_size=node_size)
     passes = lower_passes(parts, config, workload, layout)
     if not workload.is_training:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
+from shapewright.core.deadline import check_deadline
 from shapewright.core.dtypes import get_dtype
 from shapewright.memory.activations import (
     LayerBytes,
@@ -113,6 +114,7 @@ def estimate_memory(
     >>> round(memory.weights_bytes / 1e9, 2)
     3.27
     """
+    check_deadline()
     indices = peak_stage_candidates(config, layout)
     return max(_estimate(config, workload, layout, recipe, indices), key=lambda estimate: estimate.total_bytes)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shapewright.core.deadline import check_deadline
 from shapewright.lowering.operations import UNPRICED_FIELDS, Attention, Collective, Gemm, GroupedGemm, Pointwise
 from shapewright.pricing.calibration.records import load_record
 
@@ -51,6 +52,7 @@ def price_operations(operations: Sequence[Operation], device: Device) -> list[Pr
         CalibrationError: there is no record to price with.
         WorkloadError: the device has no kernel for an operation.
     """
+    check_deadline()
     # Copied first: other threads may add devices meanwhile.
     if len(_price_cache) > _MOST_DEVICES or sum(len(prices) for _, prices in [*_price_cache.values()]) > _MOST_PRICES:
         _price_cache.clear()

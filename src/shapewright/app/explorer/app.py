@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import anyio.to_thread
 from fastapi import FastAPI, Path, Request
 from fastapi.routing import APIRoute
@@ -18,6 +18,7 @@ from shapewright import __version__
 from shapewright.app.explorer.assets import load_assets, serve_asset
 from shapewright.app.explorer.device_lookup import DeviceLookup
 from shapewright.app.explorer.guard import Guard
+from shapewright.app.explorer.lanes import NUM_FAST_THREADS, make_lanes
 from shapewright.app.explorer.measured import Measurements
 from shapewright.app.explorer.problems import (
     NOT_FOUND,
@@ -27,6 +28,7 @@ from shapewright.app.explorer.problems import (
     describe_problems,
     install_handlers,
 )
+from shapewright.app.explorer.protocol import QuietLog
 from shapewright.app.explorer.requests import (
     CompareRequest,
     ExplainRequest,
@@ -38,14 +40,11 @@ from shapewright.app.explorer.requests import (
     TilesRequest,
     build_job_scenario,
 )
-from shapewright.app.explorer.search_jobs import QueueFullError, SearchQueue, SearchRun
+from shapewright.app.explorer.search_jobs import SearchQueue, SearchRun
 from shapewright.app.explorer.views import answers, catalogue, figures
+from shapewright.app.explorer.views.answers import Answer
 
 API = "/api/v1"
-# Answers are CPU-bound: more threads would only compete for cores.
-_NUM_THREADS = 2
-_MAX_WAITING = 128  # slow requests; a page sends about ten at once
-
 # The report has inline scripts, so the browser must save it rather than show it under this origin.
 _AS_FILE = {"Content-Disposition": 'attachment; filename="report.html"'}
 
@@ -79,8 +78,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = _NUM_THREADS
-        app.state.slow_limiter = anyio.CapacityLimiter(1)
+        asyncio.get_running_loop().set_exception_handler(QuietLog())
+        anyio.to_thread.current_default_thread_limiter().total_tokens = NUM_FAST_THREADS
+        app.state.fast, app.state.slow = make_lanes()
         yield
         await searches.close()
 
@@ -116,60 +116,84 @@ def _add_fast_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup
     """Routes of single predictions, which a slider requests at every move."""
 
     @app.post(f"{API}/predict", summary="Time, throughput and memory of one step, by operation", **_ANSWER)
-    def predict(body: PredictRequest) -> Response:
-        baseline = None if body.baseline is None else build_job_scenario(body.baseline, devices)
-        return _json(answers.answer_predict(build_job_scenario(body.job, devices), baseline))
+    async def predict(body: PredictRequest, request: Request) -> Response:
+        def compute() -> Answer:
+            baseline = None if body.baseline is None else build_job_scenario(body.baseline, devices)
+            return answers.answer_predict(build_job_scenario(body.job, devices), baseline)
+
+        return _json(await app.state.fast.run(request, compute))
 
     @app.post(f"{API}/explain", summary="Formula, inputs, source and calibration record of an operation", **_ANSWER)
-    def explain(body: ExplainRequest) -> Response:
-        return _json(answers.answer_explain(build_job_scenario(body.job, devices), body.operation))
+    async def explain(body: ExplainRequest, request: Request) -> Response:
+        def compute() -> Answer:
+            return answers.answer_explain(build_job_scenario(body.job, devices), body.operation)
+
+        return _json(await app.state.fast.run(request, compute))
 
     @app.post(f"{API}/tiles", summary="Tiles and waves of one GEMM", **_ANSWER)
-    def tiles(body: TilesRequest) -> Response:
-        scenario = build_job_scenario(body.job, devices)
-        return _json(figures.answer_tiles(scenario, body.operation, body.pass_name, measured))
+    async def tiles(body: TilesRequest, request: Request) -> Response:
+        def compute() -> Answer:
+            scenario = build_job_scenario(body.job, devices)
+            return figures.answer_tiles(scenario, body.operation, body.pass_name, measured)
+
+        return _json(await app.state.fast.run(request, compute))
 
     @app.post(f"{API}/config", summary="The model as a config.json object, in the format of the input", **_ANSWER)
-    def config(body: JobRequest) -> Response:
-        return _json(answers.answer_config(build_job_scenario(body.job, devices)))
+    async def config(body: JobRequest, request: Request) -> Response:
+        def compute() -> Answer:
+            return answers.answer_config(build_job_scenario(body.job, devices))
+
+        return _json(await app.state.fast.run(request, compute))
 
 
 def _add_slow_routes(app: FastAPI, measured: Measurements, devices: DeviceLookup) -> None:
     """Routes that predict many steps; they run one at a time."""
 
     @app.post(f"{API}/check", summary="Findings with their cost, and nearest better shapes", **_ANSWER)
-    async def check(body: JobRequest) -> Response:
-        return _json(await _run_slow(app, lambda: answers.answer_check(build_job_scenario(body.job, devices))))
+    async def check(body: JobRequest, request: Request) -> Response:
+        return _json(
+            await app.state.slow.run(request, lambda: answers.answer_check(build_job_scenario(body.job, devices)))
+        )
 
     @app.post(f"{API}/memory", summary="Memory by component and stage, largest sizes that fit, and remedies", **_ANSWER)
-    async def memory(body: MemoryRequest) -> Response:
+    async def memory(body: MemoryRequest, request: Request) -> Response:
         return _json(
-            await _run_slow(app, lambda: answers.answer_capacity(build_job_scenario(body.job, devices), body.optimizer))
+            await app.state.slow.run(
+                request, lambda: answers.answer_capacity(build_job_scenario(body.job, devices), body.optimizer)
+            )
         )
 
     @app.post(f"{API}/compare", summary="The same job on several devices", **_ANSWER)
-    async def compare(body: CompareRequest) -> Response:
+    async def compare(body: CompareRequest, request: Request) -> Response:
         prices = body.usd_per_hour
-        return _json(await _run_slow(app, lambda: answers.answer_compare(body.job, body.devices, prices, devices)))
+        return _json(
+            await app.state.slow.run(request, lambda: answers.answer_compare(body.job, body.devices, prices, devices))
+        )
 
     @app.post(f"{API}/breakdown", summary="Layers, roofline, waterfall and pipeline as figures", **_ANSWER)
-    async def breakdown(body: JobRequest) -> Response:
-        return _json(await _run_slow(app, lambda: figures.answer_breakdown(build_job_scenario(body.job, devices))))
+    async def breakdown(body: JobRequest, request: Request) -> Response:
+        return _json(
+            await app.state.slow.run(request, lambda: figures.answer_breakdown(build_job_scenario(body.job, devices)))
+        )
 
     @app.post(
         f"{API}/sweep",
         summary="Throughput over one field, with wave ends, alignment classes and local maxima",
         **_ANSWER,
     )
-    async def sweep(body: SweepRequest) -> Response:
+    async def sweep(body: SweepRequest, request: Request) -> Response:
         wanted = body.field, body.measure, body.values
         return _json(
-            await _run_slow(app, lambda: figures.answer_sweep(build_job_scenario(body.job, devices), *wanted, measured))
+            await app.state.slow.run(
+                request, lambda: figures.answer_sweep(build_job_scenario(body.job, devices), *wanted, measured)
+            )
         )
 
     @app.post(f"{API}/heat-map", summary="Model rate over numbers of heads and hidden sizes", **_ANSWER)
-    async def heat_map(body: JobRequest) -> Response:
-        return _json(await _run_slow(app, lambda: figures.answer_head_grid(build_job_scenario(body.job, devices))))
+    async def heat_map(body: JobRequest, request: Request) -> Response:
+        return _json(
+            await app.state.slow.run(request, lambda: figures.answer_head_grid(build_job_scenario(body.job, devices)))
+        )
 
 
 def _add_file_routes(app: FastAPI, devices: DeviceLookup) -> None:
@@ -177,22 +201,16 @@ def _add_file_routes(app: FastAPI, devices: DeviceLookup) -> None:
     page_route = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "The page.", "content": {"text/html": {}}}}}
 
     @app.post(f"{API}/report.html", summary="Design review of the shape, as one self-contained page", **page_route)
-    async def report(body: JobRequest) -> Response:
-        page = await _run_slow(app, lambda: answers.answer_report(build_job_scenario(body.job, devices)))
+    async def report(body: JobRequest, request: Request) -> Response:
+        page = await app.state.slow.run(request, lambda: answers.answer_report(build_job_scenario(body.job, devices)))
         return Response(page, media_type="text/html", headers=_AS_FILE)
 
     csv_route = {**_ANSWER, "responses": {**PROBLEMS, 200: {"description": "The table.", "content": {"text/csv": {}}}}}
 
     @app.post(f"{API}/operations.csv", summary="Every operation as CSV", **csv_route)
-    def operations(body: JobRequest) -> Response:
-        return Response(answers.answer_csv(build_job_scenario(body.job, devices)), media_type="text/csv")
-
-
-async def _run_slow(app: FastAPI, compute: Callable[[], Any]) -> Any:
-    """Run a slow request in its own thread, one at a time, so that fast predictions never queue behind it."""
-    if app.state.slow_limiter.statistics().tasks_waiting >= _MAX_WAITING:
-        raise QueueFullError(f"{_MAX_WAITING} requests are waiting already; retry in a moment")
-    return await anyio.to_thread.run_sync(compute, limiter=app.state.slow_limiter)
+    async def operations(body: JobRequest, request: Request) -> Response:
+        table = await app.state.fast.run(request, lambda: answers.answer_csv(build_job_scenario(body.job, devices)))
+        return Response(table, media_type="text/csv")
 
 
 def _add_catalogue_routes(app: FastAPI, lookup: DeviceLookup) -> None:
@@ -251,10 +269,9 @@ def _add_search_routes(app: FastAPI, searches: SearchQueue, devices: DeviceLooku
         },
         **route,
     )
-    async def start_search(body: SearchRequestBody) -> Response:
-        await anyio.to_thread.run_sync(
-            lambda: build_job_scenario(body.job, devices).predict()
-        )  # reject jobs that cannot run at once
+    async def start_search(body: SearchRequestBody, request: Request) -> Response:
+        # Reject jobs that cannot run at once.
+        await app.state.fast.run(request, lambda: build_job_scenario(body.job, devices).predict())
         run = searches.submit(body.model_dump(mode="json", exclude_unset=False))
         answer = _json(run.to_json(), 202)
         answer.headers["Location"] = f"{API}/searches/{run.id}"

@@ -14,10 +14,11 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 
-from shapewright.app.explorer.problems import problem
+from shapewright.app.explorer.problems import internal_error, problem
 from shapewright.core.errors import ConfigError
 from shapewright.models.config_file import parse_json_object
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 256 * 1024
+# Time for a client to send its body, and to take each part of an answer. [s]
+_BODY_LIMIT_S = 15.0
+_SEND_LIMIT_S = 60.0
 COOKIE = "shapewright_token"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -60,20 +64,32 @@ class Guard:
                 await self._app(scope, receive, send)
             return
 
+        has_started = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
+                has_started = True
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
-            await send(message)
+            with anyio.fail_after(_SEND_LIMIT_S):
+                await send(message)
 
-        headers = Headers(scope=scope)
-        refusal = self._refuse(scope, headers)
-        if refusal is None and scope["method"] in ("POST", "PUT", "PATCH"):
-            body, refusal = await _read_body(headers, receive)
-            receive = _replay(body, receive)
-        await (refusal or self._app)(scope, receive, send_with_headers)
+        try:
+            headers = Headers(scope=scope)
+            refusal = self._refuse(scope, headers)
+            if refusal is None and scope["method"] in ("POST", "PUT", "PATCH"):
+                body, refusal = await _read_body(headers, receive)
+                receive = _replay(body, receive)
+            await (refusal or self._app)(scope, receive, send_with_headers)
+        except TimeoutError:
+            return  # the client does not read its answer: the server closes the connection
+        except Exception as error:  # answered here, so that it has the headers too
+            if has_started:
+                raise
+            await internal_error(scope, error)(scope, receive, send_with_headers)
 
     def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
@@ -82,7 +98,7 @@ class Guard:
                 421, "WrongHost", f"this server is not {host[:100]!r}; open the address that the server printed"
             )
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.casefold() != host.casefold():
+        if origin is not None and _host_of(origin) != host.casefold():
             return problem(
                 403, "WrongOrigin", f"pages of {origin[:100]!r} may not access this server; open its own page"
             )
@@ -117,8 +133,7 @@ class Guard:
             cookie = None
         if cookie is not None and _same(cookie.value, self._token):
             return None
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=16)
-        if scope["path"] == "/" and _same(query.get("token", [""])[0], self._token):
+        if scope["path"] == "/" and _same(_token_of(scope.get("query_string", b"")), self._token):
             answer = RedirectResponse("/", status_code=303)
             answer.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", path="/")
             return answer
@@ -127,6 +142,22 @@ class Guard:
         )
         refusal.headers["WWW-Authenticate"] = "Bearer"
         return refusal
+
+
+def _host_of(origin: str) -> str:
+    """Host and port of an origin; empty where it is malformed."""
+    try:
+        return urlsplit(origin).netloc.casefold()
+    except ValueError:
+        return ""
+
+
+def _token_of(query: bytes) -> str:
+    """Token of a page's URL; empty where there is none or too many fields."""
+    try:
+        return parse_qs(query.decode("latin-1"), max_num_fields=16).get("token", [""])[0]
+    except ValueError:
+        return ""
 
 
 def _is_link(scope: Scope, headers: Headers) -> bool:
@@ -159,8 +190,12 @@ async def _read_body(headers: Headers, receive: Receive) -> tuple[bytes, Respons
     if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
         return b"", too_large
     body = bytearray()
+    stop_s = anyio.current_time() + _BODY_LIMIT_S
     while True:
-        message = await receive()
+        with anyio.move_on_after(stop_s - anyio.current_time()) as waiting:
+            message = await receive()
+        if waiting.cancelled_caught:
+            return b"", problem(408, "TooSlow", f"the request body took longer than {_BODY_LIMIT_S:g} s; send it again")
         if message["type"] != "http.request":
             return b"", problem(400, "Incomplete", "the request body is incomplete; send it again")
         body += message.get("body", b"")

@@ -11,11 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from shapewright.app.explorer.search_jobs import QueueFullError
+from shapewright.core.deadline import TimeLimitError
 from shapewright.core.errors import ShapewrightError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
+    from starlette.types import Scope
 
 PROBLEM_TYPE = "application/problem+json"
 _MAX_DETAIL_LENGTH = 1000
@@ -35,6 +37,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         415: "The body is not JSON.",
         421: "The Host header names another server.",
         422: "The request is not valid; the detail is the message of the command line.",
+        503: "The answer takes longer than the server allows.",
     }.items()
 }
 NOT_FOUND: dict[int | str, dict[str, Any]] = {
@@ -72,6 +75,7 @@ def problem(status: int, title: str, detail: str) -> Response:
 def install_handlers(app: FastAPI) -> None:
     """Make an application answer every error with a problem response."""
     app.add_exception_handler(ShapewrightError, _bad_input)
+    app.add_exception_handler(TimeLimitError, _too_long)
     app.add_exception_handler(RequestValidationError, _malformed)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(QueueFullError, _queue_full)
@@ -80,6 +84,10 @@ def install_handlers(app: FastAPI) -> None:
 
 async def _bad_input(_request: Request, error: Exception) -> Response:
     return problem(422, type(error).__name__, str(error))
+
+
+async def _too_long(_request: Request, error: Exception) -> Response:
+    return problem(503, type(error).__name__, str(error))
 
 
 async def _malformed(_request: Request, error: Exception) -> Response:
@@ -112,7 +120,12 @@ async def _queue_full(_request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return internal_error(request.scope, error)
+
+
+def internal_error(scope: Scope, error: Exception) -> Response:
+    """Log an unexpected error with its traceback, and answer without details."""
+    _LOG.error("%s %s failed", scope["method"], ascii(scope["path"])[:200], exc_info=error)
     return problem(500, "InternalError", "internal error of shapewright; see the traceback in the server's output")
 
 

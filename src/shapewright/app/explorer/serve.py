@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from shapewright.app.explorer.guard import LOOPBACK_NAMES
 from shapewright.core.errors import ShapewrightError
 
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
 _BACKLOG = 512  # pending connections
+_STOP_LIMIT_S = 6.0
 
 
 def is_loopback(host: str) -> bool:
@@ -84,6 +92,7 @@ def serve(
     from shapewright.app.explorer.app import create_app
     from shapewright.app.explorer.device_lookup import DeviceLookup
     from shapewright.app.explorer.measured import read_measurements
+    from shapewright.app.explorer.protocol import LimitedProtocol, max_connections
 
     measured = read_measurements(store_path) if store_path else None
     devices = DeviceLookup(calibration)
@@ -101,9 +110,13 @@ def serve(
         timer = threading.Timer(0.5, webbrowser.open, [address])
         timer.daemon = True
         timer.start()
-    server = uvicorn.Server(
+    LimitedProtocol.most = max_connections()
+    server = _server_class(app)(
         uvicorn.Config(
             app,
+            http=LimitedProtocol,
+            ws="none",
+            backlog=_BACKLOG,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -115,3 +128,23 @@ def serve(
     )
     with listener:
         server.run(sockets=[listener])
+
+
+def _server_class(app: FastAPI) -> type[uvicorn.Server]:
+    """Server that ends its requests when it is interrupted, and itself soon after."""
+    import uvicorn
+
+    class StoppableServer(uvicorn.Server):
+        """A server whose running answers are cancelled first."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Stop accepting, cancel what runs, and set a last deadline."""
+            super().handle_exit(sig, frame)
+            for lane in (app.state.fast, app.state.slow):
+                lane.cancel_all()
+            # A thread that does not end would keep the interpreter alive.
+            last = threading.Timer(_STOP_LIMIT_S, os._exit, [128 + sig])
+            last.daemon = True
+            last.start()
+
+    return StoppableServer
