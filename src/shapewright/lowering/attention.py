@@ -335,6 +335,9 @@ def _call(
         causal=causal,
         kv_cache_dtype=shard.workload.kv_cache_dtype or shard.gemm_dtype if is_cached else None,
         values_in_keys=heads.values_in_keys,
+        # Learned sinks are another kernel than the measured ones.
+        is_training=shard.workload.is_training and not shard.config.attention_sinks,
+        is_deterministic=shard.workload.deterministic_attention,
     )
 
 

@@ -57,6 +57,10 @@ class Workload:
         default="flash",
         choices=ATTENTION_KINDS,
     )
+    deterministic_attention: bool = doc_field(
+        "fused attention adds gradients of queries in a fixed order in training, so that runs repeat bit by bit",
+        default=False,
+    )
     expert_kernel: str = doc_field(
         "expert kernels in 8 or 4 bits in inference: measured: as fast as the measured kernel of the serving library; "
         "as-16-bit: at the efficiency of its 16-bit kernels if the measured one reaches less than half of their "
@@ -158,7 +162,7 @@ class Workload:
         return f"{self.recompute} recompute{parts}"
 
     def _check_training_options(self) -> None:
-        for name in ("offload_activations", "offload_optimizer", "narrow_inputs"):
+        for name in ("offload_activations", "offload_optimizer", "narrow_inputs", "deterministic_attention"):
             if getattr(self, name) and not self.is_training:
                 raise WorkloadError(f"{name} has no effect in {self.phase}; omit it or use phase='train'")
         if self.offload_optimizer and OPTIMIZERS[self.optimizer].newton_schulz_steps:

@@ -39,6 +39,8 @@ class Attention(OperationBase):
             separately (attention on MLA's latents).
         writes_cache: Whether the call also copies the new keys and values into the cache, as in measurements of
             serving libraries; otherwise the copy is a separate operation, or there is no cache.
+        is_training: Whether a training framework runs it, whose kernels differ from those of serving libraries.
+        is_deterministic: Whether its gradients are added in a fixed order.
     """
 
     batch_size: Count
@@ -54,6 +56,8 @@ class Attention(OperationBase):
     kv_cache_dtype: str | None = None
     values_in_keys: bool = False
     writes_cache: bool = False
+    is_training: bool = False
+    is_deterministic: bool = False
 
     kind = "attention"
 

@@ -45,6 +45,14 @@ class Step:
 
 _PAPER_TABLES = ("paper_gemm.csv", "paper_layers.csv")
 _ATTENTION_TABLES = ("attention_prefill.parquet", "attention_decode.parquet")
+_KERNEL_TABLES = (
+    "attention_training.csv",
+    "attention_encoder.parquet",
+    "mla.parquet",
+    "norms.csv",
+    "fused_ops.csv",
+    "quantize.parquet",
+)
 
 STEPS: tuple[Step, ...] = (
     Step(
@@ -166,6 +174,15 @@ STEPS: tuple[Step, ...] = (
         tables=("collectives.parquet",),
         writes="collectives/*.json",
         reason="",
+    ),
+    Step(
+        name="kernels",
+        module="kernels.records",
+        tables=_KERNEL_TABLES,
+        writes=", ".join(f"{name.partition('.')[0]}/*" for name in _KERNEL_TABLES),
+        reason="",
+        options=("kind",),
+        replaces_record=True,
     ),
     Step(
         name="tuned-experts",

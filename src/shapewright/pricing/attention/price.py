@@ -6,7 +6,7 @@ one key-value head fit a tile. Everything else, and every backward pass, runs th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from shapewright.pricing.attention.sections import (
     kernel_width,
     read_kernel,
 )
+from shapewright.pricing.attention.training import price_training_attention, training_record
 from shapewright.pricing.attention.transfer import ASSUMED_CLOCK_HZ, decode_section, to_fp8_kernel, transfer_kernel
 from shapewright.pricing.calibration.source import ROOFLINE_BOUND
 from shapewright.pricing.calibration.transfer import clock_hz_of, comparable_clock_hz
@@ -91,7 +92,10 @@ def price_attentions(
     """Price many scalar calls, in their order; calls that differ only in sizes are evaluated together."""
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, call in enumerate(operations):
-        alike = (call.dtype, call.kv_cache_dtype, call.causal, call.values_in_keys, call.writes_cache)
+        alike: tuple[object, ...] = (call.dtype, call.kv_cache_dtype, call.causal, call.values_in_keys)
+        alike = (*alike, call.writes_cache, call.is_training)
+        if call.is_training:
+            alike = (*alike, call.is_deterministic, call.is_backward)
         groups.setdefault(alike, []).append(index)
     prices: dict[int, AttentionPrice] = {}
     for indices in groups.values():
@@ -126,6 +130,8 @@ def _price_columns(
             f"attention='flash' has no kernel for {device.name} ({device.architecture}), it needs ampere or newer; "
             f"use --attention unfused"
         )
+    if not any(running) and (kernels := training_record(operation, device, record)) is not None:
+        return _price_training(operation, device, kernels)
     dtype = _arithmetic_dtype(operation.dtype, device)
     moved_bytes = 0.0 if hot_cache else operation.num_bytes
     floor_s = np.asarray(roofline_s(operation.executed_flops, moved_bytes, device, dtype), dtype=float)
@@ -156,6 +162,18 @@ def _price_columns(
         "roofline_s": floor_s,
         **columns,
     }, sources
+
+
+def _price_training(
+    operation: Attention, device: Device, kernels: CalibrationRecord
+) -> tuple[dict[str, PerCall], _Sources]:
+    """Return the same for training kernels."""
+    price = price_training_attention(operation, device, kernels)
+    shape = np.broadcast_shapes(*(np.shape(getattr(operation, name)) for name in _SIZES))
+    names = [each.name for each in fields(price) if each.name != "calibration"]
+    values = {name: np.asarray(getattr(price, name), dtype=float) for name in names}
+    columns = {name: np.broadcast_to(value, np.shape(price.time_s)).reshape(shape) for name, value in values.items()}
+    return columns | {"correction": np.ones(shape)}, [(price.calibration, np.ones(shape, dtype=bool))]
 
 
 def _rates_of(device: Device, dtype: str, record: CalibrationRecord) -> AttentionRates:

@@ -35,6 +35,9 @@ kind ``pointwise`` (pricing.pointwise).
 """
 FORMAT_RECORD_KINDS = (FP32_GEMM, FP32_POINTWISE)
 
+KERNEL_KINDS = ("attention_training", "attention_encoder", "mla", "norms", "fused_ops", "quantize")
+"""Kinds of records of single kernels (pricing.kernels), which few devices have."""
+
 # Kinds with held-out devices to judge the transfer by. Pointwise shares are A100's on every device; published steps on
 # Blackwell show that they are no further off there than on Hopper.
 _HELD_OUT_KINDS = ("gemm", *FORMAT_RECORD_KINDS, "moe", "attention", "collectives")
@@ -70,7 +73,7 @@ class CalibrationRecord:
 
     Attributes:
         id: Name of the record, with the date of the fit.
-        kind: One of RECORD_KINDS or FORMAT_RECORD_KINDS.
+        kind: One of RECORD_KINDS, FORMAT_RECORD_KINDS or KERNEL_KINDS.
         device: The device that was measured.
         devices: Canonical names of the devices that the record is exact for.
         architecture: Architecture of the measured device.
@@ -138,7 +141,7 @@ def load_record(kind: str, device: Device) -> CalibrationRecord:
     """Load the record of a device, or the one it borrows from its donor.
 
     Args:
-        kind: One of RECORD_KINDS or FORMAT_RECORD_KINDS.
+        kind: One of RECORD_KINDS, FORMAT_RECORD_KINDS or KERNEL_KINDS.
         device: The device to price; ``own_records``, ``uncalibrated`` and ``physics_only`` choose among records.
 
     Raises:
@@ -218,7 +221,7 @@ def _choose_record(kind: str, spec: DeviceSpec, *, uncalibrated: bool, physics_o
 @cache
 def list_records(kind: str) -> tuple[CalibrationRecord, ...]:
     """All records of a kind that ship with the package, in the order of their file names."""
-    known = (*RECORD_KINDS, *FORMAT_RECORD_KINDS)
+    known = (*RECORD_KINDS, *FORMAT_RECORD_KINDS, *KERNEL_KINDS)
     if kind not in known:
         raise CalibrationError(f"unknown kind of calibration record {kind!r}; choose one of {', '.join(known)}")
     folder = resources.files("shapewright.pricing") / "data" / kind

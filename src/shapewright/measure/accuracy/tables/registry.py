@@ -20,6 +20,8 @@ from shapewright.measure.accuracy.tables import (
     published_rows,
     training,
 )
+from shapewright.measure.accuracy.tables.kernels import attention as kernel_attention
+from shapewright.measure.accuracy.tables.kernels import rows as kernel_rows
 from shapewright.measure.fit import loss_rows
 
 if TYPE_CHECKING:
@@ -56,4 +58,14 @@ TABLES: Mapping[str, Table] = {
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
     "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
+} | {
+    table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)
+    for table, suffix in (
+        (kernel_attention.TRAINING, "csv"),
+        (kernel_attention.ENCODER, "parquet"),
+        (kernel_attention.LATENT, "parquet"),
+        (kernel_rows.NORMS, "csv"),
+        (kernel_rows.FUSED, "csv"),
+        (kernel_rows.QUANTIZE, "parquet"),
+    )
 }

@@ -1,0 +1,1 @@
+"""Tables of kernels that are priced by their work (pricing.kernels)."""

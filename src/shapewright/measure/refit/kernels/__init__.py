@@ -1,0 +1,1 @@
+"""Refits of the records of kernels that are priced by their work."""

@@ -1,0 +1,49 @@
+"""Kernels priced by their work against measured tables: whole layouts that the fit left out."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from measured import measured_file
+
+from shapewright.hardware import find_measured_device
+from shapewright.measure.accuracy.measured_files import read_columns
+from shapewright.measure.accuracy.tables.kernels.table import KernelGroup
+from shapewright.pricing.kernels.price import kernel_rates
+
+pytest.importorskip("scipy", reason="refits need the fit extra")
+
+from shapewright.measure.refit.kernels.fit import fit_kernel
+from shapewright.measure.refit.kernels.records import SOURCES
+
+LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["kernels"]
+TABLES = {table.name: table for table, _ in SOURCES}
+# One device and every fourth kernel tell the numbers of large tables as well, and are quicker.
+ONE_DEVICE = {"attention_encoder": "h100_sxm", "mla": "h100_sxm", "quantize": "l40s"}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_layouts_left_out(name: str) -> None:
+    """Fitted without whole layouts, the mean error on them stays within the limit."""
+    table = TABLES[name]
+    suffix = "csv" if name in ("attention_training", "norms", "fused_ops") else "parquet"
+    columns = table.label_sizes(read_columns(measured_file(f"{name}.{suffix}"), table.columns, Counter()))
+    errors = []
+    for (alias,), rows in columns.groups("device"):
+        if alias != ONE_DEVICE.get(name, alias):
+            continue
+        device = find_measured_device(alias)
+        kernels = list(rows.groups(*table.labels))
+        for labels, own in kernels[:: 4 if len(kernels) > 30 else 1]:
+            group = KernelGroup(dict(zip(table.labels, labels, strict=True)), device, kernel_rates(device))
+            layouts = [np.nan_to_num(own.numbers[column]) for column in table.layout]
+            work = table.build(own, group)
+            fit = fit_kernel(work, own.numbers["latency_s"], layouts, table.axes, shapes_recur=table.shapes_recur)
+            if "left_out" in fit.report:
+                errors += list(np.abs(fit.unseen_s / fit.measured_s - 1.0))
+
+    assert float(np.mean(errors)) <= LIMITS[name]
