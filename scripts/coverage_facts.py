@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shapewright.measure.accuracy import Accuracy, evaluate_folder
+from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
 from shapewright.measure.refit.intervals.rows import FOLDS, price_rows, unseen_rows
 
 # Cells of device, format and library with fewer rows are too small to estimate coverage.

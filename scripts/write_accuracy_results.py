@@ -34,7 +34,7 @@ from residual_facts import (
 from shapewright import __version__
 from shapewright.app.figures.chart import PALETTE, Line, Mark, XYChart
 from shapewright.app.figures.matplotlib_files import save_chart
-from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
 
 RESULTS = DOCS / "accuracy_results.json"
 FIGURES = DOCS / "figures"

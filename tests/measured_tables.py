@@ -12,7 +12,7 @@ import pytest
 
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy import Accuracy, evaluate_folder
+from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
 

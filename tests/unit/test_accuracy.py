@@ -14,7 +14,8 @@ from measured_tables import GEMM_SHAPES, H100, gemm_columns, only_row, paper_lay
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Gemm
-from shapewright.measure.accuracy import TABLES, evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
+from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.gemm.price import price_gemm
 

@@ -9,7 +9,7 @@ import pytest
 
 from measured_tables import PUBLISHED_ROW, gemm_columns, paper_layer, write_csv, write_parquet
 from shapewright.core.errors import MeasuredFileError
-from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
 
 
 def test_bad_rows_are_counted_and_the_rest_evaluated(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from command_line import run
 from shapewright.core.errors import MeasuredFileError
-from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.statistics import loss_errors
 from shapewright.prediction.loss import ShapeForLoss, load_loss_law
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shapewright.core.errors import MeasuredFileError
-from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.tables.registry import TABLES
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.imports import Overrides, import_files

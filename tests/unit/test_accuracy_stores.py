@@ -10,9 +10,8 @@ import pytest
 from shapewright.core.errors import MeasuredFileError
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
-from shapewright.measure.accuracy import evaluate_folder
 from shapewright.measure.accuracy.context import Context
-from shapewright.measure.accuracy.evaluate import summarize
+from shapewright.measure.accuracy.evaluate import evaluate_folder, summarize
 from shapewright.measure.accuracy.stores import find_stores, price
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts

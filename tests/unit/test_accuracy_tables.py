@@ -11,7 +11,7 @@ import pytest
 from measured_tables import H100, PUBLISHED_ROW, only_row, paper_layer, write_csv, write_parquet
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
-from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES
 from shapewright.measure.accuracy.tables.pointwise_fp32 import find_launch, with_launch
 from shapewright.prediction.build import build_scenario

@@ -10,7 +10,7 @@ from shapewright.core.units import format_percent
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.measure.accuracy import Accuracy, Evaluation
+    from shapewright.measure.accuracy.evaluate import Accuracy, Evaluation
 
 # covered: interval coverage; roofline: mean error of the roofline bound; regret: slowdown of the shape predicted to be
 # best over the best measured one of its size.

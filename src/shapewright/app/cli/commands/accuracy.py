@@ -59,7 +59,7 @@ def command(
     could not be judged.
     """
     from shapewright.app.report.accuracy import print_accuracy, remark_lines, separating_words
-    from shapewright.measure.accuracy import evaluate_folder
+    from shapewright.measure.accuracy.evaluate import evaluate_folder
 
     groups = [word.strip() for word in by.split(",") if word.strip()]
     with _progress() as (on_table, on_rows):

@@ -13,7 +13,7 @@ from shapewright.measure.store.record import Row
 from shapewright.measure.store.summary import RowGroup
 
 if TYPE_CHECKING:
-    from shapewright.measure.accuracy import Evaluation
+    from shapewright.measure.accuracy.evaluate import Evaluation
     from shapewright.measure.bench.device.backend import DeviceFacts
     from shapewright.measure.bench.run import Outcome
     from shapewright.measure.fit.calibrate import CalibrationResult
