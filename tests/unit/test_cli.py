@@ -20,6 +20,9 @@ from shapewright.app.report.page import find_browser
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.record import Case, Row, Run, row_facts
+from shapewright.models import TransformerConfig
+from shapewright.prediction.model_runs import proxy_run
+from shapewright.workload import Workload
 
 SURFACE = Path(__file__).with_name("cli_surface.json")
 DEMO = ["gpt3-2.7b", "--device", "a100-sxm-40gb", "--attention", "unfused", "--dtype", "fp16"]
@@ -81,6 +84,24 @@ def measure_gemms(path: Path) -> None:
         store.add_all([run], rows)
 
 
+def store_losses(path: Path) -> None:
+    """Write a store with the losses of three proxy models."""
+    run = Run(
+        run_id="r", started_utc="", command="", suite="proxy", device="cpu", device_facts={}, driver="",
+        runtime="", torch_version="", library="l", shapewright_version="",
+    )  # fmt: skip
+    recipe = {"learning_rate": 0.01, "warmup_fraction": 0.1, "final_fraction": 0.1, "weight_decay": 0.1, "text": "x"}
+    training = {**recipe, "batch_tokens": 512, "train_tokens": 1024_000, "trained_tokens": 1024_000}
+    rows = []
+    for layers, loss_nats in ((1, 1.7), (2, 1.6), (4, 1.5)):
+        config = TransformerConfig(hidden_size=64, num_layers=layers, num_heads=4, vocab_size=256)
+        case = Case(operation=proxy_run(config, Workload(dtype="fp32"), training))
+        figures = {"loss_nats": loss_nats}
+        rows.append(Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1e-2, figures=figures))
+    with Store(path) as store:
+        store.add_all([run], rows)
+
+
 @pytest.mark.parametrize("example", examples())
 def test_examples_of_help_run(
     example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -98,6 +119,8 @@ def test_examples_of_help_run(
     if example.split()[1] == "serve":
         pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
         monkeypatch.setattr("shapewright.app.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
+    if "--losses proxy.sqlite" in example:
+        store_losses(tmp_path / "proxy.sqlite")
     if "measured.sqlite" in example:
         Store(tmp_path / "measured.sqlite").close()
     if "cpu.json" in example:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from shapewright.core.errors import MeasuredFileError
+from command_line import run
+from shapewright.core.errors import CalibrationError, MeasuredFileError
 from shapewright.measure.fit.loss_rows import read_own_losses
+from shapewright.measure.fit.loss_runs import calibrate_losses
 from shapewright.measure.store.database import Store
 from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 from shapewright.models import TransformerConfig
+from shapewright.prediction.loss import ShapeForLoss, load_loss_law
+from shapewright.prediction.loss.law_file import law_file_content, read_loss_law
 from shapewright.prediction.model_runs import proxy_run
 from shapewright.workload import Workload
 
@@ -84,3 +90,82 @@ def test_bad_tables_are_refused(tmp_path: Path) -> None:
     path.write_text(f"{header},bits_per_byte\n{rows.format(1, 2, 3)}", encoding="utf-8")
     with pytest.raises(MeasuredFileError, match=r"lacks column loss .*bits per byte x ln 2 x bytes per token"):
         read_own_losses(path, Counter())
+
+
+HEADER = (
+    "source,schedule,data,hidden_size,num_layers,num_heads,num_kv_heads,head_dim,intermediate_size,gated_mlp,tokens,"
+    "batch_tokens,loss\n"
+)
+
+
+def table_of(path: Path, *shapes: tuple[int, int], floor_nats: float) -> Path:
+    """A table of losses that follow the reference law with another floor exactly."""
+    law = load_loss_law()
+    other = law.with_coefficients("other", {"floor_nats": floor_nats})
+    lines = []
+    for width, layers in shapes:
+        config = TransformerConfig(
+            hidden_size=width, num_layers=layers, num_heads=width // 64, vocab_size=256, norm_affine=False
+        )
+        for tokens in (1e9, 4e9):
+            loss_nats = float(other.loss_nats(ShapeForLoss.of(config), tokens))
+            heads = f"{width // 64},{width // 64},64,{4 * width},0"
+            lines.append(f"me,cosine,books,{width},{layers},{heads},{tokens:.0f},,{loss_nats:.8f}\n")
+    path.write_text(HEADER + "".join(lines), encoding="utf-8")
+    return path
+
+
+def test_fit_finds_another_floor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses of the law with another floor are fitted, left-out models are predicted, and the file restores the law."""
+    shapes = ((256, 4), (512, 8), (768, 12), (512, 16), (1024, 8))
+    path = table_of(tmp_path / "mine.csv", *shapes, floor_nats=0.3)
+    code, out, err = run(["calibrate", "--losses", str(path), "-o", str(tmp_path / "law.json"), "--json"], capsys)
+    found = json.loads(out)
+    law = read_loss_law(tmp_path / "law.json")
+
+    assert (code, err) == (0, "")
+    assert found["num_losses"] == 10
+    assert found["mean_error_nats"] < 0.002
+    assert found["left_out_mean_error_nats"] < 0.02
+    after = {one["name"]: one for one in found["coefficients"]}
+    assert after["curvature"]["after_standard_deviation"] <= after["curvature"]["before_standard_deviation"]
+    assert law.coefficients == {name: one["after"] for name, one in after.items()}
+    assert law.name == found["recipe"] == "me, cosine, books"
+    assert np.array_equal(law.covariance, calibrate_losses(path).law.covariance)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "shapewright calibration"}, "is not a loss law"),
+        ({"schema_version": 99}, "schema version 99"),
+        ({"law": {}}, "is malformed"),
+        ({"law": law_file_content(load_loss_law())["law"] | {"scatter_nats": -1.0}}, "out of range"),
+    ],
+)
+def test_bad_law_files_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Other files, other versions and damaged laws are errors that say what to do."""
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(law_file_content(load_loss_law()) | change), encoding="utf-8")
+
+    with pytest.raises(CalibrationError, match=message):
+        read_loss_law(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --store PATH or --losses PATH"),
+        (["--store", "a", "--losses", "b"], "give either --store PATH or --losses PATH"),
+        (["--losses", "missing.csv"], "missing.csv"),
+        (["--losses", "missing.csv", "--device", "cpu"], "--device has no effect with --losses"),
+    ],
+)
+def test_bad_calls_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says what to give, exit code 2."""
+    code, out, err = run(["calibrate", "-o", str(tmp_path / "law.json"), *arguments], capsys)
+
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err

@@ -1,17 +1,18 @@
-"""Proxy models as a text table: loss of each shape with its spread over seeds."""
+"""Proxy models, the law fitted to them, and proposed experiments as text tables."""
 
 from __future__ import annotations
 
 import statistics
 from typing import TYPE_CHECKING
 
-from shapewright.app.report.columns import Column, columns_of, print_table
+from shapewright.app.report.columns import Column, columns_of, print_notes, print_table
 from shapewright.core.units import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shapewright.app.report.outputs.proxies import ProxyLoss, ProxyOutput
+    from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
+    from shapewright.app.report.outputs.loss.proxies import LossCalibrationOutput, ProxyLoss, ProxyOutput
 
 _COLUMNS = (
     Column("model", is_text=True),
@@ -62,3 +63,76 @@ def _cells(runs: list[ProxyLoss]) -> list[str]:
         format_seconds(statistics.median(times_s)) if times_s else "-",
         "; ".join(remarks),
     ]
+
+
+_COEFFICIENT_COLUMNS = (Column("coefficient", is_text=True), Column("reference"), Column("fitted"))
+
+
+def print_loss_calibration(output: LossCalibrationOutput, console: Console) -> None:
+    """Print the coefficients before and after the fit, and the errors."""
+    rows = [
+        (
+            one.name,
+            f"{one.before:.4f} +- {one.before_standard_deviation:.4f}",
+            f"{one.after:.4f} +- {one.after_standard_deviation:.4f}",
+        )
+        for one in output.coefficients
+    ]
+    print_table(columns_of(rows, _COEFFICIENT_COLUMNS), console)
+    words = (
+        f"{output.num_losses} losses of {output.recipe}: fitted within {output.mean_error_nats:.4f} nats in the mean"
+    )
+    if output.left_out_mean_error_nats is not None:
+        words += f", models that the fit did not see within {output.left_out_mean_error_nats:.4f}"
+    console.print(words, soft_wrap=True)
+    for reason, count in output.skipped.items():
+        console.print(f"{count} rows left out: {reason}", soft_wrap=True)
+    console.print(f"written to {output.output}", soft_wrap=True)
+
+
+_EXPERIMENT_COLUMNS = (
+    Column("experiment", is_text=True),
+    Column("parameters"),
+    Column("h x L", rank=1),
+    Column("heads", rank=1), Column("kv", rank=2), Column("f", rank=2),
+    Column("tokens"),
+    Column("seeds", rank=1),
+    Column("GPU hours"),
+)  # fmt: skip
+
+
+def print_experiments(output: ExperimentsOutput, console: Console) -> None:
+    """Print the models to train, and what they would settle."""
+    console.print()
+    if not output.questions:
+        console.print("experiments: no shape is undecided by its loss")
+    for one in output.questions:
+        now = f"rank {one.rank}: net speed-up {one.net_low:.3g} to {one.net_high:.3g} now"
+        after = (
+            f"{one.after_low:.3g} to {one.after_high:.3g} expected after {len(one.experiments)} small models; "
+            f"{one.chance_settled:.0%} probability that they settle it"
+            if one.experiments
+            else "no small model settles it"
+        )
+        console.print(f"{now}, {after}", soft_wrap=True)
+    if output.experiments:
+        rows = [
+            (
+                run.name,
+                f"{run.num_parameters / 1e6:,.1f} M",
+                f"{run.hidden_size} x {run.num_layers}",
+                *map(str, (run.num_heads, run.num_kv_heads, run.intermediate_size)),
+                f"{run.train_tokens / 1e6:,.0f} M",
+                f"{run.num_seeds}",
+                f"{run.gpu_hours:.3g}",
+            )
+            for run in output.experiments
+        ]
+        print_table(columns_of(rows, _EXPERIMENT_COLUMNS), console)
+        console.print(
+            f"{output.gpu_hours:.3g} GPU hours of {output.full_gpu_hours:,.0f} for the full training; run "
+            f"'shapewright proxy {output.file} --text FILES --seeds {output.num_seeds}', then 'shapewright calibrate "
+            "--losses'",
+            soft_wrap=True,
+        )
+    print_notes(output.notes, console)

@@ -173,15 +173,17 @@ def read_own_losses(path: str | Path, skipped: Counter[str]) -> LossRows:
     return rows
 
 
-def _shape_columns(rows: LossRows) -> list[Any]:
-    """Columns that distinguish models, and the tokens that they were trained on."""
+def shapes_of(rows: LossRows) -> Int[np.ndarray, " rows"]:
+    """Return a number for each row; rows of equal shapes have the same."""
     fields = ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "gated_mlp")
-    return [*(getattr(rows.shape, name) for name in fields), rows.tokens]
+    columns = np.stack([np.asarray(getattr(rows.shape, name), dtype=float) for name in fields])
+    found: Int[np.ndarray, " rows"] = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
+    return found
 
 
 def _is_best_of_equal_runs(rows: LossRows) -> Any:
     """Return whether a row has the lowest loss of those with the same shape, tokens and recipe. [rows]"""
-    columns = zip(*_shape_columns(rows), rows.recipe, strict=True)
+    columns = zip(shapes_of(rows), rows.tokens, rows.recipe, strict=True)
     best: dict[tuple[object, ...], int] = {}
     for index, key in enumerate(columns):
         if key not in best or rows.loss_nats[index] < rows.loss_nats[best[key]]:

@@ -6,17 +6,21 @@ sizes of both terms. Runs update all coefficients at once, shape terms included,
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
-from shapewright.prediction.loss.law import COEFFICIENTS, LossLaw, derivatives, evaluate_terms
+from shapewright.measure.fit.loss_rows import FEWEST_RUNS, LossRows, read_own_losses, shapes_of
+from shapewright.prediction.loss.law import COEFFICIENTS, LossLaw, derivatives, evaluate_terms, load_loss_law
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-    from shapewright.measure.fit.loss_rows import LossRows
 
 # Standard deviations between recipes. The floor of a byte vocabulary is one nat per token below that of 50,000 tokens.
 BETWEEN_RECIPES = {
@@ -115,3 +119,55 @@ def _noise_covariance(law: LossLaw, rows: LossRows) -> Float[np.ndarray, "rows r
     common = law.scatter_nats**2 * np.exp(-0.5 * squared / law.scatter_length**2)
     covariance: Float[np.ndarray, "rows rows"] = common + NOISE_NATS**2 * np.eye(len(rows))
     return covariance
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossCalibration:
+    """The law fitted to a user's own losses.
+
+    Attributes:
+        law: The fitted law.
+        prior: The law before.
+        rows: The losses.
+        left_out_errors_nats: Predicted minus measured loss of each model by a fit to the other models; empty if those
+            are too few.
+        skipped: Rows left out by reason.
+    """
+
+    law: LossLaw
+    prior: LossLaw
+    rows: LossRows
+    left_out_errors_nats: tuple[float, ...]
+    skipped: Mapping[str, int]
+
+
+def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
+    """Fit the law to the losses of a file; see read_own_losses.
+
+    Args:
+        path: Store or table of losses of one recipe.
+        command: Command line, for the provenance.
+
+    Raises:
+        MeasuredFileError: the file cannot be read, or has too few or mixed losses.
+        CalibrationError: the losses do not follow the law.
+    """
+    skipped, prior = Counter[str](), load_loss_law()
+    rows = read_own_losses(path, skipped)
+    name = str(rows.recipe[0])
+    law = fit_recipe(prior, rows, name)
+    facts = {"source": Path(path).name, "date": datetime.now(UTC).date().isoformat(), "command": command}
+    models = shapes_of(rows)
+    errors: list[float] = []
+    for model in np.unique(models):
+        inside = models == model
+        if (~inside).sum() >= FEWEST_RUNS:
+            others, own = fit_recipe(prior, rows.take(~inside), name), rows.take(inside)
+            errors.append(float(np.mean(others.loss_nats(own.shape, own.tokens) - own.loss_nats)))
+    return LossCalibration(
+        law=replace(law, provenance={**law.provenance, **facts}),
+        prior=prior,
+        rows=rows,
+        left_out_errors_nats=tuple(errors),
+        skipped=dict(skipped),
+    )

@@ -321,14 +321,22 @@ class LossLaw:
         root: Float[np.ndarray, "coefficients coefficients"] = vectors * np.sqrt(np.maximum(values, 0.0))
         return root
 
+    def scatter_covariance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
+        """Covariance of the errors of two shapes about the law: full for equal shapes, none for far ones. [nats^2]"""
+        return self.scatter_nats**2 * np.exp(-0.5 * self._squared_distance(one, other))
+
     def _scatter_variance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
         """Variance of the difference of two shapes about the law: 0 for equal ones, twice the scatter for far ones."""
+        return 2.0 * self.scatter_nats**2 * -np.expm1(-0.5 * self._squared_distance(one, other))
+
+    def _squared_distance(self, one: ShapeForLoss, other: ShapeForLoss) -> Any:
+        """Squared distance of two shapes, in units of ``scatter_length``."""
         squared = (
             np.log(one.hidden_size / other.hidden_size) ** 2
             + np.log(one.num_layers / other.num_layers) ** 2
             + (_HEAD_SCATTER * np.log(one.head_dim / other.head_dim)) ** 2
         )
-        return 2.0 * self.scatter_nats**2 * -np.expm1(-0.5 * squared / self.scatter_length**2)
+        return squared / self.scatter_length**2
 
 
 def loss_recipes() -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES
 
 if TYPE_CHECKING:
+    from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
     from shapewright.hardware import Device
     from shapewright.optimize.search import Candidate, SearchResult
     from shapewright.optimize.search.result import Verification
@@ -51,7 +52,7 @@ class Shown:
             raise click.UsageError("--json, --csv and --explain cannot be combined; give one of them")
 
 
-def check_files(output: str | None, html: str | None, format_name: str) -> None:
+def check_files(output: str | None, html: str | None, experiments: str | None, format_name: str) -> None:
     """Refuse output files and formats that cannot be written, before the search.
 
     Raises:
@@ -64,13 +65,15 @@ def check_files(output: str | None, html: str | None, format_name: str) -> None:
         check_format(format_name)
         if not output:
             raise click.UsageError("--format has no effect without -o: give -o FILE, or leave it out")
-    if "-" in (output, html):
-        raise click.UsageError("-o and --html need a file name: standard output is used for the report")
-    refuse_unwritable(output, html)
+    if "-" in (output, html, experiments):
+        raise click.UsageError("-o, --html and --experiments need a file name: standard output is used for the report")
+    refuse_unwritable(output, html, experiments)
 
 
-def show_result(result: SearchResult, verified: Verification | None, shown: Shown) -> None:
-    """Print the shapes found, and their measurements."""
+def show_result(
+    result: SearchResult, verified: Verification | None, experiments: ExperimentsOutput | None, shown: Shown
+) -> None:
+    """Print the shapes found, their measurements and the experiments that would decide between them."""
     if shown.as_csv:
         from shapewright.app.report.outputs.search import search_rows
 
@@ -81,7 +84,7 @@ def show_result(result: SearchResult, verified: Verification | None, shown: Show
     if shown.as_json:
         from shapewright.app.report.outputs.search import search_output
 
-        print_json(search_output(result, verified).to_json())
+        print_json(search_output(result, verified, experiments).to_json())
         return
     if shown.explain is not None:
         from shapewright.app.report.optimize.side_by_side import print_side_by_side
@@ -96,6 +99,10 @@ def show_result(result: SearchResult, verified: Verification | None, shown: Show
         from shapewright.app.report.outputs.measure import verification_output
 
         print_verification(verification_output(verified), make_console())
+    if experiments is not None:
+        from shapewright.app.report.proxies import print_experiments
+
+        print_experiments(experiments, make_console())
 
 
 def write_page(result: SearchResult, path: str) -> None:
@@ -104,6 +111,17 @@ def write_page(result: SearchResult, path: str) -> None:
 
     write_text_file(path, search_page(result))
     click.echo(f"wrote {path}", err=True)
+
+
+def write_experiments(result: SearchResult, path: str) -> ExperimentsOutput:
+    """Write the runs that would decide between the shapes."""
+    from shapewright.app.report.outputs.loss.experiments import experiments_output, runs_file
+    from shapewright.optimize.experiments import experiments_of
+
+    plan = experiments_of(result)
+    write_text_file(path, runs_file(plan))
+    click.echo(f"wrote {path}", err=True)
+    return experiments_output(plan, path)
 
 
 def write_shape(result: SearchResult, rank: int, output: str, format_name: str) -> None:
@@ -179,6 +197,7 @@ Examples:
   shapewright search gpt3-2.7b --device a100-sxm-80gb --explain 1
   shapewright search llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 3 --train-tokens 1t
   shapewright search gpt3-2.7b --device a100-sxm-80gb --gpu-hours 20000
+  shapewright search gpt3-2.7b --device a100-sxm-80gb --train-tokens 300b --experiments runs.csv
   shapewright search gpt3-2.7b --device a100-sxm-80gb --objective cost --serve-tokens 1t --usd-per-hour 2
   shapewright search gpt2 --device l40s --dtype bf16 --vary vocab --seq-len 256 --verify 1 --verify-budget 2
   shapewright search gpt3-2.7b --devices h100-sxm-80gb,a100-sxm-80gb,mi300x --train-tokens 300b --html search.html
@@ -240,6 +259,11 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--csv", "as_csv", is_flag=True, help="print CSV, one row per shape")
 @click.option("--html", "html", metavar="FILE", help="also write the result as one self-contained HTML page")
+@click.option(
+    "--experiments",
+    metavar="FILE",
+    help="propose small models to train that would settle undecided shapes, and write them for 'shapewright proxy'",
+)
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="where the search runs")
 @click.option("--address", metavar="ADDRESS", help="Ray cluster: auto, HOST:PORT, or local to start one (default)")
 def command(
@@ -270,6 +294,7 @@ def command(
     as_json: bool,
     as_csv: bool,
     html: str | None,
+    experiments: str | None,
     engine: str,
     address: str | None,
     **given: Any,
@@ -296,7 +321,7 @@ def command(
     if strict and free:
         raise click.UsageError("--strict and --free cannot be combined; give one of them")
     shown = Shown(explain=explain, as_json=as_json, as_csv=as_csv)
-    check_files(output, html, format_name)
+    check_files(output, html, experiments, format_name)
     varied = [part.strip() for part in (vary or "").split(",") if part.strip()]
     if vary is not None and not varied:
         raise click.UsageError("--vary is empty: name fields such as heads,ffn, or leave it out for the usual ones")
@@ -330,7 +355,8 @@ def command(
     if html:
         write_page(result, html)
     verified = measure_shapes(result, verify, verify_budget or _VERIFY_BUDGET_S) if verify is not None else None
-    show_result(result, verified, shown)
+    proposed = write_experiments(result, experiments) if experiments else None
+    show_result(result, verified, proposed, shown)
     return 0 if result.is_complete else EXIT_INTERRUPTED
 
 

@@ -6,6 +6,7 @@ from shapewright.app.report.outputs.calculators import BatchOutput, FlopsOutput,
 from shapewright.app.report.outputs.catalogue import DeviceOutput, DevicesOutput, ModelsOutput, RulesOutput
 from shapewright.app.report.outputs.check import CheckOutput
 from shapewright.app.report.outputs.compare import CompareOutput
+from shapewright.app.report.outputs.loss.proxies import LossCalibrationOutput, ProxyOutput
 from shapewright.app.report.outputs.measure import (
     AccuracyRow,
     AccuracyRowWithRegret,
@@ -19,7 +20,6 @@ from shapewright.app.report.outputs.memory import MemoryOutput
 from shapewright.app.report.outputs.mfu import MfuOutput
 from shapewright.app.report.outputs.plan import PlansOutput
 from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput, SweepOutput
-from shapewright.app.report.outputs.proxies import ProxyOutput
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
 
@@ -47,6 +47,6 @@ COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
         "store import": StoreChangesOutput,
     },
     "accuracy": {"accuracy": AccuracyRow, "accuracy --regret": AccuracyRowWithRegret},
-    "calibrate": {"calibrate": CalibrateOutput},
+    "calibrate": {"calibrate": CalibrateOutput, "calibrate --losses": LossCalibrationOutput},
 }
 """Output classes by command, and by variant of the command where it has several."""

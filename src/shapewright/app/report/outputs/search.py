@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shapewright.app.report.outputs.effect import EffectOutput, effect_output
+from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
 from shapewright.app.report.outputs.measure import VerificationOutput, verification_output
 from shapewright.app.report.outputs.model import Output, described, optional, plain, take
 from shapewright.app.report.outputs.predict import DeviceSummary, JobLayout, job_layout, summarize_device
@@ -204,10 +205,13 @@ class SearchOutput(Output):
     is_complete: bool
     notes: list[str]
     verification: VerificationOutput | None = optional("measurement of the best shapes; with `--verify` only")
+    experiments: ExperimentsOutput | None = optional("small models that would decide; with `--experiments` only")
 
 
-def search_output(result: SearchResult, verification: Verification | None = None) -> SearchOutput:
-    """Output of a search, with the measurement of its shapes."""
+def search_output(
+    result: SearchResult, verification: Verification | None = None, experiments: ExperimentsOutput | None = None
+) -> SearchOutput:
+    """Output of a search, with the measurement of its shapes and the experiments that would decide between them."""
     tally, prediction = result.tally, result.baseline.prediction
     return take(
         SearchOutput,
@@ -231,6 +235,7 @@ def search_output(result: SearchResult, verification: Verification | None = None
         },
         space=take(SearchSpace, tally, faster_but_too_large=tally.too_large),
         verification=None if verification is None else verification_output(verification),
+        experiments=experiments,
     )
 
 

@@ -1,13 +1,15 @@
-"""Output of ``proxy``."""
+"""Outputs of ``proxy`` and of ``calibrate --losses``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shapewright.app.report.outputs.model import Output, described
 
 if TYPE_CHECKING:
+    from shapewright.measure.fit.loss_runs import LossCalibration
     from shapewright.measure.proxy.run import ProxyOutcome, ProxyResult
     from shapewright.measure.proxy.text import ByteText
 
@@ -88,4 +90,57 @@ def _proxy_loss(result: ProxyResult) -> ProxyLoss:
         train_loss_nats=figures.get("train_loss_nats"),
         step_s=last.median_s if last is not None else None,
         error=result.rows[-1].error if result.rows else "",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedCoefficient:
+    """One coefficient of the law, before and after the fit."""
+
+    name: str = described("coefficient")
+    before: float = described("value of the reference")
+    before_standard_deviation: float = described("its standard deviation")
+    after: float = described("fitted value")
+    after_standard_deviation: float = described("its standard deviation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCalibrationOutput(Output):
+    """The law of loss by shape, fitted to own losses.
+
+    The file has `schema_version` 1, `kind`, `recipe`, `law` and `provenance`.
+    """
+
+    output: str = described("the file")
+    recipe: str = described("source, schedule, data and batch of the losses")
+    num_losses: int = described("losses fitted")
+    mean_error_nats: float = described("mean of abs(fitted - measured)")
+    left_out_mean_error_nats: float | None = described(
+        "the same for models that the fit did not see, each left out in turn; null with fewer than four"
+    )
+    coefficients: list[FittedCoefficient] = described("coefficients of the law")
+    skipped: Mapping[str, int] = described("rows left out by reason")
+
+
+def loss_calibration_output(result: LossCalibration, path: str) -> LossCalibrationOutput:
+    """Output of a fit of the law to own losses."""
+    law, prior, rows, left_out = result.law, result.prior, result.rows, result.left_out_errors_nats
+    fitted = law.loss_nats(rows.shape, rows.tokens)
+    return LossCalibrationOutput(
+        output=path,
+        recipe=law.name,
+        num_losses=len(rows),
+        mean_error_nats=float(abs(fitted - rows.loss_nats).mean()),
+        left_out_mean_error_nats=sum(map(abs, left_out)) / len(left_out) if left_out else None,
+        coefficients=[
+            FittedCoefficient(
+                name=name,
+                before=prior.coefficients[name],
+                before_standard_deviation=float(max(prior.covariance[place, place], 0.0)) ** 0.5,
+                after=law.coefficients[name],
+                after_standard_deviation=float(max(law.covariance[place, place], 0.0)) ** 0.5,
+            )
+            for place, name in enumerate(law.coefficients)
+        ],
+        skipped=result.skipped,
     )

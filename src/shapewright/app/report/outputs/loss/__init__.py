@@ -1,0 +1,1 @@
+"""Outputs about loss: proxy models, the law fitted to them, and experiments."""

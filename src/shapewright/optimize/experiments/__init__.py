@@ -1,0 +1,6 @@
+"""Experiments that would decide between shapes: which small models to train."""
+
+from shapewright.optimize.experiments.propose import ExperimentPlan, Question, experiments_of, propose_experiments
+from shapewright.optimize.experiments.small_models import Experiment, scale_down
+
+__all__ = ["Experiment", "ExperimentPlan", "Question", "experiments_of", "propose_experiments", "scale_down"]
