@@ -98,6 +98,22 @@ class OutputFormat:
         return {**{name: (False,) for name in _OFFLOAD_FIELDS if name not in self.offloads}, **self.run_values}
 
 
+def keep_expressible(target: OutputFormat, kept: Mapping[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
+    """Restrict the values that fields of a plan may take to those that a format can be told.
+
+    Raises:
+        ConfigError: none of the kept values of a field is among them.
+    """
+    restricted = dict(kept)
+    for name, expressible in target.choices.items():
+        both = tuple(value for value in kept.get(name, expressible) if value in expressible)
+        if not both:
+            words = ", ".join(map(str, expressible))
+            raise ConfigError(f"keep={name}: {target.name} can be told {words} alone; keep those")
+        restricted[name] = both
+    return restricted
+
+
 def check_pipeline_schedule(target: OutputFormat, layout: ParallelLayout) -> None:
     """Check that the framework supports the pipeline schedule and the assignment of layers to stages.
 

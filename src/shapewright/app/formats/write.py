@@ -47,12 +47,21 @@ def write_format(
         WorkloadError: the format cannot express the workload.
         LayoutError: the format cannot express the layout.
     """
-    target = RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name)
+    target = find_format(name)
     if workload is not None:
         check_offload(target, workload)
     if name not in RUN_FORMATS:
         check_model(target, config)
     return target.write(config, workload, layout)
+
+
+def find_format(name: str) -> OutputFormat:
+    """Look up a format of FORMATS or RUN_FORMATS.
+
+    Raises:
+        ConfigError: unknown format.
+    """
+    return RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name, also=RUN_FORMATS)
 
 
 def check_format(name: str, *, also: Iterable[str] = ("hf",)) -> OutputFormat:

@@ -155,9 +155,9 @@ def _check_format(name: str | None, *, as_json: bool, output: str | None) -> Out
         return None
     if as_json and output is None:
         raise click.UsageError("--format and --json both print: write the format with -o FILE, or leave one out")
-    from shapewright.app.formats import RUN_FORMATS, check_format
+    from shapewright.app.formats import find_format
 
-    return RUN_FORMATS[name] if name in RUN_FORMATS else check_format(name, also=RUN_FORMATS)
+    return find_format(name)
 
 
 def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str, tuple[Any, ...]]:
@@ -173,13 +173,11 @@ def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str,
         if field_name in kept:
             raise ConfigError(f"--keep names {field_name} twice; give all its values in one, such as {name}=1,2")
         kept[field_name] = allowed
-    for field_name, expressible in (form.choices if form is not None else {}).items():
-        both = tuple(value for value in kept.get(field_name, expressible) if value in expressible)
-        if not both:
-            words = ", ".join(map(str, expressible))
-            raise ConfigError(f"--keep {field_name}: {form.name if form else ''} can be told {words} alone; keep those")
-        kept[field_name] = both
-    return kept
+    if form is None:
+        return kept
+    from shapewright.app.formats import keep_expressible
+
+    return keep_expressible(form, kept)
 
 
 def _write_files(
