@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from shapewright.app.api import check as check
     from shapewright.app.api import compare as compare
+    from shapewright.app.api import design as design
     from shapewright.app.api import fits as fits
     from shapewright.app.api import mfu as mfu
     from shapewright.app.api import plan as plan
@@ -43,6 +44,7 @@ _HOMES = {
     "calibrated_device": "shapewright.pricing.calibration.file",
     "check": "shapewright.app.api",
     "compare": "shapewright.app.api",
+    "design": "shapewright.app.api",
     "fits": "shapewright.app.api",
     "mfu": "shapewright.app.api",
     "plan": "shapewright.app.api",
@@ -64,6 +66,7 @@ __all__ = [
     "calibrated_device",
     "check",
     "compare",
+    "design",
     "fits",
     "mfu",
     "plan",

@@ -139,6 +139,7 @@ JSON_COMMANDS = (
     "batch --global-batch 64 --gpus 8",
     "check gpt2 --device a100-sxm-40gb",
     "compare gpt2 --devices a100-sxm-40gb,cerebras-wse-2",
+    "design gpt2 --params 125m --train-tokens 1b --device a100-sxm-40gb --gpus 2 --top 2",
     "flops gpt2 --train-tokens 1b --gpus 8 --device a100-sxm-40gb --mfu 0.4 --usd-per-hour 2",
     "memory llama-3-8b --device a100-sxm-40gb",
     "mfu gpt2 --device a100-sxm-40gb --seconds 1 --gpus 1 --global-batch 8",

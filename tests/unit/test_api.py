@@ -64,6 +64,10 @@ PRICED: dict[str, tuple[dict[str, Any], Callable[[Any], float]]] = {
     "fits": ({"workload": {"micro_batch_size": 64}}, lambda answer: answer.fit_options[0].step_time_s),
     "mfu": ({"seconds": 9.0, "num_devices": 1, "global_batch_size": 8}, lambda answer: answer.prediction.step_time_s),
     "plan": ({"num_devices": 8, "global_batch_size": 64}, lambda answer: answer.plans[0].expected_step_s),
+    "design": (
+        {"num_devices": 8, "num_parameters": 1_300_000_000, "train_tokens": 10**10, "keep": {"depth": 24, "tp": 1}},
+        lambda answer: answer.baseline.prediction.step_time_s,
+    ),
     "serve_plan": (
         {"prompt_len": 512, "output_len": 64, "num_devices": 1},
         lambda answer: answer.points[0].requests_per_s,
@@ -192,7 +196,7 @@ def test_every_verb_takes_a_scenario(verb: str) -> None:
     scenario = shapewright.build_scenario("gpt3-1.3b", "h100-sxm-80gb", workload=workload)
     devices = {"devices": ["h100-sxm-80gb"]} if verb == "compare" else {}
     parts = devices or {"device": "h100-sxm-80gb"}
-    if verb in ("plan", "serve_plan"):  # these choose the micro-batch themselves
+    if verb in ("plan", "design", "serve_plan"):  # these choose the micro-batch themselves
         workload = {name: value for name, value in workload.items() if name in ("dtype", "seq_len")}
     if verb == "serve_plan":
         del workload["seq_len"]

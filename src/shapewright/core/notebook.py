@@ -21,6 +21,7 @@ PRINTERS: dict[str, tuple[str, ...]] = {
         "optimize.plan:print_plan",
         "outputs.plan:plans_output",
     ),
+    "DesignResult": ("optimize.design:print_design", "outputs.plan:design_output"),
     "Comparison": (
         "compare:print_comparison",
         "outputs.compare:compare_output",

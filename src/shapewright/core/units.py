@@ -63,6 +63,15 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def format_amount(value: float) -> str:
+    """Format a number: an integer from a hundred on, three digits below.
+
+    >>> format_amount(123456.7), format_amount(9.876), format_amount(0.01234)
+    ('123,457', '9.88', '0.0123')
+    """
+    return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.3g}"
+
+
 def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage.
 

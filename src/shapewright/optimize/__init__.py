@@ -1,1 +1,1 @@
-"""Better shapes and layouts: search, training plans, serving plans."""
+"""Better shapes and layouts: search, training plans, designs, serving plans."""

@@ -3,6 +3,7 @@
 Modules that only one function needs are imported when it runs.
 """
 
+from shapewright.app.api.designs import design as design
 from shapewright.app.api.searches import plan as plan
 from shapewright.app.api.searches import search as search
 from shapewright.app.api.searches import serve_plan as serve_plan
@@ -15,4 +16,4 @@ from shapewright.app.api.steps import mfu as mfu
 from shapewright.app.api.steps import predict as predict
 from shapewright.app.api.steps import sweep as sweep
 
-__all__ = ["check", "compare", "fits", "mfu", "plan", "predict", "search", "serve_plan", "sweep"]
+__all__ = ["check", "compare", "design", "fits", "mfu", "plan", "predict", "search", "serve_plan", "sweep"]

@@ -24,6 +24,7 @@ _COMMANDS = {
     "memory": "Estimate memory: does it fit, largest batch, what to change.",
     "compare": "Compare devices on the same job: time, tokens per dollar and joule.",
     "mfu": "Explain a measured training step: MFU, HFU and the waterfall from the peak.",
+    "design": "Design a model: shape, layout, run and loss for a size, tokens and devices.",
     "plan": "Plan the parallel layout of a training job.",
     "serve-plan": "Plan serving: layout, batch, format, time to first token.",
     "flops": "Count FLOPs per token by every convention; duration and cost of a run.",

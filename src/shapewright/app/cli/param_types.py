@@ -1,4 +1,4 @@
-"""Parameter types of options: lists and fractions."""
+"""Parameter types of options: lists, fractions, counts and times."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shapewright.core.units import parse_seconds
+from shapewright.core.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
     AnyParam = click.ParamType[Any]
@@ -58,6 +58,28 @@ class Share(AnyParam):
             return float(text[:-1]) / 100.0 if text.endswith("%") else float(text)
         except ValueError:
             self.fail(f"{value!r} is not a fraction such as 2% or 0.02", param, ctx)
+
+
+class Count(AnyParam):
+    """A count such as ``2.7b`` or ``300000000``.
+
+    Args:
+        things: What is counted, for messages.
+    """
+
+    name = "count"
+
+    def __init__(self, things: str) -> None:
+        self._things = things
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text into an integer."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_count(value)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is no number of {self._things}, such as 2.7b", param, ctx)
 
 
 class Seconds(AnyParam):

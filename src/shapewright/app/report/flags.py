@@ -26,6 +26,8 @@ _OTHER_FLAGS = {
     "straggler_factor": "--straggler-factor",
     "tolerance_fraction": "--tolerance",
     "num_parameters": "--params",
+    "global_batch_tokens": "--global-batch-tokens",
+    "tokenizer_vocab": "--tokenizer-vocab",
     "prompt_len": "--isl",
     "output_len": "--osl",
     "cached_len": "--cached-prefix",

@@ -25,13 +25,16 @@ _EXPERT_WIDTHS_AROUND = 2  # widths of experts tried below and above the scaled 
 _FAMILY_ALIASES = {"gpt": "gpt3"}
 
 
-def usual_model(num_parameters: int, family: str, tensor_parallel: int = 1) -> Model:
+def usual_model(
+    num_parameters: int, family: str, tensor_parallel: int = 1, *, overrides: Mapping[str, object] | None = None
+) -> Model:
     """Return a model of a family, scaled to a number of parameters.
 
     Args:
         num_parameters: Parameters wanted.
         family: Prefix of preset names, such as ``llama``; ``gpt`` stands for GPT-3.
         tensor_parallel: Tensor degree that should divide its heads.
+        overrides: TransformerConfig fields to change before it is scaled.
 
     Raises:
         ConfigError: there is no such family, or no model of that size.
@@ -39,7 +42,8 @@ def usual_model(num_parameters: int, family: str, tensor_parallel: int = 1) -> M
     check_num_parameters(num_parameters)
     prefix = _FAMILY_ALIASES.get(family.casefold(), family.casefold())
     names = [name for name in list_presets() if name == prefix or name.startswith((f"{prefix}-", f"{prefix}."))]
-    models = [read_model(name) for name in names or [n for n in list_presets() if prefix and n.startswith(prefix)]]
+    names = names or [name for name in list_presets() if prefix and name.startswith(prefix)]
+    models = [read_model(name, overrides) for name in names]
     models = [model for model in models if model.config.stack == "decoder" and not model.config.is_moe]
     if not models:
         families = sorted({load_preset(name).family for name in list_presets()} | {"gpt", "llama"})

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shapewright.optimize.search.result import Verdict
 
 if TYPE_CHECKING:
-    from shapewright.optimize.search.result import Candidate
+    from shapewright.models import TransformerConfig
+    from shapewright.prediction.loss import LossEffect
     from shapewright.prediction.speedup import Speedup
+
+
+class Judged(Protocol):
+    """A shape compared with a baseline: a candidate of a search, or a design with its own plan."""
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The shape."""
+
+    @property
+    def changes(self) -> Mapping[str, tuple[Any, Any]]:
+        """Old and new value of every field that differs."""
+
+    @property
+    def speedup(self) -> Speedup:
+        """Ratio of its throughput to the baseline's."""
+
+    @property
+    def effect(self) -> LossEffect | None:
+        """What it does to the loss; None where that is not known."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it keeps the loss."""
+
+
+Shape = TypeVar("Shape", bound=Judged)
 
 LEAST_CHANCE = 0.75
 """A shape is proposed for a trial where it is better with more than this probability."""
@@ -46,7 +78,7 @@ _WORDS = {
 }
 
 
-def describe_change(candidate: Candidate) -> str:
+def describe_change(candidate: Judged) -> str:
     """Return the changed fields in words, those left out that follow from others: ``heads 32 -> 20``."""
     changes, config = dict(candidate.changes), candidate.config
     if config.num_kv_heads == config.num_heads and "num_heads" in changes:
@@ -61,7 +93,7 @@ def describe_change(candidate: Candidate) -> str:
     return ", ".join(f"{words[name]} {changes[name][0]} -> {changes[name][1]}" for name in ordered)
 
 
-def recommend(candidates: Sequence[Candidate], *, only_free: bool = False) -> tuple[str, Candidate] | None:
+def recommend(candidates: Sequence[Shape], *, only_free: bool = False) -> tuple[str, Shape] | None:
     """Return the shape to change to, or to try, with the code of the verdict; None to keep the baseline.
 
     A shape is recommended where its whole 90 % interval is above 1. Changes that keep the loss come first: one that
@@ -85,11 +117,11 @@ def recommend(candidates: Sequence[Candidate], *, only_free: bool = False) -> tu
     return ("trial", max(likely, key=lambda pair: pair[1].probability_faster)[0]) if likely else None
 
 
-def _net(candidate: Candidate) -> Speedup | None:
+def _net(candidate: Judged) -> Speedup | None:
     return candidate.effect.net_speedup if candidate.effect is not None else None
 
 
-def judge_search(candidates: Sequence[Candidate], *, is_training: bool, only_free: bool = False) -> Verdict | None:
+def judge_search(candidates: Sequence[Judged], *, is_training: bool, only_free: bool = False) -> Verdict | None:
     """Return the verdict on a baseline; None where the loss law does not describe the model.
 
     Args:
@@ -132,7 +164,7 @@ def judge_search(candidates: Sequence[Candidate], *, is_training: bool, only_fre
     )
 
 
-def _judge_inference(candidates: Sequence[Candidate]) -> Verdict:
+def _judge_inference(candidates: Sequence[Judged]) -> Verdict:
     """Return the verdict of a search in inference: free changes first, else the first shape with what it costs."""
     free = [shape for shape in candidates if shape.is_free and shape.speedup.low > 1.0]
     best = max(free, key=lambda shape: shape.speedup.factor, default=None)

@@ -8,7 +8,7 @@ from shapewright.app.report.columns import Column, columns_of, print_notes, prin
 from shapewright.app.report.optimize.search_rows import candidate_columns, describe_letters, describe_measures
 from shapewright.app.report.outputs.search import describe_changes, describe_gain, search_output
 from shapewright.app.report.predict import print_verdict
-from shapewright.core.units import format_count, format_seconds
+from shapewright.core.units import format_amount, format_count, format_seconds
 from shapewright.optimize.search import OBJECTIVES
 
 if TYPE_CHECKING:
@@ -150,30 +150,23 @@ def describe_horizon(found: SearchOutput) -> list[str]:
         goal = " to the same loss" if measures_loss(found) else ""
         lines.append(
             f"    rank {rank} ({describe_changes(candidate)}) saves {_bill_words(candidate.saves)}{goal}; hours "
-            f"{_amount(low)} to {_amount(high)}"
+            f"{format_amount(low)} to {format_amount(high)}"
         )
     return [*lines, ""]
 
 
 def _bill_words(bill: RunCost) -> str:
-    parts = [f"{_amount(bill.device_hours)} device hours"]
+    parts = [f"{format_amount(bill.device_hours)} device hours"]
     if bill.energy_kwh is not None:
         is_large = bill.energy_kwh >= _KWH_PER_MWH
         parts.append(
-            f"{_amount(bill.energy_kwh / _KWH_PER_MWH)} MWh" if is_large else f"{_amount(bill.energy_kwh)} kWh"
+            f"{format_amount(bill.energy_kwh / _KWH_PER_MWH)} MWh"
+            if is_large
+            else f"{format_amount(bill.energy_kwh)} kWh"
         )
     if bill.usd is not None:
-        parts.append(f"{_amount(bill.usd)} USD")
+        parts.append(f"{format_amount(bill.usd)} USD")
     return ", ".join(parts)
-
-
-def _amount(value: float) -> str:
-    """Format a number: integer from a hundred on, three digits below.
-
-    >>> _amount(123456.7), _amount(9.876), _amount(0.01234)
-    ('123,457', '9.88', '0.0123')
-    """
-    return f"{value:,.0f}" if abs(value) >= 100.0 else f"{value:.3g}"
 
 
 def describe_space(found: SearchOutput) -> str:

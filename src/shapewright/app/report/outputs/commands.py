@@ -18,7 +18,7 @@ from shapewright.app.report.outputs.measure import (
 )
 from shapewright.app.report.outputs.memory import MemoryOutput
 from shapewright.app.report.outputs.mfu import MfuOutput
-from shapewright.app.report.outputs.plan import PlansOutput
+from shapewright.app.report.outputs.plan import DesignOutput, PlansOutput
 from shapewright.app.report.outputs.predict import ExplainOutput, PredictOutput, SweepOutput
 from shapewright.app.report.outputs.search import SearchOutput
 from shapewright.app.report.outputs.serving import ServePlanOutput
@@ -28,6 +28,7 @@ COMMAND_OUTPUTS: dict[str, dict[str, type]] = {
     "check": {"check": CheckOutput},
     "search": {"search": SearchOutput},
     "memory": {"memory": MemoryOutput},
+    "design": {"design": DesignOutput},
     "plan": {"plan": PlansOutput},
     "serve-plan": {"serve-plan": ServePlanOutput},
     "compare": {"compare": CompareOutput},

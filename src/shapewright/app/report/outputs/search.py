@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shapewright.app.report.outputs.effect import EffectOutput, effect_output
 from shapewright.app.report.outputs.loss.experiments import ExperimentsOutput
@@ -216,7 +216,7 @@ def search_output(
     return take(
         SearchOutput,
         result,
-        verdict=None if result.verdict is None else _verdict(result.verdict),
+        verdict=None if result.verdict is None else verdict_output(result.verdict),
         source=result.model.source,
         objective=result.objective.name,
         device=summarize_device(prediction.device),
@@ -248,7 +248,7 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
         micro_batch_size=prediction.workload.micro_batch_size,
         recompute=prediction.workload.recompute,
         layout=prediction.layout,
-        changes=_changes(candidate.changes),
+        changes=changes_output(candidate.changes),
         speedup=speedup.factor,
         speedup_low=speedup.low,
         speedup_high=speedup.high,
@@ -280,12 +280,14 @@ def candidate_output(candidate: Candidate) -> CandidateOutput:
     )
 
 
-def _changes(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, Change]:
+def changes_output(changes: Mapping[str, tuple[Any, Any]]) -> dict[str, Change]:
+    """Old and new values by field."""
     return {name: Change(old=old, new=new) for name, (old, new) in changes.items()}
 
 
-def _verdict(verdict: Verdict) -> VerdictOutput:
-    return take(VerdictOutput, verdict, changes=_changes(verdict.changes))
+def verdict_output(verdict: Verdict) -> VerdictOutput:
+    """What to do with a baseline."""
+    return take(VerdictOutput, verdict, changes=changes_output(verdict.changes))
 
 
 def _horizon(result: SearchResult) -> HorizonOutput | None:
@@ -346,7 +348,19 @@ FIELD_LETTERS = {
 }
 
 
-def describe_changes(candidate: CandidateOutput) -> str:
+class ChangedShape(Protocol):
+    """An output that says how a shape differs from a baseline."""
+
+    @property
+    def config(self) -> TransformerConfig:
+        """The shape."""
+
+    @property
+    def changes(self) -> dict[str, Change]:
+        """Every field that differs."""
+
+
+def describe_changes(candidate: ChangedShape) -> str:
     """The fields that differ, by symbol: ``a 32 -> 20, d 80 -> 128``."""
     changes = {name: (change.old, change.new) for name, change in candidate.changes.items()}
     config = candidate.config

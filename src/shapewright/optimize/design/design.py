@@ -1,0 +1,218 @@
+"""design_model: the shape, the plan and the run that a size and tokens, or a budget, are best spent on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from shapewright.optimize.design.join import JointSearch
+from shapewright.optimize.design.result import Design, DesignResult, Estimate, Run
+from shapewright.optimize.design.sizes import FamilySizes
+from shapewright.optimize.plan.result import explain_loss
+from shapewright.optimize.search import VARIED
+from shapewright.optimize.search.verdict import LEAST_CHANCE, VERDICTS, describe_change, judge_search
+from shapewright.prediction.loss import describe_extrapolation, is_far_outside, judge_change, load_loss_law
+from shapewright.prediction.speedup import compare_times
+from shapewright.prediction.training_run import MOST_TOKENS, TrainingRun, estimate_run_cost
+
+if TYPE_CHECKING:
+    from shapewright.models import Model
+    from shapewright.optimize.design.request import DesignRequest
+    from shapewright.optimize.plan import Plan
+    from shapewright.optimize.search.result import Verdict
+    from shapewright.prediction.scenario import Scenario
+
+    Progress = Callable[[int, int], None]
+
+_SECONDS_PER_HOUR = 3600.0
+_SAME_HOURS_FRACTION = 0.01
+_SHAPE_FIELDS = (*VARIED.values(), "moe_intermediate_size")
+
+
+def design_model(
+    base: Scenario,
+    request: DesignRequest,
+    *,
+    model_of: Callable[[int], Model],
+    global_batch_size: int | None = None,
+    refusal: Callable[[Plan], str] = lambda _plan: "",
+    notes: tuple[str, ...] = (),
+    progress: Progress | None = None,
+) -> DesignResult:
+    """Design a model and its training run.
+
+    Args:
+        base: A shape of the family on the device, with sequence length and element format.
+        request: Size and tokens, or a budget; what is kept.
+        model_of: Returns the shape of the family at a number of parameters.
+        global_batch_size: Sequences of a step; None for those that suit the run.
+        refusal: Returns why a plan cannot be written in the formats that are wanted; empty if it can.
+        notes: Notes kept with the result.
+        progress: Called with the number of shapes planned and the most that may be.
+
+    Raises:
+        ShapewrightError: nothing fits, or the budget pays for no step.
+    """
+    started_s = time.perf_counter()
+    sizes = FamilySizes(base, model_of, request, load_loss_law(), global_batch_size)
+    num_parameters, train_tokens = sizes.choose()
+    # A budget that size or tokens were chosen for holds for every shape; otherwise it is only compared with the run.
+    is_limited = request.num_parameters is None or request.train_tokens is None
+    limit_hours = request.budget_device_hours if is_limited else None
+    most_tokens = request.train_tokens or MOST_TOKENS
+    request = replace(request, num_parameters=num_parameters, train_tokens=train_tokens)
+    search = JointSearch(sizes.scenario_of(num_parameters), request, refusal)
+    own = search.own
+
+    def judge(plan: Plan) -> Design:
+        tokens = train_tokens
+        if limit_hours is not None:
+            speed = plan.prediction.tokens_per_s_per_device / request.straggler_factor
+            affordable = limit_hours * _SECONDS_PER_HOUR * speed
+            tokens = min(most_tokens, int(affordable))
+        return _design(plan, own, request, tokens)
+
+    search.run(lambda plan: judge(plan).net_speedup.factor, progress)
+    designs, verdict = _rank([judge(plan) for plan in search.plans], request.top)
+    best = designs[0]
+    return DesignResult(
+        request=request,
+        verdict=verdict,
+        model=search.scenario.model,
+        baseline=next(one for one in designs if one.is_baseline),
+        designs=designs,
+        front=sizes.front(num_parameters, train_tokens) if search.is_complete else (),
+        num_shapes=search.num_shapes,
+        num_planned=len(search.results),
+        num_plans=search.num_plans,
+        elapsed_s=time.perf_counter() - started_s,
+        is_complete=search.is_complete,
+        notes=tuple(
+            dict.fromkeys(
+                (
+                    *notes,
+                    *_note_budget(best, request),
+                    *describe_extrapolation(best.config, train_tokens),
+                    *search.notes,
+                    *search.results[best.config].notes,
+                )
+            )
+        ),
+    )
+
+
+def _rank(everyone: Sequence[Design], top: int) -> tuple[tuple[Design, ...], Verdict]:
+    """Return the answer and its runners-up, with the verdict.
+
+    The runners-up are the shape of the family, the fastest shape, the shape of the lowest loss, and the next best.
+    """
+    everyone = sorted(everyone, key=lambda one: -one.net_speedup.factor)
+    others = [replace(one, rank=rank) for rank, one in enumerate((o for o in everyone if not o.is_baseline), 1)]
+    baseline = next(one for one in everyone if one.is_baseline)
+    is_far = is_far_outside(baseline.config, baseline.effect.train_tokens)
+    verdict = judge_search(others, is_training=True, only_free=is_far)
+    assert verdict is not None  # every design has an effect
+    answer = others[verdict.rank - 1] if verdict.rank else baseline
+    if verdict.code == "trial":
+        # A new model has no shape to keep: of those that are better with some certainty, the best is the answer.
+        answer = next(one for one in others if one.net_speedup.probability_faster > LEAST_CHANCE)
+    listed = [
+        answer,
+        baseline,
+        *sorted(others, key=lambda one: -one.speedup.factor)[:1],
+        *sorted(others, key=lambda one: one.effect.difference_nats)[:1],
+        *others,
+    ]
+    kept = list({one.config: one for one in listed}.values())[: max(top, 2)]
+    kept.sort(key=lambda one: (one.config != answer.config, -one.net_speedup.factor))
+    breakdown = answer.plan.breakdown
+    designs = tuple(
+        replace(one, rank=rank, difference=explain_loss(breakdown, one.plan.breakdown) if rank > 1 else None)
+        for rank, one in enumerate(kept, 1)
+    )
+    net = answer.net_speedup
+    return designs, replace(
+        verdict,
+        text=_verdict_words(answer, verdict.code),
+        rank=1,
+        changes=answer.changes,
+        net_speedup=net.factor,
+        net_speedup_low=net.low,
+        net_speedup_high=net.high,
+        chance_better=net.probability_faster,
+    )
+
+
+def _verdict_words(answer: Design, code: str) -> str:
+    """Return the verdict in one sentence for a model that is yet to be made."""
+    name = answer.plan.prediction.config.title
+    if code == "keep":
+        return f"take the shape of {name}: {VERDICTS['keep']}"
+    net = answer.net_speedup
+    gain = f"{net.factor:.3g}x ({net.low:.3g} to {net.high:.3g})"
+    change = f"change {describe_change(answer)} of {name}"
+    if code == "free":
+        return f"{change}: same loss, {gain}"
+    words = f"{change}: to the same loss {gain}, better with {100.0 * net.probability_faster:.0f} % certainty"
+    return words if code == "change" else f"{words}; a trial of both decides"
+
+
+def _design(plan: Plan, own: Plan, request: DesignRequest, run_tokens: int) -> Design:
+    """Compare a plan with that of the shape of the family.
+
+    Args:
+        plan: The plan.
+        own: The plan of the shape of the family.
+        request: The request, with size and tokens.
+        run_tokens: Tokens of its run; losses are compared after those of the request.
+    """
+    config, before = plan.prediction.config, own.prediction.config
+    assert request.train_tokens is not None
+    speedup = compare_times(own.prediction, plan.prediction)
+    return Design(
+        rank=0,
+        is_baseline=plan is own,
+        plan=plan,
+        changes={
+            name: (getattr(before, name), getattr(config, name))
+            for name in _SHAPE_FIELDS
+            if getattr(before, name, None) != getattr(config, name, None)
+        },
+        run=_run(plan, run_tokens, request.usd_per_hour),
+        speedup=speedup,
+        effect=judge_change(before, config, train_tokens=request.train_tokens, speedup=speedup),
+    )
+
+
+def _run(plan: Plan, train_tokens: int, usd_per_hour: float | None) -> Run:
+    prediction = plan.prediction
+    cost = estimate_run_cost(prediction, TrainingRun(train_tokens=train_tokens, usd_per_hour=usd_per_hour))
+    cost = cost.scaled(plan.expected_step_s / prediction.step_time_s)
+    low, high = (end / prediction.step_time_s for end in (prediction.step_time_low_s, prediction.step_time_high_s))
+    hours = cost.device_hours / prediction.layout.num_devices
+    return Run(
+        train_tokens=train_tokens,
+        num_steps=ceil(train_tokens / prediction.tokens_per_step),
+        hours=Estimate(mean=hours, low=hours * low, high=hours * high),
+        cost=cost,
+        cost_low=cost.scaled(low),
+        cost_high=cost.scaled(high),
+    )
+
+
+def _note_budget(best: Design, request: DesignRequest) -> Iterator[str]:
+    """Note a run that does not fit the budget, or may not."""
+    budget = request.budget_device_hours
+    if budget is None:
+        return
+    cost, high = best.run.cost.device_hours, best.run.cost_high.device_hours
+    if cost > budget * (1.0 + _SAME_HOURS_FRACTION):
+        yield (
+            f"the run takes {cost:,.0f} device hours, {cost / budget:.3g} times the budget of {budget:,.0f}; give "
+            f"fewer train_tokens, fewer num_parameters, or a larger budget"
+        )
+    elif high > budget * (1.0 + _SAME_HOURS_FRACTION):
+        yield f"at the upper end of the step time the run takes {high:,.0f} device hours of a budget of {budget:,.0f}"

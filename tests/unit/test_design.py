@@ -1,0 +1,315 @@
+"""Designs: shape, plan and run together, for a size and tokens or for a budget."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shapewright
+from command_line import run
+from shapewright.models import count_parameters, read_model, to_config_json
+from shapewright.optimize.design import DesignResult, FrontRun, usual_batch_size
+from shapewright.prediction.loss import judge_change
+from shapewright.prediction.speedup import compare_times
+
+ASKED: dict[str, Any] = {"device": "h100-sxm-80gb", "num_devices": 8, "workload": {"seq_len": 1024}}
+SMALL = ["--params", "300m", "--train-tokens", "6b", "--device", "h100-sxm-80gb", "--gpus", "8"]
+
+
+def design(config: Any = "gpt2", **changes: Any) -> DesignResult:
+    """A design of about 150 million parameters on one node."""
+    return shapewright.design(config, **{**ASKED, "num_parameters": 150_000_000, "train_tokens": 10**10, **changes})
+
+
+@pytest.fixture(scope="module")
+def found() -> DesignResult:
+    """A design whose results several tests look at."""
+    return design(usd_per_hour=2.0, top=8)
+
+
+def test_its_plan_is_the_one_of_plan(found: DesignResult) -> None:
+    """For every listed shape, ``plan`` with the same batch gives the same layout, choices and step."""
+    for one in found.designs:
+        batch = one.workload.global_batch_size
+        raw = to_config_json(found.model, one.config)
+        (best, *_) = shapewright.plan(raw, **ASKED, global_batch_size=batch).plans
+
+        assert best.layout == one.plan.layout
+        assert replace(best.workload, optimizer=one.workload.optimizer) == one.workload
+        assert best.prediction.step_time_s == one.prediction.step_time_s
+
+
+def test_the_answer_is_listed_first_with_reasons_for_the_others(found: DesignResult) -> None:
+    """The ranks count up, the family's shape is among them, and the verdict is on the answer."""
+    assert [one.rank for one in found.designs] == list(range(1, len(found.designs) + 1))
+    assert found.baseline in found.designs
+    assert found.baseline.net_speedup.factor == 1.0
+    assert found.verdict.net_speedup == found.best.net_speedup.factor
+    assert found.best.difference is None
+    assert all(one.difference is not None for one in found.designs[1:])
+    sizes = [count_parameters(one.config).total for one in found.designs]
+    assert all(abs(size / 150e6 - 1.0) <= 0.05 for size in sizes)
+
+
+def test_what_is_better_is_counted_once(found: DesignResult) -> None:
+    """The effect of a design is that of its shape and of the throughputs of both plans."""
+    one = found.designs[-1]
+    speedup = compare_times(found.baseline.prediction, one.prediction)
+    effect = judge_change(found.baseline.config, one.config, train_tokens=10**10, speedup=speedup)
+
+    assert (one.speedup, one.effect) == (speedup, effect)
+
+
+def test_a_run_costs_its_steps(found: DesignResult) -> None:
+    """Hours, device hours, energy and dollars follow from the step; the interval is that of the step."""
+    best, tokens = found.best, 10**10
+    steps = tokens / best.prediction.tokens_per_step
+    hours = steps * best.prediction.step_time_s / 3600.0
+    run = best.run
+
+    assert run.hours.mean == pytest.approx(hours)
+    assert run.hours.high / run.hours.mean == pytest.approx(best.step_s.high / best.step_s.mean)
+    assert run.cost.device_hours == pytest.approx(8 * hours)
+    assert run.cost.usd == pytest.approx(2.0 * 8 * hours)
+    assert run.cost.energy_kwh == pytest.approx(8 * hours * 0.7)
+    assert run.num_steps - 1 < steps <= run.num_steps
+
+
+def test_no_shape_nearby_is_better() -> None:
+    """Among all depths and MLP widths of the size, planned one by one, none beats the best of the joint search."""
+    keep = {"hidden_size": 768, "num_heads": 12, "vocab_size": 50304}
+    found = design(overrides={"vocab_size": 50304}, keep=keep, top=40)
+    own = found.baseline
+    shapes = []
+    for depth, width in itertools.product(range(8, 20), range(64 * 24, 64 * 90, 128)):
+        config = replace(own.config, num_layers=depth, intermediate_size=width)
+        if abs(count_parameters(config).total / 150e6 - 1.0) <= 0.02 and 2.5 <= width / 768 <= 5.0:
+            shapes.append(config)
+    best = 0.0
+    for config in shapes:
+        raw = to_config_json(found.model, config)
+        plan = shapewright.plan(raw, **ASKED, global_batch_size=own.workload.global_batch_size).plans[0]
+        speedup = compare_times(own.prediction, plan.prediction)
+        effect = judge_change(own.config, config, train_tokens=10**10, speedup=speedup)
+        assert effect.net_speedup is not None
+        best = max(best, effect.net_speedup.factor)
+
+    assert len(shapes) > 10
+    assert max(one.net_speedup.factor for one in found.designs) >= best * (1.0 - 0.005)
+
+
+def test_what_is_kept_stays(found: DesignResult) -> None:
+    """Fields of the shape and of the plan have the values that were given."""
+    kept = design(keep={"heads": 16, "tp": 2, "zero_stage": (0, 1), "micro_batch": 4}, tokenizer_vocab=32000)
+
+    for one in kept.designs:
+        assert one.plan.layout.tensor_parallel == 2
+        assert one.plan.layout.zero_stage in (0, 1)
+        assert one.workload.micro_batch_size == 4
+        assert 32000 <= one.config.vocab_size <= 32000 * 1.02
+        assert one.is_baseline or one.config.num_heads == 16
+    assert found.baseline.config.vocab_size > 50000
+
+
+def test_a_budget_chooses_the_tokens() -> None:
+    """Without tokens, every design trains as long as the budget lasts, however it is given."""
+    by_hours = design(train_tokens=None, hours=2.0)
+    by_usd = design(train_tokens=None, usd=48.0, usd_per_hour=3.0)
+
+    for one in by_hours.designs:
+        assert one.run.cost.device_hours == pytest.approx(16.0, rel=1e-3)
+    assert by_hours.request.train_tokens == by_usd.request.train_tokens
+    assert by_usd.best.run.cost.usd == pytest.approx(48.0, rel=1e-3)
+
+
+def test_a_budget_chooses_the_size() -> None:
+    """No other size of the frontier has a lower loss in the hours of the budget, and larger budgets buy more."""
+    sizes = []
+    for hours in (2.0, 32.0):
+        found = design(num_parameters=None, train_tokens=None, hours=hours, top=2)
+        by_size: dict[int, list[FrontRun]] = {}
+        for point in found.front:
+            by_size.setdefault(point.num_parameters, []).append(point)
+        losses = {
+            size: float(
+                np.interp(np.log(hours), np.log([one.hours for one in points]), [one.loss_nats for one in points])
+            )
+            for size, points in by_size.items()
+            if points[0].hours <= hours <= points[-1].hours
+        }
+        own = found.baseline.prediction.parameters.total
+
+        assert len(losses) >= 4
+        assert losses[own] <= min(losses.values()) + 0.003
+        sizes.append(own)
+    assert sizes[1] > 1.5 * sizes[0]
+
+
+def test_a_budget_and_tokens_choose_the_largest_size() -> None:
+    """With both, the size is the largest whose run fits: the run takes nearly all of the budget, and never more."""
+    found = design(num_parameters=None, gpu_hours=40.0)
+
+    assert found.baseline.run.cost.device_hours == pytest.approx(40.0, rel=0.05)
+    assert all(one.run.cost.device_hours <= 40.0 * 1.001 for one in found.designs)
+    assert all(one.run.train_tokens <= 10**10 for one in found.designs)
+
+
+def test_slow_devices_and_headroom_count() -> None:
+    """Stragglers lengthen the run and not the predicted step; headroom leaves memory free."""
+    found = design(straggler_factor=1.3, headroom_fraction=0.6)
+    run, plan = found.best.run, found.best.plan
+
+    assert run.hours.mean * 3600.0 == pytest.approx(
+        1.3 * plan.prediction.step_time_s * 10**10 / plan.prediction.tokens_per_step
+    )
+    assert plan.total_bytes <= 0.4 * plan.prediction.device.memory_bytes
+
+
+def test_a_run_over_budget_is_noted() -> None:
+    """Size and tokens that are both given stay; a note says by how much they exceed the budget."""
+    found = design(hours=0.5)
+
+    assert found.best.run.train_tokens == 10**10
+    assert any("times the budget of 4" in note for note in found.notes)
+
+
+def test_the_front_cannot_be_beaten(found: DesignResult) -> None:
+    """A run is on the frontier exactly if none is both as fast and of lower loss, and losses fall along it."""
+    for point in found.front:
+        beaten = any(other.hours <= point.hours and other.loss_nats < point.loss_nats for other in found.front)
+        assert point.is_on_front != beaten
+    losses = [point.loss_nats for point in found.front if point.is_on_front]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_sizes_outside_the_data_are_noted() -> None:
+    """Far from the losses that the law was fitted to there is an answer, with a note and a wider interval."""
+    near, far = (design("llama-3.2-1b", num_parameters=size, num_devices=64, top=2) for size in (10**9, 20 * 10**9))
+
+    assert any("outside the data of the loss law" in note for note in far.notes)
+    assert not any("outside the data of the loss law" in note for note in near.notes)
+
+
+@pytest.mark.parametrize(
+    ("num_parameters", "tokens", "devices", "seq_len"),
+    [
+        (10**6, 10**8, 1, 1024),
+        (3 * 10**9, 3 * 10**11, 64, 4096),
+        (7 * 10**10, 15 * 10**12, 3072, 8192),
+        (10**8, 10**6, 96, 2048),
+    ],
+)
+def test_batches_can_be_shared(num_parameters: int, tokens: int, devices: int, seq_len: int) -> None:
+    """The chosen batch is the number of devices times a power of two, or that number over one, and near the fit."""
+    batch = usual_batch_size(num_parameters, tokens, devices, seq_len)
+    wanted = 0.2920 * (6.0 * num_parameters * tokens) ** 0.3271 / seq_len
+    larger, smaller = max(batch, devices), min(batch, devices)
+
+    assert larger % smaller == 0
+    assert (larger // smaller).bit_count() == 1
+    assert 0.45 <= batch / wanted <= 2.2 or batch * seq_len <= tokens or smaller == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--params", "1b"], "the length of the run is missing; give --train-tokens"),
+        ([], "nothing to design for: --params is missing, and so is a budget"),
+        (["--params", "1b", "--hours", "2", "--gpu-hours", "3"], "hours and --gpu-hours are both budgets"),
+        (["--usd", "100"], "usd=100 needs the price of a device"),
+        (["--hours", "nan"], "hours=nan must be"),
+        (["--gpu-hours", "0"], "gpu_hours=0"),
+        (["--params", "x", "--train-tokens", "1b"], "'x' is no number of parameters"),
+        (["--params", "1b", "--train-tokens", "1b", "--family", "gemmma"], "no dense decoder preset begins with it"),
+        (["gpt2", "--params", "1b", "--train-tokens", "1b", "--family", "llama"], "family has no effect with a model"),
+        (["--params", "1b", "--train-tokens", "1b", "--keep", "heads"], "is not FIELD=VALUE"),
+        (["--params", "1b", "--train-tokens", "1b", "--keep", "heads=a"], "takes one whole number"),
+        (["--params", "1b", "--train-tokens", "1b", "--keep", "head=4"], "is not a field of a model"),
+        (["--params", "1b", "--train-tokens", "1b", "--format", "megatron-args"], "--format has no effect without -o"),
+        (["--params", "1b", "--train-tokens", "1b", "--format", "x", "-o", "out"], "unknown format 'x'"),
+        (["--params", "1b", "--train-tokens", "1b", "--global-batch-tokens", "7"], "global_batch_tokens=7 must be"),
+        (["--params", "70b", "--train-tokens", "1t"], "no plan fits 8 h100-sxm-80gb"),
+        (["--params", "1b", "--train-tokens", "1b", "--tolerance", "x"], "is not a fraction"),
+        (["--gpu-hours", "1e-9"], "pays for no"),
+    ],
+)
+def test_bad_questions(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What cannot be answered is one line on standard error with what to do, exit code 2, and no file."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(["design", "--device", "h100-sxm-80gb", "--gpus", "8", *arguments], capsys)
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_devices_without_a_network_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """More devices than a node need a network, which can be given."""
+    asked = ["design", "--params", "1b", "--train-tokens", "1b", "--device", "rtx-4090", "--gpus", "64"]
+    code, _, err = run(asked, capsys)
+
+    assert code == 2
+    assert "set --network-gbit-per-s" in err
+
+
+def test_given_fields_of_a_plan_stay() -> None:
+    """Fields of the workload and the layout that a plan chooses keep their values where they are given."""
+    found = design(workload={"seq_len": 1024, "micro_batch_size": 2}, layout={"tensor_parallel": 2}, top=2)
+
+    assert {one.plan.layout.tensor_parallel for one in found.designs} == {2}
+    assert {one.workload.micro_batch_size for one in found.designs} == {2}
+
+
+def test_files_hold_the_design(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """config.json is the shape, the trainers get shape and layout, the page needs no network, the JSON is --json's."""
+    folder = tmp_path / "new" / "design"
+    asked = ["design", *SMALL, "--format", "torchtitan-toml,megatron-args", "-o", str(folder), "--json"]
+    code, out, err = run(asked, capsys)
+    printed = json.loads(out)
+    best = printed["designs"][0]
+
+    assert code == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "design.html", "design.json", "megatron.args", "torchtitan.toml",
+    ]  # fmt: skip
+    assert "wrote config.json" in err
+    config = read_model(folder / "config.json").config
+    assert config.num_layers == best["config"]["num_layers"]
+    assert config.hidden_size == best["config"]["hidden_size"]
+    words = (folder / "megatron.args").read_text(encoding="utf-8").split()
+    assert words[words.index("--num-layers") + 1] == str(config.num_layers)
+    assert words[words.index("--tensor-model-parallel-size") + 1] == str(best["plan"]["layout"]["tensor_parallel"])
+    toml = tomllib.loads((folder / "torchtitan.toml").read_text(encoding="utf-8"))
+    assert toml["parallelism"]["pipeline_parallel_degree"] == best["plan"]["layout"]["pipeline_parallel"]
+    page = (folder / "design.html").read_text(encoding="utf-8")
+    assert printed["verdict"]["text"].split(":")[0] in page.replace("&gt;", ">").replace("&#x27;", "'")
+    assert "https://" not in page.split("<script>")[0]
+    assert json.loads((folder / "design.json").read_text(encoding="utf-8"))["config_json"] == printed["config_json"]
+
+
+def test_text_says_what_json_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict, the plan and a reason for every runner-up are printed."""
+    code, text, _ = run(["design", *SMALL], capsys)
+    _, out, _ = run(["design", *SMALL, "--json"], capsys)
+    facts = json.loads(out)
+
+    assert code == 0
+    assert facts["verdict"]["text"] in text
+    assert facts["designs"][0]["why"] == ""
+    for one in facts["designs"][1:]:
+        assert one["why"]
+        assert one["why"] in text
+    assert "Loss against time" in text
