@@ -31,6 +31,7 @@ from shapewright.app.explorer.problems import (
 from shapewright.app.explorer.protocol import QuietLog
 from shapewright.app.explorer.requests import (
     CompareRequest,
+    DesignRequestBody,
     ExplainRequest,
     JobRequest,
     MemoryRequest,
@@ -39,6 +40,7 @@ from shapewright.app.explorer.requests import (
     SweepRequest,
     TilesRequest,
     build_job_scenario,
+    read_job_model,
 )
 from shapewright.app.explorer.search_jobs import SearchQueue, SearchRun
 from shapewright.app.explorer.views import answers, catalogue, figures
@@ -248,8 +250,13 @@ def _add_catalogue_routes(app: FastAPI, lookup: DeviceLookup) -> None:
 
 
 def _add_search_routes(app: FastAPI, searches: SearchQueue, devices: DeviceLookup) -> None:
-    """Routes that start, show and stop searches."""
+    """Routes that start, show and stop searches and designs."""
     route: dict[str, Any] = {"response_class": Response, "tags": ["searches"]}
+    starting: dict[str, Any] = {
+        "status_code": 202,
+        "responses": {**PROBLEMS, **QUEUE_FULL, 202: {"description": "Waiting or running.", "content": OBJECT}},
+        **route,
+    }
     done: dict[int | str, dict[str, Any]] = {200: {"description": "State, progress and result.", "content": OBJECT}}
 
     def find(run_id: str) -> SearchRun:
@@ -258,32 +265,37 @@ def _add_search_routes(app: FastAPI, searches: SearchQueue, devices: DeviceLooku
             raise HTTPException(404, f"no search {ascii(run_id)[:40]}; old results are dropped: start it again")
         return run
 
-    @app.post(
-        f"{API}/searches",
-        summary="Start a search for faster shapes of the same size",
-        status_code=202,
-        responses={
-            **PROBLEMS,
-            **QUEUE_FULL,
-            202: {"description": "Waiting or running.", "content": OBJECT},
-        },
-        **route,
-    )
-    async def start_search(body: SearchRequestBody, request: Request) -> Response:
-        # Reject jobs that cannot run at once.
-        await app.state.fast.run(request, lambda: build_job_scenario(body.job, devices).predict())
-        run = searches.submit(body.model_dump(mode="json", exclude_unset=False))
+    def start(kind: str, body: JobRequest) -> Response:
+        run = searches.submit({"kind": kind, **body.model_dump(mode="json", exclude_unset=False)})
         answer = _json(run.to_json(), 202)
         answer.headers["Location"] = f"{API}/searches/{run.id}"
         return answer
 
-    @app.get(f"{API}/searches/{{run_id}}", summary="State of a search", responses={**done, **NOT_FOUND}, **route)
+    @app.post(f"{API}/searches", summary="Start a search for faster shapes of the same size", **starting)
+    async def start_search(body: SearchRequestBody, request: Request) -> Response:
+        # Reject jobs that cannot run at once.
+        await app.state.fast.run(request, lambda: build_job_scenario(body.job, devices).predict())
+        return start("search", body)
+
+    @app.post(f"{API}/designs", summary="Start a design: shape, plan and run for a size and tokens", **starting)
+    async def start_design(body: DesignRequestBody, request: Request) -> Response:
+        def check() -> None:
+            read_job_model(body.job)
+            devices.find(body.job.device, **body.job.node_options)
+
+        # Reject unknown models and devices at once.
+        await app.state.fast.run(request, check)
+        return start("design", body)
+
+    @app.get(
+        f"{API}/searches/{{run_id}}", summary="State of a search or a design", responses={**done, **NOT_FOUND}, **route
+    )
     async def show_search(run_id: str = Path(max_length=64)) -> Response:
         return _json(find(run_id).to_json())
 
     @app.delete(
         f"{API}/searches/{{run_id}}",
-        summary="Stop a search; a running one returns its best so far",
+        summary="Stop a search or a design; a running one returns its best so far",
         responses={**done, **NOT_FOUND},
         **route,
     )

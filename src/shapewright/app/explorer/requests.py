@@ -16,11 +16,12 @@ from shapewright.app.figures.sweep_values import MAX_POINTS, SWEPT_FIELDS
 from shapewright.core.errors import ConfigError, LayoutError
 from shapewright.core.fields import documented_fields
 from shapewright.models import Model, Preset, TransformerConfig, load_preset, read_model, read_object
+from shapewright.optimize.plan.request import LARGEST_JOB
 from shapewright.optimize.search.objective import OBJECTIVES
-from shapewright.optimize.search.request import DEFAULT_VARIED, MOST_PARAMETERS, VARIED
+from shapewright.optimize.search.request import DEFAULT_VARIED, FEWEST_PARAMETERS, MOST_PARAMETERS, VARIED
 from shapewright.prediction.build import build_scenario
 from shapewright.prediction.scenario import Scenario
-from shapewright.prediction.training_run import MOST_TOKENS
+from shapewright.prediction.training_run import FEWEST_TOKENS, MOST_TOKENS
 from shapewright.pricing.software import TUNED, software_names
 from shapewright.workload import ParallelLayout, Workload
 
@@ -178,6 +179,16 @@ class SearchRequestBody(JobRequest):
     train_tokens: Annotated[float, Field(gt=0.0, le=MOST_TOKENS, allow_inf_nan=False)] | None = Field(
         default=None, description="tokens that the job's model is trained on"
     )
+
+
+class DesignRequestBody(JobRequest):
+    """A design of the family of the job's model; of the job, model, device, sequence length and formats count."""
+
+    num_parameters: Annotated[int, Field(strict=True, ge=FEWEST_PARAMETERS, le=MOST_PARAMETERS)]
+    train_tokens: Annotated[int, Field(strict=True, ge=FEWEST_TOKENS, le=MOST_TOKENS)]
+    num_devices: Annotated[int, Field(strict=True, ge=1, le=LARGEST_JOB)] = 64
+    guard: Literal["usual", "strict", "free"] = "usual"
+    top: Annotated[int, Field(strict=True, ge=1, le=20)] = 6
 
 
 def read_job_model(job: Job) -> Model:

@@ -1,4 +1,4 @@
-"""Queue of searches: one runs at a time in its own process, with a time limit; recent results are kept."""
+"""Queue of searches and designs: one runs at a time in its own process, with a time limit; recent results are kept."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class QueueFullError(RuntimeError):
 
 @dataclass
 class SearchRun:
-    """One search.
+    """One search or design.
 
     Attributes:
         id: Identifier that cannot be guessed.
-        request: Body of the request.
+        request: Body of the request, and its ``kind``, ``search`` or ``design``.
         state: Current state.
         done: Shapes evaluated.
         num_shapes: Shapes to evaluate; 0 until known.
@@ -185,7 +185,7 @@ class SearchQueue:
                 stop_s, has_started = time.monotonic() + self._max_run_s, True
             message = json.loads(line)
             if "result" in message:
-                run.result = message["result"]
+                run.result, run.num_shapes = message["result"], run.num_shapes or message["of"]
             elif "error" in message:
                 run.error, run.error_kind = run.error or message["error"], message["kind"]
             else:
@@ -199,7 +199,7 @@ def _conclude(run: SearchRun) -> None:
         run.state, run.error, run.error_kind = "cancelled", "", ""
     elif run.result is not None:
         run.state = "done"
-        run.done = run.num_shapes = run.num_shapes or run.result["space"]["size"]
+        run.done = run.num_shapes
     else:
         run.state = "failed"
         run.error = run.error or "the search ended without a result; run 'shapewright search' to see why"

@@ -1,7 +1,8 @@
-"""Worker process of one search: reads a request from standard input, writes JSON lines to standard output.
+"""Worker process of one search or design: reads a request from standard input, writes JSON lines to standard output.
 
 A separate process can be killed without harm to the server. Progress lines are ``{"done": n, "of": m}``; the last line
-is ``{"result": ...}`` or ``{"error": ..., "kind": ...}``. An interrupt (SIGINT) ends the search with the best so far.
+is ``{"result": ..., "of": m}`` or ``{"error": ..., "kind": ...}``. An interrupt (SIGINT) ends the search with the best
+so far.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ _NICENESS = 5
 
 
 def main() -> None:
-    """Run the search requested on standard input."""
+    """Run the search or design requested on standard input."""
     import os
 
     os.nice(_NICENESS)
     try:
-        _write_line({"result": run_search(json.loads(sys.stdin.readline()))})
+        request = json.loads(sys.stdin.readline())
+        if request["kind"] == "design":
+            result = run_design(request)
+            _write_line({"result": result, "of": result["num_planned"]})
+        else:
+            result = run_search(request)
+            _write_line({"result": result, "of": result["space"]["size"]})
     except ShapewrightError as error:
         _write_line({"error": str(error), "kind": type(error).__name__})
     except KeyboardInterrupt:
@@ -83,6 +90,62 @@ def run_search(request: dict[str, Any]) -> dict[str, Any]:
             "space": describe_space(found),
         },
         "figure": plain(speedup_figure(found)),
+    }
+
+
+# Fields of the workload that a design keeps; its plan chooses the others.
+_DESIGN_WORKLOAD = ("seq_len", "dtype", "attention", "optimizer")
+
+
+def run_design(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a design and return the JSON output of the command with its text, its figure, and what to apply.
+
+    Args:
+        request: Fields of DesignRequestBody, and ``calibration``, the path of the server's calibration file.
+
+    Raises:
+        ShapewrightError: the request is not valid, or nothing fits.
+    """
+    from shapewright.app.api import design
+    from shapewright.app.explorer.device_lookup import DeviceLookup
+    from shapewright.app.explorer.requests import Job, job_fields, read_job_model
+    from shapewright.app.explorer.views.answers import columns_to_json
+    from shapewright.app.explorer.views.figures import design_figure
+    from shapewright.app.report.optimize.design import answer_facts, describe_request, describe_space, design_columns
+    from shapewright.app.report.outputs.model import plain
+    from shapewright.app.report.outputs.plan import design_output
+    from shapewright.models import to_config_json
+
+    _write_line({"done": 0, "of": 0})
+    job = Job.model_validate(request["job"])
+    devices = DeviceLookup(request["calibration"])
+    device = devices.find(job.device, **job.node_options).with_pricing(uncalibrated=job.uncalibrated)
+    given = job_fields(job)["workload"]
+    result = design(
+        read_job_model(job),
+        device=device,
+        num_devices=request["num_devices"],
+        num_parameters=request["num_parameters"],
+        train_tokens=request["train_tokens"],
+        guard=request["guard"],
+        top=request["top"],
+        workload={name: value for name, value in given.items() if name in _DESIGN_WORKLOAD},
+        software=job.software,
+        progress=_progress_writer(),
+    )
+    found = design_output(result)
+    answer = found.to_json()
+    return {
+        **answer,
+        "notes": [*answer["notes"], *([] if job.uncalibrated else devices.calibration_notes(device))],
+        "text": {
+            "request": describe_request(found),
+            "answer": answer_facts(found),
+            "designs": columns_to_json(design_columns(found)),
+            "space": describe_space(found),
+        },
+        "figure": plain(design_figure(found)),
+        "configs": [to_config_json(result.model, one.config) for one in result.designs],
     }
 
 

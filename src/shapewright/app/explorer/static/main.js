@@ -4,6 +4,7 @@ import { updateCards } from "./core/cards.js";
 import { makeBreakdown, makePipeline } from "./views/breakdown.js";
 import { makeConfigInput } from "./form/config_input.js";
 import { makeControls, showControls, showRequested } from "./form/controls.js";
+import { makeDesign } from "./views/design.js";
 import { makeDevices } from "./views/devices.js";
 import { byId } from "./core/dom.js";
 import { makeExports } from "./form/export.js";
@@ -130,6 +131,7 @@ async function start() {
   makeDevices(about.devices);
   makeHeadGrid();
   makeSearch(about);
+  makeDesign();
   makeTools();
   makeExports(showProblem);
   repaint();

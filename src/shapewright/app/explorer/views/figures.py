@@ -17,7 +17,8 @@ from shapewright.app.explorer.views.outputs import (
     TilesOutput,
     figure,
 )
-from shapewright.app.figures.chart import Points
+from shapewright.app.figures.chart import Band, Points
+from shapewright.app.figures.design import loss_against_time_chart
 from shapewright.app.figures.devices import throughput_chart
 from shapewright.app.figures.field_sweep import MeasuredStep, describe_point, field_sweep_chart, point_labels
 from shapewright.app.figures.heat_maps import head_grid_map, predict_head_grid
@@ -47,11 +48,26 @@ if TYPE_CHECKING:
     from shapewright.app.figures.sweep_values import FieldSweep, SweepPoint
     from shapewright.app.report.outputs.compare import CompareOutput
     from shapewright.app.report.outputs.memory import MemoryOutput
+    from shapewright.app.report.outputs.plan import DesignOutput
     from shapewright.app.report.outputs.search import SearchOutput
     from shapewright.prediction.predict import Prediction
     from shapewright.prediction.scenario import Scenario
 
 Answer = dict[str, Any]
+
+
+def design_figure(found: DesignOutput) -> FigureOutput:
+    """Loss against time of a design, with size and tokens of each run."""
+    chart = loss_against_time_chart(found)
+    texts: dict[str, list[str]] = {}
+    for series in chart.series:
+        assert not isinstance(series, Band)
+        labels = series.labels if isinstance(series, Points) else [series.name] * len(series.x)
+        texts[series.name] = [
+            f"{label}, {hours:,.3g} hours, {loss:.3f} nats"
+            for label, hours, loss in zip(labels, series.x, series.y, strict=True)
+        ]
+    return figure(chart, texts)
 
 
 def answer_tiles(scenario: Scenario, operation: str, pass_name: str, measured: Measurements) -> Answer:
