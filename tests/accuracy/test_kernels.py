@@ -23,7 +23,13 @@ from shapewright.measure.refit.kernels.records import SOURCES
 LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))["kernels"]
 TABLES = {table.name: table for table, _ in SOURCES}
 # One device and every fourth kernel tell the numbers of large tables as well, and are quicker.
-ONE_DEVICE = {"attention_encoder": "h100_sxm", "mla": "h100_sxm", "quantize": "l40s"}
+ONE_DEVICE = {
+    "attention_encoder": "h100_sxm",
+    "mla": "h100_sxm",
+    "quantize": "l40s",
+    "linear_attention": "h100_sxm",
+    "sparse_attention": "h100_sxm",
+}
 
 
 @pytest.mark.parametrize("name", LIMITS)

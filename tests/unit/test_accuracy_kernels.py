@@ -9,7 +9,7 @@ import pytest
 
 from measured_tables import write_csv, write_parquet
 from shapewright.core.errors import MeasuredFileError
-from shapewright.measure.accuracy import evaluate_folder
+from shapewright.measure.accuracy.evaluate import evaluate_folder
 from shapewright.measure.accuracy.tables.registry import TABLES
 
 WORDS: dict[str, dict[str, Any]] = {
@@ -42,6 +42,17 @@ PARQUET: dict[str, dict[str, Any]] = {
     "quantize": {
         "device": "l40s", "library": "vllm 0.24.0", "operation": "static_quantize", "scale": "per_tensor",
         "dtype": "fp8", "rows": 4096, "columns": 8192,
+    },
+    "linear_attention": {
+        "device": "h100_sxm", "library": "sglang 0.5.14", "operation": "gdn", "kernel": "chunk_gated_delta_rule",
+        "phase": "context", "batch_size": 4, "seq_len": 4096, "d_conv": 4, "conv_channels": None, "num_k_heads": 16,
+        "head_k_dim": 128, "num_v_heads": 32, "head_v_dim": 128,
+    },
+    "sparse_attention": {
+        "device": "b200_sxm", "library": "vllm 0.24.0", "family": "csa", "operation": "dsv4_csa_context",
+        "phase": "context", "kernel": "FLASHMLA_SPARSE_DSV4", "model": "DeepSeek-V4-Flash", "dtype": "bf16",
+        "kv_cache_dtype": "fp8", "gemm_dtype": "fp8_block", "score_mode": None, "batch_size": 2, "query_len": 2048,
+        "context_len": 2048, "num_heads": 32, "compress_ratio": 4,
     },
 }  # fmt: skip
 
@@ -76,6 +87,8 @@ def test_predicted_times_have_no_error(tmp_path: Path, name: str) -> None:
         ("fused_ops", {"kernel": "magic"}, "no measured kernel of fused_ops resembles liger magic"),
         ("mla", {"batch_size": None}, "batch_size is missing in rows that need it"),
         ("quantize", {"operation": "guess"}, "no measured kernel of quantize resembles"),
+        ("linear_attention", {"num_v_heads": None}, "num_v_heads is missing in rows that need it"),
+        ("sparse_attention", {"model": "Guess-1"}, "unknown model 'Guess-1'; known are DeepSeek-V3.2, "),
     ],
 )
 def test_rows_without_a_price_are_counted(tmp_path: Path, name: str, change: dict[str, Any], reason: str) -> None:

@@ -52,6 +52,8 @@ _KERNEL_TABLES = (
     "norms.csv",
     "fused_ops.csv",
     "quantize.parquet",
+    "linear_attention.parquet",
+    "sparse_attention.parquet",
 )
 
 STEPS: tuple[Step, ...] = (

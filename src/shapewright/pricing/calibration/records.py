@@ -35,7 +35,16 @@ kind ``pointwise`` (pricing.pointwise).
 """
 FORMAT_RECORD_KINDS = (FP32_GEMM, FP32_POINTWISE)
 
-KERNEL_KINDS = ("attention_training", "attention_encoder", "mla", "norms", "fused_ops", "quantize")
+KERNEL_KINDS = (
+    "attention_training",
+    "attention_encoder",
+    "mla",
+    "norms",
+    "fused_ops",
+    "quantize",
+    "linear_attention",
+    "sparse_attention",
+)
 """Kinds of records of single kernels (pricing.kernels), which few devices have."""
 
 # Kinds with held-out devices to judge the transfer by. Pointwise shares are A100's on every device; published steps on

@@ -21,6 +21,7 @@ from shapewright.measure.accuracy.tables import (
     training,
 )
 from shapewright.measure.accuracy.tables.kernels import attention as kernel_attention
+from shapewright.measure.accuracy.tables.kernels import hybrids
 from shapewright.measure.accuracy.tables.kernels import rows as kernel_rows
 from shapewright.measure.fit import loss_rows
 
@@ -67,5 +68,7 @@ TABLES: Mapping[str, Table] = {
         (kernel_rows.NORMS, "csv"),
         (kernel_rows.FUSED, "csv"),
         (kernel_rows.QUANTIZE, "parquet"),
+        (hybrids.LINEAR, "parquet"),
+        (hybrids.SPARSE, "parquet"),
     )
 }

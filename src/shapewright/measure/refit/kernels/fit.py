@@ -139,6 +139,8 @@ def fit_kernel(
         choices: Axes of tables to try; those of which the work has all places.
         shapes_recur: Whether the same shapes are asked about on other devices (KernelTable.shapes_recur).
     """
+    if "sequences" in work.places and all(len(np.unique(column)) == 1 for column in layouts):
+        layouts = [work.places["sequences"]]  # a kernel with one layout is judged on numbers of sequences
     folds, is_judged = _folds(layouts)
     choices = [axes for axes in choices if set(axes) <= set(work.places)]
     unseen: dict[tuple[str, ...], Array] = {axes: np.full(len(measured), np.nan) for axes in ((), *choices)}

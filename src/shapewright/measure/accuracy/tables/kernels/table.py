@@ -48,7 +48,7 @@ class KernelTable:
         build: Work of rows with the same labels.
         axes: Places by which residual tables may be indexed; a fit chooses among them.
         layout: Numeric columns that identify the shape that a new user has; whole ones are held out.
-        dtype: Label column of the element format.
+        dtype: Label column of the element format; empty where all rows are in bf16.
         part: Label column that groups rows in reports.
         sizes_as_labels: Integer columns each value of which is a kernel of its own, such as a compiled head width.
         library: Label column that reports show as the library.
@@ -95,7 +95,7 @@ class KernelTable:
         labelled = self.label_sizes(columns)
         for rows, device, words, prices in context.price_groups(labelled, self.grouped_by, price_group):
             named = dict(zip(self.grouped_by, words, strict=True))
-            dtype = named.get(self.dtype) or rows.labels[self.dtype][0]
+            dtype = named.get(self.dtype, "") or (rows.labels[self.dtype][0] if self.dtype else "bf16")
             names = (device.name, dtype, named[self.library])
             yield from split_chunks(self.name, names, rows.labels[self.part], rows.numbers["latency_s"], prices)
 
