@@ -12,6 +12,7 @@ from measured_tables import H100, PUBLISHED_ROW, only_row, paper_layer, write_cs
 from shapewright.hardware import load_device
 from shapewright.lowering.operations import Attention, Collective, Gemm, Pointwise
 from shapewright.measure.accuracy.evaluate import evaluate_folder
+from shapewright.measure.accuracy.tables.gemm_amd import section_of
 from shapewright.measure.accuracy.tables.moe import _SIZES as MOE_SIZES
 from shapewright.measure.accuracy.tables.pointwise_fp32 import find_launch, with_launch
 from shapewright.prediction.build import build_scenario
@@ -241,3 +242,21 @@ def test_pointwise_fp32(tmp_path: Path) -> None:
     assert list(evaluation.skipped["pointwise_fp32"].values()) == [1]
     assert time_s[0] == pytest.approx(launch.launch_s, rel=1e-3)
     assert time_s[2] - launch.launch_s + launch.hidden_s == pytest.approx(kernel_s[2], rel=1e-3)
+
+
+def test_gemm_amd(tmp_path: Path) -> None:
+    """Rows timed as the section of their scale and weight layout predicts have no error; scales are told apart."""
+    chip = load_device("mi355x")
+    sizes = {"m": np.array([16, 900, 8192]), "n": np.array([2112, 4096, 7168]), "k": np.array([7168, 512, 4096])}
+    record = load_record("gemm", chip)
+    operation = Gemm(name="x", dtype="fp8", **sizes)
+    name = section_of("blockscale_128", "true")
+    time_s = price_gemm(operation, chip, record, library=name).time_s
+    words = {"device": "mi355x", "library": "aiter tuned", "kernel": "ck", "dtype": "fp8", "scale": "blockscale_128"}
+    columns = {key: [value] * 3 for key, value in words.items()} | {"weights_shuffled": [True] * 3, "batch": [1] * 3}
+    write_parquet(tmp_path / "gemm_amd.parquet", columns | sizes | {"latency_s": time_s})
+    row = only_row(tmp_path)
+
+    assert (row.table, row.library) == ("gemm_amd", "aiter tuned, blockscale_128")
+    assert row.mape == pytest.approx(0.0, abs=1e-12)
+    assert not np.allclose(price_gemm(operation, chip, record).time_s, time_s, rtol=0.01)

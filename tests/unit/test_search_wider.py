@@ -233,7 +233,7 @@ class Fragile:
     def facts(self) -> DeviceFacts:
         """Of no device that there is."""
         return DeviceFacts(
-            is_cuda=False, name="d", facts={}, driver="", runtime="", torch_version="2", dtypes=("fp32",),
+            is_cuda=False, name="d", facts={}, driver="", runtime="", torch_version="2", dtypes=("bf16", "fp32"),
             cache_bytes=1.0, max_operation_flops=1e30,
         )  # fmt: skip
 
@@ -249,8 +249,8 @@ class Fragile:
 def test_verify_survives_what_kills_its_process() -> None:
     """A candidate that crashes the measuring process is skipped and named; after five the run ends."""
     overrides = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1001}
-    workload = {"dtype": "fp32", "micro_batch_size": 1, "seq_len": 64}
-    found = search(None, device="l40s", vary=("vocab",), workload=workload, overrides=overrides)
+    workload = {"dtype": "bf16", "micro_batch_size": 1, "seq_len": 64}
+    found = search(None, device="a100-sxm-80gb", vary=("vocab",), workload=workload, overrides=overrides)
     measurer = Fragile(("residual",))
     verified = verify_search(found, 1, measurer, budget_s=60.0)
 
@@ -265,7 +265,7 @@ def test_verify_measures_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     """Baseline and shapes are measured on this machine's CPU and shown with their predictions."""
     pytest.importorskip("torch", reason="needs the bench extra")
     model = ["--hidden-size", "128", "--num-layers", "2", "--num-heads", "4", "--vocab-size", "1001"]
-    requested = ["--device", "l40s", "--dtype", "fp32", "--micro-batch-size", "1", "--seq-len", "64"]
+    requested = ["--device", "a100-sxm-80gb", "--dtype", "bf16", "--micro-batch-size", "1", "--seq-len", "64"]
     words = [*model, *requested, "--vary", "vocab", "--verify", "1", "--verify-budget", "1", "--json"]
     code, out, _ = run(words, capsys)
     found = json.loads(out)["verification"]

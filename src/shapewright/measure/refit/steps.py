@@ -107,6 +107,15 @@ STEPS: tuple[Step, ...] = (
         options=("architecture", "dtype"),
     ),
     Step(
+        name="gemm-amd",
+        module="gemm.amd",
+        tables=("gemm_amd.parquet", "mamf.csv"),
+        writes="gemm/mi300x, mi308x, mi355x: .json and .npz",
+        reason="",
+        options=("device",),
+        replaces_record=True,
+    ),
+    Step(
         name="gemm-fp32",
         module="gemm.fp32",
         tables=("gemm_fp32.parquet",),

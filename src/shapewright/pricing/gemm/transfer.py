@@ -139,12 +139,13 @@ def _use_architecture_means(parameters: GemmParameters, device: Device, dtype: s
     """Replace parameters that no data sheet determines by the mean over measured architectures, each weighted equally.
 
     Fractions of bandwidth are averaged on logarithms; recovered fractions of a last wave, which may be 0, linearly.
-    Architectures known only from one paper's sweeps have no bf16 section and are left out.
+    Architectures known only from one paper's sweeps have no bf16 section and are left out, and so are kernels tuned for
+    each shape, which no library picks by itself.
     """
     families: dict[str, list[tuple[float, float]]] = {}
     for record in list_records("gemm"):
         sections = record.parameters["dtypes"]
-        if device.name in record.devices or _WIDE_FORMAT not in sections:
+        if device.name in record.devices or _WIDE_FORMAT not in sections or record.parameters.get("is_tuned"):
             continue
         own = sections.get(dtype, sections[_WIDE_FORMAT])
         pair = (float(np.log(own["bandwidth_fraction"])), float(own["wave_give_back"]))

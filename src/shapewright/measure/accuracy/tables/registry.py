@@ -9,6 +9,7 @@ from shapewright.measure.accuracy.tables import (
     attention,
     collectives,
     gemm,
+    gemm_amd,
     gemm_fp32,
     linear_layers,
     loss_by_shape,
@@ -47,6 +48,7 @@ class Table(NamedTuple):
 
 TABLES: Mapping[str, Table] = {
     "gemm": Table("gemm.parquet", gemm.FORMAT, gemm.price),
+    "gemm_amd": Table("gemm_amd.parquet", gemm_amd.FORMAT, gemm_amd.price),
     "gemm_fp32": Table("gemm_fp32.parquet", gemm_fp32.FORMAT, gemm_fp32.price),
     "attention_prefill": Table("attention_prefill.parquet", attention.PREFILL_FORMAT, attention.price_prefill),
     "attention_decode": Table("attention_decode.parquet", attention.DECODE_FORMAT, attention.price_decode),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from scipy.optimize import brentq
 from shapewright.hardware import Device, find_measured_device
 from shapewright.lowering.operations import Gemm
 from shapewright.measure.refit.record_files import RECORDS, command
-from shapewright.pricing.calibration.records import CalibrationRecord, load_record
+from shapewright.pricing.calibration.records import CalibrationRecord, list_records, load_record
 from shapewright.pricing.gemm.price import flatten, price_shaped
 from shapewright.pricing.gemm.section import prepare_gemm_pricing
 from shapewright.pricing.gemm.transfer import best_rate_scale, scale_rates
 
 # Only 16-bit GEMMs: other formats were timed without the casts that records contain.
 FORMAT = "bf16"
+# Record that prices chips of its vendor whose own libraries were not measured.
+OLDER_DONOR = "mi250x-gcd"
 # Range of the factor; larger ones cannot be explained by software.
 BOUNDS = (0.5, 2.0)
 
@@ -37,9 +40,16 @@ def best_gemms(folder: Path) -> pd.DataFrame:
     rows = pd.read_csv(folder / "mamf.csv")
     rows = rows[(rows.dtype == FORMAT) & rows.mamf_tflops.notna()]
     devices = [find_measured_device(name) for name in rows.accelerator]
-    return rows.assign(
-        device=devices, record=[load_record("gemm", each.with_pricing(physics_only=True)) for each in devices]
-    )
+    return rows.assign(device=devices, record=[_record_of(each) for each in devices])
+
+
+def _record_of(device: Device) -> CalibrationRecord:
+    """Return the record that prices a device, or priced it before kernels tuned for each shape were measured on it."""
+    record = load_record("gemm", device.with_pricing(physics_only=True))
+    if not record.parameters.get("is_tuned"):
+        return record
+    older = next(one for one in list_records("gemm") if one.device == OLDER_DONOR)
+    return replace(older, transfer="generic", recipient=device.name, residual=None)
 
 
 def ratio_at_best(row: Any, scale: float = 1.0) -> float:

@@ -1,0 +1,271 @@
+"""Fit the GEMM records of MI300X, MI308X and MI355X from the tuned kernels of gemm_amd.parquet.
+
+Columns: device, kernel, dtype, scale, weights_shuffled, batch, m, n, k, latency_s: the fastest of all kernels that a
+tuning run tried, cold caches, launch excluded (ROCm/aiter). Every scale and weight layout has a section, as libraries
+have. Whole (n, k) shapes are left out in turn; a forest learns the residual, and ships only where it errs less on them.
+MI300X has 13 rows in bf16, of one shape: its bf16 kernels are MI308X's, which has the same SM, with the power loss that
+its best published GEMM (mamf.csv) implies. int8 on both is fp8 of MI308X with one factor on all times. Two minutes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
+
+from shapewright.hardware import Device, load_device
+from shapewright.hardware.architectures import COMMON_GEMM_TILES
+from shapewright.measure.accuracy.tables.gemm_amd import LIBRARY, section_of
+from shapewright.measure.fit.gemm_section import (
+    FitParameters,
+    device_rates,
+    factor_table,
+    fit,
+    percentage_errors,
+    predict_rows,
+    round_to_6_digits,
+)
+from shapewright.measure.fit.shared import HELD_OUT_FOLD, Array, coverage_of, fold_of_rows, interval_of
+from shapewright.measure.refit.gemm.forests import learn_forest
+from shapewright.measure.refit.record_files import command, read_record, record_path, save_record
+from shapewright.pricing.calibration.forest import FOREST, SIZES, ResidualForest, forest_correction, save_forests
+from shapewright.pricing.calibration.residual import section_name
+from shapewright.pricing.calibration.transfer import tensor_rate_ratio
+from shapewright.pricing.gemm.alignment import transfer_alignment_factors
+from shapewright.pricing.gemm.parameters import ALIGNMENT_FROM
+
+TABLE, BEST_TABLE = "gemm_amd.parquet", "mamf.csv"
+SOURCE = "ROCm/aiter @e404860, MIT"
+MEASURED = {"mi308x": "mi308x", "mi300x": "mi300x", "mi355x": "mi355x"}
+TILES = ((256, 256), (256, 192), (192, 256), (192, 128), (128, 192), *COMMON_GEMM_TILES, (16, 256), (256, 16))
+ALIGNMENT_DONOR = "mi250x-gcd"
+# Scale whose kernels price a format without a named library, the most common in serving first.
+_USUAL_SCALES = ("none", "per_token", "per_1x32", "blockscale_128")
+# Sections need this many rows and shapes to be fitted, and a forest that many shapes.
+_FEWEST_ROWS, _FEWEST_SHAPES, _FEWEST_FOREST_SHAPES = 30, 3, 10
+_TREES: Mapping[str, Any] = {"n_estimators": 300, "num_leaves": 10, "min_child_samples": 15}
+
+
+class Section(NamedTuple):
+    """Fitted section of one format and library.
+
+    Attributes:
+        content: Section of a record.
+        forest: Its residual; None where it does not help on held-out shapes.
+        interval: Interval of formula prices.
+        learned_interval: Interval of corrected prices.
+        report: Errors on held-out shapes.
+    """
+
+    content: dict[str, Any]
+    forest: ResidualForest | None
+    interval: dict[str, Any]
+    learned_interval: dict[str, Any]
+    report: dict[str, Any]
+
+
+def read_rows(folder: Path, alias: str) -> pd.DataFrame:
+    """Read the rows of one device, with ``library`` (of the section) and ``held_out``."""
+    rows = pd.read_parquet(folder / TABLE)
+    rows = rows[rows.device == alias].reset_index(drop=True)
+    names = [section_of(*pair) for pair in zip(rows.scale, rows.weights_shuffled, strict=True)]
+    return rows.assign(library=names, held_out=fold_of_rows(rows.n, rows.k) == HELD_OUT_FOLD)
+
+
+def fit_section(rows: pd.DataFrame, device: Device, dtype: str) -> Section:
+    """Fit one section; errors and intervals are those of shapes left out in turn."""
+    rates, table = device_rates(device, dtype, hot=False), factor_table({})
+    parameters = FitParameters(TILES, hot=False, alignment=())
+
+    def fitted(chosen: pd.DataFrame) -> dict[str, Any]:
+        return parameters.section(fit(chosen, parameters, rates, "NT", table), table)
+
+    def learned(chosen: pd.DataFrame, section: dict[str, Any]) -> ResidualForest:
+        physics = predict_rows(chosen, section, rates, "NT")
+        return learn_forest(chosen, physics, chosen.latency_s.to_numpy(), **_TREES)
+
+    folds = fold_of_rows(rows.n, rows.k)
+    measured, physics, corrected = rows.latency_s.to_numpy(), np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for fold in np.unique(folds):
+        held = folds == fold
+        if held.all():
+            continue
+        own = fitted(rows[~held])
+        physics[held] = predict_rows(rows[held], own, rates, "NT")
+        corrected[held] = physics[held] * np.exp(correction_of(learned(rows[~held], own), rows[held], physics[held]))
+    if np.isnan(physics).any():  # a single fold: nothing is held out
+        content = fitted(rows)
+        physics = corrected = predict_rows(rows, content, rates, "NT")
+    errors = [percentage_errors(predicted, measured) for predicted in (physics, corrected)]
+    helps = errors[1]["mean_ape"] < errors[0]["mean_ape"] and len(rows.groupby(["n", "k"])) >= _FEWEST_FOREST_SHAPES
+    content = fitted(rows)
+    interval, learned_interval = (interval_of(predicted, measured) for predicted in (physics, corrected))
+    best = corrected if helps else physics
+    report = {
+        "rows": len(rows),
+        "shapes": len(rows.groupby(["n", "k"])),
+        "held_out": errors[1] if helps else errors[0],
+        "held_out_physics": errors[0],
+        "covered": coverage_of(learned_interval if helps else interval, best, measured),
+    }
+    return Section(content, learned(rows, content) if helps else None, interval, learned_interval, report)
+
+
+def correction_of(forest: ResidualForest, rows: pd.DataFrame, physics_s: Array) -> Array:
+    """Return the logarithm of a forest's correction of each row."""
+    m, n, k, batch = (rows[name].to_numpy(float) for name in SIZES)
+    return forest_correction(forest, m, n, k, batch, physics_s)[0]
+
+
+def scale_section(donor: Section, rows: pd.DataFrame, device: Device, dtype: str) -> Section:
+    """Return a section of the same SM with all times scaled by one factor, for a format with few rows."""
+    rates, measured = device_rates(device, dtype, hot=False), rows.latency_s.to_numpy()
+    factor = float(np.exp(np.median(np.log(measured / predict_rows(rows, donor.content, rates, "NT")))))
+    tiles = [{**tile, "rate": min(tile["rate"] / factor, 1.0)} for tile in donor.content["tiles"]]
+    content = {
+        **donor.content,
+        "tiles": tiles,
+        "bandwidth_fraction": min(donor.content["bandwidth_fraction"] / factor, 1.0),
+        "start_s": donor.content["start_s"] * factor,
+    }
+    predicted = predict_rows(rows, content, rates, "NT")
+    interval = interval_of(predicted, measured)
+    report = {
+        "rows": len(rows),
+        "shapes": len(rows.groupby(["n", "k"])),
+        "from": "mi308x fp8",
+        "time_factor": factor,
+        "held_out": percentage_errors(predicted, measured),
+        "covered": coverage_of(interval, predicted, measured),
+    }
+    return Section(content, None, interval, interval, report)
+
+
+def slow_to_best(section: dict[str, Any], device: Device, best: Any) -> dict[str, Any]:
+    """Return a section whose power loss gives the best published GEMM of a device its rate."""
+    one = pd.DataFrame({"batch": [1], "m": [int(best.M)], "n": [int(best.N)], "k": [int(best.K)]})
+    rates = device_rates(device, "bf16", hot=False)
+    measured_s = 2.0 * float(best.M) * float(best.N) * float(best.K) / (float(best.mamf_tflops) * 1e12)
+
+    def with_loss(loss: float) -> dict[str, Any]:
+        return {**section, "power_drop_fraction": loss}
+
+    def excess(loss: float) -> float:
+        return float(np.log(predict_rows(one, with_loss(loss), rates, "NT")[0] / measured_s))
+
+    return with_loss(float(brentq(excess, 0.0, 0.9)))
+
+
+def refit(data: Path, devices: Sequence[str] = ()) -> None:
+    """Fit every record, or those of some devices."""
+    today = datetime.now(UTC).date().isoformat()
+    sibling: Section | None = None
+    int8_donor: Section | None = None
+    for name, alias in MEASURED.items():
+        device, rows = load_device(name), read_rows(data, alias)
+        found: dict[tuple[str, str], Section] = {}
+        for (library, dtype), own in rows.groupby(["library", "dtype"]):
+            if len(own) >= _FEWEST_ROWS and len(own.groupby(["n", "k"])) >= _FEWEST_SHAPES:
+                found[str(library), str(dtype)] = fit_section(own, device, str(dtype))
+        bf16 = (section_of("none", shuffled=False), "bf16")
+        if name == "mi308x":
+            sibling = found[bf16]
+        elif bf16 not in found and sibling is not None:
+            table = pd.read_csv(data / BEST_TABLE)
+            best = table[(table.accelerator == "AMD MI300X") & (table.dtype == "bf16")].iloc[0]
+            own = rows[rows.dtype == "bf16"]
+            content = slow_to_best(sibling.content, device, best)
+            predicted = predict_rows(own, content, device_rates(device, "bf16", hot=False), "NT")
+            errors = percentage_errors(predicted, own.latency_s.to_numpy())
+            report = {**sibling.report, "rows": 0, "from": "mi308x", "best_rate": BEST_TABLE, "own_rows": errors}
+            found[bf16] = sibling._replace(content=content, forest=None, report=report)
+        int8 = rows[rows.dtype == "int8"]
+        if name == "mi308x":
+            int8_donor = found[section_of("per_token", shuffled=True), "fp8"]
+        if int8_donor is not None and not any(dtype == "int8" for _, dtype in found):
+            found[section_of("per_token", shuffled=False), "int8"] = scale_section(int8_donor, int8, device, "int8")
+        for key, section in found.items():
+            print(name, *key, json.dumps(section.report), flush=True)
+        if not devices or name in devices:
+            _write(name, device, found, today)
+
+
+def alignment_of(device: Device, tiles: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the alignment factors of MI250X, the only chip of the vendor with odd sizes, carried to a device's SM."""
+    donor = read_record("gemm", ALIGNMENT_DONOR)["parameters"]["dtypes"]["fp16"]
+    largest = [max(float(tile["rate"]) for tile in listed) for listed in (tiles, donor["tiles"])]
+    ratio = tensor_rate_ratio(device, load_device(ALIGNMENT_DONOR)) * largest[0] / largest[1]
+    table: dict[str, dict[str, float]] = donor["alignment_factor"]
+    carried = transfer_alignment_factors(np.array([list(factors.values()) for factors in table.values()]), ratio)
+    return {
+        role: dict(zip(table[role], factors, strict=True))
+        for role, factors in zip(table, carried.tolist(), strict=True)
+    }
+
+
+def with_alignment(content: dict[str, Any], device: Device) -> dict[str, Any]:
+    """Return a section with borrowed alignment factors: all measured sizes are aligned."""
+    return {**content, "alignment_factor": alignment_of(device, content["tiles"]), ALIGNMENT_FROM: ALIGNMENT_DONOR}
+
+
+def _write(name: str, device: Device, found: dict[tuple[str, str], Section], today: str) -> None:
+    found = {key: one._replace(content=with_alignment(one.content, device)) for key, one in found.items()}
+    default = {
+        dtype: min((key for key in found if key[1] == dtype), key=_usual_order)
+        for dtype in sorted({key[1] for key in found})
+    }
+
+    def part(field: str) -> dict[str, Any]:
+        libraries: dict[str, Any] = {}
+        for (library, dtype), section in found.items():
+            libraries.setdefault(library, {})[dtype] = getattr(section, field)
+        return {"dtypes": {dtype: getattr(found[key], field) for dtype, key in default.items()}, "libraries": libraries}
+
+    forests = {section_name(key[1], key[0]): one.forest for key, one in found.items() if one.forest}
+    forests |= {dtype: one for dtype, key in default.items() if (one := found[key].forest)}
+    path = record_path("gemm", name).with_suffix(".npz")
+    save_forests(path, forests)
+    record = {
+        "id": f"gemm/{name}/{today}",
+        "kind": "gemm",
+        "devices": [name],
+        "architecture": device.architecture,
+        "parameters": {**part("content"), "is_tuned": True},
+        "interval": part("interval"),
+        "residual": {
+            "file": path.name,
+            "form": FOREST,
+            "interval": part("learned_interval"),
+            "command": command("gemm-amd"),
+        },
+        "provenance": {
+            "command": command("gemm-amd"),
+            "date": today,
+            "split": "whole (n, k) shapes left out in turn, five folds; what ships is fitted to all",
+            "sections": {
+                dtype: {
+                    "source": f"{SOURCE}, {key[0]}",
+                    **found[key].report,
+                    "libraries": {
+                        library: {**one.report["held_out"], **one.report}
+                        for (library, own), one in found.items()
+                        if own == dtype
+                    },
+                }
+                for dtype, key in default.items()
+            },
+        },
+    }
+    save_record("gemm", name, round_to_6_digits(record))
+
+
+def _usual_order(key: tuple[str, str]) -> tuple[int, int]:
+    """Rank of a section as the one that prices its format without a named library."""
+    scale = next(place for place, word in enumerate(_USUAL_SCALES) if section_of(word, shuffled=False) in key[0])
+    return scale, 0 if key[0] == f"{LIBRARY}, {_USUAL_SCALES[scale]}, shuffled" else 1
