@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,10 +110,9 @@ def count_encoder_layers(config: TransformerConfig, layout: ParallelLayout) -> L
 
 
 def _count_stage(config: TransformerConfig, stage: range) -> LayerCounts:
-    num_expert = sum(config.is_moe_layer(layer) for layer in stage)
-    num_rotary = sum(config.is_rotary_layer(layer) for layer in stage)
-    windows = Counter(config.window_of_layer(layer) for layer in stage)
-    return LayerCounts(windows, len(stage) - num_expert, num_expert, num_rotary)
+    num_expert = config.count_moe_layers(stage)
+    windows = config.count_windows(stage)
+    return LayerCounts(windows, len(stage) - num_expert, num_expert, config.count_rotary_layers(stage))
 
 
 def _work(counts: LayerCounts) -> tuple[int, int, int, int]:

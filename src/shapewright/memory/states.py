@@ -8,7 +8,6 @@ replicated by their own degrees (layout.expert_tensor_degree, layout.num_expert_
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,12 +33,8 @@ class Stage:
         self.is_last = index == layout.pipeline_parallel - 1
         layers = layout.layers_of_stage(config.num_layers, index)
         num_layers = len(layers)
-        if _layers_are_alike(config):
-            self.windows = {config.window_of_layer(0): num_layers}
-            self.moe_layers = num_layers if config.is_moe_layer(0) else 0
-        else:
-            self.windows = dict(Counter(config.window_of_layer(layer) for layer in layers))
-            self.moe_layers = sum(config.is_moe_layer(layer) for layer in layers)
+        self.windows = config.count_windows(layers)
+        self.moe_layers = config.count_moe_layers(layers)
         self.num_layers = num_layers
         self.dense_layers = num_layers - self.moe_layers
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
@@ -63,11 +58,26 @@ def peak_stage_candidates(config: TransformerConfig, layout: ParallelLayout) -> 
     """
     last = min(layout.pipeline_parallel, config.num_layers) - 1
     if not _layers_are_alike(config):
-        return (*range(last), layout.pipeline_parallel - 1)
+        return (*_unlike_stages(config, layout, last), layout.pipeline_parallel - 1)
     if layout.pipeline_parallel == 1:
         return (0,)
     has_middle = any(layout.ends_as_layers) and layout.pipeline_parallel > 2
     return (0, 1, layout.pipeline_parallel - 1) if has_middle else (0, layout.pipeline_parallel - 1)
+
+
+def _unlike_stages(config: TransformerConfig, layout: ParallelLayout, last: int) -> list[int]:
+    """List the first stage, and of the stages between it and the last the outermost two of each set of layers.
+
+    Equal stages differ in the micro-batches in flight alone, whose number falls or rises from stage to stage.
+    """
+    first: dict[tuple[object, ...], int] = {}
+    final: dict[tuple[object, ...], int] = {}
+    for index in range(1, last):
+        layers = layout.layers_of_stage(config.num_layers, index)
+        key = (frozenset(config.count_windows(layers).items()), config.count_moe_layers(layers))
+        first.setdefault(key, index)
+        final[key] = index
+    return sorted({0, *first.values(), *final.values()} & set(range(last)))
 
 
 def count_stage_parameters(stage: Stage, counts: ParameterCounts) -> DeviceParameters:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shapewright.core.errors import ConfigError, close_names, short_repr
@@ -191,6 +192,22 @@ class TransformerConfig:
             return False
         return not self.rotary_layers or self.rotary_layers[index % len(self.rotary_layers)]
 
+    def count_windows(self, layers: range) -> dict[int, int]:
+        """Count consecutive layers of the main stack by attention window, 0 for all positions."""
+        return dict(_count_values(self.attention_windows or (0,), layers.start, layers.stop))
+
+    def count_moe_layers(self, layers: range) -> int:
+        """Count the layers with experts among consecutive layers of the main stack."""
+        if not self.is_moe:
+            return 0
+        return dict(_count_values(self.moe_layers or (True,), layers.start, layers.stop)).get(True, 0)
+
+    def count_rotary_layers(self, layers: range) -> int:
+        """Count the layers with rotary positions among consecutive layers of the main stack."""
+        if self.position_embedding != "rotary":
+            return 0
+        return dict(_count_values(self.rotary_layers or (True,), layers.start, layers.stop)).get(True, 0)
+
     def layer_groups(self) -> tuple[LayerGroup, ...]:
         """Return the distinct layers of the main stack with their counts, in order of first appearance.
 
@@ -285,3 +302,13 @@ def _resize_pattern(pattern: Sequence[Any], old_num_layers: int, new_num_layers:
     if is_repeating or not pattern or not 0 < new_num_layers <= MAX_NUM_LAYERS:
         return tuple(pattern)
     return (*pattern[:new_num_layers], *[pattern[-1]] * (new_num_layers - len(pattern)))
+
+
+@lru_cache(maxsize=256)
+def _count_values(pattern: tuple[int, ...], start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """Count the values of a repeated pattern over consecutive layers: pairs of value and count."""
+    counts: dict[int, int] = {}
+    for first in range(start, min(start + len(pattern), stop)):
+        value = pattern[first % len(pattern)]
+        counts[value] = counts.get(value, 0) + -(-(stop - first) // len(pattern))
+    return tuple(counts.items())
