@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shapewright.core.errors import ConfigError, MissingExtraError, UnknownModelError
-from shapewright.models import read_model
+from shapewright.models import config_file, read_model
 
 CONFIG = json.dumps({"model_type": "gpt2", "n_embd": 96, "n_layer": 3, "n_head": 6}).encode()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -128,3 +129,12 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'shapewright\[hub\]'.*config.json"):
         read_model("org/model")
+
+
+def test_a_hub_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that accepts connections and is silent is an error after the limit, not after the library's retries."""
+    monkeypatch.setattr(config_file, "HUB_LIMIT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=r"no answer within 0\.3 s; check the network"):
+            read_model("org/silent")

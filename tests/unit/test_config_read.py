@@ -13,7 +13,7 @@ import pytest
 
 from shapewright.core.errors import ConfigError, UnknownModelError
 from shapewright.models import list_presets, load_preset, read_model
-from shapewright.models.config_file import MAX_FILE_BYTES
+from shapewright.models.config_file import MAX_FILE_BYTES, read_json_file
 
 LLAMA = {
     "model_type": "llama",
@@ -232,3 +232,26 @@ def test_import_is_light() -> None:
     heavy = ("numpy", "huggingface_hub", "tomllib")
     code = f"import sys, shapewright.models; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.skipif(not Path("/proc/kmsg").exists(), reason="there is no kernel log to read")
+def test_files_of_the_kernel_do_not_block() -> None:
+    """The kernel's log, which looks like a regular file and waits for its next message, is an error at once."""
+    with pytest.raises(ConfigError):
+        read_json_file(Path("/proc/kmsg"))
+
+
+def test_a_file_without_content_yet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is opened so that a read which would wait fails."""
+    flags: list[int] = []
+    opened = os.open
+
+    def watch(path: Any, given: int) -> int:
+        flags.append(given)
+        return opened(path, given)
+
+    monkeypatch.setattr(os, "open", watch)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    read_json_file(tmp_path / "config.json")
+
+    assert flags[0] & os.O_NONBLOCK

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import stat
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +18,8 @@ from shapewright.core.errors import ConfigError, MissingExtraError, UnknownModel
 
 MAX_FILE_BYTES = 8 * 2**20  # config.json files have a few kB; the largest public ones, with label maps, below 1 MB
 MAX_NESTING = 64
+HUB_LIMIT_S = 5.0
+"""Time in which a hub must answer; a config of the local cache is used otherwise. [s]"""
 MAX_DIGITS = 400  # Python refuses to parse more than 4300
 
 
@@ -26,12 +30,15 @@ def read_json_file(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is too large, or is not a JSON object.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(
-                f"{short_path(path)} is not a regular file; give a config.json or a folder that holds one"
-            )
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        # Files of the kernel such as /proc/kmsg look regular, and would block the reader for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError(
+                    f"{short_path(path)} is not a regular file; give a config.json or a folder that holds one"
+                )
+            content = b""
+            while len(content) <= MAX_FILE_BYTES and (part := file.read(MAX_FILE_BYTES + 1 - len(content))):
+                content += part
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -161,9 +168,15 @@ def fetch_config(hub_id: str) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT") or None
     # The library would log a line per attempt in addition to the error raised here.
     huggingface_hub.logging.set_verbosity_error()
-    try:
+
+    def download() -> str:
         # The library reads HF_ENDPOINT at import only; passing it makes a later change effective.
-        path = huggingface_hub.hf_hub_download(repo_id, "config.json", revision=revision or None, endpoint=endpoint)
+        return str(
+            huggingface_hub.hf_hub_download(repo_id, "config.json", revision=revision or None, endpoint=endpoint)
+        )
+
+    try:
+        path = _within_limit(download)
     except errors.GatedRepoError:
         raise ConfigError(
             f"{short_repr(repo_id)} is gated; accept its terms on the hub and log in with 'hf auth login', "
@@ -176,8 +189,35 @@ def fetch_config(hub_id: str) -> Path:
             f"the hub has no config.json at {short_repr(hub_id)} ({type(error).__name__}); check the spelling"
         ) from None
     except Exception as error:  # errors of the HTTP transport, which depends on the version of the library
-        raise _unreachable(repo_id, endpoint, error) from None
+        cached = huggingface_hub.try_to_load_from_cache(repo_id, "config.json", revision=revision or None)
+        if not isinstance(cached, str):
+            raise _unreachable(repo_id, endpoint, error) from None
+        path = cached
     return Path(path)
+
+
+def _within_limit(download: Callable[[], str]) -> str:
+    """Return the result of a download; the library itself retries an unreachable hub for half a minute.
+
+    Raises:
+        TimeoutError: there was no answer in time. The thread that waits for it does not keep the process alive.
+    """
+    outcome: list[str | Exception] = []
+
+    def work() -> None:
+        try:
+            outcome.append(download())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(HUB_LIMIT_S)
+    if not outcome:
+        raise TimeoutError(f"no answer within {HUB_LIMIT_S:g} s")
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
 
 
 def _unreachable(repo_id: str, endpoint: str | None, error: Exception) -> ConfigError:
