@@ -89,7 +89,7 @@ def test_sliders_ask_and_the_answer_is_adopted(open_page: Callable[..., Any]) ->
     verdict = page.locator("#design-verdict").inner_text()
     assert "gpt2" in verdict
     assert page.locator("#design canvas").count() >= 1
-    shape = page.locator("#design dl dd").first.inner_text()
+    shape = page.locator("#design .below td").nth(1).inner_text()
     page.locator("#design .apply").first.click()
     page.wait_for_function(
         "(layers) => document.getElementById('model-num_layers').value === layers",

@@ -25,23 +25,27 @@ def loss_against_time_chart(found: DesignOutput) -> XYChart:
         key=lambda point: abs(point.train_tokens - best.run.train_tokens),
     )
     series: list[Line | Points] = [
-        Line(f"{format_count(size)} parameters", [one.hours for one in points], [one.loss_nats for one in points])
+        Line(
+            f"{format_count(size)} parameters",
+            [_rounded(one.hours) for one in points],
+            [one.loss_nats for one in points],
+        )
         for size, points in sorted(by_size.items())
     ]
     series += [
         Points(
             "frontier",
-            [one.hours for one in front],
+            [_rounded(one.hours) for one in front],
             [one.loss_nats for one in front],
             [f"{format_count(one.num_parameters)}, {format_count(one.train_tokens)} tokens" for one in front],
             color="#7f7f7f",
         ),
         Points(
             "this design",
-            [best.run.hours.mean],
+            [_rounded(best.run.hours.mean)],
             [own.loss_nats + best.loss_difference_nats.mean],
             [f"{format_count(best.run.train_tokens)} tokens, {best.run.hours.mean:,.0f} hours"],
-            color="#000000",
+            color="#333333",
         ),
     ]
     return XYChart(
@@ -50,7 +54,12 @@ def loss_against_time_chart(found: DesignOutput) -> XYChart:
         y_label="expected loss (nats)",
         series=series,
         alt="Each curve is one size of the family trained for longer and longer; the lowest of them is the frontier.",
-        marks=[Mark("x", best.run.hours.mean, "this design")],
+        marks=[Mark("x", _rounded(best.run.hours.mean), "this design")],
         x_log=True,
         x_log_base=10,
     )
+
+
+def _rounded(hours: float) -> float:
+    """Return hours with three digits: the ends of a logarithmic axis are labelled with their values."""
+    return float(f"{hours:.3g}")

@@ -20,13 +20,13 @@ _KWH_PER_MWH = 1000.0
 _DESIGN_COLUMNS = (
     Column("rank"),
     Column("shape", is_text=True),
-    Column("plan", is_text=True, rank=2),
     Column("speed"),
     Column("loss difference"),
     Column("net speed-up"),
     Column("90 % interval", rank=1),
     Column("better", rank=1),
     Column("why it loses", is_text=True),
+    Column("plan", is_text=True, rank=2),
 )
 _FRONT_COLUMNS = (Column("parameters"), Column("tokens"), Column("tokens/parameter"), Column("hours"), Column("loss"))
 _FRONT_NOTE = (
@@ -136,13 +136,13 @@ def design_columns(found: DesignOutput) -> list[Column]:
         [
             str(one.rank),
             describe_changes(one) or f"{one.config.title}, unchanged",
-            one.plan.plan,
             f"{one.speedup.mean:.3f}x",
             "" if one.is_baseline else "none" if one.is_free else f"{one.loss_difference_nats.mean:+.4f}",
             f"{one.net_speedup.mean:.3f}x",
             f"{one.net_speedup.low:.3f} to {one.net_speedup.high:.3f}",
             "" if one.is_baseline else format_percent(one.chance_better),
             one.why,
+            one.plan.plan,
         ]
         for one in found.designs
     ]

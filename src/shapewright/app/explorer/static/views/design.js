@@ -1,7 +1,7 @@
 // Design: two sliders, size and tokens; shape, plan and run for them, the frontier of loss against time, the verdict.
 import { get, latestOnly, post, remove } from "../core/api.js";
 import { card, fill, h, plot } from "../core/cards.js";
-import { facts, table } from "../core/dom.js";
+import { table } from "../core/dom.js";
 import { draw, savers } from "../core/figures.js";
 import { change, job } from "../core/state.js";
 
@@ -50,7 +50,7 @@ export function makeDesign() {
   const start = h("button", { type: "button", class: "primary", id: "start-design" }, "Design");
   const bar = h("progress", { max: 1, value: 0, "aria-label": "Progress of the design", hidden: true });
   const status = h("p", { class: "hint", role: "status" });
-  const verdict = h("p", { class: "lead", id: "design-verdict" });
+  const verdict = h("h3", { id: "design-verdict" });
   const place = plot("tall");
   const saving = savers(place, "design");
   const found = h("div", { class: "below" });
@@ -63,7 +63,8 @@ export function makeDesign() {
     verdict.textContent = result.verdict.text;
     place.hidden = saving.hidden = !result.front.length;
     if (result.front.length) draw(place, result.figure);
-    fill(found, facts(text.answer),
+    const parts = { columns: ["part", "value"].map((name) => ({ name, is_text: true })), rows: Object.entries(text.answer) };
+    fill(found, table(parts, { caption: "Answer" }),
       h("h3", {}, "Answer and runners-up, compared with the shape of the family"),
       table(text.designs, { caption: "Designs", action: (index) => h("button", { type: "button", class: "apply", onclick: () => applyDesign(result, index) }, "Apply") }),
       h("ul", { class: "notes" }, result.notes.map((note) => h("li", {}, note))));
@@ -110,6 +111,6 @@ export function makeDesign() {
     lead: "Shape, layout and run for a size and tokens: this model scaled, on the device above.",
     tools: [saving],
     content: [h("div", { class: "search-form" }, size.field, tokens.field,
-      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Devices"), devices), start)), bar, status, verdict, place, found],
+      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Devices"), devices), start)), bar, verdict, status, place, found],
     refresh: async () => "" });
 }
