@@ -4,7 +4,8 @@
 
 Two spaces around a Llama-like model, each in a separate process on one thread. The first is a typical request that
 varies all seven shape fields without a quality guard: parameters are counted for all shapes, and those of the right
-size are priced. In the second every shape is priced. For reference: one prediction of the same model, cold and cached.
+size are priced. In the second every shape is priced. Both are also ranked by the time to the loss after 300 B tokens.
+The rates are shapes per second of processor time. For reference: one prediction of the same model, cold and cached.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ SPACES: dict[str, dict[str, Any]] = {
         "guard": "free",
     },
 }
+TO_LOSS = ", time to loss"
+TRAIN_TOKENS = 3e11
+SPACES |= {name + TO_LOSS: space for name, space in SPACES.items()}
 
 
 def main() -> None:
@@ -44,13 +48,19 @@ def main() -> None:
         given = {"params": arguments.params, "device": arguments.device}
         runs = [run_alone(__file__, name, **given) for _ in range(arguments.repeats)]
         rows[name] = {**runs[0], "elapsed_s": statistics.median(run["elapsed_s"] for run in runs)}
+        rows[name]["processor_s"] = statistics.median(run["processor_s"] for run in runs)
         rows[name]["elapsed_each_s"] = [run["elapsed_s"] for run in runs]
         row = rows[name]
         print(
-            f"{name}: {row['num_shapes']:,} shapes, {row['num_priced']:,} priced, {row['elapsed_s']:.2f} s "
-            f"({row['num_shapes'] / row['elapsed_s']:,.0f} shapes/s, {row['num_priced'] / row['elapsed_s']:,.0f} "
+            f"{name}: {row['num_shapes']:,} shapes, {row['num_priced']:,} priced, {row['elapsed_s']:.2f} s, processor "
+            f"{row['processor_s']:.2f} s "
+            f"({row['num_shapes'] / row['processor_s']:,.0f} shapes/s, {row['num_priced'] / row['processor_s']:,.0f} "
             f"priced/s), {row['most_memory_bytes'] / 1e6:,.0f} MB"
         )
+    for name in [name for name in SPACES if name.endswith(TO_LOSS)]:
+        by_speed = rows[name.removesuffix(TO_LOSS)]
+        rows[name]["rate_over_by_speed"] = by_speed["processor_s"] / rows[name]["processor_s"]
+        print(f"{name}: {rows[name]['rate_over_by_speed']:.2f} of the rate by speed")
     rows["one prediction"] = predict_one(arguments.params, arguments.device)
     print("one prediction: {cold_s:.2e} s cold, {warm_s:.2e} s with every price known".format(**rows["one prediction"]))
     write_record(arguments.json, params=arguments.params, device=arguments.device, results=rows)
@@ -59,19 +69,20 @@ def main() -> None:
 def measure(name: str, params: str, device: str) -> dict[str, Any]:
     """Search one space."""
     from shapewright.core.units import parse_count
-    from shapewright.optimize.search import SearchRequest, search_shapes, usual_model
+    from shapewright.optimize.search import Goal, SearchRequest, search_shapes, usual_model
     from shapewright.prediction.build import build_scenario
 
     question = build_scenario(usual_model(parse_count(params), "llama"), device)
-    result = search_shapes(
-        question,
-        SearchRequest(**SPACES[name]),
-    )
+    goal = Goal(train_tokens=TRAIN_TOKENS) if name.endswith(TO_LOSS) else Goal()
+    start_s = time.process_time()
+    result = search_shapes(question, SearchRequest(**SPACES[name], goal=goal))
+    processor_s = time.process_time() - start_s
     return {
         "num_shapes": result.tally.num_shapes,
         "num_priced": result.tally.priced,
         "num_faster": result.tally.faster,
         "elapsed_s": result.elapsed_s,
+        "processor_s": processor_s,
         "most_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "best_speedup": result.candidates[0].speedup.factor if result.candidates else None,
     }
