@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shapewright.measure.accuracy.evaluate import Accuracy, evaluate_folder
-from shapewright.measure.refit.intervals.rows import FOLDS, price_rows, unseen_rows
+from shapewright.measure.refit.intervals.rows import FOLDS, held_out_rows, price_rows
 
 # Cells of device, format and library with fewer rows are too small to estimate coverage.
 FEWEST_ROWS = 200
@@ -61,7 +61,7 @@ def _cells(rows: list[Accuracy]) -> dict[str, Any]:
 
 def _unseen(data: Path, table: str) -> dict[str, Any]:
     """Coverage and width on held-out rows."""
-    rows = price_rows(table, unseen_rows(data, table))
+    rows = price_rows(table, held_out_rows(data, table))
     covered = ((rows.measured >= rows.low) & (rows.measured <= rows.high)).astype(float)
     cells = covered.groupby([rows.device, rows.dtype, rows.library]).agg(["mean", "size"])
     cells = cells[cells["size"] >= FEWEST_ROWS]

@@ -19,12 +19,12 @@ from shapewright.measure.refit.attention.rows import PHASES, SECTIONS, read_rows
 from shapewright.measure.refit.gemm.rows import LAYER_GEMMS
 from shapewright.measure.refit.intervals.rows import (
     fitted_shapes,
-    is_unseen,
+    held_out_rows,
+    is_held_out,
     label_values,
     only_measured,
     price_rows,
     read_table,
-    unseen_rows,
 )
 from shapewright.measure.refit.record_files import DEVICES
 from shapewright.pricing.attention.price import price_attention
@@ -122,7 +122,7 @@ def gemm_curves(dtypes: Iterable[str]) -> dict[str, Curve]:
 
 def size_curves(data: Path, table: str, word: str) -> dict[str, Curve]:
     """Mean error of the held-out rows of a table, by decade of measured time."""
-    rows = price_rows(table, unseen_rows(data, table))
+    rows = price_rows(table, held_out_rows(data, table))
     rows = rows.assign(error=(rows.predicted / rows.measured - 1.0).abs(), decade=np.floor(np.log10(rows.measured)))
     curves = {}
     for name, part in rows.groupby(word):
@@ -140,7 +140,7 @@ def alignment_curves(data: Path) -> dict[str, Curve]:
         fitted = fitted_shapes(data, gpu)
         errors: dict[int, list[np.ndarray]] = {}
         for name, columns, n, k in _paper_gemms(data, gpu):
-            unseen = is_unseen(n, k, fitted)
+            unseen = is_held_out(n, k, fitted)
             worse = np.minimum(alignment_bytes(n, 16), alignment_bytes(k, 16))
             for width in ALIGNMENT_CLASSES_BYTES:
                 chosen = columns.take(unseen & (worse == width))

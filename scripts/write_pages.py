@@ -45,6 +45,12 @@ _DISTANCES = {
 }
 
 
+def is_shared(parameter: click.Parameter) -> bool:
+    """Whether an option sets a field of the model, workload or layout."""
+    group: str = getattr(parameter, "group", "")
+    return group.partition(",")[0] in SHARED_GROUPS
+
+
 def main() -> int:
     """Write the pages, or compare them with their current content."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -80,8 +86,9 @@ def commands() -> str:
     shared: list[click.Parameter] = []
     for path, command in walk(cli):
         usage = " ".join(["shapewright", *path.split()])
-        own = [parameter for parameter in command.params if getattr(parameter, "group", "") not in SHARED_GROUPS]
-        shared = shared or [parameter for parameter in command.params if parameter not in own]
+        own = [parameter for parameter in command.params if not is_shared(parameter)]
+        fields = [parameter for parameter in command.params if is_shared(parameter)]
+        shared = max(shared, fields, key=len)
         parts += [f"## {usage}", " ".join((command.help or "").partition("\f")[0].split())]
         rows = [record for parameter in own if (record := option_row(parameter))]
         if rows:

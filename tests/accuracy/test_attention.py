@@ -33,7 +33,7 @@ def script() -> ModuleType:
     return load_refit("attention.rows")
 
 
-class Unseen(NamedTuple):
+class HeldOut(NamedTuple):
     """Prices of rows of held-out head layouts, as the package prices them, and their measurements. [s]"""
 
     predicted: np.ndarray
@@ -44,7 +44,7 @@ class Unseen(NamedTuple):
 
 
 @cache
-def price_unseen(script: ModuleType, name: str, section: str, phase: str, *, uncalibrated: bool = False) -> Unseen:
+def price_held_out(script: ModuleType, name: str, section: str, phase: str, *, uncalibrated: bool = False) -> HeldOut:
     """Price a device's held-out rows; a section of another library begins with the library's name."""
     folder = measured_file(f"attention_{phase}.parquet").parent
     library, _, plain = section.rpartition("/")
@@ -67,7 +67,7 @@ def price_unseen(script: ModuleType, name: str, section: str, phase: str, *, unc
         )
         price = price_attention(operation, device, record, hot_cache=True, library=version, kernel=kernel)
         parts.append((price.time_s, price.low_s, price.high_s, price.roofline_s, part.latency_s.to_numpy()))
-    return Unseen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return HeldOut(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def error(predicted: object, measured: np.ndarray) -> float:
@@ -76,20 +76,20 @@ def error(predicted: object, measured: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("section", "phase", "name"), CASES)
-def test_unseen_head_layouts(script: ModuleType, section: str, phase: str, name: str) -> None:
+def test_held_out_head_layouts(script: ModuleType, section: str, phase: str, name: str) -> None:
     """Mean error stays within the limit."""
-    unseen = price_unseen(script, name, section, phase)
+    held_out = price_held_out(script, name, section, phase)
 
-    assert error(unseen.predicted, unseen.measured) <= LIMITS[f"{section}/{phase}"][name]
+    assert error(held_out.predicted, held_out.measured) <= LIMITS[f"{section}/{phase}"][name]
 
 
 @pytest.mark.parametrize(("phase", "name"), [(phase, name) for phase, limits in BORROWED.items() for name in limits])
 def test_borrowed_records(script: ModuleType, phase: str, name: str) -> None:
     """Priced without its own record, a device stays within the limit, and most rows within the interval."""
-    unseen = price_unseen(script, name, "16bit", phase, uncalibrated=True)
+    held_out = price_held_out(script, name, "16bit", phase, uncalibrated=True)
 
-    assert error(unseen.predicted, unseen.measured) <= BORROWED[phase][name]
-    assert float(np.mean((unseen.measured >= unseen.low) & (unseen.measured <= unseen.high))) >= 0.75
+    assert error(held_out.predicted, held_out.measured) <= BORROWED[phase][name]
+    assert float(np.mean((held_out.measured >= held_out.low) & (held_out.measured <= held_out.high))) >= 0.75
 
 
 @pytest.mark.parametrize(
@@ -98,41 +98,41 @@ def test_borrowed_records(script: ModuleType, phase: str, name: str) -> None:
 )
 def test_borrowed_decode_of_other_kernels(script: ModuleType, section: str, name: str) -> None:
     """Kernels and cache formats that the nearest donor lacks are priced by the most similar decode kernel."""
-    unseen = price_unseen(script, name, section, "decode", uncalibrated=True)
+    held_out = price_held_out(script, name, section, "decode", uncalibrated=True)
 
-    assert error(unseen.predicted, unseen.measured) <= ALL_LIMITS["attention_borrowed_decode"][section][name]
+    assert error(held_out.predicted, held_out.measured) <= ALL_LIMITS["attention_borrowed_decode"][section][name]
 
 
 @pytest.mark.parametrize(("name", "limit"), ALL_LIMITS["attention_borrowed_prefill"]["fp8"].items())
 def test_borrowed_arithmetic_in_8_bits(script: ModuleType, name: str, limit: float) -> None:
     """8-bit kernels that the donor lacks are its 16-bit ones, scaled by the ratio of other families."""
-    unseen = price_unseen(script, name, "fp8", "prefill", uncalibrated=True)
+    held_out = price_held_out(script, name, "fp8", "prefill", uncalibrated=True)
 
-    assert error(unseen.predicted, unseen.measured) <= limit
+    assert error(held_out.predicted, held_out.measured) <= limit
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_the_limits_can_fail(script: ModuleType, phase: str) -> None:
     """The plain roofline on the same rows is far outside every limit."""
-    unseen = price_unseen(script, "h100-sxm-80gb", "16bit", phase)
+    held_out = price_held_out(script, "h100-sxm-80gb", "16bit", phase)
 
-    assert error(unseen.roofline, unseen.measured) > 0.4
+    assert error(held_out.roofline, held_out.measured) > 0.4
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("section", ["16bit", "sglang/16bit"])
 def test_interval_coverage(script: ModuleType, section: str, phase: str) -> None:
-    """Over all devices, 83 to 97 % of a library's unseen rows lie inside the 90 % interval."""
+    """Over all devices, 83 to 97 % of a library's held-out rows lie inside the 90 % interval."""
     inside = []
     for name in LIMITS[f"{section}/{phase}"]:
-        unseen = price_unseen(script, name, section, phase)
-        inside.append((unseen.measured >= unseen.low) & (unseen.measured <= unseen.high))
+        held_out = price_held_out(script, name, section, phase)
+        inside.append((held_out.measured >= held_out.low) & (held_out.measured <= held_out.high))
 
     assert 0.83 <= float(np.mean(np.concatenate(inside))) <= 0.97
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_a_library_is_priced_with_its_own_kernels(script: ModuleType, phase: str) -> None:
+def test_libraries_are_priced_with_their_kernels(script: ModuleType, phase: str) -> None:
     """On L40S sglang runs flashinfer: the kernels that price models are at least twice as wrong about it."""
     folder = measured_file(f"attention_{phase}.parquet").parent
     source = script.OTHER_SECTIONS["16bit"]

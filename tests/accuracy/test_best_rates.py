@@ -41,8 +41,8 @@ def best(script: ModuleType) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["mi300x", "mi325x", "mi355x"])
-def test_factors_are_those_of_todays_rules(name: str, script: ModuleType, best: dict[str, Any]) -> None:
-    """With the factor that ships, a device's best GEMM is as near to its best rate as measured devices' are."""
+def test_factors_equal_the_current_rules(name: str, script: ModuleType, best: dict[str, Any]) -> None:
+    """With the packaged factor, the best GEMM of a device is as close to its best rate as on measured devices."""
     exact = [script.ratio_at_best(row) for row in best.values() if row.record.transfer == "exact"]
 
     assert len(exact) == 3
@@ -50,7 +50,7 @@ def test_factors_are_those_of_todays_rules(name: str, script: ModuleType, best: 
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
-def test_a_best_rate_mends_an_older_record(name: str, script: ModuleType, best: dict[str, Any]) -> None:
+def test_best_rate_corrects_an_older_record(name: str, script: ModuleType, best: dict[str, Any]) -> None:
     """MI250X's record, lent to a device that was measured: error of all its GEMMs with its best rate known.
 
     The usual ratio is that of the other devices, so that nothing of the judged one but its best GEMM is known.

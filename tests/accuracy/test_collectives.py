@@ -42,8 +42,8 @@ def judge(name: str, rows: Any, *, uncalibrated: bool = False) -> tuple[Any, Any
 
 
 @pytest.mark.parametrize("name", list(LIMITS["collectives"]))
-def test_unseen_sizes(name: str) -> None:
-    """Mean error over held-out (operation, group, message) cells stays within the limit; the roofline's is far off."""
+def test_held_out_sizes(name: str) -> None:
+    """Mean error over held-out (operation, group, message) cells stays within the limit; the roofline's does not."""
     script = load_refit("collectives")
     import pandas as pd
 

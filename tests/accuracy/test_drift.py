@@ -30,7 +30,7 @@ def test_predictions_stay_near_the_grid(script: ModuleType, capsys: pytest.Captu
     assert [each.part for each in movements if each.is_beyond] == []
 
 
-def test_moves_are_measured_and_judged(script: ModuleType) -> None:
+def test_drift_is_measured_and_compared_with_limits(script: ModuleType) -> None:
     """Two of twenty GEMMs move by 4 and 30 %: the median passes, the largest exceeds its limit and is named."""
     old = {"products/h100-sxm-80gb": [1e-3] * 20}
     new = {"products/h100-sxm-80gb": [1e-3] * 18 + [1.04e-3, 1.3e-3]}
@@ -43,7 +43,7 @@ def test_moves_are_measured_and_judged(script: ModuleType) -> None:
     assert "BEYOND" in script.describe([found], "0.1.0")
 
 
-def test_a_small_move_passes_and_a_lost_prediction_does_not(script: ModuleType) -> None:
+def test_small_drift_passes_and_a_missing_prediction_fails(script: ModuleType) -> None:
     """One cell of a thousand that moves by 4 % is fine; one that is no longer predicted is not."""
     old = {"attention/l4": [1e-3] * 1000}
     (moved,) = script.compare(old, {"attention/l4": [1.04e-3] + [1e-3] * 999})

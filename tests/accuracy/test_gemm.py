@@ -39,7 +39,7 @@ def calibrate() -> ModuleType:
     return load_refit("gemm.physics")
 
 
-def price_unseen(
+def price_held_out(
     calibrate: ModuleType,
     name: str,
     dtype: str,
@@ -47,19 +47,19 @@ def price_unseen(
     *,
     physics_only: bool = False,
 ) -> tuple[Any, GemmPrice]:
-    """Rows that no fit saw, and their prices as the package prices."""
+    """Held-out rows, and their prices as the package prices."""
     source = next(source for source in calibrate.SOURCES if (source.device, source.dtype) == (name, dtype))
-    unseen = unseen_rows(calibrate, source)
-    unseen = unseen[unseen.library == library] if library else unseen
+    held_out = held_out_rows(calibrate, source)
+    held_out = held_out[held_out.library == library] if library else held_out
     device = load_device(name)
     record = load_record("gemm", device.with_pricing(physics_only=physics_only))
-    dims = {letter: unseen[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
+    dims = {letter: held_out[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
     operation = Gemm(name="x", dtype=dtype, layout=source.layout, **dims)
-    return unseen, price_gemm(operation, device, record, hot_cache=source.hot_cache, library=library)
+    return held_out, price_gemm(operation, device, record, hot_cache=source.hot_cache, library=library)
 
 
 @cache
-def unseen_rows(calibrate: ModuleType, source: Any) -> Any:
+def held_out_rows(calibrate: ModuleType, source: Any) -> Any:
     """The fifth of a table's (n, k) shapes that is held out."""
     folder = measured_file(source.table.split(",")[0]).parent
     return calibrate.split_by_shape(source.rows(folder))[1]
@@ -73,16 +73,16 @@ def mean_error(
     *,
     physics_only: bool = False,
 ) -> float:
-    """Mean |predicted / measured - 1| over the unseen rows, priced as the package prices."""
-    unseen, price = price_unseen(calibrate, name, dtype, library, physics_only=physics_only)
+    """Mean |predicted / measured - 1| over the held-out rows, priced as the package prices."""
+    held_out, price = price_held_out(calibrate, name, dtype, library, physics_only=physics_only)
     overhead = load_record("gemm", load_device(name)).provenance["sections"][dtype].get("collector_overhead_s", 0.0)
-    return float(np.mean(np.abs((price.time_s + overhead) / unseen.latency_s.to_numpy() - 1.0)))
+    return float(np.mean(np.abs((price.time_s + overhead) / held_out.latency_s.to_numpy() - 1.0)))
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, dtype) for name, dtypes in LIMITS["gemm_all"].items() for dtype in dtypes]
 )
-def test_middle_of_libraries(calibrate: ModuleType, name: str, dtype: str) -> None:
+def test_mean_of_libraries(calibrate: ModuleType, name: str, dtype: str) -> None:
     """Without a library the price is the mean of the measured ones; their spread is part of this error."""
     assert mean_error(calibrate, name, dtype) <= LIMITS["gemm_all"][name][dtype]
 
@@ -96,7 +96,7 @@ def test_one_library(calibrate: ModuleType, library: str, name: str, dtype: str)
 
 
 @pytest.mark.parametrize(("name", "limit"), LIMITS["gemm_physics"].items())
-def test_physics_alone(calibrate: ModuleType, name: str, limit: float) -> None:
+def test_physics_only(calibrate: ModuleType, name: str, limit: float) -> None:
     """The formulas are accurate without the learned corrections."""
     assert mean_error(calibrate, name, "bf16", physics_only=True) <= limit
 
@@ -110,14 +110,14 @@ def test_paper_tables(calibrate: ModuleType, name: str, part: str) -> None:
     """
     measured_file("paper_layers.csv")
     source = next(source for source in calibrate.SOURCES if source.device == name)
-    unseen = unseen_rows(calibrate, source)
-    unseen = unseen[unseen.slowest.astype(bool) == (part == "layers")]
+    held_out = held_out_rows(calibrate, source)
+    held_out = held_out[held_out.slowest.astype(bool) == (part == "layers")]
     device = load_device(name)
     record = load_record("gemm", device)
     overhead_s = record.provenance["sections"]["fp16"]["collector_overhead_s"]
 
     errors = []
-    for log, rows in unseen.groupby("log"):
+    for log, rows in held_out.groupby("log"):
         dims = {letter: rows[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
         operation = Gemm(name="x", dtype="fp16", layout=source.layout, **dims)
         price = price_gemm(operation, device, record, library=paper_library(record, str(log), GEMMS_ALONE))
@@ -128,21 +128,21 @@ def test_paper_tables(calibrate: ModuleType, name: str, part: str) -> None:
 
 @pytest.mark.parametrize("part", ["sweeps", "layers"])
 def test_paper_tables_on_a100(calibrate: ModuleType, part: str) -> None:
-    """On A100 kernels come from today's libraries, what is odd or narrow from the paper, whose unseen rows judge both.
+    """Kernels of A100 are fitted to current libraries, odd and narrow sizes to the paper: held-out rows of the paper.
 
-    Batches of the layers are the slowest of many iterations: they are judged with what that adds to the seen ones.
+    Batches of the layers are the slowest of many iterations; the excess over the fitted rows is added.
     """
-    _, unseen = calibrate.split_odd_sizes(measured_file("paper_layers.csv").parent, "a100")
-    unseen = unseen[unseen.scale == ("scale" if part == "sweeps" else "scale_slowest")]
+    _, held_out = calibrate.split_odd_sizes(measured_file("paper_layers.csv").parent, "a100")
+    held_out = held_out[held_out.scale == ("scale" if part == "sweeps" else "scale_slowest")]
     device = load_device("a100-sxm-80gb" if part == "sweeps" else "a100-sxm-40gb")  # sweeps hardly touch memory
     record = load_record(
         "gemm", device.with_pricing(physics_only=True)
     )  # the paper's libraries are older than the record's
-    dims = {letter: unseen[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
+    dims = {letter: held_out[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
     price = price_gemm(Gemm(name="x", dtype="fp16", layout="NN", **dims), device, record)
     report = record.provenance["sections"]["bf16"]["alignment"]
     predicted_s = price.time_s + report["collector_overhead_s" if part == "sweeps" else "slowest_batch_extra_s"]
-    error = np.abs(predicted_s / unseen.latency_s.to_numpy() - 1.0)
+    error = np.abs(predicted_s / held_out.latency_s.to_numpy() - 1.0)
 
     assert float(np.mean(error)) <= LIMITS["gemm_paper"][part]["a100-sxm-80gb"]
 
@@ -151,12 +151,12 @@ def test_the_limits_can_fail(calibrate: ModuleType) -> None:
     """The plain roofline on the same rows is far outside every limit."""
     folder = measured_file("gemm.parquet").parent
     source = next(source for source in calibrate.SOURCES if source.device == "h100-sxm-80gb")
-    _, unseen = calibrate.split_by_shape(source.rows(folder))
+    _, held_out = calibrate.split_by_shape(source.rows(folder))
     device = load_device(source.device)
-    dims = {letter: unseen[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
+    dims = {letter: held_out[letter].to_numpy() for letter in ("m", "n", "k", "batch")}
     price = price_gemm(Gemm(name="x", **dims), device, load_record("gemm", device))
 
-    assert float(np.mean(np.abs(price.roofline_s / unseen.latency_s.to_numpy() - 1.0))) > 0.3
+    assert float(np.mean(np.abs(price.roofline_s / held_out.latency_s.to_numpy() - 1.0))) > 0.3
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ def test_records_carry_their_provenance(path: Path) -> None:
 @pytest.mark.parametrize(("library", "name", "dtype"), EVERY_LIBRARY)
 def test_interval_covers_ninety_percent(calibrate: ModuleType, library: str, name: str, dtype: str) -> None:
     """The interval covers 85 to 95 % of the held-out fifth."""
-    unseen, price = price_unseen(calibrate, name, dtype, library)
-    inside = (unseen.latency_s >= price.low_s) & (unseen.latency_s <= price.high_s)
+    held_out, price = price_held_out(calibrate, name, dtype, library)
+    inside = (held_out.latency_s >= price.low_s) & (held_out.latency_s <= price.high_s)
 
     assert 0.85 <= float(np.mean(inside)) <= 0.95
 
@@ -187,15 +187,17 @@ def test_interval_covers_ninety_percent(calibrate: ModuleType, library: str, nam
 @pytest.mark.parametrize(
     ("library", "name"), [(library, name) for library, devices in LIMITS["gemm_library"].items() for name in devices]
 )
-def test_what_was_learned_ranks_no_worse_than_physics(calibrate: ModuleType, library: str, name: str) -> None:
+def test_residuals_do_not_worsen_ranking(calibrate: ModuleType, library: str, name: str) -> None:
     """Among held-out shapes of one n k at one m >= 256, the first choice loses less to the measured best."""
-    unseen, learned = price_unseen(calibrate, name, "bf16", library)
-    _, physics = price_unseen(calibrate, name, "bf16", library, physics_only=True)
-    unseen = unseen.assign(parameters=unseen.n * unseen.k)
-    large = (unseen.m >= 256).to_numpy()
+    held_out, learned = price_held_out(calibrate, name, "bf16", library)
+    _, physics = price_held_out(calibrate, name, "bf16", library, physics_only=True)
+    held_out = held_out.assign(parameters=held_out.n * held_out.k)
+    large = (held_out.m >= 256).to_numpy()
 
     regrets = [
-        load_refit("gemm.residual").ranking_regret(unseen[large], np.asarray(price.time_s)[large], ["m", "parameters"])
+        load_refit("gemm.residual").ranking_regret(
+            held_out[large], np.asarray(price.time_s)[large], ["m", "parameters"]
+        )
         for price in (learned, physics)
     ]
 
@@ -228,7 +230,7 @@ def test_unmeasured_device(name: str, dtype: str, limit: float, calibrate: Modul
 
 
 @pytest.mark.parametrize(("name", "limit"), LIMITS["gemm_borrowed_v100"].items())
-def test_rules_of_transfer_on_a_device_they_were_not_made_on(name: str, limit: float, calibrate: ModuleType) -> None:
+def test_transfer_rules_on_a_held_out_device(name: str, limit: float, calibrate: ModuleType) -> None:
     """The transfer rules were chosen on Ampere to Blackwell; V100's aligned GEMMs are held out."""
     rows = calibrate.layer_rows("v100", (name,))(measured_file("paper_layers.csv").parent)
     device = load_device("v100-sxm2-16gb")

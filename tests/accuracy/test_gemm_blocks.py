@@ -29,7 +29,7 @@ def gemms_s(tokens: int, pairs: list[tuple[int, int]], slow_cases: dict[str, Any
     return float(np.sum(predict_rows(rows, {**SECTION, "slow_cases": slow_cases}, RATES, "NT")))
 
 
-def test_a_fit_to_blocks_finds_what_they_were_made_with() -> None:
+def test_fit_recovers_the_parameters_of_generated_blocks() -> None:
     """MLPs are 4h x h and h x 4h, attention 3h x h and h x h and a mask, a layer all four and the mask.
 
     Widths are those at which far pages cost a part of their rate; every third one judges.
@@ -42,8 +42,8 @@ def test_a_fit_to_blocks_finds_what_they_were_made_with() -> None:
             mask_s = 0.0 if kind == "mlp" else MASK_S
             rows.append((kind, 8192, h, gemms_s(8192, pairs, truth) + mask_s + OTHER_S, OTHER_S))
     blocks = pd.DataFrame(rows, columns=["kind", "tokens", "hidden_size", "measured_s", "other_s"])
-    is_unseen = (blocks.hidden_size // 1024 % 3 == 0).to_numpy()
-    cases, report = fit_blocks(blocks, is_unseen, SECTION, [], RATES)
+    is_held_out = (blocks.hidden_size // 1024 % 3 == 0).to_numpy()
+    cases, report = fit_blocks(blocks, is_held_out, SECTION, [], RATES)
 
     assert report["mask_s"] == pytest.approx(MASK_S, rel=0.02)
     assert cases["reach_bytes"] == pytest.approx(truth["reach_bytes"], rel=0.05)

@@ -1,4 +1,4 @@
-"""fp32 GEMMs on shapes that no fit saw, and on devices priced with another device's record."""
+"""fp32 GEMMs on held-out shapes, and on devices priced with another device's record."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_recorded_errors(name: str) -> None:
     assert 0.88 <= report["covered_kernels"] <= 0.92
 
 
-def test_unseen_shapes() -> None:
-    """Fitted again without a fifth of the shapes, T4 is as near on those as its record states."""
+def test_held_out_shapes() -> None:
+    """Refitted without a fifth of the shapes, T4 has the error on them that its record states."""
     refit = load_refit("gemm.fp32")
     rows = refit.read_rows(measured_file("gemm_fp32.parquet").parent, "t4")
     found = refit.learn_device(rows, load_device("t4"), {}).report

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 
 
 class LeftOut(NamedTuple):
-    """Layers, and their prices by sections that did not see their model."""
+    """Layers, and their prices by sections fitted without their model."""
 
     rows: Any
     predicted: Any
@@ -39,7 +39,7 @@ def script() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def left_out(script: ModuleType) -> LeftOut:
-    """Each model priced by a section fitted on the two others."""
+    """Each model priced by a section fitted to the two others."""
     rows = script.read_rows(measured_file("linear_layers.parquet").parent)
     today = load_record("gemm", load_device(NAME)).parameters["dtypes"]["bf16"]
     return LeftOut(rows, script.predict_left_out(rows, rows.model.to_numpy(), today))
@@ -105,7 +105,7 @@ def test_left_out_models_beat_todays_libraries(left_out: LeftOut) -> None:
     assert np.mean(np.abs(left_out.predicted / measured - 1.0)) < np.mean(np.abs(scaled / measured - 1.0)) - 0.01
 
 
-def test_models_of_today_are_priced_without_it() -> None:
+def test_current_models_are_priced_without_the_section() -> None:
     """Neither a price without a library nor one of an unmeasured library uses the section of old software."""
     device = load_device(NAME)
     record = load_record("gemm", device)
@@ -118,7 +118,7 @@ def test_models_of_today_are_priced_without_it() -> None:
     assert older > 1.05 * today
 
 
-def test_the_record_says_how_wrong_the_section_is() -> None:
+def test_record_states_the_error_of_the_section() -> None:
     """The record states held-out errors, interval coverage and the command."""
     record = load_record("gemm", load_device(NAME))
     report = record.provenance["reports"]["fp16, vidur: models left out"]

@@ -30,20 +30,20 @@ def script() -> ModuleType:
 
 
 @cache
-def unseen(table: str) -> Any:
+def held_out(table: str) -> Any:
     """Return held-out rows of a table with their prices."""
     rows = load_refit("intervals.rows")
     folder = measured_file(f"{table}.parquet").parent
-    found = rows.price_rows(table, rows.sampled(rows.unseen_rows(folder, table), ROWS))
+    found = rows.price_rows(table, rows.sampled(rows.held_out_rows(folder, table), ROWS))
     return found.assign(
         covered=(found.measured >= found.low) & (found.measured <= found.high), width=np.log(found.high / found.low)
     )
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_nine_of_ten_unseen_rows_lie_inside(table: str) -> None:
-    """88 to 93 % of a table's unseen rows, and no cell of device, format and library is far off."""
-    rows = unseen(table)
+def test_interval_covers_90_percent_of_held_out_rows(table: str) -> None:
+    """88 to 93 % of a table's held-out rows, and no cell of device, format and library is far outside it."""
+    rows = held_out(table)
     cells = rows.groupby(["device", "dtype", "library"]).covered.agg(["mean", "size"])
     cells = cells[cells["size"] >= FEWEST_ROWS]
     outside = cells[(cells["mean"] < 0.85) | (cells["mean"] > 0.95)]
@@ -53,15 +53,15 @@ def test_nine_of_ten_unseen_rows_lie_inside(table: str) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_intervals_are_no_wider_than_they_were(table: str) -> None:
+def test_intervals_do_not_get_wider(table: str) -> None:
     """The mean logarithmic width stays within its limit, so that coverage is not reached by width."""
-    assert unseen(table).width.mean() <= LIMITS["mean_width"][table]
+    assert held_out(table).width.mean() <= LIMITS["mean_width"][table]
 
 
 @pytest.mark.parametrize("table", ["gemm", "attention_prefill", "attention_decode", "moe"])
-def test_interval_widens_where_it_must(table: str) -> None:
+def test_interval_is_wider_for_unmeasured_cases(table: str) -> None:
     """Short times and long ones are covered alike, within a few percent."""
-    rows = unseen(table)
+    rows = held_out(table)
     tiny, large = rows[rows.predicted < 2e-5], rows[rows.predicted > 1e-3]
 
     for part in (tiny, large):
@@ -69,8 +69,8 @@ def test_interval_widens_where_it_must(table: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["attention", "moe", "collectives"])
-def test_stretches_cover_shapes_they_were_not_made_of(kind: str) -> None:
-    """Made of half of the unseen shapes, intervals cover 88 to 93 % of the other half."""
+def test_stretched_intervals_cover_held_out_shapes(kind: str) -> None:
+    """Fitted to half of the held-out shapes, intervals cover 88 to 93 % of the other half."""
     folder = Path(__file__).parents[2] / "src/shapewright/pricing/data/intervals"
     report = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))["held_out"]
 
@@ -79,8 +79,8 @@ def test_stretches_cover_shapes_they_were_not_made_of(kind: str) -> None:
     assert report["cells"] - report["cells_inside"] <= LIMITS["crossed_cells_outside"][kind]
 
 
-def test_older_software_covers_a_model_it_was_not_made_of(script: ModuleType) -> None:
-    """Of each model of the collection of 2024, 80 % and more lie inside an interval made of the others."""
+def test_older_software_covers_a_held_out_model(script: ModuleType) -> None:
+    """Of each model of the collection of 2024, 80 % and more lie inside an interval fitted to the others."""
     folder = measured_file("linear_layers.parquet").parent
     columns = script.with_labels(script.read_table(folder, "linear_layers"), library="")
     rows = script.price_rows("linear_layers", columns)
@@ -110,7 +110,7 @@ def test_devices_left_out_are_covered_in_the_mean(table: str, most: float, scrip
 def test_unknown_libraries_on_devices_left_out_are_covered(table: str, most: float, script: ModuleType) -> None:
     """With device and library both unmeasured, the interval includes both errors."""
     rows = load_refit("intervals.rows")
-    columns = rows.sampled(rows.unseen_rows(measured_file(f"{table}.parquet").parent, table), ROWS // 2)
+    columns = rows.sampled(rows.held_out_rows(measured_file(f"{table}.parquet").parent, table), ROWS // 2)
     words = {"library": "another"} | ({"kernel": "another"} if table != "gemm" else {})
     found = script.price_rows(table, script.with_labels(columns, **words), uncalibrated=True)
     covered = ((found.measured >= found.low) & (found.measured <= found.high)).groupby(found.device).mean()
@@ -120,7 +120,7 @@ def test_unknown_libraries_on_devices_left_out_are_covered(table: str, most: flo
 
 
 @pytest.mark.parametrize(("part", "most"), LIMITS["uncovered_products"].items())
-def test_layers_of_other_generations_and_makers_lie_inside(part: str, most: float, script: ModuleType) -> None:
+def test_layers_of_other_generations_and_vendors_are_covered(part: str, most: float, script: ModuleType) -> None:
     """GEMMs of the paper's layers on A100, V100 and MI250X, each priced as an unmeasured device."""
     rows = script.borrowed_paper_rows(measured_file("paper_layers.csv").parent)
     rows = rows[rows.table == f"paper_layers/{part}"]
@@ -130,7 +130,7 @@ def test_layers_of_other_generations_and_makers_lie_inside(part: str, most: floa
 
 
 @pytest.mark.parametrize(("name", "most"), LIMITS["uncovered_blocks"].items())
-def test_blocks_of_another_makers_chip_lie_inside(name: str, most: float, script: ModuleType) -> None:
+def test_blocks_of_another_vendor_are_covered(name: str, most: float, script: ModuleType) -> None:
     """Errors common to all GEMMs of a device do not cancel in its MLPs: MI250X priced as unmeasured."""
     layers = script.read_table(measured_file("paper_layers.csv").parent, "paper_layers")
     layers = layers.take(script.label_values(layers, "gpu") == "mi250x")

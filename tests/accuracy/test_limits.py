@@ -25,7 +25,7 @@ def limits_of(text: str) -> dict[str, float]:
 
 
 def flatten(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers of nested tables, by dotted name."""
+    """Numbers of nested tables by dotted name."""
     for key, value in table.items():
         name = f"{path}.{key}" if path else key
         if isinstance(value, dict):
@@ -35,12 +35,12 @@ def flatten(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, float]
 
 
 def looser_than(old: dict[str, float], new: dict[str, float]) -> list[str]:
-    """Names of limits that both have and that grew."""
+    """Names of limits in both that became looser."""
     return [name for name, value in new.items() if name in old and value > old[name] + 1e-12]
 
 
 def history() -> Iterator[str]:
-    """Earlier texts of the file, as git has them."""
+    """Earlier versions of the file in the git history."""
     git = shutil.which("git")
     if git is None:
         pytest.skip("limits are compared with their history, and git is not here")
@@ -68,7 +68,7 @@ def test_limits_only_tighten() -> None:
     assert all(len(reason) > 20 for reason in reasons.values())
 
 
-def test_a_looser_limit_is_seen() -> None:
+def test_looser_limit_is_reported() -> None:
     """Both kinds of limit are checked: errors may not grow and rank correlations may not fall."""
     old = limits_of("[gemm]\na = 0.05\n[training.kendall_tau]\nall = 0.9\n")
 

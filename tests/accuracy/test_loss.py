@@ -1,4 +1,4 @@
-"""The law of loss against public losses of models that no fit saw."""
+"""The law of loss against public losses of held-out models."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_intervals_of_models_left_out(rows: LossRows, left_out: tuple[Array, Arr
 
 
 def test_large_models_are_ordered_by_small_ones(rows: LossRows) -> None:
-    """Of Morph's largest models, all pairs are ordered right by a fit to those below."""
+    """Of Morph's largest models, a fit to the smaller ones orders all pairs correctly."""
     large = (rows.source == "morph") & (np.asarray(rows.shape.num_parameters) > 1.2e8)
     predicted = fit_sources(rows.take(~large)).predict(rows.take(large))
     actual = rows.loss_nats[large]

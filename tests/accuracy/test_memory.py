@@ -42,7 +42,7 @@ def needed_share(run: PublishedRun) -> float:
     return estimate_memory(run.config, run.workload, run.layout).total_bytes / run.device.memory_bytes
 
 
-def test_jobs_that_ran_fit(runs: list[PublishedRun]) -> None:
+def test_published_jobs_fit(runs: list[PublishedRun]) -> None:
     """Published runs that are refused are only those with incomplete recipes."""
     refused = Counter(run.software for run in runs if needed_share(run) > 1.0)
 
@@ -50,13 +50,13 @@ def test_jobs_that_ran_fit(runs: list[PublishedRun]) -> None:
     assert {name: num for name, num in refused.items() if num > REFUSED_AT_MOST.get(name, 0)} == {}
 
 
-def test_jobs_with_experts_that_ran_fit(expert_runs: list[PublishedRun]) -> None:
+def test_published_expert_jobs_fit(expert_runs: list[PublishedRun]) -> None:
     """Of mixtures of experts too: fused activations, narrow inputs and 16-bit gradients are what their recipes have."""
     assert len(expert_runs) > 70
     assert sum(needed_share(run) > 1.0 for run in expert_runs) <= EXPERTS_REFUSED_AT_MOST
 
 
-def test_micro_batches_that_were_made_large_fill_most_of_the_device(runs: list[PublishedRun]) -> None:
+def test_tuned_micro_batches_fill_most_of_the_device(runs: list[PublishedRun]) -> None:
     """Micro-batches of 3, 10 or 18 were tuned to fill the memory; estimates must fill most of it too."""
     shares = [needed_share(run) for run in runs if run.software == "fsdp-2023"]
 

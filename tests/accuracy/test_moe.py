@@ -39,7 +39,7 @@ def script() -> ModuleType:
 
 
 @cache
-def price_unseen(script: ModuleType, uncalibrated: bool = False) -> tuple[Chunk, ...]:
+def price_held_out(script: ModuleType, uncalibrated: bool = False) -> tuple[Chunk, ...]:
     """Rows of held-out layouts that some kernel's fit could have seen, priced as the package prices them."""
     table = script.read_table(measured_file("moe.parquet").parent)
     layouts = table.drop_duplicates([*script.LAYOUT, "kernel", "device"]).groupby(["device", "kernel"]).size()
@@ -55,7 +55,7 @@ def price_unseen(script: ModuleType, uncalibrated: bool = False) -> tuple[Chunk,
 
 def chosen(script: ModuleType, library: str, name: str, dtype: str, *, uncalibrated: bool = False) -> Iterator[Chunk]:
     """Chunks of one library, device and dtype."""
-    chunks = price_unseen(script, uncalibrated)
+    chunks = price_held_out(script, uncalibrated)
     found = [each for each in chunks if (each.library, each.device, each.dtype) == (library, name, dtype)]
     assert found
     yield from found
@@ -68,7 +68,7 @@ def error(chunks: Iterator[Chunk], field: str = "predicted") -> float:
 
 
 @pytest.mark.parametrize(("library", "name", "dtype"), CASES)
-def test_unseen_layouts(script: ModuleType, library: str, name: str, dtype: str) -> None:
+def test_held_out_layouts(script: ModuleType, library: str, name: str, dtype: str) -> None:
     """Mean error stays within the limit, over token counts, shardings and distributions."""
     assert error(chosen(script, library, name, dtype)) <= LIMITS[library][name][dtype]
 
@@ -76,9 +76,9 @@ def test_unseen_layouts(script: ModuleType, library: str, name: str, dtype: str)
 @pytest.mark.parametrize(("library", "name", "dtype"), BORROWED_CASES)
 def test_borrowed_records(script: ModuleType, library: str, name: str, dtype: str) -> None:
     """Priced without its own record, a device stays within the limit."""
-    unseen = chosen(script, library, name, dtype, uncalibrated=True)
+    held_out = chosen(script, library, name, dtype, uncalibrated=True)
 
-    assert error(unseen) <= BORROWED[library][name][dtype]
+    assert error(held_out) <= BORROWED[library][name][dtype]
 
 
 def test_the_limits_can_fail(script: ModuleType) -> None:
@@ -88,8 +88,10 @@ def test_the_limits_can_fail(script: ModuleType) -> None:
 
 
 def test_interval_coverage(script: ModuleType) -> None:
-    """Of the unseen rows 80 to 97 % lie inside the 90 % interval."""
-    inside = [(each.measured >= each.prices.low) & (each.measured <= each.prices.high) for each in price_unseen(script)]
+    """Of the held-out rows 80 to 97 % lie inside the 90 % interval."""
+    inside = [
+        (each.measured >= each.prices.low) & (each.measured <= each.prices.high) for each in price_held_out(script)
+    ]
 
     assert 0.80 <= float(np.mean(np.concatenate(inside))) <= 0.97
 

@@ -1,4 +1,4 @@
-"""Plans against published training throughput: no layout of its beats the best plan, and they keep their order."""
+"""Plans against published training throughput: no published layout is faster, and the order of layouts is kept."""
 
 from __future__ import annotations
 

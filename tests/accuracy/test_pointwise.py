@@ -19,7 +19,7 @@ LIMITS = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encodin
 
 
 @pytest.mark.parametrize("model", ["Llama-2-7b-hf", "Qwen-72B", "phi-2"])
-def test_unseen_models(model: str) -> None:
+def test_held_out_models(model: str) -> None:
     """Fitted on the other two models, the mean error on this one stays within the limit."""
     script = load_refit("pointwise")
     import pandas as pd
@@ -27,11 +27,11 @@ def test_unseen_models(model: str) -> None:
     rows = pd.read_parquet(measured_file("pointwise.parquet"))
     device = load_device("a100-sxm-80gb")
     sheet = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
-    others, unseen = rows[rows.model != model], rows[rows.model == model]
-    unseen = unseen[np.isin(script.kinds_of(unseen), script.kinds_of(others))]
-    predicted = script.predict(script.fit(others, *sheet), unseen, *sheet)
+    others, held_out = rows[rows.model != model], rows[rows.model == model]
+    held_out = held_out[np.isin(script.kinds_of(held_out), script.kinds_of(others))]
+    predicted = script.predict(script.fit(others, *sheet), held_out, *sheet)
 
-    assert float(np.mean(np.abs(predicted / unseen.latency_s.to_numpy() - 1.0))) <= LIMITS[model]
+    assert float(np.mean(np.abs(predicted / held_out.latency_s.to_numpy() - 1.0))) <= LIMITS[model]
 
 
 def test_record_reproduces_its_fit() -> None:

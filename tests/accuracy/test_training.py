@@ -62,11 +62,11 @@ def test_models_left_out(name: str) -> None:
     errors = []
     for group in sorted(set(groups)):
         seen = [run for run, other in zip(chosen, groups, strict=True) if other != group]
-        unseen = [run for run, other in zip(chosen, groups, strict=True) if other == group]
+        held_out = [run for run, other in zip(chosen, groups, strict=True) if other == group]
         # Some 25 rows, evenly picked, tell the numbers as well, and are quicker.
         software = script.apply(generation.software, script.fit(generation, seen[:: 1 + len(seen) // 25]))
-        step_s = script.predict_steps(software, unseen)
-        errors += list(np.abs(np.array([run.step_s for run in unseen]) / step_s - 1.0))
+        step_s = script.predict_steps(software, held_out)
+        errors += list(np.abs(np.array([run.step_s for run in held_out]) / step_s - 1.0))
 
     assert float(np.mean(errors)) <= LIMITS["held_out"][name]
 
@@ -146,7 +146,7 @@ def test_published_steps_of_megatron_2022(size: str) -> None:
     assert found == pytest.approx(MEGATRON_2022[size][-2:], rel=0.08)
 
 
-def test_what_sequence_parallelism_saves() -> None:
+def test_savings_of_sequence_parallelism() -> None:
     """Of a 22B layer's passes: published 19.6 to 19.0 ms (arXiv 2205.05198, table 4), 3.1 +- 0.7 % as printed."""
     plain_s, split_s = (megatron_step_s("22B", "none", sequence_parallel=splits) for splits in (False, True))
 

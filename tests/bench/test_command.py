@@ -130,7 +130,7 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_torch_says_what_to_install(
+def test_missing_torch_error_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without PyTorch the error is one line with the install command, and no store is created."""

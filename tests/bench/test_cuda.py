@@ -91,7 +91,7 @@ def test_errors_explain_a_missing_gpu(
     assert "measure the CPU" in str(caught.value)
 
 
-def test_a_gpu_that_runs_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch build without kernels for the GPU is one error before the first row, not a failed row per case."""
 
     def no_kernel(*_: Any, **__: Any) -> None:

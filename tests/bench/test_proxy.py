@@ -155,7 +155,7 @@ def test_diverged_run_is_stored_as_failed(text: ByteText, tmp_path: Path, monkey
     assert "lower learning_rate=10" in outcome.results[0].rows[-1].error
 
 
-def test_killed_process_loses_nothing_recorded(tmp_path: Path) -> None:
+def test_killed_process_keeps_recorded_losses(tmp_path: Path) -> None:
     """After kill -9 every recorded loss is in the store, and the same command ends as an uninterrupted run does."""
     (tmp_path / "text.txt").write_bytes(b"pack my box with five dozen liquor jugs. " * 2000)
     (tmp_path / "runs.jsonl").write_text(json.dumps(SMALL | {"train_tokens": 128 * 400}), encoding="utf-8")

@@ -75,7 +75,7 @@ def test_inputs_have_the_layout_of_the_operation(backend: Backend) -> None:
         assert not torch.equal(a, prepared.inputs[1][0])
 
 
-def test_inputs_are_handed_out_once_per_row() -> None:
+def test_each_row_gets_its_inputs_once() -> None:
     """Slices of one row do not overlap, are aligned and random, and are reused for the next row."""
     pool = InputPool(torch.device("cpu"))
     first, second = pool.take((3, 5), torch.float32), pool.take((7,), torch.float32)

@@ -174,7 +174,7 @@ def test_a_graph_must_write_its_results(replayed: tuple[int, ...], is_believed: 
 
 
 def test_a_graph_may_update_its_results_in_place() -> None:
-    """A graph that updates its results in place, such as an optimiser step, is accepted."""
+    """A graph that updates its results in place, such as an optimizer step, is accepted."""
     weight = torch.ones(3)
 
     assert writes_results(lambda: weight.mul_(0.999), weight)

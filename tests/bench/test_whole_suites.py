@@ -86,7 +86,7 @@ def test_a_step_grows_by_one_layer_per_layer() -> None:
     assert layer_s
     assert forward_s
 
-    # Plus the optimiser of one more layer: 12 h^2 weights, 30 bytes each at 3.35 TB/s, 0.7 ms.
+    # Plus the optimizer of one more layer: 12 h^2 weights, 30 bytes each at 3.35 TB/s, 0.7 ms.
     assert layer_s < steps[1] - steps[0] < layer_s + 2e-3
     assert 0.25 < forward_s / layer_s < 0.45
     assert layer_run(one, workload) == layer_run(three, workload)

@@ -181,7 +181,7 @@ def test_json_keys_are_documented(command: str, capsys: pytest.CaptureFixture[st
     assert set(facts) - words_of(own) - {"schema_version"} == set()
 
 
-def test_every_command_with_json_is_asked() -> None:
+def test_every_json_command_is_tested() -> None:
     """Every command with JSON output is either run above or tested where it can be run."""
     context = click.Context(cli)
     commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
@@ -219,7 +219,7 @@ def load_script(name: str) -> ModuleType:
     return module
 
 
-def test_figure_shows_what_is_predicted() -> None:
+def test_figure_shows_the_prediction() -> None:
     """The curve in docs/figures/wave_cliffs.svg is today's, and it falls where the measured points do."""
     script: Any = load_script("draw_figures")
     picture = (ROOT / "docs" / "figures" / "wave_cliffs.svg").read_text(encoding="utf-8")

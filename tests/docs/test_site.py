@@ -53,7 +53,7 @@ def test_every_rule_and_device_has_a_page(site: Path) -> None:
         assert f'href="devices/{name}.html"' in devices
 
 
-def test_pages_fetch_nothing(site: Path) -> None:
+def test_pages_make_no_requests(site: Path) -> None:
     """No page loads a script, style, font or picture from another place."""
     loads = re.compile(
         r"""<(?:script|img|iframe|source)[^>]+src=["']?https?:|<link[^>]+href=["']?https?:|url\(https?:"""
@@ -94,7 +94,7 @@ def parse_command(line: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "language", "text"), blocks())
-def test_blocks_are_what_they_say(page: str, language: str, text: str) -> None:
+def test_block_rows_equal_their_operations(page: str, language: str, text: str) -> None:
     """Commands parse, data parses, results of the guides are run again by make docs; nothing else is shown as code."""
     if language == "console":
         assert page.startswith("docs/guides/"), "console blocks are run again only on guides"

@@ -27,7 +27,7 @@ def study() -> ModuleType:
 
 
 @pytest.mark.parametrize("name", ["write_study.py", "write_time_to_loss.py"])
-def test_page_is_what_the_stored_numbers_give(name: str) -> None:
+def test_pages_equal_the_stored_numbers(name: str) -> None:
     """The page comes out of its JSON, character by character."""
     outcome = subprocess.run(
         [sys.executable, SCRIPT.with_name(name), "--check"], capture_output=True, text=True, check=False
@@ -48,7 +48,7 @@ def test_stored_rows_are_still_true(study: ModuleType, model: str, device: str) 
     assert fresh["fastest"]["net"] == pytest.approx(stored["fastest"]["net"], abs=0.1)
 
 
-def test_study_covers_what_it_says(study: ModuleType) -> None:
+def test_study_covers_its_models_and_devices(study: ModuleType) -> None:
     """Twenty models on four devices, each once."""
     rows = json.loads(study.STORED.read_text(encoding="utf-8"))["rows"]
     pairs = [(row["model"], row["device"]) for row in rows]

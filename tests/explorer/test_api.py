@@ -108,7 +108,7 @@ def test_explanation_is_that_of_the_command(client: TestClient, capsys: pytest.C
 
 @pytest.mark.parametrize("job", [GPT3, DECODE, SPREAD], ids=["train", "decode", "spread"])
 @pytest.mark.parametrize("path", QUESTIONS)
-def test_every_question_has_an_answer(path: str, job: dict[str, Any], client: TestClient) -> None:
+def test_every_scenario_has_a_result(path: str, job: dict[str, Any], client: TestClient) -> None:
     """Training, decode and multi-device layouts work in every view; a figure that cannot be drawn gives a reason."""
     answer = ask(client, path, job=job)
     assert answer
@@ -171,7 +171,7 @@ def test_fields_alone_describe_a_model(client: TestClient) -> None:
     assert answer["config"]["head_dim"] == 64
 
 
-def test_a_config_comes_back_in_its_own_form(client: TestClient) -> None:
+def test_config_is_written_in_the_format_it_was_read(client: TestClient) -> None:
     """Changed fields are written under the keys that the config uses."""
     config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "unknown": "kept"}
     job = {"config": config, "overrides": {"vocab_size": 50304, "num_heads": 6}, "device": "h100-sxm-80gb"}

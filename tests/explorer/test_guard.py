@@ -37,7 +37,7 @@ def test_other_hosts_are_refused(host: str, client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:8265", "127.0.0.1:9", "[::1]:8265", "LOCALHOST"])
-def test_own_names_are_let_in(host: str, client: TestClient) -> None:
+def test_local_names_are_allowed(host: str, client: TestClient) -> None:
     """Every name of this machine is accepted."""
     assert client.get("/api/v1", headers={"host": host}).status_code == 200
 
@@ -49,7 +49,7 @@ def test_other_origins_are_refused(origin: str, client: TestClient) -> None:
     assert (answer.status_code, answer.json()["title"]) == (403, "WrongOrigin")
 
 
-def test_own_origin_is_let_in(client: TestClient) -> None:
+def test_same_origin_is_allowed(client: TestClient) -> None:
     """The page itself may."""
     assert client.post("/api/v1/predict", json={"job": GPT3}, headers={"origin": ADDRESS}).status_code == 200
 

@@ -61,7 +61,7 @@ def _asked(num_heads: int) -> dict[str, Any]:
     return {"config": JOB["preset"], "device": JOB["device"], "overrides": {"num_heads": num_heads}}
 
 
-def test_measured_steps_stand_in_the_crest_view(store: Path) -> None:
+def test_measured_steps_are_in_the_sweep_view(store: Path) -> None:
     """The measured shape has a point at its measured rate; others, and failed ones, have none."""
     with TestClient(create_app(measured=read_measurements(store)), base_url=ADDRESS) as client:
         body = {"job": JOB, "field": "num_heads", "values": [20, 32, 40], "measure": "tokens"}

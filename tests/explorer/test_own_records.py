@@ -79,7 +79,7 @@ def test_a_search_is_priced_with_the_records(client: TestClient, late: Path) -> 
     assert "late.json" in " ".join(run["result"]["notes"])
 
 
-def test_the_page_names_the_device_with_own_records(client: TestClient) -> None:
+def test_page_names_the_calibrated_device(client: TestClient) -> None:
     """The page data name the device and the calibration file."""
     about = client.get("/api/v1").json()
 

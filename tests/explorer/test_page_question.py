@@ -15,7 +15,7 @@ pytestmark = ONCE_MORE
 PLANTED = '<img src=x onerror="window.planted=1"><script>window.planted=1</script>'
 
 
-def test_the_page_says_what_the_command_says(open_page: Callable[..., Any]) -> None:
+def test_page_text_equals_the_command(open_page: Callable[..., Any]) -> None:
     """Load, then another preset, device and format: every number of the verdict is the library's."""
     page = open_page()
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
@@ -78,7 +78,7 @@ def test_sliding_shows_soon_and_can_be_undone(open_page: Callable[..., Any]) -> 
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb", overrides={"intermediate_size": value}))
 
 
-def test_a_config_is_pasted_and_told_what_is_wrong(open_page: Callable[..., Any]) -> None:
+def test_pasted_config_shows_its_error(open_page: Callable[..., Any]) -> None:
     """Text that is no JSON, no object or no model is refused in words; a sound one becomes the question."""
     page = open_page(errors=["422"])
     page.click("text=Paste or drop a config.json")
@@ -147,7 +147,7 @@ def test_errors_use_the_commands_words(open_page: Callable[..., Any], state: str
     expect(page.locator("#problem")).to_be_hidden()
 
 
-def test_what_cannot_run_has_its_remedy(open_page: Callable[..., Any]) -> None:
+def test_impossible_jobs_name_a_remedy(open_page: Callable[..., Any]) -> None:
     """A layout that does not divide the model is rejected, and its finding offers a fix that can be applied."""
     page = open_page("preset=gpt3-2.7b&device=a100-sxm-80gb&l.tensor_parallel=7", errors=["422"])
     expect(page.locator("#problem")).to_contain_text("tensor_parallel=7 must divide num_heads=32")

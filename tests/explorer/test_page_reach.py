@@ -35,8 +35,8 @@ _CHOICES_CUT_OFF = """() => [...document.querySelectorAll(".control select")].fl
 
 
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "phone"])
-def test_choices_are_shown_whole(viewport: dict[str, int], open_page: Callable[..., Any]) -> None:
-    """Each choice of a question fits its list, such as the optimisers and 'as the GEMMs'."""
+def test_choices_are_shown_in_full(viewport: dict[str, int], open_page: Callable[..., Any]) -> None:
+    """Each choice of a question fits its list, such as the optimizers and 'as the GEMMs'."""
     page = open_page(viewport=viewport)
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
@@ -80,7 +80,7 @@ def test_the_keyboard_alone_is_enough(open_page: Callable[..., Any]) -> None:
     [{"color_scheme": "light"}, {"color_scheme": "dark"}, {"viewport": NARROW}],
     ids=["light", "dark", "phone"],
 )
-def test_nothing_stands_in_a_readers_way(open_page: Callable[..., Any], options: dict[str, Any]) -> None:
+def test_page_has_no_accessibility_violation(open_page: Callable[..., Any], options: dict[str, Any]) -> None:
     """The rules of WCAG 2 that a program can check: no serious violation, in either light and on a phone."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     page = open_page(**options)

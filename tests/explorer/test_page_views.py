@@ -18,7 +18,7 @@ pytestmark = ONCE_MORE
 CHART_MOVES_MS = 1_200  # a figure slides its points into place for a second
 
 
-def test_crests_are_adopted(open_page: Callable[..., Any]) -> None:
+def test_local_maxima_can_be_applied(open_page: Callable[..., Any]) -> None:
     """A crest's button and a click into the chart change the field, and what is adopted is what was shown."""
     page = open_page()
     settle(page, words_of("gpt3-2.7b", device="a100-sxm-40gb"))

@@ -43,7 +43,7 @@ def start(client: TestClient, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("uncalibrated", [False, True])
-def test_a_search_finds_what_the_command_finds(uncalibrated: bool, client: TestClient) -> None:
+def test_search_job_equals_the_command(uncalibrated: bool, client: TestClient) -> None:
     """The same shapes in the same order with the same numbers, with and without the device's own calibration."""
     run = wait(client, start(client, job={**GPT3, "uncalibrated": uncalibrated}, vary=["heads", "vocab"])["id"])
     expected = shapewright.search(
@@ -62,7 +62,7 @@ def test_a_search_finds_what_the_command_finds(uncalibrated: bool, client: TestC
     assert run["progress_fraction"] == 1.0
 
 
-def test_what_cannot_be_searched_is_refused(client: TestClient) -> None:
+def test_unsearchable_requests_are_errors(client: TestClient) -> None:
     """At once where the model cannot run; as a failed search with the command's line where the space is empty."""
     assert client.post("/api/v1/searches", json={"job": {**GPT3, "device": "h1000"}}).status_code == 422
     run = wait(client, start(client, job=GPT3, vary=["heads"], keep={"heads": 7})["id"])

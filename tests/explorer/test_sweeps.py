@@ -77,7 +77,7 @@ def test_a_window_stays_while_the_value_moves_a_little() -> None:
     assert values_around(config, "intermediate_size", 10240) == values_around(config, "intermediate_size", 10304)
 
 
-def test_crests_beat_their_neighbours() -> None:
+def test_local_maxima_exceed_their_neighbors() -> None:
     """No neighbor of a crest has a higher model rate."""
     found = swept("intermediate_size")
     rates = {point.value: point.prediction.model_flops_per_s for point in found.points}
@@ -87,7 +87,7 @@ def test_crests_beat_their_neighbours() -> None:
         assert rates[crest] == max(rates[value] for value in values[max(0, place - 2) : place + 3])
 
 
-def test_heat_map_holds_the_shape_in_question(client: TestClient) -> None:
+def test_heat_map_contains_the_current_shape(client: TestClient) -> None:
     """The outlined cell is the step that predict gives; cells where heads do not divide the width are empty."""
     scenario = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload={"dtype": "fp16", "attention": "unfused"})
     grid = predict_head_grid(scenario)

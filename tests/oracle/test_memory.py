@@ -100,7 +100,7 @@ def measure_saved_bytes(config: dict[str, Any], attention: str, layer_index: int
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("key", "attention", "layer_index", "left_out", "changes"), CASES)
-def test_layer_keeps_what_autograd_saves(
+def test_layer_bytes_equal_autograd(
     key: str, attention: str, layer_index: int, left_out: int, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The listed tensors are all that a layer of the real model saves, but for small vectors of each row."""

@@ -173,7 +173,7 @@ def test_components(key: str) -> None:
     assert count_parameters(read_hf_config(config).config).by_component == sums
 
 
-def test_two_alike_configs_differ() -> None:
+def test_similar_configs_differ() -> None:
     """The comparison can fail: a bias more is noticed."""
     config = tiny_config("llama")
     biased = read_hf_config({**config, "mlp_bias": True}).config

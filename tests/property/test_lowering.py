@@ -212,7 +212,7 @@ def test_fused_and_unfused_attention_have_the_same_flops(config: TransformerConf
 
 @given(any_configs, trainings(), st.integers(1, 4))
 def test_micro_batches_split_the_batch(config: TransformerConfig, workload: Workload, parts: int) -> None:
-    """B sequences in one pass or in several: the same FLOPs, and one optimiser step."""
+    """B sequences in one pass or in several: the same FLOPs, and one optimizer step."""
     b = workload.micro_batch_size
     together = lower(config, replace(workload, micro_batch_size=b * parts, global_batch_size=b * parts), ONE_DEVICE)
     apart = lower(config, replace(workload, global_batch_size=b * parts), ONE_DEVICE)
@@ -277,7 +277,7 @@ def test_decode_reads_the_cache_that_memory_holds(
 
 
 @given(configs(), windows, window_kinds, st.integers(1, 64), st.integers(1, 64))
-def test_a_prompt_in_two_chunks_costs_what_it_costs_in_one(
+def test_two_prompt_chunks_cost_as_much_as_one(
     config: TransformerConfig, pattern: tuple[int, ...], kind: str, first: int, second: int
 ) -> None:
     """Chunked prefill: the second chunk attends to the cached first one."""

@@ -94,10 +94,8 @@ def second_operand(gemm: Gemm) -> float:
 
 
 @given(models(), workloads, layouts)
-def test_attention_reads_what_was_written(
-    config: TransformerConfig, workload: Workload, layout: ParallelLayout
-) -> None:
-    """From queries, keys and values to the output projection; scores are masked, normalised and dropped in place."""
+def test_attention_record_round_trips(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+    """From queries, keys and values to the output projection; scores are masked, normalized and dropped in place."""
     found = by_name(lower(config, workload, layout))
     query, key, value = (found[f"attention.{role}"] for role in "qkv")
     score, over_value = found["attention.score"], found["attention.over_value"]
@@ -117,7 +115,7 @@ def test_attention_reads_what_was_written(
 
 
 @given(models(), workloads, layouts)
-def test_blocks_read_what_was_written(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+def test_block_parameters_round_trip(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
     """Activation sizes match the adjacent GEMMs in dense, shared and routed MLPs; routed rows are copied and summed."""
     found = by_name(lower(config, workload, layout))
     for block in ("mlp", "shared_expert", "moe"):
@@ -138,7 +136,7 @@ def test_blocks_read_what_was_written(config: TransformerConfig, workload: Workl
 
 
 @given(models(), workloads, layouts)
-def test_the_tensor_axis_moves_what_it_splits(
+def test_tensor_axis_communicates_what_it_shards(
     config: TransformerConfig, workload: Workload, layout: ParallelLayout
 ) -> None:
     """Outputs of row-parallel GEMMs are reduced at full width; gathered tokens match the width that the GEMM reads."""
@@ -224,8 +222,8 @@ def test_the_loss_reads_its_logits(config: TransformerConfig, workload: Workload
     # Three kernels: the target's gradient is scattered, log-softmax goes back, and the result is cast.
     assert (gradient.read_bytes, gradient.num_kernels) == (3.0 * wide, 3)
     assert gradient.written_bytes == 2.0 * wide + output(found["logits"])
-    normalised = found["final_norm"]
-    assert normalised.read_bytes == normalised.written_bytes == first_operand(found["attention.q"])
+    normalized = found["final_norm"]
+    assert normalized.read_bytes == normalized.written_bytes == first_operand(found["attention.q"])
 
 
 @given(models(), st.sampled_from((2, 4)), st.sampled_from(("prefill", "decode")))

@@ -104,7 +104,7 @@ def test_stages_and_ranks_sum_to_the_model(config: TransformerConfig, num_stages
 
 @given(configs(), trainings(), degrees)
 def test_zero_stages_sum_to_the_whole(config: TransformerConfig, workload: Workload, replicas: int) -> None:
-    """At stage 3 all replicas together hold one copy of weights, gradients and optimiser states."""
+    """At stage 3 all replicas together hold one copy of weights, gradients and optimizer states."""
     alone = estimate_memory(config, workload, ParallelLayout())
     sharded = estimate_memory(config, workload, ParallelLayout(data_parallel=replicas, zero_stage=3))
     for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):

@@ -126,7 +126,7 @@ def test_layers_add_up(config: TransformerConfig, device: str) -> None:
 @settings(max_examples=40)
 @given(predictions())
 def test_rates_follow_from_times(prediction: Prediction) -> None:
-    """Tokens, FLOPs and utilisation are the step's, divided by its time and its devices."""
+    """Tokens, FLOPs and utilization are the step's, divided by its time and its devices."""
     per_device_s = prediction.step_time_s * prediction.layout.num_devices
     peak = prediction.device.peak_flops_per_s(prediction.workload.dtype)
 
@@ -137,7 +137,7 @@ def test_rates_follow_from_times(prediction: Prediction) -> None:
 
 @settings(max_examples=40)
 @given(predictions())
-def test_what_changes_nothing_costs_nothing(prediction: Prediction) -> None:
+def test_options_without_effect_cost_nothing(prediction: Prediction) -> None:
     """No-op options do not change the time: wide windows, default formats, sharding over one replica."""
     config, workload, layout = prediction.config, prediction.workload, prediction.layout
     if config.stack == "decoder":

@@ -128,7 +128,7 @@ def test_formula_of_one_kernel_as_written(shape: tuple[int, int, int, int], menu
 
 
 @pytest.mark.parametrize(("name", "dtype"), MENUS)
-def test_large_blocks_equal_small_ones(name: str, dtype: str) -> None:
+def test_large_blocks_equal_small_blocks(name: str, dtype: str) -> None:
     """Going through splits one by one or all at once gives the same bits."""
     parameters, rates = parameters_and_rates_of(name, dtype)
     gemms, ones = gemms_of(many(1000)), np.ones(1000)

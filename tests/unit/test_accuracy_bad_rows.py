@@ -59,7 +59,7 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
         ({"device": ["abacus"] * 5}, "no device file for 'abacus'"),
     ],
 )
-def test_nothing_to_evaluate(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_empty_folder(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     """A file without its columns, with text for numbers, or with unknown devices only raises one error."""
     columns = {key: values for key, values in (gemm_columns() | change).items() if values is not None}
     write_parquet(tmp_path / "gemm.parquet", columns)

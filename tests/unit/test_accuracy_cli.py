@@ -63,7 +63,7 @@ def test_size_adds_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_text_says_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_output_is_complete(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output has the table, the notes and the skipped rows."""
     code, out, err = run(capsys, str(folder), "--uncalibrated")
 

@@ -51,7 +51,7 @@ def test_the_same_table_goes_into_a_store(tmp_path: Path) -> None:
     assert {(row.device, row.dtype, row.library) for row in rows} == {("h100-sxm-80gb", "bf16", "torch 2.8")}
 
 
-def test_a_time_that_is_no_number_is_no_measurement(tmp_path: Path) -> None:
+def test_non_finite_times_are_rejected(tmp_path: Path) -> None:
     """Text in place of microseconds makes no row."""
     (tmp_path / "gemm.csv").write_text(_EXAMPLE.replace(",230", ",fast") + _EXAMPLE.splitlines()[1] + "\n", "utf-8")
     import_files(tmp_path / "s.sqlite", [tmp_path / "gemm.csv"], Overrides())
@@ -76,7 +76,7 @@ def test_the_page_names_every_column(name: str) -> None:
     assert {*wanted.labels, *wanted.numbers, *wanted.positive} <= stated
 
 
-def test_a_missing_column_says_where_columns_are_explained(tmp_path: Path) -> None:
+def test_missing_column_error_names_the_documentation(tmp_path: Path) -> None:
     """The error for a table without a library refers to the page on columns."""
     with pytest.raises(MeasuredFileError, match=r"lacks columns library, kernel \(it has .*Tables of your own"):
         errors(tmp_path, "device,dtype,m,n,k,latency_us\nh100-sxm-80gb,bf16,64,64,64,9\n")

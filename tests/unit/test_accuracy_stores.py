@@ -85,7 +85,7 @@ def test_errors_are_those_of_the_rows() -> None:
     assert np.all(chunk.prices.low < chunk.prices.predicted)
 
 
-def test_what_cannot_be_priced_is_counted() -> None:
+def test_unpriced_rows_are_counted() -> None:
     """A format that the device lacks skips its row only, an unknown device all of its rows."""
     context = Context()
     rows = [

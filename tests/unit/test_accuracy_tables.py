@@ -180,7 +180,7 @@ def test_published_training(tmp_path: Path) -> None:
     }
 
 
-def test_published_experts_are_a_table_of_their_own(tmp_path: Path) -> None:
+def test_published_experts_are_a_separate_table(tmp_path: Path) -> None:
     """A mixture of experts takes the shape and expert axis of the preset it names; a token-dropping one has none."""
     layout = {"data_parallel": 64, "expert_parallel": 8, "zero_stage": 1}
     workload = {"micro_batch_size": 2, "global_batch_size": 256, "seq_len": 4096, "dtype": "fp8"}

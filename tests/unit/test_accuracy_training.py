@@ -72,7 +72,7 @@ def test_slow_releases_are_evaluated(tmp_path: Path) -> None:
     assert not skipped
 
 
-def test_what_recipes_say(tmp_path: Path) -> None:
+def test_published_recipes(tmp_path: Path) -> None:
     """NVIDIA's rows have 16-bit gradients and keep narrow inputs; others do not."""
     (run,), _ = read(tmp_path, [experts("26.06", 28947)])
     assert (run.workload.optimizer, run.workload.narrow_inputs) == ("adamw-narrow-gradients", True)
@@ -145,7 +145,7 @@ def test_gaps_that_follow_from_the_rest(tmp_path: Path, changes: dict[str, Any],
     assert getattr(getattr(run, part), name) == value
 
 
-def test_times_from_flops_whose_convention_is_known(tmp_path: Path) -> None:
+def test_times_from_flops_of_a_known_convention(tmp_path: Path) -> None:
     """Equation 3 has 1.434 TFLOP per token of GPT-3 175B: 153 TFLOP/s are 106.7 tokens/s; other sources are skipped."""
     own = dense(source="2104.04473 Table 2", vocab_size=51200, tokens_per_s_per_gpu="", tflops_per_gpu=153, vp="")
     (run,), _ = read(tmp_path, [own])
@@ -159,7 +159,7 @@ def test_times_from_flops_whose_convention_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["micro_batch", "tp", "num_gpus"])
-def test_gaps_that_nothing_fills(tmp_path: Path, missing: str) -> None:
+def test_unfilled_gaps(tmp_path: Path, missing: str) -> None:
     """An ambiguous micro-batch or layout stays a gap."""
     runs, skipped = read(tmp_path, [dense(vocab_size=51200, **{missing: ""})])
     assert not runs

@@ -126,7 +126,7 @@ def test_a_device_without_the_format_stores_it() -> None:
         read_format("posit16", load_device("a100-sxm-80gb"))
 
 
-def test_what_prices_unmeasured_things_is_noted(tmp_path: Path) -> None:
+def test_borrowed_records_are_noted(tmp_path: Path) -> None:
     """Notes state what prices another version, an unknown library and a device without a record."""
     evaluated_rows(tmp_path, library=["vllm 0.19.0", "trtllm 1.2.0", "vllm 0.24.0", ""])
     notes = evaluate_folder(tmp_path).notes
@@ -138,7 +138,7 @@ def test_what_prices_unmeasured_things_is_noted(tmp_path: Path) -> None:
     assert "gemm on gb300: unmeasured, priced by the record of b200-sxm-180gb" in evaluate_folder(tmp_path).notes
 
 
-def test_older_experts_note_whose_tiles_price_them() -> None:
+def test_note_names_the_tiles_of_older_experts() -> None:
     """A vllm with two default tiles is priced as a later one, and its triton kernels as sglang's."""
     context = Context()
     record = load_record("moe", load_device("h100-sxm-80gb"))

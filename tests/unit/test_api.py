@@ -34,7 +34,7 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[st
     return facts
 
 
-def test_predict_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_answer_equals_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """shapewright.predict and `shapewright predict --json` agree to the last digit."""
     scenario = build_scenario("gpt2", "a100-sxm-40gb", workload=WORKLOAD, layout={"data_parallel": 2})
     prediction = shapewright.predict("gpt2", device="a100-sxm-40gb", workload=WORKLOAD, layout={"data_parallel": 2})
@@ -45,7 +45,7 @@ def test_predict_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) 
     assert facts == json.loads(json.dumps(predict_output(prediction, scenario).to_json()))
 
 
-def test_check_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_answer_equals_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """shapewright.check and `shapewright check --json` find the same."""
     report = shapewright.check("gpt2", device="a100-sxm-40gb", workload=WORKLOAD, ignore=["TC103"])
     facts = printed(["check", "gpt2", "--device", "a100-sxm-40gb", *FLAGS, "--ignore", "TC103"], capsys)
@@ -118,7 +118,7 @@ def test_overrides_of_a_config_object(verb: str) -> None:
         ask(config, {"num_layer": 48})
 
 
-def test_what_a_config_holds_is_a_config() -> None:
+def test_generated_configs_are_valid() -> None:
     """A dict is read as the config.json that it would be written to, without a file."""
     held = {"model_type": "gpt2", "n_embd": 768, "n_layer": 2, "n_head": 12}
     prediction = shapewright.predict(held, device="l40s", overrides={"num_layers": 5})
@@ -172,7 +172,7 @@ def test_unknown_field_is_one_line() -> None:
         shapewright.predict("gpt2", device="l40s", layout={"tp": 2})
 
 
-def test_search_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_answer_equals_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """The search function and the search command give the same shapes."""
     with pytest.raises(SystemExit):
         main(["search", "gpt3-125m", "--device", "a100-sxm-80gb", "--vary", "vocab,ffn", "--tolerance", "5%", "--json"])
@@ -206,7 +206,7 @@ def test_every_verb_takes_a_scenario(verb: str) -> None:
     assert from_scenario == number_of(function("gpt3-1.3b", **parts, **own, workload=workload))
 
 
-def test_parts_beside_a_scenario_replace_its_own() -> None:
+def test_arguments_replace_parts_of_a_scenario() -> None:
     """Device, options and single fields given with a Scenario replace those that it has."""
     scenario = shapewright.build_scenario("gpt2", "h100-sxm-80gb", workload=SCENARIO_WORKLOAD)
     prediction = shapewright.predict(

@@ -105,7 +105,7 @@ def test_forbidden_imports_are_noticed(part: str, source: str, expected: list[st
     assert forbidden_imports(part, source) == expected
 
 
-def test_packages_are_the_listed_ones() -> None:
+def test_packages_equal_the_list() -> None:
     """The source folder holds the listed packages and no other module but the two entry points."""
     found = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
 

@@ -29,7 +29,7 @@ def prefill_share(name: str, device: Device) -> float:
     return price.roofline_s / price.time_s
 
 
-def test_softmax_weighs_less_beside_throttled_multipliers() -> None:
+def test_softmax_share_falls_under_a_power_limit() -> None:
     """H20's prefill comes nearer to its peak than H100's, as its multiplications take four times the cycles."""
     h20 = load_device("h20-96gb")
     slower = replace(H100, dense_flops_per_s={"fp16": 232e12, "bf16": 232e12})

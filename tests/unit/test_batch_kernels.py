@@ -62,12 +62,12 @@ def test_the_narrowest_tile_that_holds_the_columns_runs_them() -> None:
     assert [float(time_one(parameters, n).tile_n[0]) for n in (8, 64, 72, 256, 264)] == [64, 64, 256, 256, 256]
 
 
-def test_a_kernel_takes_what_its_tiles_take() -> None:
+def test_kernel_time_is_the_time_of_its_tiles() -> None:
     """One tile of 128 x 256 at k = 1024 is 2^25 multiply-adds at 1e12/s; two GEMMs take twice as long."""
     assert float(time_one(parameters_of(KERNEL), 256.0).time_s[0]) == pytest.approx(2.0 * 2.0**25 / 1e12)
 
 
-def test_a_partly_filled_tile_costs_its_edge_and_what_it_holds() -> None:
+def test_partial_tile_costs_its_edge_and_its_content() -> None:
     """320 columns are a tile and a quarter: 1 + 0.6 + 0.4 / 4 = 1.7 tiles of 2^25 / 1e12 s, in whole waves of one."""
     parameters = replace(parameters_of(KERNEL), wave_give_back=1.0)
 
@@ -84,7 +84,7 @@ def test_alignment_slows_a_kernel_or_leaves_it() -> None:
     assert not time_one(parameters, 250.0).is_run[0]
 
 
-def test_tiles_wait_for_what_caches_feed_them() -> None:
+def test_tiles_wait_for_cache_bandwidth() -> None:
     """1024 columns are read once and rows by each of 4 tiles: k (128 * 4 + 1024) / 0.5 elements, twice, and C."""
     fed = parameters_of({**KERNEL, "feed_ratio": 0.5})
     rates = replace(RATES, bandwidth_bytes_per_s=2e9, flops_per_s_per_sm=1e30)
@@ -136,7 +136,7 @@ def test_a_name_that_no_kernel_has_is_an_error() -> None:
     assert read_batch_kernels({}) is None
 
 
-def test_odd_heads_cost_what_was_measured() -> None:
+def test_odd_heads_cost_as_measured() -> None:
     """A100 40 GB, 512 GEMMs of 2048 x 2048: an odd width costs twice an aligned one, and 145 less than 143.
 
     Measured: 34 us per GEMM at 143, 22 at 145, 11 at 144 (arXiv 2401.14489, slowest iterations).

@@ -223,7 +223,7 @@ def test_budget_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "words"),
     [
         (["flops", "gpt2", "--gpus", "4"], "need --train-tokens as well"),
-        (["flops", "gpt2", "--train-tokens", "many"], "is no count such as 15t"),
+        (["flops", "gpt2", "--train-tokens", "many"], "is not a count such as 15t"),
         (["flops", "gpt2", "--train-tokens", "1b", "--mfu", "0.4"], "belong together"),
         (
             ["flops", "gpt2", "--train-tokens", "1b", "--mfu", "40", "--device", "l4"],

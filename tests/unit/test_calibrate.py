@@ -103,7 +103,7 @@ def test_a_cpu_is_described_by_its_rows(cpu_file: Path) -> None:
     assert set(device.own_records) == {"gemm", "pointwise", "attention"}
 
 
-def test_what_was_measured_is_predicted(cpu_file: Path) -> None:
+def test_measured_operations_are_predicted(cpu_file: Path) -> None:
     """Prices of the very shapes come back within a few percent, labelled with the records of one's own."""
     device = calibrated_device("cpu", cpu_file)
     operations = [case.operation for case in cpu_cases()]
@@ -139,7 +139,7 @@ def test_commands_take_a_calibration(command: str, cpu_file: Path, capsys: pytes
         assert not [words for words in facts["warnings"] if words.startswith(("gemm", "attention", "pointwise"))]
 
 
-def test_own_records_come_before_the_packages(tmp_path: Path) -> None:
+def test_calibration_file_takes_precedence(tmp_path: Path) -> None:
     """The file prices GEMMs, the package all other kinds; --uncalibrated ignores the file."""
     device = calibrated_device("H100_SXM", write_late_calibration(tmp_path / "h100.json", 3.0))
     tiny = [Gemm(name="x", m=16, n=64, k=64), Pointwise(name="p", operation="norm", read_bytes=1e6, written_bytes=1e6)]

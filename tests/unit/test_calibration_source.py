@@ -17,7 +17,7 @@ def test_own_record_is_labelled_by_its_id() -> None:
     assert not OWN.is_uncalibrated
 
 
-def test_borrowed_record_is_uncalibrated_and_says_how_it_was_adjusted() -> None:
+def test_borrowed_record_is_uncalibrated_and_names_its_adjustments() -> None:
     """Left-out kernels belong to the record, stand-in formats to the price."""
     source = replace(BORROWED, fractions_of="bf16", rate_scale=1.234, stored_weights="int4")
     adjusted = (

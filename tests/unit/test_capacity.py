@@ -221,7 +221,7 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 
 def test_optimizer_without_effect_has_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    """An optimiser has no effect in decode, and a note states it."""
+    """An optimizer has no effect in decode, and a note states it."""
     _, out, _ = run(["memory", "gpt2", "--device", "a100-sxm-80gb", "--phase", "decode", "--optimizer", "lion"], capsys)
     assert "optimizer=lion has no effect in decode" in out
 

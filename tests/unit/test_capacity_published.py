@@ -11,7 +11,7 @@ from shapewright.memory.saved_tensors import select_kept_tensors
 from shapewright.models import TransformerConfig
 from shapewright.workload import ParallelLayout, Workload
 
-# arXiv 2205.05198, Figure 1 and Table 2: parameters with optimiser states, then activations of the first stage in GiB
+# arXiv 2205.05198, Figure 1 and Table 2: parameters with optimizer states, then activations of the first stage in GiB
 # with tensor and sequence parallelism and selective recomputation, with tensor parallelism alone, with full
 # recomputation. Layers, width, heads, stages, chunks, micro-batch.
 FIRST_STAGES = {

@@ -39,7 +39,7 @@ LLAMA = {
 }
 
 
-def test_options_stay_what_they_are() -> None:
+def test_options_are_unchanged() -> None:
     """Commands and options are a promise: who changes them changes cli_surface.json and the changelog too."""
     surface = {
         path: sorted(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
@@ -114,8 +114,8 @@ def test_examples_of_help_run(
             pytest.skip("needs an accelerator")
     if "--pdf" in example and find_browser() is None:
         pytest.skip("needs Chromium, Chrome or Edge")
-    if "products.sqlite" in example:
-        measure_gemms(tmp_path / "products.sqlite")
+    if "gemms.sqlite" in example:
+        measure_gemms(tmp_path / "gemms.sqlite")
     if example.split()[1] == "serve":
         pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
         monkeypatch.setattr("shapewright.app.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
@@ -247,7 +247,7 @@ def test_lists_come_as_json(command: str, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(out)["schema_version"] == 1
 
 
-def test_a_bridged_card_says_whose_links_stand_beyond_the_bridge(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bridged_card_names_its_links_beyond_the_bridge(capsys: pytest.CaptureFixture[str]) -> None:
     """A40's pair has A100's protocols, more of them L40S's over PCIe; A100 SXM has its own links and says nothing."""
     bridged, own = (run(["devices", "show", name], capsys)[1] for name in ("a40", "a100-sxm-80gb"))
 
@@ -265,9 +265,7 @@ def test_flags_alone_describe_a_model(capsys: pytest.CaptureFixture[str]) -> Non
     assert (on_top["config"]["hidden_size"], on_top["config"]["num_layers"]) == (768, 3)
 
 
-def test_device_file_of_ones_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_device_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The template is a valid device file; its predictions are marked as those of an unmeasured device."""
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(run(["devices", "template"], capsys)[1], encoding="utf-8")
@@ -336,7 +334,7 @@ def test_full_disk_is_one_line() -> None:
     assert outcome.stderr.count("\n") == 1
 
 
-def test_ctrl_c_is_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_prints_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever stops a command sees that it stopped, no traceback; the exit code is the shell's 130."""
 
     def interrupt() -> None:
@@ -349,7 +347,7 @@ def test_ctrl_c_is_one_word(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("arguments", [["devices"], ["models", "--json"]])
-def test_a_reader_that_leaves_is_no_error(arguments: list[str]) -> None:
+def test_closed_pipe_is_not_an_error(arguments: list[str]) -> None:
     """``shapewright ... | head`` ends with exit code 0 and no words: 1 would mean findings."""
     read_end, write_end = os.pipe()
     os.close(read_end)

@@ -51,7 +51,7 @@ def test_fix_keeps_the_form(folder: Path) -> None:
     assert json.loads((folder / "config.json").read_text(encoding="utf-8")) == GPT2
 
 
-def test_fixed_config_has_nothing_left_to_fix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_config_has_no_exact_fix(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second round finds no exact suggestion and changes nothing."""
     run(["check", "config.json", *DEVICE, "--fix", "-o", "once.json"])
     capsys.readouterr()
@@ -86,7 +86,7 @@ def test_preset_is_written_as_upstream_has_it(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("target", ["no-such-folder/x", "."])
-def test_long_work_does_not_begin_for_a_file_that_cannot_be_written(
+def test_search_does_not_start_with_an_unwritable_output(
     arguments: list[str], work: str, target: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line comes at once, and not after a search or a fit."""
@@ -99,7 +99,7 @@ def test_long_work_does_not_begin_for_a_file_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("target", ["missing/s.sqlite", ".", "notes.txt", "notes.txt/s.sqlite", "/proc/s.sqlite"])
-def test_bench_does_not_begin_for_a_store_that_cannot_be_written(
+def test_bench_does_not_start_with_an_unwritable_store(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line before a process is started and PyTorch is loaded; what was there stays as it was."""
@@ -119,7 +119,7 @@ def test_bench_does_not_begin_for_a_store_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("target", ["missing/fixed.json", ".", "nul\0byte"])
-def test_unwritable_target_leaves_nothing(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_target_leaves_no_file(folder: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     """If the config cannot be written there is one line, no report and no half-written file."""
     before = sorted(folder.rglob("*"))
     code = run(["check", "config.json", *DEVICE, "--fix", "-o", target])

@@ -98,7 +98,7 @@ def test_device_that_cannot_run_is_a_row() -> None:
     assert found.rows[0].bound_by == ""
 
 
-def test_device_without_room_says_so() -> None:
+def test_device_without_enough_memory_is_an_error() -> None:
     """A step that does not fit is predicted, marked, and named in the notes."""
     found = shapewright.compare("llama-3-8b", devices=["l4", "h200-sxm-141gb"], workload={"phase": "decode"})
     large = shapewright.compare("llama-3-70b", devices=["l4"], workload={"phase": "decode"})
@@ -175,7 +175,7 @@ def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
 
 
-def test_devices_refused_alike_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_with_the_same_refusal_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Devices refused for the same reason share a line; another reason has its own."""
     devices = "h100-sxm-80gb,a100-sxm-80gb,t4,a30"
     _, out, _ = run(["compare", "gpt2", "--devices", devices, "--dtype", "fp8"], capsys)

@@ -29,7 +29,7 @@ def test_text_part_within_a_part() -> None:
     assert reading.config.qk_norm == "per-head"
 
 
-def test_sizes_beside_a_vision_part() -> None:
+def test_sizes_of_the_text_part_of_a_vision_model() -> None:
     """Sizes of the language model at the top level, next to a vision part, are read, with the same note."""
     reading = read_hf_config(
         {"model_type": "qwen2_vl", **TINY, "num_key_value_heads": 2, "vision_config": {"depth": 32}}
@@ -58,7 +58,7 @@ def test_tying_is_inherited_by_the_text_part() -> None:
     ],
 )
 def test_block_scales_of_fp8_checkpoints(quantization: object, expected: bool) -> None:
-    """Block scales are recognised in quantization_config, at the top level or in the text part."""
+    """Block scales are recognized in quantization_config, at the top level or in the text part."""
     plain = {"model_type": "llama", **TINY}
     own = {**plain, "quantization_config": quantization}
 
@@ -226,7 +226,7 @@ def test_windows(values: dict[str, Any], windows: tuple[int, ...]) -> None:
 
 
 def test_falcon_variants() -> None:
-    """Falcon's flags decide heads and normalisations (checked against transformers in the oracle tests)."""
+    """Falcon's flags decide heads and normalizations (checked against transformers in the oracle tests)."""
     multi_query = read_hf_config({"model_type": "falcon", **TINY}).config
     assert (multi_query.num_kv_heads, multi_query.num_norms_per_layer) == (1, 1)
     new = read_hf_config({"model_type": "falcon", **TINY, "new_decoder_architecture": True, "num_kv_heads": 2}).config

@@ -39,7 +39,7 @@ def test_llamas(config: TransformerConfig, published: int) -> None:
 
 
 def test_bloom() -> None:
-    """BLOOM's official count: 12 L h^2 + 13 L h + 250880 h + 4 h, the last for the embedding normalisation."""
+    """BLOOM's official count: 12 L h^2 + 13 L h + 250880 h + 4 h, the last for the embedding normalization."""
     bloom = read_hf_config({"model_type": "bloom", "hidden_size": 14336, "n_layer": 70, "n_head": 112}).config
     assert count_parameters(bloom).total == 176_247_271_424
 

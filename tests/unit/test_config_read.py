@@ -76,7 +76,7 @@ def test_a_file_or_its_folder(tmp_path: Path, as_folder: bool) -> None:
 
 
 def test_a_path_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """organisation/name is a path if the path exists."""
+    """organization/name is a path if the path exists."""
     folder = tmp_path / "org" / "name"
     folder.mkdir(parents=True)
     write_config(folder, LLAMA)

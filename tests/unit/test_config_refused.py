@@ -58,7 +58,7 @@ def test_a_model_without_heads(beside: dict[str, Any]) -> None:
     ],
 )
 def test_unsupported_model_types(model_type: str, words: str) -> None:
-    """Types that cannot be recognised by their keys are rejected by name, with the unsupported part."""
+    """Types that cannot be recognized by their keys are rejected by name, with the unsupported part."""
     with pytest.raises(ConfigError, match=f"'{model_type}' is not supported: it has .*{words}"):
         read_hf_config({**TINY, "model_type": model_type})
 

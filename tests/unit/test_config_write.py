@@ -41,7 +41,9 @@ def changed_keys(name: str, changes: dict[str, Any]) -> dict[str, Any]:
         ("deepseek-v2-lite", {"num_heads": 32}, {"num_attention_heads": 32, "num_key_value_heads": 32}),
     ],
 )
-def test_only_what_changed_under_the_familys_keys(name: str, changes: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_only_changed_fields_are_written_with_the_keys_of_the_family(
+    name: str, changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
     """The family's own key has the new value; all other keys stay."""
     assert changed_keys(name, changes) == expected
 

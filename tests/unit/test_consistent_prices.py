@@ -66,7 +66,7 @@ def test_remedies_are_priced_with_the_software() -> None:
 
 
 @pytest.mark.parametrize("how", [{"software": name} for name in software_names()] + [{"uncalibrated": True}])
-def test_the_waterfall_of_a_prediction_leaves_nothing_over(how: dict[str, Any]) -> None:
+def test_waterfall_of_a_prediction_has_no_remainder(how: dict[str, Any]) -> None:
     """From the peak to the step as its own software and records price it, part by part."""
     scenario = build_scenario(MODEL, DEVICE, **JOB, **how)
     found = explain_prediction(scenario.predict())
@@ -89,7 +89,7 @@ def test_search_lists_shapes_with_the_software_of_predict() -> None:
 
 
 @pytest.mark.parametrize("verb", STEPS)
-def test_software_is_refused_alike(verb: str) -> None:
+def test_software_has_the_same_error_everywhere(verb: str) -> None:
     """An unknown generation, and training software for serving, are one clear line from every verb."""
     with pytest.raises(CalibrationError, match=r"unknown software 'fsdp-2032'; .*choose one of tuned"):
         STEPS[verb](software="fsdp-2032")

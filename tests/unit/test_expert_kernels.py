@@ -64,7 +64,7 @@ def test_everything_else_is_priced_as_measured(model: str, device: str, phase: s
     assert kernel_of(model, device, phase=phase) == "measured"
 
 
-def test_a_plan_of_fp8_blocks_says_its_kernel_once() -> None:
+def test_fp8_block_plan_names_its_kernel_once() -> None:
     """serve-plan uses the default as well, also for fp8 among several formats."""
     given: dict[str, Any] = {
         "device": "h200-sxm-141gb",

@@ -135,7 +135,7 @@ def test_one_by_one_together_and_without_reasons_agree(name: str) -> None:
     assert times_s == pytest.approx([each.time_s for each in alone], rel=1e-9)
 
 
-def test_price_is_physics_times_what_was_learned() -> None:
+def test_price_is_physics_times_residual() -> None:
     """A price contains its correction; with ``physics_only`` it is absent and the interval wider."""
     learned, physics = (price(SERVED, library=SGLANG, physics_only=each) for each in (False, True))
 
@@ -160,7 +160,7 @@ def test_tables_are_those_of_the_record(name: str) -> None:
         assert set(record.residual["interval"]["libraries"][library][dtype]) == {"edges_s", "low", "high"}
 
 
-def test_a_step_counts_what_reaches_a_device() -> None:
+def test_step_counts_the_tokens_of_one_device() -> None:
     """Decode of 8 devices with a token each, 2 of 8 experts: 8 (1 - (7/8)^2) = 1.9 tokens reach one; training: none."""
     config = read_model("mixtral-8x7b").config
     layout = ParallelLayout(data_parallel=8, expert_parallel=8)

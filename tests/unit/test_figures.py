@@ -173,7 +173,7 @@ def test_heads_are_read_from_gemms() -> None:
     assert (points.x, points.y) == ([2048.0], [pytest.approx(float(operation.flops) / 1e-3 / 1e12)])
 
 
-def test_scatter_says_how_far_off() -> None:
+def test_scatter_shows_the_mean_error() -> None:
     """Times twice the predicted ones are 50 % off, and nothing measured is an error."""
     samples = widths(1024, 2048, 4096)
     prices = price_operations([sample.operation for sample in samples], A100)
@@ -273,7 +273,7 @@ def test_pictures_are_numbered(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["tiles", "--store", "STORE", "-o", "none/x.html"], "cannot write"),
     ],
 )
-def test_bad_input_draws_nothing(
+def test_invalid_input_writes_no_figure(
     arguments: list[str], words: str, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line, exit code 2, no file."""

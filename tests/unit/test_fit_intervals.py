@@ -25,7 +25,7 @@ def rows(count: int, spread: float, shift: float = 0.0, seed: int = 0) -> tuple[
     return predicted, predicted * np.exp(shift + rng.normal(0.0, spread, count))
 
 
-def test_form_covers_its_own_rows() -> None:
+def test_format_interval_covers_its_rows() -> None:
     """Nine of ten rows lie inside, in every regime."""
     predicted, measured = rows(20_000, 0.1)
     inside = is_inside(fitted_interval(predicted, measured), predicted, measured)
@@ -56,7 +56,7 @@ def test_stretch_keeps_regimes_of_both() -> None:
     assert found["high"] == pytest.approx([1.1, 1.2, 1.44])
 
 
-def test_parts_of_a_pool_count_alike() -> None:
+def test_parts_of_a_pool_have_equal_weight() -> None:
     """A tenth of the rows has half the weight: the ends lie between those of the parts."""
     many, few = rows(4_000, 0.05), rows(800, 0.05, shift=0.5)
     found = pool([many, few])

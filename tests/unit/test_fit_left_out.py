@@ -40,7 +40,7 @@ def test_ends_without_biases_hold_nine_of_ten_rows() -> None:
     assert np.log(found["low"]) == pytest.approx(-np.log(found["high"]))
 
 
-def test_one_device_says_less_than_four() -> None:
+def test_one_device_gives_wider_intervals_than_four() -> None:
     """With biases as large, Student's tails shrink, by table, from 6.3 (one device) to 2.1 (four)."""
     ends = [upper_end({str(seed): rows(0.2, 1e-6, seed=seed) for seed in range(count)}) for count in (1, 2, 4)]
 
@@ -62,7 +62,7 @@ def test_biases_of_single_rows_count_as_devices() -> None:
     assert upper_end(parts, biases={"a": 0.5, "b": -0.5}) > 0.5 > upper_end(parts)
 
 
-def test_chips_of_one_maker_count_as_one_device() -> None:
+def test_chips_of_one_vendor_count_as_one_device() -> None:
     """Three chips, of which two are of one maker: 0.3^2 and 0.5^2 count half, and Student's tails are those of two."""
     parts = {name: rows(bias, 1e-6) for name, bias in (("x1", 0.3), ("x2", 0.5), ("y", 0.2))}
     makers = {"x1": "x", "x2": "x", "y": "y"}
@@ -75,7 +75,7 @@ def test_chips_of_one_maker_count_as_one_device() -> None:
     )
 
 
-def test_chips_of_a_maker_say_once_what_is_usual() -> None:
+def test_vendor_defaults_are_stated_once() -> None:
     """Of two makers, one without errors and one with three chips at 0.4: the root of half of 0.16."""
     biases = {"x1": 0.4, "x2": -0.4, "x3": 0.4, "y": 0.0}
 
@@ -105,7 +105,7 @@ def test_an_unmeasured_class_takes_the_scatter_of_a_nearer_one() -> None:
     assert twice == pytest.approx(2.0 * once, rel=0.05)
 
 
-def test_nothing_known_is_an_error() -> None:
+def test_no_known_value_is_an_error() -> None:
     """Without devices or without known biases there is no interval."""
     with pytest.raises(ValueError, match="needs rows of some device and the bias of one"):
         left_out_interval({}, biases={"b": 0.1})

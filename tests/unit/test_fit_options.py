@@ -117,8 +117,8 @@ def test_a_narrower_cache_is_an_option(device: str, changes: dict[str, Any]) -> 
     assert ({"dtype": "fp8"} in on_one) == ("fp8" in between.dense_flops_per_s)
 
 
-def test_notes_say_what_was_assumed() -> None:
-    """Notes state the bytes of the optimiser, the saved inputs of narrow GEMMs and the software."""
+def test_notes_list_assumptions() -> None:
+    """Notes state the bytes of the optimizer, the saved inputs of narrow GEMMs and the software."""
     job: dict[str, Any] = {"device": "h100-sxm-80gb", "software": "fsdp-2024"}
     narrow = shapewright.fits("llama-3-8b", workload={"dtype": "fp8", "optimizer": "lion"}, **job)
     # lion keeps one moment: 2 bytes of weights, 4 of gradients, 4 of master weights and 4 of the moment

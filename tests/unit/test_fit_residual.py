@@ -60,7 +60,7 @@ def test_runners_up_are_ordered(runners_up: np.ndarray) -> None:
     assert ((runners_up[:, 4::5] >= 0.0) & (runners_up[:, 4::5] < 1.0)).all()
 
 
-def test_what_a_split_is_worth(runners_up: np.ndarray) -> None:
+def test_value_of_a_split(runners_up: np.ndarray) -> None:
     """A large GEMM needs no split; 64 x 128 outputs of k = 65536 keep one or two SMs busy without one."""
     assert runners_up[0, -1] == 0.0
     assert runners_up[1, -1] > np.log(2.0)

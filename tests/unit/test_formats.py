@@ -123,7 +123,7 @@ def test_megatron_arguments_of_a_dense_model() -> None:
     assert arguments["make_vocab_size_divisible_by"] == "128"
 
 
-def test_megatron_fuses_activations_unless_told() -> None:
+def test_megatron_fuses_activations_by_default() -> None:
     """Fused SwiGLU is Megatron's default, and memory's; without it the argument that turns it off is written."""
     config = read_model("llama-3-8b").config
     fused, plain = (
@@ -177,7 +177,7 @@ def test_gpt_neox_cuts_a_gated_mlp_to_its_width() -> None:
     )
 
 
-def test_gpt_neox_says_which_tokenizers_fit() -> None:
+def test_gpt_neox_names_matching_tokenizers() -> None:
     """Pythia's 50432 rows are 50277 tokens padded over the tensor axis, which the file states."""
     layout = ParallelLayout(tensor_parallel=2, data_parallel=4, zero_stage=1)
     workload = Workload(seq_len=2048, micro_batch_size=16, global_batch_size=1024)
@@ -215,8 +215,8 @@ def test_torchtitan_gets_the_very_mlp_width(eighths: int, width: int) -> None:
     assert hidden == width
 
 
-def test_torchtitan_takes_the_model_that_can_say_it() -> None:
-    """Tied embeddings and normalised heads go to qwen3; the rest of the file is TOML either way."""
+def test_torchtitan_model_is_chosen_by_what_it_can_express() -> None:
+    """Tied embeddings and normalized heads go to qwen3; the rest of the file is TOML either way."""
     workload = Workload(seq_len=4096, micro_batch_size=2)
     layout = ParallelLayout(pipeline_parallel=2, data_parallel=4, zero_stage=3)
     text = write_format("torchtitan-toml", read_model("qwen3-4b").config, workload=workload, layout=layout)
@@ -328,7 +328,7 @@ def test_nanogpt_takes_gpt2_with_a_padded_vocabulary() -> None:
         ("megatron", "llama-2-7b", {}, ConfigError, "did you mean"),
     ],
 )
-def test_what_a_format_cannot_express_is_an_error(
+def test_inexpressible_models_are_errors(
     name: str, preset: str, options: dict[str, Any], error: type[ShapewrightError], words: str
 ) -> None:
     """A field, workload or layout that a framework cannot express is an error that names it."""

@@ -45,7 +45,7 @@ def test_a_cast_starts_as_slowly_elsewhere() -> None:
     assert borrowed.cast_row_s == pytest.approx(own.cast_row_s * (1.83 * 132) / (1.965 * 148))
 
 
-def test_power_takes_the_cube_root_of_what_is_missing() -> None:
+def test_power_limit_lowers_the_clock_by_the_cube_root() -> None:
     """An eighth of the watts at the same chip holds half of the clock, eight times as many would hold twice of it."""
     donor = load_device("h100-sxm-80gb")
     assert donor.tdp_watts is not None
@@ -126,7 +126,7 @@ def test_an_integer_format_on_a_measured_device_is_cast_too() -> None:
     assert price.start_s > wide.start_s
 
 
-def test_a_record_of_ones_own_is_taken_as_it_is() -> None:
+def test_user_record_is_used_unchanged() -> None:
     """No rule touches what was measured on the device itself."""
     device = load_device("l40s")
     record: CalibrationRecord = load_record("gemm", device)
@@ -306,7 +306,7 @@ def test_records_name_who_taught_their_alignment() -> None:
         assert origins == {expected[record.device]}
 
 
-def test_memory_bound_gemms_have_the_interval_of_aligned_ones() -> None:
+def test_memory_bound_gemms_have_the_aligned_interval() -> None:
     """One row against 4096 x 4097 in fp16 on RTX 4090 streams its weights: a slower kernel would hardly show."""
     device = load_device("rtx-4090")
     operation = Gemm(name="x", m=1, n=4096, k=np.array([4096, 4097]), dtype="fp16")

@@ -190,7 +190,7 @@ def test_text_of_a_file_is_ascii(device: Device) -> None:
     assert read_device_text(device.name).isascii()
 
 
-def test_sparse_rates_are_twice_the_dense_ones(device: Device) -> None:
+def test_sparse_rates_are_twice_the_dense_rates(device: Device) -> None:
     """A 2:4 sparse rate is twice the dense one, up to rounding in data sheets.
 
     Blackwell Ultra's fp4 was made faster without sparsity alone: 1.3 times.
@@ -203,7 +203,7 @@ def test_sparse_rates_are_twice_the_dense_ones(device: Device) -> None:
             assert ratio == pytest.approx(2.0, rel=0.015), dtype
 
 
-def test_nothing_is_priced_with_sparsity(device: Device) -> None:
+def test_sparse_rates_are_not_used(device: Device) -> None:
     """A prediction does not depend on sparse rates and the number of dies."""
     plain = replace(device, sparse_flops_per_s={}, num_dies=None)
     workload = {"dtype": next(iter(device.dense_flops_per_s), "bf16")}
@@ -224,7 +224,7 @@ def test_devices_with_sparse_rates() -> None:
 
 
 def test_names_are_unique() -> None:
-    """Canonical names and aliases of all files are distinct after normalisation."""
+    """Canonical names and aliases of all files are distinct after normalization."""
     seen: dict[str, str] = {}
     for name in list_devices():
         aliases = tomllib.loads(read_device_text(name)).get("aliases", [])
@@ -264,7 +264,7 @@ def test_unknown_rate_is_an_error() -> None:
         load_device("v100-sxm2-16gb").peak_flops_per_s("bf16")
 
 
-def test_a_die_is_half_of_its_card() -> None:
+def test_die_is_half_of_its_card() -> None:
     """Every extensive number of the MI250X card is twice that of one die."""
     card, die = load_device("mi250x-card"), load_device("mi250x-gcd")
     assert (card.scope, die.scope) == ("card", "die")

@@ -206,7 +206,7 @@ def test_any_text_as_a_name_is_one_line(name: str) -> None:
         ("AMD Instinct MI300X", 304, 192 * 2**30, "mi300x"),
     ],
 )
-def test_detection_of_what_drivers_report(gpu_name: str, num_sms: int, memory_bytes: float, expected: str) -> None:
+def test_detection_by_driver_names(gpu_name: str, num_sms: int, memory_bytes: float, expected: str) -> None:
     """Name, SMs and memory identify the device, although drivers report binary units and reserve some memory."""
     assert detect_device(gpu_name, num_sms, memory_bytes).name == expected
 

@@ -44,7 +44,9 @@ JOBS["mfu"] += ["--global-batch", "128"]
         ("compare", ("The same job on each device", "a100-sxm-80gb", "tokens/s")),
     ],
 )
-def test_pages_are_whole(name: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_are_complete(
+    name: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One self-contained file with picture, tables and notes; what is printed stays as it is."""
     page = tmp_path / "page.html"
     _, plain, _ = run(JOBS[name], capsys)
@@ -121,7 +123,7 @@ def test_json_of_reachable_and_offload(capsys: pytest.CaptureFixture[str]) -> No
     assert offload["fits"] in (True, False)
 
 
-def test_a_comparison_says_the_job_and_what_it_is_worth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_shows_job_cost_and_energy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page names model and batch, and draws tokens per dollar and per joule of devices whose price is known."""
     page = tmp_path / "page.html"
     command = ["compare", "llama-3-8b", "--devices", "a100-sxm-80gb,h100-sxm-80gb,tpu-v5p", "--micro-batch-size", "1"]

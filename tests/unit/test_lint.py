@@ -78,7 +78,7 @@ def test_findings_are_sorted_by_cost(report: CheckReport) -> None:
     assert costs == sorted(costs, reverse=True)
 
 
-def test_cost_is_what_the_suggestion_saves(report: CheckReport) -> None:
+def test_cost_equals_the_saving_of_the_suggestion(report: CheckReport) -> None:
     """The cost of a finding is the step without the exact fix minus the step with it."""
     finding = next(finding for finding in report.findings if finding.code == "TC101")
     fixed = check_scenario(
@@ -298,7 +298,7 @@ def test_json_is_plain_and_whole(report: CheckReport) -> None:
     assert len(written["better_shapes"]) == len(report.better_shapes)
 
 
-def test_sarif_has_what_2_1_0_requires(report: CheckReport) -> None:
+def test_sarif_has_the_required_fields(report: CheckReport) -> None:
     """Required properties, resolvable rule indices, allowed levels, and every rule with its help."""
     log = json.loads(json.dumps(to_sarif(report, "my model/config.json"), allow_nan=False))
     (run,) = log["runs"]

@@ -90,7 +90,7 @@ def test_common_changes_apply_to_both_sides() -> None:
     assert at_one.cost_s == pytest.approx(one.predict().step_time_s * (at_eight.cost_fraction or 0.0))
 
 
-def test_a_smaller_model_gains_nothing_by_being_smaller() -> None:
+def test_smaller_models_get_no_credit_for_size() -> None:
     """Half of the layers take half of the time with half of the parameters; 16 of 12 h^2 are 45 % of 2.78 billion."""
     scenario = example_scenario()
     as_model = judged(scenario, fix("retrain", num_layers=16), severity="error")

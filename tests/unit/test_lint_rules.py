@@ -41,7 +41,7 @@ def test_codes_and_names_are_unique_and_well_formed() -> None:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.name), rule.name
 
 
-def test_a_rule_lives_in_the_module_of_its_name() -> None:
+def test_rule_modules_are_named_after_their_rule() -> None:
     """Module and rule share their name, and every module in the folder is listed."""
     names = {module.__name__.rpartition(".")[2] for module in MODULES}
     folder = importlib.import_module("shapewright.lint.rules").__path__

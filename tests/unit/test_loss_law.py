@@ -107,7 +107,7 @@ def test_arrays_equal_scalars() -> None:
         assert np.asarray(ratios.log_standard_deviation)[index] == pytest.approx(one.log_standard_deviation)
 
 
-def test_a_shape_differs_from_itself_by_nothing() -> None:
+def test_shape_compared_with_itself_has_no_difference() -> None:
     """Equal shapes have neither a difference nor an uncertainty."""
     difference = load_loss_law().difference(GPT, GPT, TOKENS)
 

@@ -128,7 +128,7 @@ def test_capacity_includes_offload() -> None:
 
 
 @pytest.mark.parametrize("uncalibrated", [False, True])
-def test_what_moves_by_hand(uncalibrated: bool) -> None:
+def test_traffic_by_hand(uncalibrated: bool) -> None:
     """A layer's tensors twice; 4 bytes of gradient and 2 of weight for each parameter; directions at the same time."""
     job: dict[str, Any] = {"device": "h100-sxm-80gb", "uncalibrated": uncalibrated, "software": "nemo-2024"}
     plain = shapewright.predict("llama-3-8b", workload=TRAINING, **job)

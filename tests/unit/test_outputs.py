@@ -61,7 +61,7 @@ def test_json_has_keys_in_order() -> None:
         ({"schema_version": SCHEMA_VERSION + 1}, False),
     ],
 )
-def test_schema_refuses_what_the_class_cannot_hold(changes: dict[str, Any], is_valid: bool) -> None:
+def test_schema_rejects_invalid_values(changes: dict[str, Any], is_valid: bool) -> None:
     """The generated schema accepts the written object and refuses wrong types and missing keys."""
     assert Draft202012Validator(json_schema({"it": Whole})).is_valid({"it": {**WRITTEN, **changes}}) is is_valid
 

@@ -48,7 +48,7 @@ def store_of(tmp_path: Path, *rows: Row) -> Path:
     return tmp_path / "losses.sqlite"
 
 
-def test_store_and_its_export_are_read_alike(tmp_path: Path) -> None:
+def test_store_and_its_export_give_the_same_rows(tmp_path: Path) -> None:
     """Final losses, mean over seeds, with shapes and tokens; the exported table holds the same."""
     rows = [loss_of(1, 3.0), loss_of(2, 2.5), loss_of(2, 2.7, seed=1), loss_of(2, 9.0, done=0.2), loss_of(3, 2.4)]
     path = store_of(tmp_path, *rows)

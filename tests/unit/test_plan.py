@@ -73,7 +73,7 @@ def test_flags_and_lists_keep_values() -> None:
     assert {plan.workload.recompute for plan in result.plans} == {"full"}
 
 
-def test_objectives_differ_in_what_is_best() -> None:
+def test_objectives_have_different_best_plans() -> None:
     """Least memory, shortest step and cheapest token are each the least of their kind."""
     best = {objective: small_plan(objective=objective).plans[0] for objective in ("time", "memory", "cost")}
 
@@ -107,7 +107,7 @@ def test_headroom_leaves_room() -> None:
 
 
 def test_optimizer_counts_for_memory() -> None:
-    """An optimiser with narrow states needs less memory for the same plan."""
+    """An optimizer with narrow states needs less memory for the same plan."""
     keep = {"layout": {"tensor_parallel": 8, "pipeline_parallel": 1, "zero_stage": 0}, "top": 1}
     usual, narrow = small_plan(**keep), small_plan(**keep, optimizer="adamw-8bit")
     assert narrow.plans[0].total_bytes < usual.plans[0].total_bytes - 4 * 8e9 / 8
@@ -116,7 +116,7 @@ def test_optimizer_counts_for_memory() -> None:
     assert of_workload.plans[0].total_bytes == narrow.plans[0].total_bytes
 
 
-def test_the_host_is_tried_where_it_is_asked_for() -> None:
+def test_offload_is_tried_on_request() -> None:
     """Plans with the host's memory are among those without it; more of them fit, and the best is no slower."""
     keep = {"keep": {"tensor_parallel": (1,)}, "num_devices": 8}
     without, tried = small_plan(**keep), small_plan(**keep, try_offload=True)
@@ -187,7 +187,7 @@ def test_muon_counts_in_the_order_of_plans() -> None:
     assert small_plan(optimizer="muon").plans[0].layout.zero_stage > 0
 
 
-def test_stragglers_and_prices_scale_what_is_expected() -> None:
+def test_stragglers_and_prices_scale_expected_values() -> None:
     """A factor for stragglers makes the expected step and the cost of a token longer, and changes no order."""
     plain, slow = small_plan(usd_per_hour=2.0), small_plan(usd_per_hour=2.0, straggler_factor=1.5)
     for one, other in zip(plain.plans, slow.plans, strict=True):
@@ -267,7 +267,7 @@ def test_interrupt_keeps_the_best_so_far() -> None:
         ({"top": 0}, LayoutError, "top=0 must be an integer of at least 1"),
     ],
 )  # fmt: skip
-def test_bad_questions(keywords: dict[str, Any], error: type[ShapewrightError], message: str) -> None:
+def test_invalid_scenarios(keywords: dict[str, Any], error: type[ShapewrightError], message: str) -> None:
     """Invalid input gives one line with the allowed values."""
     with pytest.raises(error, match=re.escape(message)) as caught:
         small_plan(**keywords)
@@ -390,7 +390,7 @@ def test_pages_and_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         (["-o", "flags"], "-o has no effect without --format"),
         (["--format", "megatron"], "unknown format"),
         (["--format", "megatron-args", "--json"], "--format and --json both print"),
-        (["--format", "deepspeed-json", "--keep", "tp=2"], "can be told 1 alone"),
+        (["--format", "deepspeed-json", "--keep", "tp=2"], "can express only 1"),
         (["--pick", "0"], "--pick 0"),
         (["--keep", "pp=1", "--trace", "trace.json"], "--trace draws a pipeline, and rank 1 has none"),
         (["--headroom", "lots"], "is not a fraction such as"),
@@ -404,7 +404,7 @@ def test_bad_options(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert err.count("\n") == 1
 
 
-def test_pipelines_shard_no_weights_unless_asked() -> None:
+def test_pipelines_shard_weights_only_on_request() -> None:
     """ZeRO stage 3 with a pipeline is only tried if requested, since frameworks reject it."""
 
     def stages(**changes: Any) -> set[tuple[bool, int]]:

@@ -63,7 +63,7 @@ def test_a_batch_that_leaves_few_replicas_is_noted(batch: int, message: str) -> 
     assert [message in note for note in found] == ([True] if message else [])
 
 
-def test_plans_as_fast_as_the_best_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equally_fast_plans_are_labelled(capsys: pytest.CaptureFixture[str]) -> None:
     """A device without tiles has many plans that take equally long: they lose by nothing, and not by 0 ns."""
     job = ["llama-3-8b", "--device", "tpu-v5p", "--gpus", "64", "--global-batch", "512", "--seq-len", "8192"]
     code, out, _ = run(["plan", *job], capsys)
@@ -97,7 +97,7 @@ def test_gradients_sharded_under_a_pipeline_come_with_the_way_out() -> None:
         ("llama-3-8b", "l40s", 8, 64, 4096),
     ],
 )
-def test_check_proposes_nothing_for_the_best_plan(
+def test_check_has_no_suggestion_for_the_best_plan(
     model: str, device: str, num_devices: int, batch: int, seq_len: int
 ) -> None:
     """For the best plan, check proposes no other layout, batch or schedule."""
@@ -111,7 +111,7 @@ def test_check_proposes_nothing_for_the_best_plan(
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
-def test_a_whole_layout_can_be_kept(model: str) -> None:
+def test_complete_layout_can_be_kept(model: str) -> None:
     """Every field of a plan's layout, experts cut as other matrices among them, can be kept, and gives that plan."""
     job: dict[str, Any] = {"device": H100, "num_devices": 16, "global_batch_size": 64}
     best = shapewright.plan(model, **job, keep={"expert_tensor_parallel": (None,)}).plans[0]

@@ -46,7 +46,7 @@ def test_simulated_length_is_the_formula(schedule: str, chunks: int) -> None:
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize("first_s", [(0.0, 0.0), (5.0, 9.0)])  # a slow first stage keeps the others waiting
-def test_passes_keep_to_what_they_need(schedule: str, chunks: int, first_s: tuple[float, float]) -> None:
+def test_passes_hold_only_needed_fields(schedule: str, chunks: int, first_s: tuple[float, float]) -> None:
     """No stage does two things at once, forward comes from the stage before, backward from the stage behind."""
     _layout, passes = simulate(schedule, chunks, first_s=first_s)
     found = {(each.stage, each.kind, each.microbatch, each.chunk): each for each in passes}

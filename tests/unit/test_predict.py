@@ -134,7 +134,7 @@ def test_a_step_that_does_not_fit_has_a_warning() -> None:
 
 
 def test_memory_warning_depends_on_the_phase() -> None:
-    """In decode, narrower weights and caches are suggested, not recomputation or sharded optimiser states."""
+    """In decode, narrower weights and caches are suggested, not recomputation or sharded optimizer states."""
     workload = {"phase": "decode", "context_len": 1024}
     (warning,) = [
         line for line in build_scenario("llama-2-70b", H100, workload=workload).predict().warnings if "does not" in line
@@ -318,7 +318,7 @@ def test_host_copies_have_their_own_calibration_source() -> None:
     assert "host" not in build_scenario("llama-3-8b", H100, layout={"tensor_parallel": 2}).predict().calibration
 
 
-def test_the_heading_holds_the_whole_question() -> None:
+def test_heading_contains_the_complete_scenario() -> None:
     """The heading contains global batch, chunks, sharding, schedule and sequence parallelism besides the degrees."""
     layout = {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 2, "zero_stage": 1}
     usual = build_scenario(

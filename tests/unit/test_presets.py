@@ -152,7 +152,7 @@ def test_presets_are_distinct() -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_counts_round_to_the_published_ones(name: str) -> None:
+def test_counts_round_to_published_counts(name: str) -> None:
     """The exact count rounds to the published one, which catches a wrong size or untied embedding."""
     preset = _PRESETS[name]
     config = preset["config"]
@@ -192,7 +192,7 @@ def test_a_preset_reads_to_exactly_its_count(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(_PUBLISHED_ACTIVE))
-def test_active_parameters_are_the_published_ones(name: str) -> None:
+def test_active_parameters_equal_published_counts(name: str) -> None:
     """Active parameters equal the published ones, with or without embedding and logit matrix."""
     counts = count_parameters(read_model(name).config)
     published = _PUBLISHED_ACTIVE[name] * 1e9

@@ -30,7 +30,7 @@ def price(name: str, *, library: str = "", kernel: str = "", **sizes: object) ->
     return price_attention(call(**sizes), device, load_record("attention", device), library=library, kernel=kernel)
 
 
-def test_head_width_between_compiled_ones_costs_the_next() -> None:
+def test_head_width_is_padded_to_the_next_compiled_width() -> None:
     """A head of 80 pays for 96 on FlashAttention 2."""
     sizes = {"batch_size": 8, "num_heads": 32, "num_kv_heads": 32}
     padded = price("a100-sxm-80gb", head_dim=80, v_head_dim=80, **sizes)
@@ -206,7 +206,7 @@ def test_a_head_between_compiled_widths_takes_the_work_of_the_next(device_name: 
 
 
 @pytest.mark.parametrize("name", ["h100-sxm-80gb", "l40s", "mi300x", "rtx-4090"])
-def test_calls_priced_together_cost_what_each_costs_alone(name: str) -> None:
+def test_batched_pricing_equals_single_pricing(name: str) -> None:
     """Passes, directions, windows and widths priced together equal their separate prices, in the given order."""
     calls = [
         call(),

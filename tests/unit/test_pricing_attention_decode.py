@@ -122,7 +122,7 @@ def test_a_window_starts_amid_a_tile() -> None:
     assert total_ns(kernel, window_size=1024) == pytest.approx(8 * 100)
 
 
-def test_sequences_and_their_plan_cost_what_they_say() -> None:
+def test_sequence_cost_equals_the_plan() -> None:
     """10 ns a sequence; plans of up to 992 sequences cost 2 ns each and 0.01 ns a pair."""
     assert total_ns(replace(FREE, sequence_s=1e-8)) == pytest.approx(4 * 10)
     planned = replace(FREE, planned_sequence_s=2e-9, planned_pair_s=1e-11)

@@ -112,7 +112,7 @@ def test_kernel_that_walks_over_masked_keys_pays_for_them() -> None:
     assert float(found.start_s) == pytest.approx(1e-6 + 3e-6)
 
 
-def test_backward_is_five_gemms_at_its_own_rate() -> None:
+def test_backward_is_five_gemms_at_the_backward_rate() -> None:
     """Five GEMMs instead of two: 2.5 times the work at half the rate takes five times as long."""
     sizes = shape(query_len=256, kv_len=256)
     forward = estimate_prefill(sizes, ROUND_RATES, ROUND_KERNEL, writes_cache=False)
@@ -141,7 +141,7 @@ def total_s(kernel: PrefillParameters, rates: AttentionRates = ROUND_RATES, **si
 SCORE_FLOPS = 4 * 128
 
 
-def test_chunk_of_a_prompt_sees_what_came_before() -> None:
+def test_prompt_chunk_attends_to_earlier_chunks() -> None:
     """The last 128 of 1024 tokens: tiles of 64 visit 960 and 1024 keys; four sequences are two waves, one waits."""
     alone_s, four_s = (total_s(ROUND_KERNEL, batch_size=count, query_len=128, kv_len=1024) for count in (1, 4))
 
@@ -163,7 +163,7 @@ def test_steps_over_keys_are_whole_under_a_mask_too() -> None:
     assert found_s == pytest.approx(2 * 64 * 128 * SCORE_FLOPS / 1e12)
 
 
-def test_a_window_saves_nothing_where_masked_keys_cost_as_much() -> None:
+def test_window_saves_no_time_where_masked_keys_are_computed() -> None:
     """A kernel with the full cost for masked keys takes as long with a window as without."""
     walking = replace(ROUND_KERNEL, masked_key_work=1.0)
     sizes = {"query_len": 256, "kv_len": 4096}
@@ -229,7 +229,7 @@ def test_a_window_may_visit_a_tile_more() -> None:
     assert found_s == pytest.approx(64 * 192 * SCORE_FLOPS / 1e12)
 
 
-def test_rates_and_widths_of_heads_between_compiled_ones() -> None:
+def test_rates_of_head_widths_between_compiled_widths() -> None:
     """Keys of 128 with values of 64 have mean width 96; the peak fraction is linear in the logarithm of the width."""
     kernel = replace(ROUND_KERNEL, tensor_fraction={"64": 0.5, "128": 1.0})
     halfway = (64 * 128) ** 0.5

@@ -147,7 +147,7 @@ def test_price_is_physics_times_the_correction() -> None:
 
 
 @pytest.mark.parametrize("words", [{"is_backward": True}, {"causal": False}])
-def test_what_was_never_measured_is_left_to_physics(words: dict[str, bool]) -> None:
+def test_unmeasured_sizes_are_priced_by_physics(words: dict[str, bool]) -> None:
     """Backward passes and masks that are not causal are in no table."""
     assert price(physics_only=False, **words).time_s == price(physics_only=True, **words).time_s
 

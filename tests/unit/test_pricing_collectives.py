@@ -73,7 +73,7 @@ def test_large_messages_take_the_wide_protocol() -> None:
     assert price("all_reduce", 1e9, 2).time_s == pytest.approx(3e-5 + 1e-2)
 
 
-def test_group_sizes_between_measured_ones() -> None:
+def test_unmeasured_group_sizes() -> None:
     """Four ranks lie halfway between two and eight in doublings; the ring volume is their own."""
     # 2 x 3/4 of 1 GB at 100 GB/s; starts 30 us and 60 us.
     assert price("all_reduce", 1e9, 4).time_s == pytest.approx(4.5e-5 + 1.5e-2)
@@ -139,7 +139,7 @@ def test_sending_to_another_node() -> None:
     assert price("send_recv", 1e9, 2, 1).time_s == pytest.approx(1e9 / 5e9 + 2e-5 + 1e-5)
 
 
-def test_what_is_sent_to_another_node_takes_no_link_inside() -> None:
+def test_inter_node_traffic_uses_no_intra_node_link() -> None:
     """Further ranks in the sender's node change neither the fixed cost nor the time."""
     assert price("send_recv", 1e9, 16, 8) == price("send_recv", 1e9, 2, 1)
     assert price("send_recv", 1e3, 16, 8) == price("send_recv", 1e3, 2, 1)

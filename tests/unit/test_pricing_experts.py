@@ -73,7 +73,7 @@ def test_experts_without_rows_cost_nothing() -> None:
     assert price(replace(MIXTRAL, m=1, groups=128)).time_s == price(replace(MIXTRAL, m=1)).time_s
 
 
-def test_many_at_once_equal_one_by_one(record: CalibrationRecord) -> None:
+def test_vectorized_equals_scalar(record: CalibrationRecord) -> None:
     """Order and numbers are those of single calls."""
     operations = [replace(MIXTRAL, m=m, groups=g) for m, g in [(1, 8), (333, 8), (4096, 64), (70, 128)]]
 
@@ -147,7 +147,7 @@ def test_training_leaves_a_serving_librarys_poor_kernel() -> None:
     assert own[0] == own[1]
 
 
-def test_a_mixed_list_is_priced_one_by_one() -> None:
+def test_mixed_operations_are_priced_one_by_one() -> None:
     """Training and serving GEMMs of several formats, priced together, keep their order and their own kernels."""
     mixed = [
         replace(MIXTRAL, dtype=dtype, is_training=is_training)
@@ -189,7 +189,7 @@ def test_an_explanation_names_the_kernel_that_stands_in() -> None:
     assert words.endswith("(architecture; without cutlass, fractions of bf16)")
 
 
-def test_a_throttled_sibling_has_no_cliffs_of_its_own() -> None:
+def test_power_limited_sibling_has_no_wave_cliffs() -> None:
     """H20 borrows H100's tiles, whose rates a quarter of the multipliers would make 2.9 times slower at 48 tokens."""
     device = load_device("h20-96gb")
     layers = [replace(MIXTRAL, m=2 * tokens, tokens=tokens, experts=8, inner=14336) for tokens in (32, 48, 64, 96, 128)]

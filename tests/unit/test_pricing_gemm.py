@@ -126,7 +126,7 @@ def test_uncalibrated_device_borrows_and_is_labelled() -> None:
     assert borrowed.high_s / borrowed.time_s > own.high_s / own.time_s
 
 
-def test_uncalibrated_flag_leaves_the_own_record_aside() -> None:
+def test_uncalibrated_flag_ignores_the_devices_record() -> None:
     """With ``uncalibrated``, the H100's own record is not used."""
     device = load_device("h100-sxm-80gb")
 
@@ -154,7 +154,7 @@ def test_unknown_record_kind_is_an_error() -> None:
         load_record("gem", load_device("l40s"))
 
 
-def test_many_at_once_equal_one_by_one() -> None:
+def test_vectorized_equals_scalar() -> None:
     """Grouping by layout and dtype changes no price and keeps the order."""
     device = load_device("a100-sxm-80gb")
     record = load_record("gemm", device)
@@ -182,7 +182,7 @@ def test_array_dims_give_array_prices() -> None:
     assert found.time_s[1, 0] == price_gemm(Gemm(name="x", m=512, n=10922, k=4096), device, record).time_s
 
 
-def test_rows_of_columns_are_what_the_constructor_makes() -> None:
+def test_rows_of_columns_equal_constructed_rows() -> None:
     """Prices split from columns equal prices made one by one; a missing column is a programmer's error."""
     names = ("time_s", "low_s", "high_s", "compute_s", "memory_s", "start_s", "roofline_s", "shared_error")
     columns = {name: np.array([place, 10.0 + place]) for place, name in enumerate(names)}

@@ -51,7 +51,7 @@ def test_traffic_by_hand() -> None:
     assert found.bound_by == "memory"
 
 
-def test_small_ones_are_bound_by_their_start() -> None:
+def test_small_gemms_are_bound_by_kernel_start() -> None:
     """A kilobyte costs the start of a kernel."""
     assert price("norm", 512.0, 512.0).bound_by == "latency"
 
@@ -63,7 +63,7 @@ def test_gate_is_seen_by_its_reads() -> None:
     assert gated.memory_s / plain.memory_s == pytest.approx(1.5 * 2.0)
 
 
-def test_bytes_read_and_written_are_traffic_alike() -> None:
+def test_reads_and_writes_count_as_traffic() -> None:
     """Below the ratio of a gate it does not matter which way bytes go; priced many at once they take as long."""
     device = load_device("a100-sxm-80gb")
     works = [

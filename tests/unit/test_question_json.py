@@ -43,7 +43,7 @@ def ask_again(facts: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("command", ["predict", "check", "memory"])
-def test_an_answer_holds_its_whole_question(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_contain_the_complete_scenario(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A prediction repeated from its JSON alone is equal to the last digit."""
     facts = answer(command, capsys)
 
@@ -51,7 +51,7 @@ def test_an_answer_holds_its_whole_question(command: str, capsys: pytest.Capture
     assert ask_again(facts) == answer("predict", capsys)["step_time_s"]
 
 
-def test_every_answer_says_in_which_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_state_the_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     """The device of mfu and of a sweep, as that of the others, has the nodes that were given."""
     mfu = answer("mfu", capsys, "--seconds", "1", "--gpus", "8")
     sweep = answer("predict", capsys, "--sweep", "micro_batch_size=1,2")

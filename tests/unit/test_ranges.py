@@ -20,7 +20,7 @@ def test_integers_in_range(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 5, 2.0, "2", True, None, math.nan, np.float64(2.0), 10**400, [2]])
-def test_what_is_not_an_integer_in_range(value: object) -> None:
+def test_invalid_integers(value: object) -> None:
     """Anything else is an error on one line."""
     with pytest.raises(ConfigError, match=r"^x=.{1,40} must be an integer from 1 to 4; try 2$"):
         check_integer("x", value, 1, 4, error=ConfigError, hint="try 2")
@@ -33,7 +33,7 @@ def test_numbers_in_range(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, "0.5", True, None, math.nan, math.inf, -math.inf, 10**400])
-def test_what_is_not_a_number_in_range(value: object) -> None:
+def test_invalid_numbers(value: object) -> None:
     """NaN, infinities, huge integers and other types are errors."""
     with pytest.raises(ConfigError, match=r"must be a number from 0 to 1$"):
         check_number("x", value, 0, 1, error=ConfigError)

@@ -73,7 +73,7 @@ def write_record(folder: Path, name: str, content: object) -> None:
     np.savez_compressed(folder / f"{name}.npz", residual=np.arange(3))
 
 
-def test_comparison_names_what_differs(tmp_path: Path) -> None:
+def test_comparison_names_the_differences(tmp_path: Path) -> None:
     """Dates and commands may differ; numbers, entries and tables may not."""
     old = {"id": "gemm/x/2026-01-01", "parameters": {"a": [1.0, 2.0], "b": 3.0}, "provenance": {"date": "1"}}
     new = {"id": "gemm/x/2026-02-02", "parameters": {"a": [1.0, 2.5], "c": 3.0}, "provenance": {"date": "2"}}
@@ -91,7 +91,7 @@ def test_comparison_names_what_differs(tmp_path: Path) -> None:
     ]
 
 
-def test_comparison_of_a_first_step_leaves_out_what_later_steps_add(tmp_path: Path) -> None:
+def test_comparison_of_a_first_step_ignores_fields_of_later_steps(tmp_path: Path) -> None:
     """A step that writes records from scratch lacks sections, reports and tables of later steps."""
     old = {"parameters": {"a": 1.0, "later": 2.0}, "provenance": {"rows": 3}, "residual": {"file": "x.npz"}}
     write_record(tmp_path / "old", "x", old)

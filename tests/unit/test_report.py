@@ -71,7 +71,7 @@ def paper(num_characters: int) -> tuple[io.StringIO, Console]:
     return text, Console(file=text, width=num_characters, color_system=None, markup=False, highlight=False)
 
 
-def test_prediction_json_has_what_is_promised(question: Scenario) -> None:
+def test_prediction_json_has_the_documented_keys(question: Scenario) -> None:
     """Keys that scripts rely on are there for every kind of operation, and the whole is strict JSON."""
     facts = predict_output(question.predict(), question).to_json()
 
@@ -139,7 +139,7 @@ def test_columns_leave_in_order() -> None:
     assert [column.name for column in fit(columns, 1)] == ["name"]
 
 
-def test_check_says_each_thing_once(question: Scenario) -> None:
+def test_check_repeats_no_warning(question: Scenario) -> None:
     """A finding is not repeated by a note, nor its suggestion by its first line."""
     requested = build_scenario("gpt3-2.7b", "a100-sxm-40gb", workload={"attention": "unfused"})
     report = check_scenario(

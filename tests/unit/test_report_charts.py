@@ -105,7 +105,7 @@ def test_one_name_has_one_color() -> None:
     assert len(set(colors.values())) == 3
 
 
-def test_page_needs_nothing_from_elsewhere() -> None:
+def test_page_is_self_contained() -> None:
     """Apart from names inside the plotting library's own text, the page refers to no other place."""
     page = render_page("A page", [Figure(chart, "caption") for chart in CHARTS.values()], subtitle="h100")
     own = re.sub(r"<script>/?\s*\*?.*?</script>", "", page, flags=re.DOTALL)

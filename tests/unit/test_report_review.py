@@ -31,7 +31,7 @@ def shown_text(page: str) -> str:
     return html.unescape(re.sub(r"<[^>]+>", " ", without))
 
 
-def test_report_says_what_predict_check_and_search_say(tmp_path: Path) -> None:
+def test_report_agrees_with_predict_check_and_search(tmp_path: Path) -> None:
     """Step, findings and the best shape stand on the page with the digits that the commands print."""
     target = tmp_path / "review.html"
     assert run("report", *QUESTION, "-o", str(target)) == 0
@@ -47,7 +47,7 @@ def test_report_says_what_predict_check_and_search_say(tmp_path: Path) -> None:
     assert "312 TFLOP/s above 201 FLOPs per byte, 1,555 GB/s below" in text
 
 
-def test_report_of_a_shape_that_cannot_run_says_why(tmp_path: Path) -> None:
+def test_report_of_a_shape_that_cannot_run_has_the_reason(tmp_path: Path) -> None:
     """A config that contradicts its layout still gets a page, with the reason on top and no invented numbers."""
     target = tmp_path / "review.html"
     assert run("report", "gpt2", "--device", "h100-sxm-80gb", "--tp", "5", "-o", str(target)) == 0
@@ -74,14 +74,14 @@ def test_report_escapes_a_hostile_name(tmp_path: Path) -> None:
     assert "<script>alert(1)" not in target.read_text(encoding="utf-8")
 
 
-def test_report_that_cannot_be_written_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_report_leaves_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that is not there is one line and exit code 2."""
     target = tmp_path / "missing" / "review.html"
     assert run("report", *QUESTION, "--no-search", "-o", str(target)) == 2
     assert "cannot write" in capsys.readouterr().err
 
 
-def test_pdf_without_a_browser_says_so(
+def test_pdf_without_a_browser_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page is written; the missing browser is one line and exit code 2."""

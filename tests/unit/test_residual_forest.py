@@ -55,7 +55,7 @@ def test_correction_fades_outside_the_learned_range() -> None:
     assert correct(64, 8192, 128, batch=512) == (0.0, 0.0)
 
 
-def test_trees_add_up_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_sum_up_independent_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two equal trees correct twice as much, and shapes are corrected alike in blocks of any length."""
     names = ("feature", "threshold", "left", "right", "value")
     twice = replace(TREE, **{name: np.repeat(getattr(TREE, name), 2, axis=0) for name in names})
@@ -90,7 +90,7 @@ def test_packaged_forests(record: object) -> None:
     assert forest.left.max() < forest.feature.shape[1]
 
 
-def test_fp32_is_priced_with_its_own_records() -> None:
+def test_fp32_is_priced_with_fp32_records() -> None:
     """An fp32 GEMM takes the record of the ordinary cores, whichever record is given; fp16 does not."""
     device = load_device("t4")
     wide, narrow = (Gemm(name="x", dtype=dtype, m=2048, n=2048, k=2048) for dtype in ("fp32", "fp16"))

@@ -58,7 +58,7 @@ def test_twenty_heads_lead_among_single_changes(paper_result: SearchResult) -> N
     assert best.speedup.probability_faster > 0.9
 
 
-def test_padded_vocabulary_is_found_with_its_own_gain(paper_result: SearchResult) -> None:
+def test_padded_vocabulary_is_listed_with_its_gain(paper_result: SearchResult) -> None:
     """v=50257 is no multiple of 8: padding it alone is listed, and what it gains is the logits."""
     padded = next(shape for shape in paper_result.candidates if shape.changed_fields == ("vocab",))
 

@@ -11,7 +11,7 @@ from shapewright.optimize.search import scale_model, usual_model
 
 @pytest.mark.parametrize("family", ["llama", "gpt", "qwen2.5", "pythia"])
 @pytest.mark.parametrize("num_parameters", [200_000_000, 3_000_000_000, 40_000_000_000])
-def test_usual_model_has_the_size_asked_for(family: str, num_parameters: int) -> None:
+def test_default_model_has_the_requested_size(family: str, num_parameters: int) -> None:
     """Scaled public models come within 2 % of any size, with whole heads and usual proportions."""
     config = usual_model(num_parameters, family).config
 
@@ -95,7 +95,7 @@ def test_a_family_may_be_named_by_its_first_letters() -> None:
     assert usual_model(8_000_000_000, "QWEN2.5").config.title.casefold().startswith("qwen2.5")
 
 
-def test_models_that_cannot_be_scaled_say_so() -> None:
+def test_models_that_cannot_be_scaled_are_errors() -> None:
     """Latent attention, encoders and unknown families are refused in one line."""
     for name in ("deepseek-v3", "t5-large"):
         with pytest.raises(ConfigError, match="only decoders without latent attention are scaled"):

@@ -101,7 +101,7 @@ def test_against_an_exact_time_the_interval_is_the_steps() -> None:
         )
 
 
-def test_a_factor_at_the_end_of_its_interval_is_sure_to_95_percent(published: Prediction) -> None:
+def test_factor_at_the_interval_end_has_95_percent_probability(published: Prediction) -> None:
     """A 90 % interval leaves a twentieth on either side: a factor whose lower end is 1 is above 1 with 95 %."""
     other = gpt3(4, num_heads=20)
     speedup = compare_times(published, other)

@@ -61,7 +61,7 @@ def test_net_speedup_by_hand() -> None:
     assert not effect.is_free
 
 
-def test_same_shape_changes_nothing() -> None:
+def test_same_shape_has_no_changes() -> None:
     """A shape compared with itself has the baseline's loss, for certain, and the net speed-up is the speed-up."""
     own = read_model("llama-3-8b").config
     speedup = Speedup(factor=1.1, low=1.05, high=1.1 * 1.1 / 1.05, probability_faster=0.99)
@@ -101,7 +101,7 @@ def test_size_alone_is_no_gain() -> None:
         ("llama-3-8b", {"num_kv_heads": 4}, False),
     ],
 )
-def test_what_is_free(model: str, changes: dict[str, int], is_free: bool) -> None:
+def test_free_memory(model: str, changes: dict[str, int], is_free: bool) -> None:
     """Heads of 64 to 256 with the same attention width and a padded vocabulary keep the loss; nothing else does."""
     own = read_model(model).config
     heads = changes.get("num_heads", own.num_heads)
@@ -193,7 +193,7 @@ def test_verdict_cases(
     assert verdict.code in VERDICTS
 
 
-def test_keep_is_what_an_empty_list_says() -> None:
+def test_empty_keep_list() -> None:
     """Without candidates the verdict is to keep the shape; a model without the loss law has none."""
     verdict = judge_search([], is_training=True)
     assert verdict is not None
@@ -348,7 +348,7 @@ def test_far_outside_the_data_only_free_changes_are_recommended() -> None:
     assert result.verdict.code in ("keep", "free", "trial")
 
 
-def test_what_the_law_cannot_answer_is_refused() -> None:
+def test_unsupported_models_of_the_law_are_errors() -> None:
     """Encoders have no loss law; hours are worth other tokens on each device."""
     with pytest.raises(ConfigError, match="the loss law describes decoders"):
         search("bert-base", device="l40s", objective="time-to-loss")

@@ -36,7 +36,7 @@ def grid_of(**columns: list[int]) -> Grid:
     return Grid(arrays, frozenset({"hidden_size"}))
 
 
-def test_traced_code_gives_what_it_would_on_each_value() -> None:
+def test_traced_code_equals_plain_code() -> None:
     """Integer and float arithmetic, in both orders of the operands, come out as Python computes them."""
 
     def formula(width: Any, heads: Any) -> Any:
@@ -88,7 +88,7 @@ def test_branches_become_guards() -> None:
     ]
 
 
-def test_what_depends_on_width_is_computed_per_width() -> None:
+def test_width_dependent_operations_are_computed_per_width() -> None:
     """Entries of one width share their values; sums over the grid still give one value per shape."""
     grid = grid_of(hidden_size=[64, 64, 128], num_heads=[1, 2, 2], num_layers=[2, 3, 4])
     tape = Tape()
@@ -105,7 +105,7 @@ def test_what_depends_on_width_is_computed_per_width() -> None:
     ]
 
 
-def test_what_depends_on_no_heads_is_the_same_on_every_row() -> None:
+def test_head_independent_operations_are_equal_in_all_rows() -> None:
     """A sum over depth alone has one row, which stands for all entries of heads."""
     grid = grid_of(hidden_size=[64, 128], num_heads=[1, 2], num_layers=[2, 3, 4])
     total = sum_of(grid, (Tape().variable("num_layers", 1) * 3).node)
@@ -138,7 +138,7 @@ def table_of(rows: list[tuple[float, float, float, float]], changes: list[int] |
     }
 
 
-def test_front_keeps_what_nothing_beats() -> None:
+def test_front_keeps_undominated_points() -> None:
     """A row goes where another is as good in all four respects; one that is best in a single respect stays."""
     table = table_of(
         [
@@ -153,7 +153,7 @@ def test_front_keeps_what_nothing_beats() -> None:
     assert sorted(pareto(table)["token_s"].tolist()) == [1.0, 1.1, 1.2]
 
 
-def test_front_keeps_the_cheapest_whatever_rounding_says() -> None:
+def test_front_keeps_the_cheapest_despite_rounding() -> None:
     """A row 0.4 % slower with 0.02 % more parameters falls into the next step of size and the same of time: both stay.
 
     Steps are half a per cent of a natural logarithm: ln 1e9 = 20.723 lies in step 4144, which ends at e^20.725,

@@ -132,7 +132,7 @@ def test_every_group_of_key_value_heads_is_tried() -> None:
         ({"num_kv_heads": 4}, {(32, 128), (64, 64)}),
     ],
 )
-def test_kept_heads_are_the_only_ones(keep: dict[str, int], expected: set[tuple[int, int]]) -> None:
+def test_only_kept_heads_are_searched(keep: dict[str, int], expected: set[tuple[int, int]]) -> None:
     """What is kept is all that comes, in whatever else that needs; both kept may change the attention's width."""
     found = list(values_of(("heads",), keep=keep).heads())
     if "num_kv_heads" not in keep:
@@ -191,7 +191,7 @@ def test_depths_fill_the_stages(layout: dict[str, int], expected: list[int]) -> 
     assert values_of(("heads",)).depth() == [32]
 
 
-def test_vocabularies_are_paddings_of_the_own_one() -> None:
+def test_vocabularies_are_paddings_of_the_given_one() -> None:
     """50257 to a multiple of 8, 64, 128 and 256, on two devices of each; never more than 2 % larger, never smaller."""
     assert values_of(("vocab",)).vocab() == [50257, 50264, 50304, 50432]
     assert values_of(("vocab",), layout=ParallelLayout(tensor_parallel=8)).vocab() == [
@@ -202,7 +202,7 @@ def test_vocabularies_are_paddings_of_the_own_one() -> None:
     assert values_of(("heads",)).vocab() == [50257]
 
 
-def test_micro_batches_are_powers_of_two_and_the_own_one() -> None:
+def test_micro_batches_are_powers_of_two_and_the_given_one() -> None:
     """1 to 64, and 3 if that is what it was."""
     assert values_of(("micro_batch",)).micro_batch(Workload(micro_batch_size=3)) == [1, 2, 3, 4, 8, 16, 32, 64]
     assert values_of(("micro_batch",), keep={"micro_batch_size": 5}).micro_batch(Workload()) == [5]

@@ -246,7 +246,7 @@ class Fragile:
         return Row(**row_facts(case, run), measured_utc="", status="ok", median_s=1e-3)
 
 
-def test_verify_survives_what_kills_its_process() -> None:
+def test_verify_survives_a_crashed_process() -> None:
     """A candidate that crashes the measuring process is skipped and named; after five the run ends."""
     overrides = {"hidden_size": 128, "num_layers": 2, "num_heads": 4, "vocab_size": 1001}
     workload = {"dtype": "bf16", "micro_batch_size": 1, "seq_len": 64}
@@ -307,14 +307,14 @@ def test_front_names_the_ranks_of_the_list() -> None:
 
 
 @pytest.mark.parametrize("model", ["gpt3-2.7b", "mixtral-8x7b"])
-def test_front_begins_with_the_first_of_the_list(model: str) -> None:
+def test_front_starts_with_the_best_listed_shape(model: str) -> None:
     """The shape of rank 1 leads the front, though rounding puts it behind others here."""
     result = search(model, device="h100-sxm-80gb", top=1)
     assert result.front[0].rank == 1
     assert result.front[0].config == result.candidates[0].config
 
 
-def test_notes_say_what_is_not_judged() -> None:
+def test_notes_list_skipped_rows() -> None:
     """Experts are outside the guard, and narrower heads read less cache only where nothing pads them."""
     experts = search("mixtral-8x7b", device="h100-sxm-80gb", vary=["experts"], layout={"tensor_parallel": 8})
     assert any("no guard limits the number of experts" in note for note in experts.notes)

@@ -38,7 +38,7 @@ def test_best_keeps_limits_and_front_falls() -> None:
     assert devices == sorted(devices)
 
 
-def test_both_limits_are_kept_or_neither_is() -> None:
+def test_limits_are_kept_together() -> None:
     """A point within one limit and beyond the other does not meet the request; without limits any does."""
     request = ServingRequest(prompt_len=1000, output_len=101)
     instance = make_instance(request=request)
@@ -50,7 +50,7 @@ def test_both_limits_are_kept_or_neither_is() -> None:
         assert point.meets(replace(request, ttft_limit_s=ttft_s, tpot_limit_s=tpot_s)) == is_met
 
 
-def test_front_leaves_out_what_is_beaten() -> None:
+def test_front_drops_dominated_points() -> None:
     """Of three points, one worse in both is not on the front."""
     points = plan().points
     front = pareto_front(points)
@@ -113,7 +113,7 @@ def test_model_that_a_node_cannot_hold_gets_more_devices() -> None:
         plan("llama-3.1-405b", num_devices=8)
 
 
-def test_what_is_advised_for_a_model_that_does_not_fit_works() -> None:
+def test_remedies_make_the_model_fit() -> None:
     """405 billion in 16 bits are 811 GB, more than eight H100 have; the formats that are named in its place do fit."""
     with pytest.raises(WorkloadError) as caught:
         plan("llama-3.1-405b", num_devices=8, formats=None)
@@ -152,7 +152,7 @@ def test_what_is_advised_for_a_model_that_does_not_fit_works() -> None:
         ({"speculation": {"num_draft_tokens": 4}}, WorkloadError, "give num_draft_tokens, acceptance_fraction, draft"),
     ],
 )
-def test_bad_questions_are_refused(given: dict[str, Any], error: type[ShapewrightError], words: str) -> None:
+def test_invalid_scenarios_are_errors(given: dict[str, Any], error: type[ShapewrightError], words: str) -> None:
     """Each error states the wrong value and the allowed ones."""
     with pytest.raises(error, match=words):
         plan(**given)
@@ -267,7 +267,7 @@ def test_a_prefix_is_shorter_than_its_prompt(cached_len: int) -> None:
         plan(prompt_len=4000, cached_len=cached_len)
 
 
-def test_prompts_a_little_longer_are_served_alike() -> None:
+def test_slightly_longer_prompts_are_served_similarly() -> None:
     """Where two whole prompts share a pass, one a little longer is not cut: no step of tokens/s beyond 2 %."""
     served = [
         best.tokens_per_s_per_device * prompt_len

@@ -24,7 +24,7 @@ def times_of(step_s: float) -> StepTimes:
     )
 
 
-def test_plain_passes_are_what_predict_says() -> None:
+def test_plain_passes_equal_predict() -> None:
     """A decode pass and a prefill pass take exactly the predicted step."""
     question = build_scenario("mixtral-8x7b", "h100-sxm-80gb", workload={"phase": "decode"})
     layout = ParallelLayout(tensor_parallel=2)

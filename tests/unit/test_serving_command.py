@@ -41,7 +41,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert words in written
 
 
-def test_limits_that_nothing_keeps_are_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_limits_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, and the shortest times that there are."""
     code, text, _ = run([*JOB, "--tpot", "1us"], capsys)
     assert code == 1

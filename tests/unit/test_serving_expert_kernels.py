@@ -9,7 +9,7 @@ from served import plan
 from shapewright.prediction.build import build_scenario
 
 
-def test_experts_of_a_server_with_kernels_of_its_own() -> None:
+def test_experts_with_server_kernels() -> None:
     """DeepSeek-V3 in FP8 on eight H200 decodes in 2.2 times its bytes, and the note that named the remedy is gone."""
     question = {"phase": "decode", "dtype": "fp8", "micro_batch_size": 64, "context_len": 4096}
     spread = {"expert_parallel": 8, "data_parallel": 8}
@@ -45,7 +45,7 @@ def test_a_plan_takes_the_kernel_of_experts() -> None:
         ("llama-3-8b", "decode", "expert_kernel=as-16-bit has no effect in a model without experts"),
     ],
 )
-def test_a_kernel_of_experts_that_changes_nothing_is_noted(model: str, phase: str, words: str) -> None:
+def test_expert_kernel_without_effect_is_noted(model: str, phase: str, words: str) -> None:
     """The option has no effect in training and on dense models, which is noted."""
     question = build_scenario(model, "h100-sxm-80gb", workload={"phase": phase, "expert_kernel": "as-16-bit"})
 

@@ -98,7 +98,7 @@ def test_a_device_holds_its_share_of_the_experts() -> None:
     ],
     ids=str,
 )
-def test_a_token_takes_what_predict_says(layout: dict[str, int]) -> None:
+def test_token_time_equals_predict(layout: dict[str, int]) -> None:
     """A decoding instance takes the predicted step in the middle of the answer, exchanges of experts and all."""
     points = [one for one in plan(layout=layout, num_devices=16).points if one.mode == "disaggregated"]
     assert points

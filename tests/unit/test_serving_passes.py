@@ -82,7 +82,7 @@ def test_drafts_run_before_every_pass() -> None:
     assert apart.requests_per_s == pytest.approx(10 * 1.75 / 0.023 / 100)
 
 
-def test_stages_and_replicas_work_at_once() -> None:
+def test_stages_and_replicas_work_in_parallel() -> None:
     """Two stages with a batch each answer twice as much in a pass of the same time, on either kind of server."""
     rates = []
     for degrees in ({}, {"pipeline_parallel": 2}):
@@ -98,7 +98,7 @@ def test_stages_and_replicas_work_at_once() -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_batches_fit_with_prompts_beside_them(stages: int) -> None:
+def test_batches_fit_together_with_prefills(stages: int) -> None:
     """Each stage's batch has its caches on both stages; whole prompts count as sequences."""
     instance = make_instance({"pipeline_parallel": stages}, output_len=2000)
     for candidate in aggregated_candidates(instance):
@@ -139,7 +139,7 @@ def test_caches_travel_by_the_link_that_joins_the_devices() -> None:
 
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "deepseek-v2-lite", "gemma-2-2b"])
-def test_a_mixed_pass_multiplies_what_its_parts_do(model: str, attention: str) -> None:
+def test_mixed_pass_has_the_flops_of_its_parts(model: str, attention: str) -> None:
     """FLOPs of 16 decoding sequences and two prompts of 512 add up, without the logits of prompts that go on."""
     question = build_scenario(model, "h100-sxm-80gb", workload={"phase": "prefill", "attention": attention})
     passes = Passes(question)
@@ -164,7 +164,7 @@ def test_formats_and_blocks_of_a_cache_by_hand() -> None:
     assert 0.25 < weights[1] / weights[0] < 0.4  # a quarter, with scales, and the embedding and logits as they are
 
 
-def test_the_fullest_stage_holds_what_an_instance_holds() -> None:
+def test_capacity_is_that_of_the_fullest_stage() -> None:
     """Of 32 layers on three stages two have eleven: sequences are those that fit there; short ones are more."""
     instance = make_instance({"pipeline_parallel": 3})
     caches, free = instance.cache_bytes(4101), instance.free_bytes(2048)

@@ -50,7 +50,7 @@ def test_costs_stand_where_a_price_was_given(
 
 
 @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf"), "2.5", True])
-def test_what_is_no_price_is_refused(price: object) -> None:
+def test_invalid_prices_are_errors(price: object) -> None:
     """A price is a number above 0, in Python too."""
     with pytest.raises(WorkloadError, match=r"usd_per_hour=.* must be a number from"):
         shapewright.serve_plan(

@@ -60,7 +60,7 @@ def test_a_batch_across_chunks_takes_the_mean_of_its_passes(prompt_len: int, out
     assert step_s(instance, instance.decode_passes(32)[0]) == pytest.approx(mean_s, rel=0.005)
 
 
-def test_a_chunk_that_ends_is_no_cliff() -> None:
+def test_chunk_ends_cause_no_cliff() -> None:
     """From prompts whose answers end before a chunk does to prompts that fill it, no 50 tokens change 1 % of a pass."""
     times_s = [decode_s("llama-4-scout", prompt_len, 1000) for prompt_len in range(7000, CHUNK + 200, 50)]
 

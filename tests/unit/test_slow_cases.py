@@ -170,7 +170,7 @@ def test_price_takes_the_slow_kernel() -> None:
     assert price_s(slow, m=2048, n=2048, k=65) == price_s(usual, m=2048, n=2048, k=65)
 
 
-def test_batches_have_kernels_of_their_own() -> None:
+def test_batched_gemms_have_separate_kernels() -> None:
     """A section's batch constants price batches only, at any position in an array."""
     known = record_with(batched={"splits": [1], "start_s": 1e-3})
     usual = record_with()

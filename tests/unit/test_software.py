@@ -39,7 +39,7 @@ def of(question: Scenario, software: Software) -> Prediction:
     return predict_step(question.config, **terms, software=software)
 
 
-def test_tuned_changes_nothing() -> None:
+def test_tuned_software_is_neutral() -> None:
     """The default is the plain sum of operations, and names no record."""
     plain, named = predict(Software()), predict(TUNED)
 
@@ -63,7 +63,7 @@ def test_older_attention_weighs_on_attention_alone() -> None:
     assert predict(Software(attention_factor={"ampere": 3.0})).step_time_s == predict(TUNED).step_time_s
 
 
-def test_shards_that_nothing_hides() -> None:
+def test_exposed_shards() -> None:
     """Without overlap the step has all communication of the shards."""
     exposed = predict(Software(overlap_share=0.0))
     collectives = [entry for entry in exposed.operations if isinstance(entry.operation, Collective)]
@@ -148,7 +148,7 @@ def test_a_host_that_launches_experts_alone() -> None:
     assert not {name for name in costly if "router" in name or "choose" in name}
 
 
-def test_exchanges_beside_another_micro_batch() -> None:
+def test_exchanges_overlap_with_another_micro_batch() -> None:
     """Software that overlaps exchanges hides its share of them, but of a single micro-batch nothing."""
     overlaps = Software(expert_hidden_fraction=0.75)
 
@@ -192,7 +192,7 @@ def test_borrowed_records_widen_a_known_generation() -> None:
     assert borrowed.step_time_high_s / borrowed.step_time_s > 1.03 * own.step_time_high_s / own.step_time_s
 
 
-def test_what_residuals_have_in_them_widens_nothing() -> None:
+def test_residual_noise_is_not_counted_twice() -> None:
     """Where the steps behind an interval were borrowed as much, borrowing adds nothing to it."""
     residuals = Software(low=0.9, high=1.1, borrowed_fraction=1.0)
     question = build_scenario("llama-3-8b", "gb200", workload={"micro_batch_size": 1, "seq_len": 4096})
@@ -221,7 +221,7 @@ def test_unknown_software_and_wrong_phase() -> None:
         build_scenario("llama-3-8b", load_device(H100), workload={"phase": "decode"}, software="fsdp-2023")
 
 
-def test_a_generation_moves_all_of_a_price() -> None:
+def test_software_generation_scales_the_complete_price() -> None:
     """Half as much again and 10 us of the host, for the time and both of its ends; the step is not launched so."""
     price = Price(
         time_s=1e-4,
@@ -243,7 +243,7 @@ def test_a_generation_moves_all_of_a_price() -> None:
     assert old.adjust(replace(gemm, pass_name="step"), price, device).time_s == pytest.approx(1.5e-4)
 
 
-def test_a_host_that_waits_for_experts_launches_nothing_else_late() -> None:
+def test_host_waiting_for_experts_delays_no_other_launch() -> None:
     """Where the rest is captured in graphs, routed rows and shared experts cost their launch, router and MLP none."""
     waits = replace(TUNED_SOFTWARE, host_s=1e-5, host_scope="experts")
     device = load_device("a100-sxm-80gb")

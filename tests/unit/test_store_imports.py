@@ -307,7 +307,7 @@ def test_an_export_is_imported_completely(form: str, tmp_path: Path) -> None:
         ("x.csv", "sweep,gpu,batch,m,n,k,tflops\nx,v100,1,8,x,32,0.5\n", "a cell is not a number"),
     ],
 )
-def test_bad_files_store_nothing(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_files_are_not_imported(name: str, text: str, words: str, tmp_path: Path) -> None:
     """Unreadable files are a one-line error, and no store is created."""
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow", reason="parquet needs the fit extra")

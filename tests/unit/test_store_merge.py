@@ -59,7 +59,7 @@ def test_merging_keeps_the_targets_good_rows(tmp_path: Path) -> None:
     assert merge_stores(target, [source])["added"] == 0
 
 
-def test_bad_sources_merge_nothing(tmp_path: Path) -> None:
+def test_invalid_sources_are_not_merged(tmp_path: Path) -> None:
     """A damaged, missing or identical source is an error before the target is created."""
     damaged = make_store(tmp_path / "b", [dataclasses.replace(make_row(1), median_s=None)])
     for source, words in ((damaged, "is damaged"), (tmp_path / "none", "no store at"), (tmp_path / "a", "into itself")):

@@ -42,7 +42,7 @@ def gemms_s(found: shapewright.Prediction) -> float:
     return sum(entry.total_time_s for entry in found.operations if entry.operation.kind == "gemm")
 
 
-def test_narrow_weights_speed_up_what_reads_them() -> None:
+def test_narrow_weights_speed_up_their_readers() -> None:
     """GEMMs of one sequence are bound by weights, of which int4 reads a quarter; those of 2048 are compute-bound."""
     assert 2.0 < gemms_s(decode(None, 1)) / gemms_s(decode("int4", 1)) < 4.0
     assert gemms_s(decode(None, 2048)) / gemms_s(decode("int4", 2048)) < 1.1

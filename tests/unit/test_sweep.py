@@ -55,7 +55,7 @@ def test_sizes_of_the_model_are_swept() -> None:
     assert wider.prediction.step_time_s < published.prediction.step_time_s
 
 
-def test_a_table_of_sizes_says_how_many_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_sweep_shows_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     """If parameter counts differ between rows, the table shows them; JSON always does."""
     code, text, _ = run(["--sweep", "vocab_size=128256,256512"], capsys)
     assert code == 0

@@ -54,7 +54,7 @@ def test_one_measurement_that_can_be(measured: dict[str, Any], words: str) -> No
         shapewright.mfu("llama-3-8b", **JOB, **measured)
 
 
-def test_the_headline_says_where_the_time_is_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_headline_states_the_measurement(capsys: pytest.CaptureFixture[str]) -> None:
     """The headline distinguishes a predicted time from a measured one."""
     _, of_time, _ = run([*FLAGS, "--seconds", "5"], capsys)
     _, of_rate, _ = run([*FLAGS, "--tokens-per-s-per-gpu", "13107.2"], capsys)

@@ -160,7 +160,7 @@ def test_experts_on_another_architecture_take_the_mean_start() -> None:
     assert apart[0] == apart[1]
 
 
-def test_caches_of_two_partitions_hold_half_as_much_of_what_all_read() -> None:
+def test_partitioned_caches_hold_half_of_shared_data() -> None:
     """L40S without its record keeps more of its cache's weights than an A100 of its size would."""
     transferred = load_record("moe", L40S.with_pricing(uncalibrated=True))
     weights = replace(EXPERTS, m=8, groups=8, n=2048, k=1024)
@@ -244,7 +244,7 @@ def test_every_device_has_sane_prices(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "is_own"), [("softmax", True), ("mask", True), ("residual", False)])
-def test_another_vendors_chip_has_its_own_softmax(kind: str, is_own: bool) -> None:
+def test_softmax_rate_of_another_vendor(kind: str, is_own: bool) -> None:
     """A softmax reaches a smaller fraction of bandwidth on MI250X than on A100; additions have no such kernel."""
     operation = Pointwise(name="x", operation=kind, read_bytes=4e9, written_bytes=4e9)
     shares = []
@@ -256,7 +256,7 @@ def test_another_vendors_chip_has_its_own_softmax(kind: str, is_own: bool) -> No
 
 
 @pytest.mark.parametrize("kind", ["softmax", "mask"])
-def test_an_uncalibrated_device_does_not_use_its_own_softmax(kind: str) -> None:
+def test_uncalibrated_device_ignores_its_softmax_record(kind: str) -> None:
     """An uncalibrated MI250X uses A100's softmax; other AMD chips keep the measured one."""
     operation = Pointwise(name="x", operation=kind, read_bytes=4e9, written_bytes=4e9)
 

@@ -102,9 +102,7 @@ def test_command_line_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
         (["--recompute", "selective", "--recompute-modules", "mlp,layernorm"], "selective recompute of layernorm,mlp"),
     ],
 )
-def test_the_headline_says_what_was_computed_again(
-    recompute: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_headline_states_recomputation(recompute: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Some layers are not all of them, and some parts are not the usual one."""
     _, report, _ = run(["mfu", *FLAGS, *JOB, "--tp", "8", *recompute], capsys)
     assert words in report.splitlines(keepends=True)[0]

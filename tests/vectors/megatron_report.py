@@ -40,7 +40,7 @@ class MegatronJob:
         return (self.L * matrices / self.p + tables * (1 if self.tied or self.p > 1 else 2)) / self.t + norms / self.p
 
     def state_bytes(self, *, is_sharded: bool) -> float:
-        """18 bytes a parameter, or with the distributed optimiser 6 and 12 over the replicas."""
+        """18 bytes a parameter, or with the distributed optimizer 6 and 12 over the replicas."""
         return self.count_parameters_of_fullest_shard() * (6 + 12 / self.d if is_sharded else 18)
 
     def layer_bytes(self) -> float:

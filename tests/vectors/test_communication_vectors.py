@@ -94,7 +94,7 @@ def test_tensor_parallel_traffic(sequence_parallel: bool) -> None:
     assert sent / 6 == pytest.approx(count_tensor_parallel_elements(2, 512, 1024, 8))
 
 
-def test_interleaving_multiplies_what_stages_send() -> None:
+def test_interleaving_multiplies_stage_traffic() -> None:
     """B s h elements of each micro-batch from stage to stage, v times as many with v chunks; 1/t of them each rank."""
 
     def sent(chunks: int, tensor_parallel: int) -> float:

@@ -75,7 +75,7 @@ def ours(config: TransformerConfig, job: MegatronJob, *, is_fused: bool = True) 
     return states, layers, memory.activations_bytes + memory.logits_bytes
 
 
-def test_llama_3_8b_beside_the_report() -> None:
+def test_llama_3_8b_against_the_report() -> None:
     """States agree; activations are 6 % more than reported: fused SwiGLU keeps three tensors of f, and it counts two.
 
     18 + 4 f/h is 32 bytes of each hidden element; without fusion autograd keeps 41 (tests/oracle/test_memory.py).
@@ -88,7 +88,7 @@ def test_llama_3_8b_beside_the_report() -> None:
     assert ours(config, LLAMA, is_fused=False)[1] / (LLAMA.L * LLAMA.layer_bytes()) == 41 / 32
 
 
-def test_mixtral_8x7b_beside_the_report() -> None:
+def test_mixtral_8x7b_against_the_report() -> None:
     """States agree but for the routers; the report's activations are those of a dense layer, 1.8 times less than kept.
 
     Two of eight experts work on each token: two copies of it go in (4 bytes of each hidden element) and through three

@@ -30,7 +30,7 @@ _SEPARATORS = re.compile(r"[\s_-]+")
 
 
 def normalize_name(name: str) -> str:
-    """Normalise a name: lower case, with hyphens for underscores and spaces.
+    """Normalize a name: lower case, with hyphens for underscores and spaces.
 
     >>> normalize_name("NVIDIA A100-SXM4-80GB"), normalize_name("a100_sxm")
     ('nvidia-a100-sxm4-80gb', 'a100-sxm')
@@ -46,7 +46,7 @@ def list_devices() -> tuple[str, ...]:
 
 @cache
 def find_aliases() -> dict[str, str]:
-    """Map every normalised alias to its canonical name.
+    """Map every normalized alias to its canonical name.
 
     Raises:
         DeviceError: two devices share a name.

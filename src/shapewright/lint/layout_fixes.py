@@ -22,7 +22,7 @@ def larger_micro_batch_fixes(scenario: Scenario) -> tuple[Fix, ...]:
     """Suggest micro-batches of 2, 4, 8... times as many sequences, as long as they fit, at an equal global batch.
 
     Without a global batch in the workload, all candidates are compared at the global batch of the largest micro-batch,
-    so that the optimiser step has the same share.
+    so that the optimizer step has the same share.
     """
     sizes = _larger_sizes(scenario)
     common_changes = {"global_batch_size": _common_global_batch(scenario, sizes[-1])} if sizes else {}

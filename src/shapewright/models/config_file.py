@@ -135,7 +135,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{
 
 
 def is_hub_id(source: str) -> bool:
-    """Return whether a text has the form ``organisation/name`` or ``organisation/name@revision``.
+    """Return whether a text has the form ``organization/name`` or ``organization/name@revision``.
 
     >>> is_hub_id("meta-llama/Llama-3.1-8B"), is_hub_id("gpt2"), is_hub_id("./a/b")
     (True, False, False)
@@ -149,7 +149,7 @@ def fetch_config(hub_id: str) -> Path:
     No weights and no code are downloaded. The environment variable ``HF_ENDPOINT`` selects another hub.
 
     Args:
-        hub_id: ``organisation/name`` or ``organisation/name@revision``.
+        hub_id: ``organization/name`` or ``organization/name@revision``.
 
     Raises:
         MissingExtraError: huggingface_hub is not installed.

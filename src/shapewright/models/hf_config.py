@@ -1,6 +1,6 @@
 """Convert a Hugging Face config.json object to a TransformerConfig.
 
-Also recognise checkpoints in fp8 with one scale per block of a weight, which run different expert kernels.
+Also recognize checkpoints in fp8 with one scale per block of a weight, which run different expert kernels.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ _MLP_WORDS = ("expert", "mlp", "ffn", "feed_forward", "block_sparse_moe")
 def has_block_scales(values: Mapping[str, object], model_type: str) -> bool:
     """Return whether the weights of experts are quantised to fp8 with one scale per block.
 
-    Two forms are recognised: FineGrainedFP8Config of transformers (``quant_method`` fp8 with ``weight_block_size``),
+    Two forms are recognized: FineGrainedFP8Config of transformers (``quant_method`` fp8 with ``weight_block_size``),
     and compressed-tensors groups with the strategy ``block``, as written by the scheme FP8_BLOCK of llm-compressor. The
     result is False if groups have different formats or experts are excluded.
 

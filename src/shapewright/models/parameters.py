@@ -23,14 +23,14 @@ class LayerParameters:
     """Parameters of one layer.
 
     Attributes:
-        attention: Self-attention, including its normalisations, sinks and biases.
+        attention: Self-attention, including its normalizations, sinks and biases.
         cross_attention: Attention to the encoder, in decoder layers of an encoder-decoder.
         mlp: Dense MLP; 0 in a layer with experts.
         experts: All routed experts.
         active_experts: Routed experts used by one token.
         shared_experts: Shared experts, with their gate.
         router: Router.
-        norms: Normalisations of the residual stream.
+        norms: Normalizations of the residual stream.
     """
 
     attention: int
@@ -60,9 +60,9 @@ class ParameterCounts:
 
     Attributes:
         token_embedding: Token embedding matrix.
-        other_embedding: Positions, token types, relative position biases, embedding normalisation and the
+        other_embedding: Positions, token types, relative position biases, embedding normalization and the
             projections between embedding_size and hidden_size.
-        final_norms: Normalisations after the last layer of each stack.
+        final_norms: Normalizations after the last layer of each stack.
         head: Untied logit matrix, its bias, and the transform before it.
         layers: Each kind of layer of the main stack with its parameters.
         encoder_layers: Each kind of layer of the encoder of an encoder-decoder with its parameters.
@@ -191,9 +191,9 @@ def _latent_attention(config: TransformerConfig) -> int:
     """MLA (arXiv 2405.04434, section 2.1): low-rank queries and one low-rank latent for keys and values."""
     h, a, d = config.hidden_size, config.num_heads, config.head_dim
     r_q, r_kv, d_r = config.q_lora_rank, config.kv_lora_rank, config.qk_rope_head_dim
-    # h -> r_q (with bias, if any), a normalisation of r_q, then r_q -> a*d; without r_q, h -> a*d
+    # h -> r_q (with bias, if any), a normalization of r_q, then r_q -> a*d; without r_q, h -> a*d
     queries = (h + config.qkv_bias) * r_q + r_q + r_q * a * d if r_q else h * a * d
-    # h -> r_kv + d_r, a normalisation of r_kv, then r_kv -> non-rotary keys and values of every head
+    # h -> r_kv + d_r, a normalization of r_kv, then r_kv -> non-rotary keys and values of every head
     keys_values = (h + config.qkv_bias) * (r_kv + d_r) + r_kv + r_kv * a * (d - d_r + config.v_head_dim)
     out = a * config.v_head_dim * h + h * config.attention_out_bias
     return queries + keys_values + out + _sinks(config)

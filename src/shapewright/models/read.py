@@ -124,8 +124,8 @@ def read_model(source: ModelLike, overrides: Mapping[str, object] | None = None)
     """Read a model, and change fields of it.
 
     Args:
-        source: Name of a preset, path of a config.json or of its folder, hub id (``organisation/name``, or
-            ``organisation/name@revision``), config.json object, Model or TransformerConfig; None for a model described
+        source: Name of a preset, path of a config.json or of its folder, hub id (``organization/name``, or
+            ``organization/name@revision``), config.json object, Model or TransformerConfig; None for a model described
             by ``overrides`` alone. A name with a slash is a path if the path exists.
         overrides: New values by field of TransformerConfig, for every kind of source; derived fields follow (see
             ``with_changes``).

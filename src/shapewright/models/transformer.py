@@ -41,7 +41,7 @@ class TransformerConfig:
     """Hyperparameters of a decoder, encoder or encoder-decoder, dense or with mixture of experts.
 
     For an encoder-decoder, ``num_layers`` counts decoder layers and ``num_encoder_layers`` encoder layers; a decoder
-    layer then has cross-attention and one normalisation more than ``num_norms_per_layer``.
+    layer then has cross-attention and one normalization more than ``num_norms_per_layer``.
     ``kv_lora_rank`` above zero selects multi-head latent attention (MLA); ``head_dim`` is then the total width of a
     query head, including ``qk_rope_head_dim``.
 
@@ -77,11 +77,11 @@ class TransformerConfig:
     parallel_attention_mlp: bool = doc_field(
         "attention and MLP have the same input, and their outputs are added", default=False
     )
-    norm: str = doc_field("normalisation", default="layernorm", choices=NORMS)
-    norm_bias: bool = doc_field("normalisations have a bias", default=False)
-    norm_affine: bool = doc_field("normalisations have a learned scale", default=True)
-    num_norms_per_layer: int = doc_field("normalisations of the residual stream per layer", default=2)
-    has_final_norm: bool = doc_field("a normalisation after the last layer", default=True)
+    norm: str = doc_field("normalization", default="layernorm", choices=NORMS)
+    norm_bias: bool = doc_field("normalizations have a bias", default=False)
+    norm_affine: bool = doc_field("normalizations have a learned scale", default=True)
+    num_norms_per_layer: int = doc_field("normalizations of the residual stream per layer", default=2)
+    has_final_norm: bool = doc_field("a normalization after the last layer", default=True)
     hidden_dropout: float = doc_field("dropout after attention and MLP in training", default=0.0)
     attention_dropout: float = doc_field("dropout on attention weights in training", default=0.0)
 
@@ -100,11 +100,11 @@ class TransformerConfig:
     )
     attention_out_bias: bool = doc_field("the attention output projection has a bias", default=False)
     qk_norm: str = doc_field(
-        "normalisation of queries and keys; l2 has no weights and applies to layers with rotary positions only",
+        "normalization of queries and keys; l2 has no weights and applies to layers with rotary positions only",
         default="none",
         choices=QK_NORMS,
     )
-    qk_norm_bias: bool = doc_field("normalisations of queries and keys have a bias", default=False)
+    qk_norm_bias: bool = doc_field("normalizations of queries and keys have a bias", default=False)
     attention_sinks: bool = doc_field("one learned logit per head in each softmax", default=False)
     q_lora_rank: int = doc_field("MLA: rank of the compressed queries, 0 for none", default=0)
     kv_lora_rank: int = doc_field("MLA: rank of the compressed keys and values, 0 for no MLA", default=0)
@@ -132,7 +132,7 @@ class TransformerConfig:
     # Embeddings and head
     tied_embeddings: bool = doc_field("the logit matrix is the embedding matrix", default=False)
     embedding_size: int = doc_field("width of the embedding, projected to hidden_size if different", default=0)
-    embedding_norm: bool = doc_field("a normalisation after the embedding", default=False)
+    embedding_norm: bool = doc_field("a normalization after the embedding", default=False)
     num_token_types: int = doc_field("rows of the token type (segment) embedding, 0 for none", default=0)
     position_embedding: str = doc_field("kind of position embedding", default="rotary", choices=POSITION_EMBEDDINGS)
     rotary_layers: tuple[bool, ...] = doc_field(
@@ -141,7 +141,7 @@ class TransformerConfig:
     position_offset: int = doc_field("unused rows before the first learned position", default=0)
     num_relative_buckets: int = doc_field("rows of the relative position bias per stack, 0 for none", default=0)
     head_transform: bool = doc_field(
-        "a square projection, activation and normalisation before the logits", default=False
+        "a square projection, activation and normalization before the logits", default=False
     )
     lm_head_bias: bool = doc_field("the logit matrix has a bias", default=False)
 

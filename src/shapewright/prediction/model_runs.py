@@ -28,7 +28,7 @@ LAYER_PASSES = (FORWARD, FORWARD_BACKWARD)
 # Fields without influence on what runs; the name of the measurement holds them.
 _IGNORED_FIELDS = ("name", "model_type")
 # Bytes per parameter of a measured step: 16-bit weights and gradients, a second copy of the gradients in fp32 for the
-# optimiser, fp32 master weights and two moments.
+# optimizer, fp32 master weights and two moments.
 _MIXED = TrainingRecipe(weight_bytes=2.0, gradient_bytes=6.0, optimizer_bytes=12.0)
 _WIDE = TrainingRecipe(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
 
@@ -96,7 +96,7 @@ class LayerRun(_ModelRun):
     kind = "layer"
 
     def operations(self) -> tuple[Operation, ...]:
-        """Operations of the layer, without embedding, logits and optimiser."""
+        """Operations of the layer, without embedding, logits and optimizer."""
         config, workload = self.config_and_workload()
         wanted = {"forward"} if self.passes == FORWARD else {"forward", "recompute", "backward"}
         return tuple(
@@ -116,7 +116,7 @@ class LayerRun(_ModelRun):
 
 @dataclass(frozen=True, kw_only=True)
 class StepRun(_ModelRun):
-    """One whole step: a training step with its optimiser, a prefill pass, or a decode step."""
+    """One whole step: a training step with its optimizer, a prefill pass, or a decode step."""
 
     kind = "step"
 

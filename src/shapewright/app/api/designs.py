@@ -145,7 +145,7 @@ def _split_kept(
 
 
 def _keep_expressible(keep: Mapping[str, tuple[Any, ...]], formats: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Restrict the fields of plans to the values that all formats can be told."""
+    """Restrict the fields of plans to the values that all formats can express."""
     from shapewright.app.formats import find_format, keep_expressible
 
     kept = dict(keep)

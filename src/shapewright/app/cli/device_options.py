@@ -102,7 +102,7 @@ def calibration_option(command: Command) -> Command:
         metavar="FILE",
         expose_value=False,
         callback=keep,
-        help="your own calibration, written by 'shapewright calibrate'",
+        help="calibration file of your device, written by 'shapewright calibrate'",
     )(command)
 
 
@@ -184,6 +184,6 @@ def compared_devices(names: list[str]) -> list[str | Device]:
     ]
     if own not in [device.name for device in found]:
         raise CalibrationError(
-            f"calibration file {path} is of {own}, which is none of the devices asked; add it to --devices"
+            f"calibration file {path} is of {own}, which is not among the compared devices; add it to --devices"
         )
     return [as_asked(device) for device in found]

@@ -46,7 +46,7 @@ _COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when asked for."""
+    """A group whose commands are imported when they run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Name the commands, in the order of use."""
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ShapewrightError as error:
         _fail(with_flags(str(error)))
     except BrokenPipeError:
-        # The reader of our output went away (shapewright ... | head): nothing is wrong.
+        # The reader of the output closed the pipe (shapewright ... | head), which is not an error.
         _drop_output()
         sys.exit(EXIT_FINE)
     except OSError as error:

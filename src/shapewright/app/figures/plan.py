@@ -150,7 +150,7 @@ def serving_chart(output: ServePlanOutput) -> XYChart:
     limit_s = output.request.tpot_limit_s
     marks = (Mark("x", 1.0 / limit_s, f"{format_seconds(limit_s)} a token"),) if limit_s else ()
     return XYChart(
-        title="What devices give against what a user sees",
+        title="Throughput of a GPU against speed for a user",
         x_label="tokens/s of a user",
         y_label="tokens/s of a GPU",
         series=series,

@@ -99,7 +99,7 @@ class OutputFormat:
 
 
 def keep_expressible(target: OutputFormat, kept: Mapping[str, tuple[object, ...]]) -> dict[str, tuple[object, ...]]:
-    """Restrict the values that fields of a plan may take to those that a format can be told.
+    """Restrict the values that fields of a plan may take to those that a format can express.
 
     Raises:
         ConfigError: none of the kept values of a field is among them.
@@ -109,7 +109,7 @@ def keep_expressible(target: OutputFormat, kept: Mapping[str, tuple[object, ...]
         both = tuple(value for value in kept.get(name, expressible) if value in expressible)
         if not both:
             words = ", ".join(map(str, expressible))
-            raise ConfigError(f"keep={name}: {target.name} can be told {words} alone; keep those")
+            raise ConfigError(f"keep={name}: {target.name} can express only {words}; keep those")
         restricted[name] = both
     return restricted
 

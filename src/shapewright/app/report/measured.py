@@ -108,8 +108,8 @@ def summary_lines(summary: BenchOutput) -> Iterator[str]:
     yield f"{words}; all in {summary.store}"
     if summary.overhead_fraction is not None:
         words = (
-            f"the device was busy for {format_seconds(summary.kernels_s)} of it; preparation, checks and storage took "
-            f"{format_percent(summary.overhead_fraction)} of that in addition"
+            f"the device was busy for {format_seconds(summary.kernels_s)}; preparation, checks and storage added "
+            f"{format_percent(summary.overhead_fraction)} of that"
         )
         if summary.waited_s > _REPORTED_WAIT_FRACTION * summary.wall_s:
             words += f"; {format_seconds(summary.waited_s)} were spent waiting for a core"

@@ -140,7 +140,7 @@ _INTERVAL_NOTE = "Ranges in brackets are 90 % intervals, from residuals on held-
 
 _STEP_NOTE = (
     "the prediction is for a tuned current stack: no stragglers, no data loading, a host that keeps up, clocks of "
-    "kernels measured in isolation, so rather too fast; the interval covers older software, see --software"
+    "kernels measured in isolation, so it tends to be optimistic; the interval covers older software, see --software"
 )
 
 

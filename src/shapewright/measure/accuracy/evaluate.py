@@ -194,7 +194,7 @@ def _read_table(table: Table, path: Path, context: Context) -> tuple[int, Iterab
     repeated = count_repeated(columns)
     if repeated:
         context.note(
-            f"{path.name}: {repeated:,} rows equal another row in every column that is read, and are counted again"
+            f"{path.name}: {repeated:,} rows equal another row in every column that is read, and are counted twice"
         )
     return columns.num_rows, table.price(columns, context)
 

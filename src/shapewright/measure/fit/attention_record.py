@@ -136,21 +136,21 @@ def _fit_phase(
     free = _fit(phase, predict, measured, everything)
     layouts = [(int(call.num_heads), int(call.num_kv_heads), int(call.head_dim)) for call in calls]
     folds = folds_of_groups(layouts, NUM_FOLDS)
-    unseen = np.empty(len(calls))
+    held_out = np.empty(len(calls))
     is_split = len(set(layouts)) > 1
     for fold in range(NUM_FOLDS):
         held = folds == fold
         if held.any():
             partial = _fit(phase, predict, measured, ~held) if is_split else free
-            unseen[held] = predict(partial)[held]
+            held_out[held] = predict(partial)[held]
     report = {
         "rows": len(calls),
         "split": "folds of whole head layouts (num_heads, num_kv_heads, head_dim)" if is_split else "none: one layout",
-        "held_out": error_summary(unseen, measured) if is_split else None,
+        "held_out": error_summary(held_out, measured) if is_split else None,
         "fitted": error_summary(predict(free), measured),
         "factors": free,
     }
-    return _scaled(start, free), interval_of(unseen, measured), report
+    return _scaled(start, free), interval_of(held_out, measured), report
 
 
 def _fit(

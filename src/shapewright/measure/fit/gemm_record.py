@@ -88,22 +88,22 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
     if len(held_out) >= ENOUGH_HELD_OUT:
         train, measured = rows, held_out.latency_s.to_numpy()
         x = fit(train, parameters, rates, "NT", factors)
-        unseen = predict_rows(held_out, parameters.section(x, factors), rates, "NT")
+        predicted = predict_rows(held_out, parameters.section(x, factors), rates, "NT")
         split = "the held-out half of the random shapes"
     elif len(rows) >= MANY_ROWS:
         train, held = split_by_shape(rows)
         x = fit(train, parameters, rates, "NT", factors)
-        unseen, measured = predict_rows(held, parameters.section(x, factors), rates, "NT"), held.latency_s.to_numpy()
+        predicted, measured = predict_rows(held, parameters.section(x, factors), rates, "NT"), held.latency_s.to_numpy()
         split = "a fifth of whole (n, k) shapes held out"
     else:
         train, measured = rows, rows.latency_s.to_numpy()
         x = fit(rows, parameters, rates, "NT", factors)
-        unseen = _predict_left_out(rows, parameters, rates, factors, x)
+        predicted = _predict_left_out(rows, parameters, rates, factors, x)
         split = f"{NUM_FOLDS} folds of whole (n, k) shapes, each predicted by a fit on the others; fitted on all"
     section = parameters.section(x, factors) | ({ALIGNMENT_FROM: donor} if donor else {})
     return (
         section,
-        interval_of(unseen, measured),
+        interval_of(predicted, measured),
         {
             "rows": len(rows) + len(held_out),
             "rows_fitted": len(train),
@@ -111,7 +111,7 @@ def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str
             "layouts": {str(name): int(count) for name, count in rows.layout.value_counts().items()},
             "libraries": sorted(set(rows.library)),
             "alignment": origin,
-            "held_out": percentage_errors(unseen, measured),
+            "held_out": percentage_errors(predicted, measured),
             "fitted": percentage_errors(predict_rows(train, section, rates, "NT"), train.latency_s.to_numpy()),
         },
     )

@@ -126,7 +126,7 @@ def fit_pointwise_record(
     measured = np.array([row.median_s or 0.0 for row in used])
     free = _fit(kinds, num_bytes, num_kernels, measured, device)
     folds = folds_of_groups(list(num_bytes), NUM_FOLDS)
-    unseen = np.full(len(used), np.nan)
+    held_out = np.full(len(used), np.nan)
     for fold in range(NUM_FOLDS):
         held = folds == fold
         # A kind that only the held-out rows have cannot be predicted.
@@ -134,14 +134,14 @@ def fit_pointwise_record(
         if held.any():
             others = ~(folds == fold)
             partial = _fit(kinds[others], num_bytes[others], num_kernels[others], measured[others], device)
-            unseen[held] = _predict(partial, kinds[held], num_bytes[held], num_kernels[held], device)
-    known = ~np.isnan(unseen)
+            held_out[held] = _predict(partial, kinds[held], num_bytes[held], num_kernels[held], device)
+    known = ~np.isnan(held_out)
     predicted = _predict(free, kinds, num_bytes, num_kernels, device)
-    judged, truth = (unseen[known], measured[known]) if known.sum() >= FEWEST_ROWS else (predicted, measured)
+    judged, truth = (held_out[known], measured[known]) if known.sum() >= FEWEST_ROWS else (predicted, measured)
     report: dict[str, Any] = {
         "rows": len(used),
         "split": f"{NUM_FOLDS} folds of whole sizes, each predicted by a fit on the others; fitted on all",
-        "held_out": error_summary(unseen[known], measured[known]) if known.any() else None,
+        "held_out": error_summary(held_out[known], measured[known]) if known.any() else None,
         "fitted": error_summary(predicted, measured),
     }
     return _parameters(free, device), interval_of(judged, truth), report

@@ -116,11 +116,11 @@ def calibrate(name: str, table: pd.DataFrame) -> None:
     seen, held = rows[folds != HELD_OUT_FOLD], rows[folds == HELD_OUT_FOLD]
     operations = round_to_4_digits(fit_device(seen, link))
     seen_folds = folds[folds != HELD_OUT_FOLD]
-    unseen = np.empty(len(seen))
+    held_out = np.empty(len(seen))
     for fold in range(1, NUM_FOLDS):
         inside = seen_folds == fold
-        unseen[inside] = price_rows(fit_device(seen[~inside], link), seen[inside], link)
-    interval = interval_of(unseen, seen.latency_s.to_numpy())
+        held_out[inside] = price_rows(fit_device(seen[~inside], link), seen[inside], link)
+    interval = interval_of(held_out, seen.latency_s.to_numpy())
 
     def judge(part: pd.DataFrame) -> dict[str, float]:
         predicted, measured = price_rows(operations, part, link), part.latency_s.to_numpy()

@@ -175,12 +175,12 @@ def fit_foreign(data: Path) -> tuple[float, dict[str, Any]]:
             bound = sum(entry.price.roofline_s for entry, is_one in zip(block, kinds, strict=True) if is_one)
             found.append((layer.hidden_size, measured[row], times[~np.array(kinds)].sum(), bound))
     hidden_size, measured_s, other_s, bound_s = np.array(found, dtype=float).T
-    is_unseen = fold_of_rows(hidden_size.tolist()) == HELD_OUT_FOLD
+    is_held_out = fold_of_rows(hidden_size.tolist()) == HELD_OUT_FOLD
     shares = np.geomspace(0.05, 1.0, 400)
     ratios = np.log((other_s + bound_s / shares[:, None]) / measured_s)
-    best = int(np.abs(ratios[:, ~is_unseen]).mean(axis=1).argmin())
-    unseen_s = (other_s + bound_s / shares[best])[is_unseen]
-    return float(shares[best]), error_summary(unseen_s, measured_s[is_unseen])
+    best = int(np.abs(ratios[:, ~is_held_out]).mean(axis=1).argmin())
+    held_out_s = (other_s + bound_s / shares[best])[is_held_out]
+    return float(shares[best]), error_summary(held_out_s, measured_s[is_held_out])
 
 
 def refit(data: Path) -> None:
@@ -190,18 +190,18 @@ def refit(data: Path) -> None:
     bandwidth_bytes_per_s, l2_bytes = device.memory_bandwidth_bytes_per_s, float(device.l2_bytes or 0.0)
     measured = rows.latency_s.to_numpy()
 
-    unseen = np.full(len(rows), np.nan)
+    held_out = np.full(len(rows), np.nan)
     reports: dict[str, Any] = {}
     for model in sorted(rows.model.unique()):
         inside = (rows.model == model).to_numpy().copy()
         # A kind that only the held-out model has cannot be predicted.
         inside &= np.isin(kinds_of(rows), list(set(kinds_of(rows[~inside]))))
-        unseen[inside] = predict(
+        held_out[inside] = predict(
             fit(rows[~inside], bandwidth_bytes_per_s, l2_bytes), rows[inside], bandwidth_bytes_per_s, l2_bytes
         )
-        reports[f"held out {model}"] = error_summary(unseen[inside], measured[inside])
-    known = ~np.isnan(unseen)
-    interval = interval_of(unseen[known], measured[known])
+        reports[f"held out {model}"] = error_summary(held_out[inside], measured[inside])
+    known = ~np.isnan(held_out)
+    interval = interval_of(held_out[known], measured[known])
     fitted = fit(rows, bandwidth_bytes_per_s, l2_bytes)
     predicted = predict(fitted, rows, bandwidth_bytes_per_s, l2_bytes)
     for operation in sorted(rows.operation.unique()):

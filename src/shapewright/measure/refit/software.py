@@ -223,18 +223,18 @@ def calibrate(generation: Generation, runs: list[PublishedRun]) -> dict[str, Any
     """Fit one generation and return its record, with errors on left-out groups."""
     measured = np.array([run.step_s for run in runs])
     groups = np.array([generation.group_of(run) for run in runs])
-    unseen = np.empty(len(runs))
+    held_out = np.empty(len(runs))
     reports: dict[str, Any] = {}
     for group in sorted(set(groups)):
         inside = groups == group
         seen, left_out = ([run for run, here in zip(runs, mask, strict=True) if here] for mask in (~inside, inside))
-        unseen[inside] = predict_steps(apply(generation.software, fit(generation, seen)), left_out)
-        reports[f"held out {group}"] = error_summary(unseen[inside], measured[inside])
+        held_out[inside] = predict_steps(apply(generation.software, fit(generation, seen)), left_out)
+        reports[f"held out {group}"] = error_summary(held_out[inside], measured[inside])
     values = fit(generation, runs)
-    reports["held out"] = error_summary(unseen, measured)
+    reports["held out"] = error_summary(held_out, measured)
     reports["fit"] = error_summary(predict_steps(apply(generation.software, values), runs), measured)
     reports["as a tuned stack"] = error_summary(predict_steps(load_software(TUNED), runs), measured)
-    ratio = measured / unseen
+    ratio = measured / held_out
     share = min(1.0, QUANTILES[1] * (len(ratio) + 1) / len(ratio))
     ends = float(np.quantile(ratio, 1.0 - share)), float(np.quantile(ratio, share))
     why = generation.why, "every group held out in turn; the numbers themselves are fitted on all rows"
@@ -251,14 +251,14 @@ def average_generation(runs: list[PublishedRun]) -> dict[str, Any]:
     measured, tuned = np.array([run.step_s for run in runs]), predict_steps(load_software(TUNED), runs)
     logs, names = np.log(measured / tuned), np.array([run.software for run in runs])
     medians = {str(name): float(np.median(logs[names == name])) for name in sorted(set(names))}
-    unseen, reports = np.empty(len(runs)), {}
+    held_out, reports = np.empty(len(runs)), {}
     for name in medians:
         own = names == name
-        unseen[own] = np.exp(np.mean([middle for other, middle in medians.items() if other != name])) * tuned[own]
-        reports[f"held out {name}"] = error_summary(unseen[own], measured[own])
-    reports["held out"] = error_summary(unseen, measured)
+        held_out[own] = np.exp(np.mean([middle for other, middle in medians.items() if other != name])) * tuned[own]
+        reports[f"held out {name}"] = error_summary(held_out[own], measured[own])
+    reports["held out"] = error_summary(held_out, measured)
     reports["as a tuned stack"] = error_summary(tuned, measured)
-    ratio = measured / unseen
+    ratio = measured / held_out
     order = np.argsort(ratio)
     weights = np.cumsum([1.0 / (names == names[row]).sum() / len(medians) for row in order])
     ends = tuple(float(ratio[order[min(int(np.searchsorted(weights, share)), len(order) - 1)]]) for share in QUANTILES)

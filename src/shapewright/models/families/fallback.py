@@ -24,13 +24,13 @@ from shapewright.models.families.family import (
     windows_from_layer_types,
 )
 
-# Unsupported parts of model types that cannot be recognised by the keys of their config.
+# Unsupported parts of model types that cannot be recognized by the keys of their config.
 # Source: modeling_*.py of transformers 5.23 for each model type, or else the code published with the model.
 _UNSUPPORTED_TYPES = {
     "albert": "layers that share their weights",
     "arctic": "layers with both a dense MLP and experts",
     "bailing_moe_linear": "linear attention",
-    "bitnet": "ternary weights, and normalisation inside attention and MLP",
+    "bitnet": "ternary weights, and normalization inside attention and MLP",
     "blt": "byte-patch encoders and decoders",
     "deepseek_v4": "attention to compressed tokens, and several residual streams",
     "doge": "experts selected by product keys",

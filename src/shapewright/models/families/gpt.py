@@ -272,7 +272,7 @@ def _derive_falcon(values: ConfigValues) -> Fields:
         num_kv_heads = values.optional_count("num_kv_heads", "n_head_kv") or num_heads
     else:
         num_kv_heads = 1 if values.flag("multi_query") else num_heads
-    # Parallel layers share one normalisation; the new architecture has one per branch.
+    # Parallel layers share one normalization; the new architecture has one per branch.
     num_norms = values.optional_count("num_ln_in_parallel_attn") or (2 if is_new else 1)
     return {
         "num_kv_heads": num_kv_heads,

@@ -129,7 +129,7 @@ GEMMA2 = Family(
     model_types=("gemma2",),
     defaults=_GEMMA2_DEFAULTS,
     keys=_GEMMA_KEYS,
-    # Attention and MLP each have a normalisation before and after.
+    # Attention and MLP each have a normalization before and after.
     fixed={**RMSNORM_GATED, "num_norms_per_layer": 4},
     derive=lambda values: windows_from_layer_types(values, full_attention_every(values, 2)),
 )

@@ -1,4 +1,4 @@
-"""Dense families that differ from Llama in normalisation, biases, an ungated MLP or layers without rotary positions.
+"""Dense families that differ from Llama in normalization, biases, an ungated MLP or layers without rotary positions.
 
 Source: configuration_*.py and modeling_*.py of transformers 5.23 for each model type.
 """
@@ -99,7 +99,7 @@ GLM4 = Family(
     model_types=("glm4",),
     defaults=_GLM_DEFAULTS,
     keys=_GLM_KEYS,
-    # Attention and MLP each have a normalisation before and after.
+    # Attention and MLP each have a normalization before and after.
     fixed={**GLM.fixed, "num_norms_per_layer": 4},
 )
 

@@ -72,7 +72,7 @@ class Capacity(ScenarioResult, NotebookDisplay):
 
     @cached_property
     def optimizer_offload(self) -> Offload | None:
-        """Effect of offloading optimiser states; None outside training, or if the optimiser cannot run on the host."""
+        """Effect of offloading optimizer states; None outside training, or if the optimizer cannot run on the host."""
         return estimate_offload(self.scenario, "offload_optimizer")
 
     @property
@@ -161,7 +161,7 @@ def estimate_capacity(
 
 
 def _describe_optimizer(workload: Workload) -> list[Note]:
-    """Describe the states of the optimiser, or note that it has no effect."""
+    """Describe the states of the optimizer, or note that it has no effect."""
     optimizer = workload.optimizer
     if not workload.is_training:
         text = f"optimizer={optimizer} has no effect in {workload.phase}"

@@ -1,4 +1,4 @@
-"""Offload to host memory: memory freed, bytes moved and exposed time of offloaded activations or optimiser states.
+"""Offload to host memory: memory freed, bytes moved and exposed time of offloaded activations or optimizer states.
 
 Both are options of the workload (``offload_activations``, ``offload_optimizer``). Their effect is the difference
 between the job with and without the option.
@@ -82,7 +82,7 @@ def estimate_offload(scenario: Scenario, what: str = "offload_activations") -> O
 
 
 def _moved_bytes(scenario: Scenario, *, of_optimizer: bool) -> tuple[float, float]:
-    """Return the bytes to and from the host in one step: those of the optimiser, or all others."""
+    """Return the bytes to and from the host in one step: those of the optimizer, or all others."""
     there = back = 0.0
     for operation in lower(scenario.config, scenario.workload, scenario.layout, node_size=scenario.device.node_size):
         if not isinstance(operation, Collective) or operation.op_name != "host_copy":

@@ -199,7 +199,7 @@ def rebalance_ends(
     Where the layers do not divide over the stages, some stages have one layer less. Each such gap goes to the end that
     is slower at that point, as pipelines are split in practice: Megatron-DeepSpeed counts embeddings as layers, and
     Megatron-LM sets the number of layers of the first and the last stage. An even split has no gaps. Ends that count
-    as a layer have one gap each, whatever their time.
+    as a layer have one gap each, regardless of their time.
 
     Args:
         first_s: Time of the first stage besides its layers. [s]

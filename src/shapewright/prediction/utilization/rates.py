@@ -35,14 +35,14 @@ SECONDS = "seconds"
 """Name of the measurement that is a step time."""
 
 MEASUREMENT_SCOPES = {
-    SECONDS: "of a whole optimiser step",
+    SECONDS: "of a whole optimizer step",
     "tokens_per_s": "of the whole job",
     "tokens_per_s_per_device": "of one device",
 }
 """Scope of each measurement; a wrong scope is the usual cause of an MFU above 1."""
 
 _MEASUREMENT_HINTS = {
-    SECONDS: "the time of one optimiser step",
+    SECONDS: "the time of one optimizer step",
     "tokens_per_s": "the tokens per second of the whole job",
     "tokens_per_s_per_device": "the tokens per second of the whole job divided by its devices",
 }
@@ -57,7 +57,7 @@ def read_measurement(workload: Workload, num_devices: int, **measured: float | N
         measured: One of seconds [s], tokens_per_s [token/s] and tokens_per_s_per_device [token/s]; others are None.
 
     Returns:
-        The name of the measurement, and the time of one optimiser step. [s]
+        The name of the measurement, and the time of one optimizer step. [s]
 
     Raises:
         WorkloadError: none or several were given, the workload is not training, or a number is out of range.
@@ -80,7 +80,7 @@ def read_measurement(workload: Workload, num_devices: int, **measured: float | N
 
 
 def _count_tokens(workload: Workload, num_devices: int) -> int:
-    """Count the tokens of one optimiser step.
+    """Count the tokens of one optimizer step.
 
     Raises:
         WorkloadError: the workload is not training, has no global batch, or the number of devices is out of range.
@@ -91,7 +91,7 @@ def _count_tokens(workload: Workload, num_devices: int) -> int:
         "num_devices", num_devices, 1, MOST_DEVICES, error=WorkloadError, hint="give the devices of the whole job"
     )
     if workload.global_batch_size is None:
-        raise WorkloadError("global_batch_size is missing; give the sequences of one optimiser step over all replicas")
+        raise WorkloadError("global_batch_size is missing; give the sequences of one optimizer step over all replicas")
     return workload.global_batch_size * workload.seq_len
 
 
@@ -201,9 +201,9 @@ LOSSES = {
     "attention": "fused attention beyond its counted FLOPs at peak; negative where masks skip more than is lost",
     "memory_bound": "norms, activations, losses and memory-bound GEMMs",
     "recompute": "recomputed activations",
-    "optimizer": "gradient norm and optimiser step",
+    "optimizer": "gradient norm and optimizer step",
     "communication": "exposed collectives",
-    "offload": "exposed copies to and from the host, and optimiser step on the host",
+    "offload": "exposed copies to and from the host, and optimizer step on the host",
     "bubble": "pipeline bubble",
     "unexplained": "measured minus predicted: data loading, stragglers, host, other kernels than assumed",
 }

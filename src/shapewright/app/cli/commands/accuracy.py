@@ -50,11 +50,11 @@ def command(
     physics_only: bool,
     as_json: bool,
 ) -> int:
-    """Price every row of the measured files in DIR and print how wrong the predictions are.
+    """Price every row of the measured files in DIR and print the errors of the predictions.
 
     Files are known by name (gemm.parquet, paper_gemm.csv, ...), stores of 'shapewright bench' by what is in them.
     Errors are |predicted / measured - 1|, the bias is the mean of ln(predicted / measured). With --regret, of the
-    shapes of one size within 3 % (products of as many tokens, layers of the paper) the one predicted to be fastest is
+    shapes of one size within 3 % (GEMMs of as many tokens, layers of the paper) the one predicted to be fastest is
     held against the one that was, median and p90 over sizes. Parquet files need the fit extra. Exit code 1: a file
     could not be judged.
     """

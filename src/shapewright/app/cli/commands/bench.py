@@ -27,9 +27,9 @@ DEFAULT_STORE = "shapewright.sqlite"
 _DEFAULT_NUM_RANKS = 2
 _EPILOG = """\b
 Suites: smoke (a minute of everything), paper (the sweeps of arXiv 2401.14489), alignment (sizes around multiples of 1
-to 128 in three layouts), tiles (fine sweeps across wave ends), batched (products of unfused attention), random,
-attention, pointwise, experts; layer, compiled, model, decode and memory (whole decoder layers and steps); mamf (search
-for the best matmul rate); collectives (between --num-ranks). Several, with commas between, share the budget.
+to 128 in three layouts), tiles (fine sweeps across wave ends), batched (GEMMs of unfused attention), random,
+attention, pointwise, experts; layer, compiled, model, decode and memory (decoder layers and steps); mamf (search
+for the best matmul rate); collectives (between --num-ranks). Several suites, comma-separated, share the budget.
 
 \b
 Examples:
@@ -64,9 +64,9 @@ class Duration(FloatParam):
 @click.argument("suite", required=False, metavar="[SUITE,...]")
 @click.option("--shapes-from", metavar="CONFIG", help="measure the operations of this model instead of a suite")
 @click.option("--cpu", is_flag=True, help="measure the CPU, on smaller shapes")
-@click.option("--device-index", type=int, default=0, show_default=True, help="which of the visible GPUs")
+@click.option("--device-index", type=int, default=0, show_default=True, help="index of the GPU among the visible ones")
 @click.option("--num-ranks", type=click.IntRange(2), help="collectives: processes, on GPUs one each (default: 2)")
-@click.option("--dtype", metavar="NAME,...", help="element formats; default: what the suite is about, fp32 on a CPU")
+@click.option("--dtype", metavar="NAME,...", help="element formats; default: those of the suite; fp32 on a CPU")
 @click.option("--budget", type=Duration(), default="60s", show_default=True, help="start no new row after this time")
 @click.option("--store", "store_path", default=DEFAULT_STORE, show_default=True, metavar="PATH", help="store file")
 @click.option("--seed", type=int, default=0, show_default=True, help="seed of the order in which rows are measured")
@@ -108,10 +108,10 @@ def command(
 ) -> int:
     """Measure the operations of SUITE, or of one model, on this machine's GPU or CPU.
 
-    Each finished row goes into the store at once; a run that was stopped goes on where it was. Measuring happens in a
-    process of its own: what kills it costs one row. Times are medians of calls on random inputs, replayed from a graph
-    where the device has graphs, so that launch cost stands apart. Every shape is compared with float64 first. Exit
-    code 1: a row failed or was wrong. Needs the bench extra (PyTorch).
+    Each finished row is stored immediately; the same command resumes an interrupted run. Rows are measured in a
+    separate process, so that a crash loses one row. Times are medians of calls on random inputs, replayed from a graph
+    where the device has graphs, so that launch cost is reported separately. Results are first checked in float64.
+    Exit code 1: a row failed or was wrong. Needs the bench extra (PyTorch).
     """
     from shapewright.core.dtypes import get_dtype
     from shapewright.measure.bench.request import BenchRequest, run_bench
@@ -152,7 +152,7 @@ def command(
         try:
             results = run_bench(request, store_path)
         except KeyboardInterrupt:
-            click.echo(f"every finished row is in {store_path}; the same command goes on from there", err=True)
+            click.echo(f"every finished row is in {store_path}; the same command resumes from there", err=True)
             raise
     predicted_for = _device_of(results[0].facts, predicted_for, is_named=device is not None)
     _show(results, [_rows(result, predicted_for) for result in results], suite, store_path, as_json=as_json)
@@ -254,8 +254,8 @@ def _device_of(facts: DeviceFacts, predicted_for: Device | None, *, is_named: bo
         return predicted_for
     if predicted_for is not None:
         click.echo(
-            f"--calibration is of {predicted_for.name}, and {facts.name} was measured: its records are left aside; "
-            f"--device {predicted_for.name} predicts for it all the same",
+            f"--calibration is of {predicted_for.name}, and {facts.name} was measured: its records are not used; "
+            f"--device {predicted_for.name} predicts for it anyway",
             err=True,
         )
     return named_device(facts.name) if facts.name in list_devices() else None

@@ -11,7 +11,7 @@ from shapewright.app.cli.console import make_console, print_json, refuse_unwrita
 
 _EPILOG = """\b
 Examples:
-  shapewright calibrate --store products.sqlite -o h100.json
+  shapewright calibrate --store gemms.sqlite -o h100.json
   shapewright calibrate --losses proxy.sqlite -o my-recipe.json
 """
 
@@ -27,13 +27,13 @@ Examples:
 def command(store_path: str | None, losses_path: str | None, output: str, device: str, as_json: bool) -> int:
     """Fit calibration records, or with --losses the law of loss by shape, and write them to FILE.
 
-    With --store, GEMMs are fitted, and pointwise operations and attention where the store has rows of them. The errors
-    printed are those of rows that no fit saw, split by whole (n, k) shapes, sizes and head layouts. 'predict', 'check'
+    With --store, GEMMs are fitted, and pointwise operations and attention if the store has rows of them. The printed
+    errors are those of held-out rows, split by whole (n, k) shapes, sizes and head layouts. 'predict', 'check'
     and others take the file with --calibration. A CPU has no data sheet and is described by its best rows. Needs the
     fit extra.
 
     With --losses, the law is updated by the losses of three or more models of one recipe (data, schedule, batch), in
-    nats per token. The errors printed are those of models that the fit did not see.
+    nats per token. The printed errors are those of held-out models.
     """
     if (store_path is None) == (losses_path is None):
         raise click.UsageError("give either --store PATH or --losses PATH")

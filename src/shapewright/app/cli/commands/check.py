@@ -80,7 +80,7 @@ def command(
     codes = [part for entry in ignore for part in entry.split(",") if part]
     report = check_scenario(scenario, ignore=codes)
     if output:
-        # Before the report: if it cannot be written, nothing else is said.
+        # Before the report, so that nothing is printed if it cannot be written.
         from shapewright.models import to_config_json
 
         fixed = fix_config(scenario.config, report)

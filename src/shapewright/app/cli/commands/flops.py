@@ -106,7 +106,7 @@ def _read_tokens(text: str) -> float:
     try:
         return float(parse_count(text))
     except ValueError:
-        raise click.UsageError(f"--train-tokens {text!r} is no count such as 15t or 300b, nor 'chinchilla'") from None
+        raise click.UsageError(f"--train-tokens {text!r} is not a count such as 15t or 300b, or 'chinchilla'") from None
 
 
 def _read_rate(tflops: float | None, device: str | None, dtype: str, mfu: float | None) -> float | None:
@@ -115,7 +115,7 @@ def _read_rate(tflops: float | None, device: str | None, dtype: str, mfu: float 
 
     if tflops is not None:
         if device is not None or mfu is not None:
-            raise click.UsageError("--tflops and --device with --mfu say the same: give one of them")
+            raise click.UsageError("--tflops excludes --device and --mfu: give one or the other")
         check_number("--tflops", tflops, 0, 1e9, error=WorkloadError, exclude_low=True, hint="400 is usual")
         return tflops * TERA
     if (device is None) != (mfu is None):

@@ -25,7 +25,7 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
 @software_option
-@click.option("--seconds", type=float, metavar="S", help="measured time of one optimiser step")
+@click.option("--seconds", type=float, metavar="S", help="measured time of one optimizer step")
 @click.option("--tokens-per-s", type=float, metavar="X", help="instead: measured tokens/s of the whole job")
 @click.option(
     "--tokens-per-s-per-gpu", "--tokens-per-s-per-device", "tokens_per_s_per_device", type=float, metavar="X",

@@ -13,7 +13,7 @@ from shapewright.app.cli.console import make_console, print_json
 @click.argument("pattern", required=False)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(pattern: str | None, as_json: bool) -> int:
-    """List model presets, or those whose name holds PATTERN."""
+    """List model presets, or those whose name contains PATTERN."""
     from shapewright.app.report.catalogue import model_columns, select_presets
     from shapewright.app.report.columns import print_table
 

@@ -39,20 +39,24 @@ Examples:
     type=click.Choice(("time", "cost", "memory")),
     default="time",
     show_default=True,
-    help="time: shortest step; cost: least device time per token, on fewer devices where cheaper; memory: least of it",
+    help="time: shortest step; cost: least device time per token, on fewer devices where cheaper; memory: least memory",
 )
-@click.option("--top", type=int, default=10, show_default=True, help="how many plans to list")
+@click.option("--top", type=int, default=10, show_default=True, help="number of plans to list")
 @click.option(
     "--keep",
     multiple=True,
     metavar="FIELD=V,V",
     help="values that a field may take: tp, pp, dp, cp, ep, etp, sp, vpp, zero, schedule, micro_batch, "
-    "recompute, offload_activations, offload_optimizer; may be given again. A flag such as --tp 8 keeps one value",
+    "recompute, offload_activations, offload_optimizer; may be repeated. A flag such as --tp 8 keeps one value",
 )
-@click.option("--try-offload", is_flag=True, help="try the host's memory too, for activations and for optimiser states")
+@click.option("--try-offload", is_flag=True, help="also try host memory for activations and optimizer states")
 @click.option("--headroom", type=Share(), default=0.0, help="share of memory to leave free (default: 0%)")
 @click.option(
-    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="what is kept and moved of each parameter"
+    "--optimizer",
+    default="adamw",
+    show_default=True,
+    metavar="NAME",
+    help="optimizer, which sets the states stored and sent per parameter",
 )
 @software_option
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
@@ -62,17 +66,19 @@ Examples:
     default=1.0,
     show_default=True,
     metavar="F",
-    help="expected step over the predicted one, for devices that fall behind",
+    help="expected over predicted step time, to allow for slow devices",
 )
 @click.option(
     "--format",
     "format_name",
     metavar="NAME",
-    help="print the picked plan as a framework takes it, and keep to what it can be told: megatron-args, "
+    help="print the chosen plan for a framework, and search only what its format can express: megatron-args, "
     "torchtitan-toml, neox-yaml, nanogpt, deepspeed-json or accelerate-yaml",
 )
-@click.option("--pick", type=int, default=1, show_default=True, metavar="RANK", help="plan for --format and --trace")
-@click.option("-o", "--output", metavar="FILE", help="write what --format makes into a file, and print the report")
+@click.option(
+    "--pick", type=int, default=1, show_default=True, metavar="RANK", help="rank of the plan for --format and --trace"
+)
+@click.option("-o", "--output", metavar="FILE", help="write the output of --format to a file, and print the report")
 @click.option("--html", metavar="FILE", help="write a page with the pipeline's timeline and the Pareto front")
 @click.option("--trace", metavar="FILE", help="write the pipeline's timeline as a Chrome trace")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
@@ -161,7 +167,7 @@ def _check_format(name: str | None, *, as_json: bool, output: str | None) -> Out
 
 
 def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str, tuple[Any, ...]]:
-    """Fields and values of --keep, and those that a format can be told."""
+    """Fields and values of --keep, limited to those that a format can express."""
     from shapewright.optimize.plan import read_kept
 
     kept: dict[str, tuple[Any, ...]] = {}
@@ -183,9 +189,9 @@ def _read_keep(entries: tuple[str, ...], form: OutputFormat | None) -> dict[str,
 def _write_files(
     result: PlanResult, format_name: str | None, *, pick: int, output: str | None, html: str | None, trace: str | None
 ) -> str:
-    """Write what was asked for; what is left to print instead of the report comes back."""
+    """Write the requested files; return text to print instead of the report, if any."""
     chosen = _ranked(result, pick)
-    if trace is not None and chosen.layout.pipeline_parallel == 1:  # said before anything is written
+    if trace is not None and chosen.layout.pipeline_parallel == 1:  # checked before anything is written
         raise ConfigError(
             f"--trace draws a pipeline, and rank {pick} has none; --keep pp=2,4,8 or another --pick has one"
         )

@@ -26,7 +26,7 @@ Examples:
   shapewright plot waves --device h100-sxm-80gb -o waves.html
   shapewright plot heat-map --device a100-sxm-40gb --config gpt3-2.7b -o heat.html
   shapewright plot tiles --device h200-sxm-141gb -o tiles.html
-  shapewright plot scatter --store products.sqlite --device h100-sxm-80gb -o scatter.html
+  shapewright plot scatter --store gemms.sqlite --device h100-sxm-80gb -o scatter.html
 """
 _ENDINGS = (".png", ".svg", ".html")
 DEFAULT_CONFIG = "gpt3-2.7b"
@@ -34,19 +34,19 @@ DEFAULT_CONFIG = "gpt3-2.7b"
 
 @click.command(epilog=_EPILOG)
 @click.argument("what", metavar="SUITE|FIGURE")
-@click.option("-o", "--output", required=True, metavar="FILE", help="what to write: .png or .svg (plot extra), .html")
+@click.option("-o", "--output", required=True, metavar="FILE", help="file to write: .png or .svg (plot extra), .html")
 @click.option(
-    "--store", "store_path", default="", metavar="PATH", help="measurements to draw; without it, predictions alone"
+    "--store", "store_path", default="", metavar="PATH", help="measurements to draw; without it, predictions only"
 )
 @click.option(
-    "--device", "device_name", default="", metavar="NAME", help="needed unless the store has one device alone"
+    "--device", "device_name", default="", metavar="NAME", help="required unless the store has exactly one device"
 )
 @click.option("--dtype", default="", metavar="NAME", help="element format where nothing is measured; default: bf16")
 @click.option("--config", default=DEFAULT_CONFIG, show_default=True, help="model of roofline and heat-map")
 @uncalibrated_option
 @calibration_option
 def command(what: str, output: str, store_path: str, device_name: str, dtype: str, config: str) -> int:
-    """Draw what was measured and what is predicted on the same axes.
+    """Plot measurements and predictions on the same axes.
 
     Points are measured, lines predicted, bands their 90 % intervals. An .html page is complete in itself; of several
     charts, .png and .svg get a number each in their names.

@@ -58,7 +58,7 @@ def command(
     """Predict step time, throughput, MFU and memory of CONFIG on a device.
 
     CONFIG is a preset (see 'shapewright models'), a Hugging Face config.json or model folder, a hub id
-    (organisation/name), or nothing if the model flags say it all.
+    (organization/name), or omitted if flags give the whole model.
     """
     if show_all and (as_json or explain):
         raise click.UsageError("--all has no effect with --json or --explain, which list every operation anyway")

@@ -37,7 +37,7 @@ def command(
     """Write a design review of CONFIG's shape as one self-contained HTML file.
 
     Verdict, figures, findings, memory, faster shapes of the same size, assumptions, and where every number comes from.
-    The file needs nothing from elsewhere. Exit code 0: written, whatever it says; 2: bad input.
+    The file is self-contained. Exit code 0: written; 2: bad input.
     """
     from shapewright.app.report.page import render_page
     from shapewright.app.report.review import gather_review, review_sections, review_subtitle, review_title

@@ -16,14 +16,14 @@ Examples:
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--port", type=click.IntRange(0, 65535), default=8265, show_default=True, help="0 takes a free one")
+@click.option("--port", type=click.IntRange(0, 65535), default=8265, show_default=True, help="port; 0: a free one")
 @click.option("--no-browser", is_flag=True, help="only print the address")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="address to listen on; on any but this machine's own loopback, every request then needs a printed token",
+    help="address to listen on; on any other than loopback, every request needs the printed token",
 )
 @click.option(
     "--store", "store_path", default="", metavar="PATH", help="store of measurements to show with predictions"

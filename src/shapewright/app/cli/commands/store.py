@@ -155,7 +155,7 @@ Examples:
 def import_(path: str, files: tuple[str, ...], device: str, library: str, dtype: str, as_json: bool) -> int:
     """Import measurements of other collectors into the store at PATH: all FILEs or none.
 
-    FILEs are told apart by what is in them: measured tables (gemm, attention, pointwise, collectives, linear_layers,
+    FILEs are recognized by their content: measured tables (gemm, attention, pointwise, collectives, linear_layers,
     paper_gemm, paper_layers, mamf), logs of EleutherAI/cookbook (its letters are renamed) and of mamf-finder, records
     of measuring campaigns (.jsonl, parquet), and 'store export' of measurements. Parquet needs the fit extra.
     """

@@ -2,7 +2,7 @@
 
 ## What it does
 
-Fires when the estimated memory of weights, gradients, optimiser states, activations, logits and KV cache exceeds the
+Fires when the estimated memory of weights, gradients, optimizer states, activations, logits and KV cache exceeds the
 device memory.
 
 ## Why it is slow
@@ -138,7 +138,7 @@ def _tensor_layouts(scenario: Scenario) -> dict[int, dict[str, int]]:
 def _expert_layouts(scenario: Scenario) -> dict[int, dict[str, int]]:
     """Return layouts with whole experts on each device, by number of devices per stage; none with data parallelism.
 
-    In training, the optimiser states of replicated weights are sharded, as by Megatron-LM's distributed optimiser.
+    In training, the optimizer states of replicated weights are sharded, as by Megatron-LM's distributed optimizer.
     """
     if scenario.layout.data_parallel > 1:
         return {}

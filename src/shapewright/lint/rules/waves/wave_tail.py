@@ -109,7 +109,7 @@ def _list_fixes(scenario: Scenario, worst: BigGemm) -> Iterator[Fix]:
     # A micro-batch of one sequence belongs to micro-batch-too-small.
     if not scenario.workload.is_training or size == 1:
         return
-    # Without a global batch, a smaller micro-batch makes the step smaller and the share of the optimiser larger.
+    # Without a global batch, a smaller micro-batch makes the step smaller and the share of the optimizer larger.
     candidates = (size - 1, size + 1) if scenario.workload.global_batch_size else (size + 1,)
     for candidate in candidates:
         both = math.lcm(size, candidate) * layout.data_parallel * layout.pipeline_parallel

@@ -115,7 +115,7 @@ def _layer_error(out: Any, x: Any, weights: dict[str, Any], layer: LayerRun) -> 
 
 
 def prepare_step(step: StepRun, backend: Backend) -> PreparedCall:
-    """Prepare a whole step: a training step with its optimiser, a prefill, or one decode step.
+    """Prepare a whole step: a training step with its optimizer, a prefill, or one decode step.
 
     Raises:
         BenchError: the model is of an unsupported kind, or the step does not fit.
@@ -193,7 +193,7 @@ def _peak(backend: Backend, run: Callable[[], object]) -> dict[str, float]:
 
 
 def _make_weights(backend: Backend, dtype: str, *, requires_grad: bool) -> MakeTensor:
-    """A function that makes new tensors, not slices of the input pool: the optimiser writes to weights."""
+    """A function that makes new tensors, not slices of the input pool: the optimizer writes to weights."""
     import torch
 
     kind = torch_dtype(dtype)

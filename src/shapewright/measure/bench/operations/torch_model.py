@@ -1,4 +1,4 @@
-"""A whole decoder in torch: training with loss and optimiser, or prefill and decode with a KV cache.
+"""A whole decoder in torch: training with loss and optimizer, or prefill and decode with a KV cache.
 
 Legend: b sequences, s tokens of one pass, e embedding size, h hidden size.
 """

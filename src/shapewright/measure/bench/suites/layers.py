@@ -76,7 +76,7 @@ def compiled_suite(dtype: str, *, small: bool) -> list[list[Case]]:
 
 
 def model_suite(dtype: str, *, small: bool) -> list[list[Case]]:
-    """Training steps with their optimiser: GPT-3 2.7B with five head counts, GPT-2 vocabularies, and other models."""
+    """Training steps with their optimizer: GPT-3 2.7B with five head counts, GPT-2 vocabularies, and other models."""
     if small:
         gpts = [_SMALL_GPT, *(with_changes(_SMALL_GPT, {"num_heads": a}) for a in (2, 12))]
         workloads = [Workload(dtype=dtype, attention=kind, **_SMALL_TOKENS) for kind in ("flash", "unfused")]

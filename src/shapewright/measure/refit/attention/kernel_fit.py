@@ -325,9 +325,9 @@ def calibrate_family(
             num_layouts = len(part[["num_heads", "num_kv_heads"]].drop_duplicates())
             for_head_dim = family.for_head_dim(device, width, common, num_layouts)
             own = for_head_dim.choose(part)
-            unseen = predict_held_out(for_head_dim, part, own)
-            if error_of(unseen, part) < WORTHWHILE_RATIO * error_of(predicted, part):
-                kernel, fit, predicted = for_head_dim, own, unseen
+            own_predicted = predict_held_out(for_head_dim, part, own)
+            if error_of(own_predicted, part) < WORTHWHILE_RATIO * error_of(predicted, part):
+                kernel, fit, predicted = for_head_dim, own, own_predicted
         parameters = kernel.parameters(fit)
         if phase == "prefill":
             parameters["tensor_fraction"] = {str(width): parameters["tensor_fraction"][str(width)]}

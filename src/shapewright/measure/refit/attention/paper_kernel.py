@@ -107,11 +107,11 @@ def refit(data: Path) -> None:
         changes: dict[str, Any] = values
         return estimate_prefill(part.shape, rates, replace(base, **changes), writes_cache=False).total_s
 
-    is_unseen = fold_of_rows(rows.hidden_size.tolist()) == HELD_OUT_FOLD
-    seen, unseen = rows.take(~is_unseen), rows.take(is_unseen)
+    is_held_out = fold_of_rows(rows.hidden_size.tolist()) == HELD_OUT_FOLD
+    seen, held_out = rows.take(~is_held_out), rows.take(is_held_out)
     values, _ = fit_log_times(lambda tried: attention_s(tried, seen) + seen.other_s, seen.measured_s, START, BOUNDS)
     reports: dict[str, Any] = {"libraries": [PAPER_LIBRARY], "kernels": ["flash-attn"], "own_width": False}
-    for name, part in (("fit", seen), ("held_out", unseen)):
+    for name, part in (("fit", seen), ("held_out", held_out)):
         reports[name] = error_summary(attention_s(values, part) + part.other_s, part.measured_s)
     # The blocks' residuals as ratios of fused attention only; blocks of which it is a small part are not used.
     time_s = attention_s(values, seen)

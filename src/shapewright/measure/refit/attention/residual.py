@@ -87,8 +87,8 @@ class Learner:
             self.reports[name] = {"left_out": error_summary(left_out_s[index], part.latency_s.to_numpy())}
             judged = rows[held_out & ours]
             if len(judged):
-                unseen_s = correct(table, judged, source, float(width), physics_s[held_out & ours])
-                self.reports[name]["held_out"] = error_summary(unseen_s, judged.latency_s.to_numpy())
+                corrected_s = correct(table, judged, source, float(width), physics_s[held_out & ours])
+                self.reports[name]["held_out"] = error_summary(corrected_s, judged.latency_s.to_numpy())
             print(
                 self.alias,
                 name,

@@ -208,25 +208,25 @@ def fit_kernel(parts: Sequence[Part], number: int) -> Fitted:
         number: Index of the part whose result is returned.
     """
     part = parts[number]
-    rows, unseen, shipped = part.rows, np.full(len(part.rows.measured), np.nan), None
+    rows, held_out, shipped = part.rows, np.full(len(part.rows.measured), np.nan), None
     for fold in range(NUM_FOLDS):
         is_fold = rows.fold == fold
         if fold != HELD_OUT_FOLD and not is_fold.any():
             continue
         seen = [one._replace(rows=one.rows.take(one.rows.fold != fold)) for one in parts]
         section = part.section(fit(seen)[number])
-        unseen[is_fold] = predict_blocks(rows.take(is_fold), section, part.rates)
+        held_out[is_fold] = predict_blocks(rows.take(is_fold), section, part.rates)
         shipped = section if fold == HELD_OUT_FOLD else shipped
     assert shipped is not None
     held = rows.fold == HELD_OUT_FOLD
     report = {
         "rows": len(rows.measured),
         "rows_fitted": min(int((~held).sum()), FIT_ROWS),
-        "held_out": percentage_errors(unseen, rows.measured),
-        "held_out_of_the_record": percentage_errors(unseen[held], rows.measured[held]),
+        "held_out": percentage_errors(held_out, rows.measured),
+        "held_out_of_the_record": percentage_errors(held_out[held], rows.measured[held]),
         "fitted": percentage_errors(predict_blocks(rows.take(~held), shipped, part.rates), rows.measured[~held]),
     }
-    return Fitted(shipped, interval_of(unseen, rows.measured), report)
+    return Fitted(shipped, interval_of(held_out, rows.measured), report)
 
 
 def read_part(table: pd.DataFrame, name: str, table_dtype: str, library: str, kernel: str) -> Part:

@@ -200,9 +200,9 @@ def learn_device(table: pd.DataFrame, name: str) -> None:
             continue
         num_layers = 1 + len(record.parameters["libraries"][key][dtype].get("untuned", {}).get("steps", ()))
         learned = tabulate(fit_blocks(train, feature_set), feature_set, share, train.layer, num_layers)
-        unseen_logs, _ = log_correction(learned, *judged.sizes.T, layer=judged.layer)
-        report["held_out"] = error_summary(judged.predict(unseen_logs), judged.measured)
-        report["held_out_physics"] = error_summary(judged.predict(0.0 * unseen_logs), judged.measured)
+        held_out_logs, _ = log_correction(learned, *judged.sizes.T, layer=judged.layer)
+        report["held_out"] = error_summary(judged.predict(held_out_logs), judged.measured)
+        report["held_out_physics"] = error_summary(judged.predict(0.0 * held_out_logs), judged.measured)
         tables[f"residual:{section}"], used[section], reports[section] = learned.log_steps, section, report
         # Intervals are indexed by the time of one GEMM, of which a block has two.
         intervals["libraries"][key][dtype] = interval_of(left_out_s / 2.0, train.measured / 2.0)

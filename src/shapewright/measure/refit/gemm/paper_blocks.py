@@ -88,7 +88,7 @@ def _is_fitted(operation: Operation) -> bool:
 
 def fit_blocks(
     blocks: pd.DataFrame,
-    is_unseen: NDArray[np.bool_],
+    is_held_out: NDArray[np.bool_],
     section: dict[str, Any],
     spans: list[dict[str, float]],
     rates: DeviceRates,
@@ -97,7 +97,7 @@ def fit_blocks(
 
     Args:
         blocks: See read_blocks.
-        is_unseen: Which of them are held out. [rows]
+        is_held_out: Which of them are held out. [rows]
         section: The section fitted to single GEMMs.
         spans: Those of its spans that blocks have too.
         rates: Data-sheet rates.
@@ -119,7 +119,7 @@ def fit_blocks(
         found = {name: values[name] for name, _, _ in ENTRIES}
         return {**section["slow_cases"], **found, "spans": spans}
 
-    seen, unseen = blocks[~is_unseen], blocks[is_unseen & (blocks.kind == "mlp")]
+    seen, held_out = blocks[~is_held_out], blocks[is_held_out & (blocks.kind == "mlp")]
     start, target = transform(entries), np.log(seen.measured_s.to_numpy())
 
     def residuals(x: Array) -> Array:
@@ -129,6 +129,6 @@ def fit_blocks(
     x = least_squares(residuals, start, loss="soft_l1", f_scale=FIT_SCALE, max_nfev=80, diff_step=1e-3).x
     values = untransform(x, entries)
     return build(values), {
-        **percentage_errors(predict(unseen, values), unseen.measured_s.to_numpy()),
+        **percentage_errors(predict(held_out, values), held_out.measured_s.to_numpy()),
         "mask_s": values["mask_s"],
     }

@@ -161,11 +161,11 @@ def fit_older_gemms(
 ) -> tuple[dict[str, Any], dict[str, list[float]], dict[str, Any]]:
     """Fit the loss of short contractions in the paper's software, and return the errors of its single GEMMs."""
     rows = layer_rows(gpu, [name for name in LAYER_GEMMS if name not in BATCHED_GEMMS])(folder)
-    seen, unseen = split_by_shape(rows)
+    seen, held_out = split_by_shape(rows)
     at_kernel = seen.assign(latency_s=np.maximum(seen.latency_s - overhead_s, 1e-6))
     cases = {"spans": fit_spans(at_kernel, [OLDER_SPANS[gpu]], {**section, "slow_cases": {}}, rates, "NT")}
-    predicted = predict_rows(unseen, {**section, "slow_cases": cases}, rates, "NT") + overhead_s
-    measured = unseen.latency_s.to_numpy()
+    predicted = predict_rows(held_out, {**section, "slow_cases": cases}, rates, "NT") + overhead_s
+    measured = held_out.latency_s.to_numpy()
     return cases, interval_per_regime(predicted, measured), percentage_errors(predicted, measured)
 
 
@@ -301,9 +301,9 @@ def _fit_paper(folder: Path, source: Source, device: Device) -> Fitted:
         # Models run layers, so their section is fitted to blocks; GEMMs timed alone have a section of their own.
         blocks = read_blocks(folder, device, GPUS[device.name])
         seen = set(zip(train.n.tolist(), train.k.tolist(), strict=True))
-        is_unseen = np.array([(4 * h, h) not in seen for h in blocks.hidden_size.astype(int)])
+        is_held_out = np.array([(4 * h, h) not in seen for h in blocks.hidden_size.astype(int)])
         spans = usual["slow_cases"]["spans"][: SPANS_OF_BLOCKS[device.architecture]]
-        cases, report["held_out_blocks"] = fit_blocks(blocks, is_unseen, usual, spans, rates)
+        cases, report["held_out_blocks"] = fit_blocks(blocks, is_held_out, usual, spans, rates)
         sections[GEMMS_ALONE] = usual
         usual = {**usual, "slow_cases": cases}
     ends = interval_per_regime(predicted, measured)
@@ -341,9 +341,9 @@ def _fit_libraries(folder: Path, source: Source, device: Device) -> Fitted:
     else:
         report["alignment"] = {"borrowed_from": borrowed}
     for library in sorted(set(train.library)):
-        seen, unseen = train[train.library == library], held[held.library == library]
+        seen, held_out = train[train.library == library], held[held.library == library]
         own = parameters.section(fit(seen, parameters, rates, source.layout, factors, start=x), factors) | own_batches
-        guess, measured = predict_rows(unseen, own, rates, source.layout), unseen.latency_s.to_numpy()
+        guess, measured = predict_rows(held_out, own, rates, source.layout), held_out.latency_s.to_numpy()
         libraries[library] = (own, interval_per_regime(guess, measured))
         report.setdefault("libraries", {})[library] = percentage_errors(guess, measured)
     return Fitted(section, interval_per_regime(predicted, held.latency_s.to_numpy()), libraries, report)

@@ -72,8 +72,8 @@ class Learner:
         held: set[tuple[int, int]] = set()
         for source in sources:
             rows = source.rows(folder)
-            unseen = split_by_shape(rows)[1]
-            held |= set(zip(unseen.n, unseen.k, strict=True))
+            held_out = split_by_shape(rows)[1]
+            held |= set(zip(held_out.n, held_out.k, strict=True))
             for library, own in rows.groupby("library"):
                 times = own.groupby(LETTERS).latency_s.mean()
                 self.measured_s[source.device, str(library)] = times.reindex(
@@ -142,23 +142,23 @@ class Learner:
         section, found = self.sections[device, library], self.found[device, library]
         steps = to_log_steps(found.of_all)
         left_out_s = section.physics_s * np.exp(found.left_out)
-        unseen_s = np.where(self.fitted, left_out_s, section.physics_s * np.exp(LOG_STEP * steps))
+        held_out_s = np.where(self.fitted, left_out_s, section.physics_s * np.exp(LOG_STEP * steps))
 
         rows = pd.concat(
-            self.knots.assign(latency_s=times, unseen_s=unseen_s, physics_s=section.physics_s, fitted=self.fitted)
+            self.knots.assign(latency_s=times, held_out_s=held_out_s, physics_s=section.physics_s, fitted=self.fitted)
             for times in section.measured_s.values()
         )
         rows = rows[rows.latency_s.notna()]
         train, held = rows[rows.fitted], rows[~rows.fitted]
-        unseen, physics, measured = (held[name].to_numpy() for name in ("unseen_s", "physics_s", "latency_s"))
+        held_out, physics, measured = (held[name].to_numpy() for name in ("held_out_s", "physics_s", "latency_s"))
         report: dict[str, Any] = {
-            "held_out": percentage_errors(unseen, measured),
+            "held_out": percentage_errors(held_out, measured),
             "held_out_physics": percentage_errors(physics, measured),
-            "by_size": errors_by_decade(unseen, physics, measured),
+            "by_size": errors_by_decade(held_out, physics, measured),
         }
         if library:
             report["ranking_regret"] = self.ranking_report(device, library, rows)
-        return steps, interval_per_regime(train.unseen_s.to_numpy(), train.latency_s.to_numpy()), report
+        return steps, interval_per_regime(train.held_out_s.to_numpy(), train.latency_s.to_numpy()), report
 
     def ranking_report(self, device: str, library: str, rows: pd.DataFrame) -> dict[str, Any]:
         """Return the regret among shapes of one n k at one m >= 256, each predicted without its own (n, k).
@@ -172,7 +172,7 @@ class Learner:
         rows = rows.assign(parameters=rows.n * rows.k, other_s=other[rows.index])
         rows = rows[rows.m >= SMALLEST_RANKED_M]
         report: dict[str, Any] = {}
-        for name, column in (("learned", "unseen_s"), ("physics", "physics_s"), ("other_library", "other_s")):
+        for name, column in (("learned", "held_out_s"), ("physics", "physics_s"), ("other_library", "other_s")):
             judged = rows[rows[column].notna()]
             regret = ranking_regret(judged, judged[column].to_numpy(), ["m", "parameters"])
             report[name] = {

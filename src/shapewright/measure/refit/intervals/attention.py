@@ -18,12 +18,12 @@ from shapewright.measure.refit.intervals.residual_intervals import Groups, Inter
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     attention_layouts,
+    held_out_rows,
     label_values,
     price_rows,
     read_table,
     sampled,
     seen_and_halves,
-    unseen_rows,
     with_labels,
 )
 from shapewright.measure.refit.intervals.transfer import transfer_groups
@@ -41,7 +41,7 @@ def attention_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
         columns = read_table(folder, table)
         for chosen, said in seen_and_halves(table, columns, attention_layouts(columns)):
             own += [rows.assign(**said) for rows in rows_by_kernel(columns.take(chosen), table)]
-        some = sampled(unseen_rows(folder, table), ROWS_OF_A_TABLE)
+        some = sampled(held_out_rows(folder, table), ROWS_OF_A_TABLE)
         far += list(rows_by_kernel(some, table, uncalibrated=True))
         for other in other_attention_libraries(some):
             swapped += list(rows_by_kernel(other, table))

@@ -17,12 +17,12 @@ from shapewright.measure.refit.intervals.residual_intervals import Groups, Inter
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
     expert_layouts,
+    held_out_rows,
     label_values,
     price_rows,
     read_table,
     sampled,
     seen_and_halves,
-    unseen_rows,
     with_labels,
 )
 from shapewright.measure.refit.intervals.transfer import transfer_groups
@@ -39,8 +39,8 @@ def expert_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
     for device in rows.device.unique():
         groups |= default_groups(load_record("moe", load_device(device)), groups)
 
-    some = sampled(unseen_rows(folder, "moe"), ROWS_OF_A_TABLE)
-    is_rare = rows.is_unseen & (rows.path == "")
+    some = sampled(held_out_rows(folder, "moe"), ROWS_OF_A_TABLE)
+    is_rare = rows.is_held_out & (rows.path == "")
     others = [*other_kernels(columns, some), rows[is_rare].assign(library="rare kernels")]
     groups |= library_groups(rows_of_gemms(pd.concat(others, ignore_index=True)))
     far = rows_of_gemms(price_rows("moe", some, uncalibrated=True))

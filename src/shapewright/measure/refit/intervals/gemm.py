@@ -34,13 +34,13 @@ from shapewright.measure.refit.intervals.residual_intervals import (
 )
 from shapewright.measure.refit.intervals.rows import (
     ROWS_OF_A_TABLE,
+    held_out_rows,
     label_values,
     only_measured,
     paper_gemm_rows,
     price_rows,
     read_table,
     sampled,
-    unseen_rows,
     with_labels,
 )
 from shapewright.measure.refit.intervals.transfer import OtherDevices, transfer_groups
@@ -87,7 +87,7 @@ def gemm_groups(folder: Path) -> tuple[Groups, dict[str, Any]]:
             )
     a100 = paper[paper.device == A100_OF_PAPER]
 
-    held_out = unseen_rows(folder, "gemm")
+    held_out = held_out_rows(folder, "gemm")
     swapped = pd.concat(other_library_rows("gemm", held_out), ignore_index=True)
     swapped = with_gemm_formats(swapped)
     groups |= library_groups(swapped)
@@ -148,7 +148,7 @@ def prior_biases(folder: Path) -> OtherDevices:
 @cache
 def borrowed_rows(folder: Path) -> pd.DataFrame:
     """Return held-out GEMMs of the other tables, priced uncalibrated."""
-    return price_rows("gemm", sampled(unseen_rows(folder, "gemm"), ROWS_OF_A_TABLE), uncalibrated=True)
+    return price_rows("gemm", sampled(held_out_rows(folder, "gemm"), ROWS_OF_A_TABLE), uncalibrated=True)
 
 
 def other_library_rows(name: str, columns: Columns) -> Iterator[pd.DataFrame]:

@@ -194,7 +194,7 @@ def own_groups(
     """Return intervals of sections: those of fitted rows, stretched as the held-out rows of a regime need.
 
     Args:
-        rows: Rows with ``path`` (name of the group), ``regime_s`` (time that selects the regime), ``is_unseen`` and
+        rows: Rows with ``path`` (name of the group), ``regime_s`` (time that selects the regime), ``is_held_out`` and
             ``half``.
         regime: Column whose values share a stretch, such as the phase.
         known: Intervals of paths whose fitted rows are not representative, such as those with a learned table.
@@ -204,16 +204,16 @@ def own_groups(
     """
     fitted = {
         path: fitted_interval(part.regime_s.to_numpy(), (part.measured / part.predicted * part.regime_s).to_numpy())
-        for path, part in rows[~rows.is_unseen].groupby("path")
+        for path, part in rows[~rows.is_held_out].groupby("path")
     } | {path: with_minimum_width(form) for path, form in (known or {}).items()}
-    unseen = rows[rows.is_unseen & rows.path.isin(fitted)].copy()
-    unseen["scores"] = np.nan
-    for path, part in unseen.groupby("path"):
+    held_out = rows[rows.is_held_out & rows.path.isin(fitted)].copy()
+    held_out["scores"] = np.nan
+    for path, part in held_out.groupby("path"):
         scaled = (part.measured / part.predicted * part.regime_s).to_numpy()
-        unseen.loc[part.index, "scores"] = stretch_scores(fitted[path], part.regime_s.to_numpy(), scaled)
+        held_out.loc[part.index, "scores"] = stretch_scores(fitted[path], part.regime_s.to_numpy(), scaled)
     groups: Groups = {}
     judged = []
-    for word, part in unseen.groupby(regime):
+    for word, part in held_out.groupby(regime):
         factors = stretch_factors(part.scores.to_numpy(), part.regime_s.to_numpy())
         groups |= {
             path: stretch(fitted[path], factors)

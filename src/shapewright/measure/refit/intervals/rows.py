@@ -91,8 +91,8 @@ def gemm_folds(columns: Columns) -> np.ndarray:
     folds = np.ones(len(rows), dtype=int)
     for _, index in rows.groupby(["device", "dtype"]).indices.items():
         part = rows.iloc[index]
-        unseen = split_by_shape(part)[1]
-        folds[index] = ~part.set_index(["n", "k"]).index.isin(unseen.set_index(["n", "k"]).index)
+        held_out = split_by_shape(part)[1]
+        folds[index] = ~part.set_index(["n", "k"]).index.isin(held_out.set_index(["n", "k"]).index)
     return folds
 
 
@@ -146,7 +146,7 @@ FOLDS: dict[str, Callable[[Columns], np.ndarray]] = {
 }
 
 
-def unseen_rows(folder: Path, name: str) -> Columns:
+def held_out_rows(folder: Path, name: str) -> Columns:
     """Return the held-out rows of a table."""
     columns = read_table(folder, name)
     return columns.take(FOLDS[name](columns) == HELD_OUT_FOLD)
@@ -163,8 +163,8 @@ def seen_and_halves(
         layouts: Layout of each row, which is kept whole.
     """
     is_new, half = FOLDS[name](columns) == HELD_OUT_FOLD, halves(layouts)
-    unseen = [(is_new & (half == side), {"is_unseen": True, "half": side}) for side in (0, 1)]
-    return [(~is_new, {"is_unseen": False, "half": 0}), *unseen]
+    held_out = [(is_new & (half == side), {"is_held_out": True, "half": side}) for side in (0, 1)]
+    return [(~is_new, {"is_held_out": False, "half": 0}), *held_out]
 
 
 def paper_gemm_rows(folder: Path) -> Iterator[pd.DataFrame]:
@@ -176,27 +176,27 @@ def paper_gemm_rows(folder: Path) -> Iterator[pd.DataFrame]:
         fitted = fitted_shapes(folder, gpu)
         sweeps = read_table(folder, "paper_gemm")
         sweeps = sweeps.take(label_values(sweeps, "gpu") == gpu)
-        unseen = is_unseen(sweeps.numbers["n"], sweeps.numbers["k"], fitted)
+        held_out = is_held_out(sweeps.numbers["n"], sweeps.numbers["k"], fitted)
         if (
             gpu != "a100"
         ):  # use all rows of the paper's own devices: 50 held-out rows are too few, and fitted ones err no less
-            unseen = np.ones_like(unseen)
+            held_out = np.ones_like(held_out)
         for is_batch in (False, True):
-            chosen = sweeps.take(unseen & ((sweeps.numbers["batch"] > 1.0) == is_batch))
+            chosen = sweeps.take(held_out & ((sweeps.numbers["batch"] > 1.0) == is_batch))
             if chosen.num_rows:
                 yield price_rows("paper_gemm", chosen).assign(is_batch=is_batch)
         layers = read_table(folder, "paper_layers")
         layers = layers.take(label_values(layers, "gpu") == gpu)
         for name in LAYER_GEMMS:
             layer_of_gemm = layer_gemm(name, layers)
-            unseen = is_unseen(np.asarray(layer_of_gemm.n, float), np.asarray(layer_of_gemm.k, float), fitted)
-            chosen = only_measured(layers.take(unseen & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
+            held_out = is_held_out(np.asarray(layer_of_gemm.n, float), np.asarray(layer_of_gemm.k, float), fitted)
+            chosen = only_measured(layers.take(held_out & (layers.numbers[f"{name}_tflops"] > 0.0)), f"{name}_tflops")
             if chosen.num_rows:
                 yield price_rows("paper_layers", chosen).assign(is_batch=name in BATCHED_GEMMS)
         # Two GEMMs and little else, inside a layer instead of alone.
         up = layer_gemm("mlp_up", layers)
-        unseen = is_unseen(np.asarray(up.n, float), np.asarray(up.k, float), fitted)
-        blocks = only_measured(layers.take(unseen & (layers.numbers["mlp_s"] > 0.0)), "mlp_s", "mlp_tflops")
+        held_out = is_held_out(np.asarray(up.n, float), np.asarray(up.k, float), fitted)
+        blocks = only_measured(layers.take(held_out & (layers.numbers["mlp_s"] > 0.0)), "mlp_s", "mlp_tflops")
         if blocks.num_rows:
             yield price_rows("paper_layers", blocks).assign(is_batch=False)
 
@@ -233,7 +233,7 @@ def only_measured(columns: Columns, *names: str) -> Columns:
     return replace(columns, numbers={**columns.numbers, **empty})
 
 
-def is_unseen(n: Array, k: Array, fitted: set[tuple[int, int]]) -> np.ndarray:
+def is_held_out(n: Array, k: Array, fitted: set[tuple[int, int]]) -> np.ndarray:
     """Whether each GEMM was held out of a fit of these (n, k)."""
     return np.array([pair not in fitted for pair in zip(n.astype(int).tolist(), k.astype(int).tolist(), strict=True)])
 

@@ -1,4 +1,4 @@
-// Headline numbers: step time, utilisation, memory, and changes against the pinned job A.
+// Headline numbers: step time, utilization, memory, and changes against the pinned job A.
 import { byId, fill, h } from "../core/dom.js";
 
 let speak = 0;
