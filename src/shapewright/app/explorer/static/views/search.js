@@ -17,6 +17,7 @@ function applyCandidate(candidate) {
 export function makeSearch(about) {
   const boxes = about.vary.map((name) => h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: about.vary_default.includes(name) }), h("span", {}, name.replace("_", " "))));
   const tolerance = h("select", { id: "tolerance" }, [["0.005", "0.5 %"], ["0.02", "2 %"], ["0.05", "5 %"]].map(([value, text]) => h("option", { value, selected: value === "0.02" }, text)));
+  const tokens = h("select", { id: "train-tokens" }, [["", "no run (by speed)"], ["1e11", "100 B tokens"], ["1e12", "1 T tokens"], ["15e12", "15 T tokens"]].map(([value, text]) => h("option", { value }, text)));
   const guard = h("select", { id: "guard" }, ["usual", "strict", "free"].map((name) => h("option", { value: name }, name)));
   const start = h("button", { type: "button", class: "primary", id: "start-search" }, "Search");
   const stop = h("button", { type: "button", id: "stop-search", hidden: true }, "Stop");
@@ -40,7 +41,8 @@ export function makeSearch(about) {
     if (result.pareto.length) draw(place, result.figure, { onPoint: (event) => event.seriesName === "shape" && applyCandidate(result.pareto[event.dataIndex]) });
     const action = (list) => (index) => h("button", { type: "button", class: "apply", onclick: () => applyCandidate(list[index]) }, "Apply");
     fill(found,
-      result.candidates.length ? [h("h3", {}, "Faster shapes of the same size"), table(candidates, { caption: "Faster shapes", action: action(result.candidates) })] : null,
+      result.verdict ? h("p", { class: "verdict" }, h("strong", {}, "Verdict: "), result.verdict.text) : null,
+      result.candidates.length ? [h("h3", {}, "Shapes of the same size"), table(candidates, { caption: "Faster shapes", action: action(result.candidates) })] : null,
       result.pareto.length ? h("details", {}, h("summary", {}, `Pareto front: ${result.pareto.length} shapes`), table(pareto, { caption: "Pareto front", action: action(result.pareto) })) : null,
       h("ul", { class: "notes" }, result.notes.map((text) => h("li", {}, text))));
   };
@@ -69,7 +71,7 @@ export function makeSearch(about) {
     place.hidden = saving.hidden = true;
     try {
       const vary = boxes.map((box) => box.querySelector("input")).filter((box) => box.checked).map((box) => box.value);
-      const run = await post("/searches", { job: job(), vary, tolerance_fraction: Number(tolerance.value), guard: guard.value });
+      const run = await post("/searches", { job: job(), vary, tolerance_fraction: Number(tolerance.value), guard: guard.value, ...(tokens.value ? { train_tokens: Number(tokens.value) } : {}) });
       running = run.id;
       await watch(run.id);
     } catch (error) {
@@ -87,6 +89,6 @@ export function makeSearch(about) {
     lead: "Faster shapes with the same number of parameters, with proportions of public models.",
     tools: [saving],
     content: [h("div", { class: "search-form" }, h("fieldset", { class: "plain" }, h("legend", {}, "Vary"), h("div", { class: "row" }, boxes)),
-      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Size within"), tolerance), h("label", { class: "inline" }, h("span", {}, "Quality guard"), guard), start, stop)), bar, status, place, found],
+      h("div", { class: "row" }, h("label", { class: "inline" }, h("span", {}, "Size within"), tolerance), h("label", { class: "inline" }, h("span", {}, "To the loss after"), tokens), h("label", { class: "inline" }, h("span", {}, "Quality guard"), guard), start, stop)), bar, status, place, found],
     refresh: async () => "" });
 }
