@@ -21,7 +21,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -261,6 +261,7 @@ FORMAT = Format(
         "iter_time_s",
     ),
 )
+MLPERF_FORMAT = replace(FORMAT, optional=(*FORMAT.optional, "lora_rank"))
 # Table 2 of this source compares DeepSpeed's ZeRO-3 of its time with Megatron's pipelines: 1.6 to 5 times slower than
 # the links allow, more so with more devices, and no other row covers that software.
 _PTD_P = "2104.04473"

@@ -61,6 +61,9 @@ TABLES: Mapping[str, Table] = {
     "paper_layers": Table("paper_layers.csv", paper_layers.FORMAT, paper_layers.price),
     "loss_by_shape": Table("loss_by_shape.csv", loss_rows.FORMAT, loss_by_shape.price),
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
+    "published_training_more": Table("published_training_more.csv", published_rows.FORMAT, training.price_more),
+    "training_mlperf": Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, training.price_mlperf),
+    "collectives_more": Table("collectives_more.parquet", collectives.MORE_FORMAT, collectives.price_more),
 } | {
     table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)
     for table, suffix in (

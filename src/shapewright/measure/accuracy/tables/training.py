@@ -1,4 +1,4 @@
-"""Evaluate published_training_throughput.csv: tokens per second and device published by vendors and labs.
+"""Evaluate published_training_throughput.csv and tables of its columns: published tokens per second and device.
 
 Rows with a time are completed to runs. Unstated fields are set as the software of the source does, and counted: no
 recomputation and fused attention if checkpointing and attention are not stated; sequence parallelism with fused
@@ -279,7 +279,7 @@ def _read_zero_stage(row: PublishedRow, assumed: Counter[str]) -> int:
     return 2 if "SHARD_GRAD_OP" in words else 1 if "ZeRO-1" in words else 0
 
 
-def price(columns: Columns, context: Context) -> Iterator[Chunk]:
+def price(columns: Columns, context: Context, table: str = "published_training_throughput") -> Iterator[Chunk]:
     """Predict every complete row; the library is the first word of the source, parts are sources and models."""
     for run in read_runs(columns, context, has_experts=None):
         try:
@@ -294,7 +294,7 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
             context.skipped[str(error)] += 1
             continue
         yield Chunk(
-            table=f"published_training_throughput{'/moe' if run.config.is_moe else ''}",
+            table=f"{table}{'/moe' if run.config.is_moe else ''}",
             device=run.device.name,
             dtype=run.workload.dtype,
             library=run.source.split(" ")[0],
@@ -303,6 +303,18 @@ def price(columns: Columns, context: Context) -> Iterator[Chunk]:
             prices=_prices_of(prediction),
             seconds=np.array([run.step_s]),
         )
+
+
+def price_more(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Predict the rows of published_training_more.csv, as those of the older table."""
+    yield from price(columns, context, "published_training_more")
+
+
+def price_mlperf(columns: Columns, context: Context) -> Iterator[Chunk]:
+    """Predict the rows of training_mlperf.csv; those that train adapters are counted, since no model has any."""
+    has_adapters = columns.numbers["lora_rank"] > 0.0
+    kept = context.skip_rows(columns, has_adapters, "low-rank adapters (lora_rank) are not priced")
+    yield from price(kept, context, "training_mlperf")
 
 
 def _prices_of(prediction: Prediction) -> Prices:
