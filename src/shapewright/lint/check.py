@@ -42,7 +42,7 @@ class _PricedFix:
 def evaluate(rule: Rule, violation: Violation, scenario: Scenario) -> Finding | None:
     """Cost a violation and return its finding; None where the cost is negligible."""
     if not scenario.is_possible:
-        possible = tuple(kept for fix in violation.fixes if (kept := _possible(fix, scenario)) is not None)
+        possible = tuple(kept for fix in violation.fixes if (kept := _suggest_if_possible(fix, scenario)) is not None)
         return _finding(rule, violation, violation.severity, suggestions=possible) if violation.severity else None
     # Slower fixes are valid where the finding is not about time.
     keep_slower = violation.severity == "error" or not violation.has_cost
@@ -84,7 +84,7 @@ def rate_severity(least: str | None, cost_fraction: float, most: str | None = No
     return min(severity, most, key=SEVERITIES.index) if most else severity
 
 
-def _possible(fix: Fix, scenario: Scenario) -> Suggestion | None:
+def _suggest_if_possible(fix: Fix, scenario: Scenario) -> Suggestion | None:
     """Return the suggestion of a fix if the fixed step can run, or fails for another reason; otherwise None."""
     fixed = scenario.try_replace(fix.changes)
     if fixed is None or str(fixed.outcome) == str(scenario.outcome):

@@ -69,7 +69,8 @@ def export_store(store: Store, folder: str | Path, *, format_name: str = "parque
     return written
 
 
-def _measured(row: Row) -> Record:
+def _shared_columns(row: Row) -> Record:
+    """Columns that all tables have: device, library, kernel, element format and time."""
     return {
         "device": row.device,
         "library": row.library,
@@ -82,7 +83,7 @@ def _measured(row: Row) -> Record:
 def _gemm(row: Row) -> Record | None:
     if row.kind != "gemm" or row.layout != "NT" or row.batch != 1:
         return None
-    return {**_measured(row), "m": row.m, "n": row.n, "k": row.k}
+    return {**_shared_columns(row), "m": row.m, "n": row.n, "k": row.k}
 
 
 def _attention(row: Row) -> Record | None:
@@ -95,7 +96,7 @@ def _attention(row: Row) -> Record | None:
         return None
     names = ("batch_size", "query_len", "num_heads", "num_kv_heads", "head_dim", "window_size")
     cache = {"kv_cache_dtype": sizes["kv_cache_dtype"] or row.dtype}
-    return {**_measured(row), **{name: sizes[name] for name in names}, **cache}
+    return {**_shared_columns(row), **{name: sizes[name] for name in names}, **cache}
 
 
 def _prefill(row: Row) -> Record | None:
@@ -120,7 +121,7 @@ def _pointwise(row: Row) -> Record | None:
     num_tokens = round(row.sizes["written_bytes"] / (element_bytes * width))
     sizes = {"num_tokens": num_tokens, "hidden_size": width, "intermediate_size": width, "gated": gated}
     ones = dict.fromkeys(("num_heads", "num_kv_heads", "tensor_parallel"), 1)
-    return {**_measured(row), **sizes, **ones, "model": "rows of one width", "operation": operation}
+    return {**_shared_columns(row), **sizes, **ones, "model": "rows of one width", "operation": operation}
 
 
 def loss_records(rows: Sequence[Row]) -> list[Record]:

@@ -230,7 +230,7 @@ def fit_kernel(parts: Sequence[Part], number: int) -> Fitted:
 
 
 def read_part(table: pd.DataFrame, name: str, table_dtype: str, library: str, kernel: str) -> Part:
-    """Select one kernel on one device from the whole table."""
+    """Select the rows of one kernel on one device."""
     device, dtype = load_device(name), DTYPES[table_dtype]
     factors = load_record("gemm", load_device(ALIGNED_LIKE)).parameters["dtypes"]["bf16"]["alignment_factor"]
     is_own = (table.device == DEVICES[name]) & (table.dtype == table_dtype)
