@@ -428,3 +428,15 @@ def test_roofline_bounds_have_a_warning() -> None:
     (message,) = [line for line in groq.warnings if "real steps take longer" in line]
     assert message.startswith("pointwise, gemm, attention on groq-lpu-v1: roofline bounds from the data sheet")
     assert not any("real steps take longer" in line for line in h100.warnings)
+
+
+@pytest.mark.parametrize(
+    ("attention", "context_len", "is_noted"),
+    [("unfused", 2048, True), ("unfused", 2047, False), ("flash", 2048, False)],
+)
+def test_unaligned_caches_are_noted(attention: str, context_len: int, is_noted: bool) -> None:
+    """Unfused decode over 2,049 keys runs slower kernels than over 2,048, and the prediction says so."""
+    workload = {"phase": "decode", "context_len": context_len, "attention": attention, "micro_batch_size": 8}
+    found = shapewright.predict("llama-3-8b", device="h100-sxm-80gb", workload=workload)
+
+    assert any(note.code == "unaligned-cache" for note in found.warnings) == is_noted

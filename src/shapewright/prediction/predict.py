@@ -27,6 +27,7 @@ from shapewright.prediction.warnings import (
     warn_of_expert_kernel,
     warn_of_host_link,
     warn_of_masked_scores,
+    warn_of_unaligned_cache,
 )
 from shapewright.pricing.calibration.source import CalibrationSource
 from shapewright.pricing.operations import price_operations
@@ -203,6 +204,7 @@ def predict(
         *warn_of_batch(workload, layout, times.bubble_s / times.step_s if times.step_s else 0.0),
         *warn_of_masked_scores(config, workload, mfu),
         *warn_of_host_link(device, priced, times.step_s),
+        *warn_of_unaligned_cache(workload, priced),
         *warn_of_expert_kernel(config, device, workload),
     )
     return Prediction(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.notes import Note
 from shapewright.core.units import format_bytes
 from shapewright.lowering import count_masked_fraction
-from shapewright.lowering.operations import Collective
+from shapewright.lowering.operations import Collective, Gemm
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _HIGH_MFU = 0.75
 # Share of a step from which communication over PCIe is reported. Presentation only.
 _MUCH_COMMUNICATION = 0.3
+# Multiple of 16-bit keys at which GEMMs load 16 bytes at a time. Presentation only.
+_ALIGNED_KEYS = 8
 
 
 def warn_if_too_large(device: Device, workload: Workload, memory: MemoryEstimate) -> Iterator[Note]:
@@ -101,6 +103,25 @@ def warn_of_host_link(device: Device, priced: Iterable[PricedOperation], step_s:
             f"where 2, 4 and 8 devices share 20, 5 and 2 GB/s; other hosts may be several times faster, and pipeline "
             f"parallelism communicates less than tensor parallelism",
             "host-link",
+        )
+
+
+def warn_of_unaligned_cache(workload: Workload, priced: Iterable[PricedOperation]) -> Iterator[Note]:
+    """Warn of a decode step whose unfused attention reads an odd number of keys: one more can be faster.
+
+    The number of keys is a contiguous dimension of its GEMMs, which run on slower kernels where it is not aligned.
+    """
+    num_keys = workload.context_len + 1
+    if workload.phase != "decode" or num_keys % _ALIGNED_KEYS == 0:
+        return
+    if any(
+        isinstance(entry.operation, Gemm) and num_keys in (entry.operation.n, entry.operation.k) for entry in priced
+    ):
+        yield Note(
+            f"unfused attention over {num_keys} keys (context_len={workload.context_len} and the new token) runs on "
+            f"kernels for unaligned sizes; a cache padded to a multiple of {_ALIGNED_KEYS} is faster",
+            "unaligned-cache",
+            "context_len",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -110,6 +111,8 @@ def serve(
         timer = threading.Timer(0.5, webbrowser.open, [address])
         timer.daemon = True
         timer.start()
+    # asyncio warns of every search whose end another thread saw first.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     LimitedProtocol.most = max_connections()
     server = _server_class(app)(
         uvicorn.Config(
