@@ -13,6 +13,7 @@ from pathlib import Path
 
 import readme_claims
 from page_blocks import refresh_blocks
+from proxy_table import proxy_table
 
 from shapewright.app.report.outputs.catalogue import describe_calibration
 from shapewright.hardware import list_devices, load_device
@@ -22,16 +23,22 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 START = ROOT / "docs" / "index.md"
 GUIDES = ROOT / "docs" / "guides"
+PROXY_LOSSES = ROOT / "docs" / "proxy-losses.md"
 
 
 def main() -> int:
     """Refresh the pages, or check that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
-    parser.add_argument("pages", nargs="*", type=Path, help="files to refresh (default: README, start page and guides)")
+    parser.add_argument(
+        "pages",
+        nargs="*",
+        type=Path,
+        help="files to refresh (default: README, start page, proxy losses and guides)",
+    )
     arguments = parser.parse_args()
     stale = 0
-    for page in arguments.pages or (README, START, *sorted(GUIDES.glob("*.md"))):
+    for page in arguments.pages or (README, START, PROXY_LOSSES, *sorted(GUIDES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")
         fresh = refresh(text)
         if not arguments.check:
@@ -77,6 +84,7 @@ BLOCKS = {
     "devices": devices_summary,
     "odd-width": readme_claims.odd_width,
     "paper": readme_claims.paper,
+    "proxy-losses": proxy_table,
 }
 """Content between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``."""
 

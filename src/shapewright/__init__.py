@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shapewright.hardware import with_nodes as with_nodes
     from shapewright.models import TransformerConfig as TransformerConfig
     from shapewright.prediction.build import build_scenario as build_scenario
+    from shapewright.prediction.loss.law_file import using_loss_law as using_loss_law
     from shapewright.prediction.scenario import Scenario as Scenario
     from shapewright.pricing.calibration.file import calibrated_device as calibrated_device
     from shapewright.workload.layout import ParallelLayout as ParallelLayout
@@ -52,6 +53,7 @@ _HOMES = {
     "search": "shapewright.app.api",
     "serve_plan": "shapewright.app.api",
     "sweep": "shapewright.app.api",
+    "using_loss_law": "shapewright.prediction.loss.law_file",
     "with_nodes": "shapewright.hardware",
 }
 
@@ -74,6 +76,7 @@ __all__ = [
     "search",
     "serve_plan",
     "sweep",
+    "using_loss_law",
     "with_nodes",
 ]
 

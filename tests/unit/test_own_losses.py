@@ -19,7 +19,7 @@ from shapewright.measure.store.export import export_store
 from shapewright.measure.store.record import OK, Case, Row, Run, row_facts
 from shapewright.models import TransformerConfig
 from shapewright.prediction.loss import ShapeForLoss, load_loss_law
-from shapewright.prediction.loss.law_file import law_file_content, read_loss_law
+from shapewright.prediction.loss.law_file import law_file_content, read_loss_law, using_loss_law
 from shapewright.prediction.model_runs import proxy_run
 from shapewright.workload import Workload
 
@@ -169,3 +169,45 @@ def test_bad_calls_are_refused(
 
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
+
+
+def test_own_law_changes_the_judgement_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--loss-law judges by the file's law until the command ends, and a note names its recipe."""
+    own = load_loss_law().with_coefficients("my books", {"curvature": 0.5, "log_best_width_per_layer": 6.0})
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(law_file_content(own)), encoding="utf-8")
+    arguments = [
+        "search",
+        "gpt2",
+        "--device",
+        "a100-sxm-80gb",
+        "--vary",
+        "depth,width",
+        "--train-tokens",
+        "30b",
+        "--json",
+    ]
+
+    usual = json.loads(run(arguments, capsys)[1])
+    found = json.loads(run([*arguments, "--loss-law", str(path)], capsys)[1])
+    again = json.loads(run(arguments, capsys)[1])
+
+    assert any("my books" in note for note in found["notes"])
+    assert not any("my books" in note for note in again["notes"])
+    assert usual["candidates"] == again["candidates"]
+    code, _, err = run([*arguments, "--loss-law", str(tmp_path / "missing.json")], capsys)
+    assert code == 2
+    assert "missing.json cannot be read" in err
+    assert run(["search", "gpt2", "--device", "l40s", "--engine", "ray", "--loss-law", str(path)], capsys)[0] == 2
+
+
+def test_law_in_use_ends_with_its_block(tmp_path: Path) -> None:
+    """using_loss_law applies inside its block only; named recipes stay what they are."""
+    own = load_loss_law().with_coefficients("mine", {"floor_nats": 0.1})
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps(law_file_content(own)), encoding="utf-8")
+
+    with using_loss_law(path):
+        assert load_loss_law().name == "mine"
+        assert load_loss_law("reference").name == "reference"
+    assert load_loss_law().name == "reference"

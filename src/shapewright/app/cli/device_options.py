@@ -121,6 +121,24 @@ def uncalibrated_option(command: Command) -> Command:
     )(command)
 
 
+def loss_law_option(command: Command) -> Command:
+    """Add --loss-law, in use until the command ends."""
+
+    def use(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            from shapewright.prediction.loss.law_file import using_loss_law
+
+            context.with_resource(using_loss_law(value))
+
+    return click.option(
+        "--loss-law",
+        metavar="FILE",
+        expose_value=False,
+        callback=use,
+        help="your own law of loss, written by 'shapewright calibrate --losses'",
+    )(command)
+
+
 def given_calibration() -> str | None:
     """Path given with --calibration.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from shapewright.core.errors import CalibrationError
 from shapewright.measure.fit.loss_rows import FEWEST_RUNS, LossRows, read_own_losses, shapes_of
-from shapewright.prediction.loss.law import COEFFICIENTS, LossLaw, derivatives, evaluate_terms, load_loss_law
+from shapewright.prediction.loss.law import COEFFICIENTS, REFERENCE, LossLaw, derivatives, evaluate_terms, load_loss_law
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -152,7 +152,7 @@ def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
         MeasuredFileError: the file cannot be read, or has too few or mixed losses.
         CalibrationError: the losses do not follow the law.
     """
-    skipped, prior = Counter[str](), load_loss_law()
+    skipped, prior = Counter[str](), load_loss_law(REFERENCE)
     rows = read_own_losses(path, skipped)
     name = str(rows.recipe[0])
     law = fit_recipe(prior, rows, name)
@@ -165,9 +165,19 @@ def calibrate_losses(path: str | Path, *, command: str = "") -> LossCalibration:
             others, own = fit_recipe(prior, rows.take(~inside), name), rows.take(inside)
             errors.append(float(np.mean(others.loss_nats(own.shape, own.tokens) - own.loss_nats)))
     return LossCalibration(
-        law=replace(law, provenance={**law.provenance, **facts}),
+        law=replace(
+            law,
+            # The prior covers the data of the package.
+            parameters_range=_joined(law.parameters_range, prior.parameters_range),
+            tokens_range=_joined(law.tokens_range, prior.tokens_range),
+            provenance={**law.provenance, **facts},
+        ),
         prior=prior,
         rows=rows,
         left_out_errors_nats=tuple(errors),
         skipped=dict(skipped),
     )
+
+
+def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return min(one[0], other[0]), max(one[1], other[1])

@@ -17,6 +17,7 @@ from shapewright.core.errors import ClusterError, ConfigError
 from shapewright.core.ray_cluster import ENGINES, connect
 from shapewright.optimize.search.engine import run_here, run_job
 from shapewright.optimize.search.findings import Findings, Tally
+from shapewright.prediction.loss.law import REFERENCE, load_loss_law
 
 if TYPE_CHECKING:
     from shapewright.optimize.search.engine import Job, Runner
@@ -109,6 +110,8 @@ def runner_of(engine: str, address: str | None) -> Iterator[Runner]:
         ConfigError: the engine is not known, or an address is given without Ray.
         MissingExtraError: Ray is not installed.
     """
+    if engine == "ray" and load_loss_law().name != REFERENCE:
+        raise ConfigError("engine='ray' has the loss law of the package alone; search here, or without your own law")
     if engine == "ray":
         with ray_runner(address) as run:
             yield run

@@ -18,7 +18,7 @@ import numpy as np
 from shapewright.core.notes import Note
 from shapewright.core.units import format_count
 from shapewright.models import count_parameters
-from shapewright.prediction.loss.law import FREE_NATS, load_loss_law
+from shapewright.prediction.loss.law import FREE_NATS, REFERENCE, load_loss_law
 from shapewright.prediction.loss.net_speed import net_speedup
 from shapewright.prediction.loss.shape import ShapeForLoss
 from shapewright.prediction.speedup import Speedup
@@ -85,8 +85,10 @@ def is_far_outside(config: TransformerConfig, train_tokens: float) -> bool:
 
 
 def describe_extrapolation(config: TransformerConfig, train_tokens: float) -> tuple[Note, ...]:
-    """Return notes where a model or its run lies outside the data that the loss law is fitted to."""
-    law, notes = load_loss_law(), []
+    """Return notes where the loss law is a user's own, or a model or its run lies outside the data of the law."""
+    law, notes = load_loss_law(), list[Note]()
+    if law.name != REFERENCE:
+        notes.append(Note(f"losses are judged by the law of the recipe: {law.name}", "loss-recipe"))
     size = float(ShapeForLoss.of(config).num_parameters)
     for name, value, (low, high), field in (
         ("parameters without embeddings", size, law.parameters_range, "num_parameters"),

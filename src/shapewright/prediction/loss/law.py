@@ -18,7 +18,9 @@ coefficient has a variance, so that a difference between shapes has an interval 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
@@ -344,13 +346,32 @@ def loss_recipes() -> tuple[str, ...]:
     return tuple(_read_laws())
 
 
-def load_loss_law(recipe: str = REFERENCE) -> LossLaw:
+_LAW_IN_USE: ContextVar[LossLaw | None] = ContextVar("loss law in use", default=None)
+
+
+@contextmanager
+def using_law(law: LossLaw) -> Iterator[None]:
+    """Make another law the one that ``load_loss_law`` returns, in this thread."""
+    token = _LAW_IN_USE.set(law)
+    try:
+        yield
+    finally:
+        _LAW_IN_USE.reset(token)
+
+
+def load_loss_law(recipe: str = "") -> LossLaw:
     """Load the law of a recipe.
+
+    Args:
+        recipe: Name of a fitted recipe; empty for the law in use, the reference by default.
 
     Raises:
         CalibrationError: there is no recipe of this name.
     """
-    laws = _read_laws()
+    used = _LAW_IN_USE.get()
+    if used is not None and not recipe:
+        return used
+    recipe, laws = recipe or REFERENCE, _read_laws()
     if recipe not in laws:
         hint = close_names(recipe, laws)
         raise CalibrationError(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shapewright.core.errors import CalibrationError
-from shapewright.prediction.loss.law import LossLaw, parse_law
+from shapewright.prediction.loss.law import LossLaw, parse_law, using_law
 
 FILE_KIND = "shapewright loss law"
 FILE_SCHEMA_VERSION = 1
@@ -61,3 +63,17 @@ def read_loss_law(path: str | Path) -> LossLaw:
     if not np.all(np.isfinite(numbers)) or law.scatter_nats < 0.0 or law.scatter_length <= 0.0:
         raise CalibrationError(f"loss law {path} has numbers out of range; {hint}")
     return law
+
+
+@contextmanager
+def using_loss_law(path: str | Path) -> Iterator[None]:
+    """Judge losses by the law of a user's own recipe, in this thread.
+
+    Args:
+        path: File that 'shapewright calibrate --losses' has written.
+
+    Raises:
+        CalibrationError: the file cannot be read, is something else, or is malformed.
+    """
+    with using_law(read_loss_law(path)):
+        yield

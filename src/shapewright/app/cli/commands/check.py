@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json, write_json_file
+from shapewright.app.cli.device_options import loss_law_option
 from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
 from shapewright.core.errors import ConfigError
 
@@ -21,6 +22,7 @@ Examples:
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @question_options
+@loss_law_option
 @software_option
 @click.option(
     "--format",

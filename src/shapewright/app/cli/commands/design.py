@@ -15,7 +15,7 @@ from shapewright.app.cli.console import (
     write_json_file,
     write_text_file,
 )
-from shapewright.app.cli.device_options import calibration_option, named_device, node_options
+from shapewright.app.cli.device_options import calibration_option, loss_law_option, named_device, node_options
 from shapewright.app.cli.options import GroupedCommand, field_options, group_options, software_option
 from shapewright.app.cli.param_types import Count, Share
 from shapewright.core.errors import ConfigError, ShapewrightError
@@ -42,6 +42,7 @@ Examples:
 @field_options({"workload": _WORKLOAD_FIELDS, "layout": (), "model": ()})
 @click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
 @calibration_option
+@loss_law_option
 @node_options
 @software_option
 @click.option("--gpus", type=int, required=True, metavar="N", help="devices of the job")

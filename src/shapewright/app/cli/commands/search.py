@@ -17,7 +17,13 @@ from shapewright.app.cli.console import (
     write_json_file,
     write_text_file,
 )
-from shapewright.app.cli.device_options import calibration_option, compared_devices, named_device, node_options
+from shapewright.app.cli.device_options import (
+    calibration_option,
+    compared_devices,
+    loss_law_option,
+    named_device,
+    node_options,
+)
 from shapewright.app.cli.options import GroupedCommand, group_options, job_options, software_option
 from shapewright.app.cli.param_types import Share
 from shapewright.core.errors import ConfigError
@@ -210,6 +216,7 @@ Examples:
 @click.option("--device", metavar="NAME", help="device name, alias or TOML file; see 'shapewright devices'")
 @click.option("--devices", metavar="NAME,...", help="several devices: shapes are ranked by worst regret")
 @calibration_option
+@loss_law_option
 @node_options
 @software_option
 @click.option("--params", metavar="N", help="number of parameters, such as 2.7b (default: that of CONFIG)")

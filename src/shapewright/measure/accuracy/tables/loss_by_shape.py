@@ -15,7 +15,7 @@ from shapewright.core.errors import CalibrationError
 from shapewright.measure.accuracy.chunk import Chunk, LossGroups, Prices
 from shapewright.measure.fit.loss_rows import FEWEST_RUNS, read_loss_rows
 from shapewright.measure.fit.loss_runs import fit_recipe
-from shapewright.prediction.loss.law import Z_90, load_loss_law, loss_recipes
+from shapewright.prediction.loss.law import REFERENCE, Z_90, load_loss_law, loss_recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def _law_of(recipe: str, rows: LossRows, context: Context) -> LossLaw | None:
         context.skipped[f"{recipe}: an unknown recipe with fewer than {FEWEST_RUNS} losses"] += len(rows)
         return None
     try:
-        law = fit_recipe(load_loss_law(), rows, recipe)
+        law = fit_recipe(load_loss_law(REFERENCE), rows, recipe)
     except CalibrationError as error:
         context.skipped[str(error)] += len(rows)
         return None
