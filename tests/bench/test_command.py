@@ -92,7 +92,7 @@ def test_predictions_use_the_given_calibration(tmp_path: Path, capsys: pytest.Ca
     assert all(own[row["key"]]["predicted_s"] > 5.0 * row["predicted_s"] for row in gemms)
     assert code == 0
     assert all(row["predicted_s"] is None for row in json.loads(out)["rows"])
-    assert "--calibration is of h100-sxm-80gb, and cpu was measured: its records are left aside" in err
+    assert "--calibration is of h100-sxm-80gb, and cpu was measured: its records are not used" in err
 
 
 @pytest.mark.parametrize(

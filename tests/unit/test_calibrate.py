@@ -261,7 +261,7 @@ def test_compare_takes_records_for_one_of_its_devices(tmp_path: Path, capsys: py
     assert own["h100-sxm-80gb"] != plain["h100-sxm-80gb"]
     assert own["l40s"] == plain["l40s"]
     assert (code, message.count("\n")) == (2, 1)
-    assert "is of h100-sxm-80gb, which is none of the devices asked" in message
+    assert "is of h100-sxm-80gb, which is not among the compared devices" in message
     assert times("--calibration", path, "--uncalibrated")[0] == 2
 
 

@@ -115,6 +115,7 @@ def test_results_show_themselves_as_the_command_prints_them(
         shapewright.mfu("gpt2", device=device, seconds=1.0, num_devices=1, global_batch_size=8),
         shapewright.search("gpt2", device=device, vary=["vocab"]),
         shapewright.plan("gpt2", device=device, num_devices=8, global_batch_size=64),
+        shapewright.design("gpt2", device=device, num_devices=8, num_parameters=150_000_000, train_tokens=10**10),
         shapewright.serve_plan("gpt2", device=device, prompt_len=512, output_len=128),
         shapewright.sweep("gpt2", device=device, axes={"micro_batch_size": [1, 2]}),
     ]

@@ -68,8 +68,12 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
 
 
 def price_pointwises(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
-    """Price many scalar pointwise operations, in their order; fp32 kinds with the record that was measured in fp32."""
-    if record.kind == "pointwise" and any(operation.dtype == "fp32" for operation in operations):
+    """Price many scalar pointwise operations, in their order; fp32 kinds with the record that was measured in fp32.
+
+    A record of the user's own prices all formats.
+    """
+    is_own_record = "pointwise" in device.own_records and not device.uncalibrated
+    if record.kind == "pointwise" and not is_own_record and any(operation.dtype == "fp32" for operation in operations):
         fp32 = load_record(FP32_POINTWISE, device)
         is_own = [
             operation.dtype == "fp32" and operation.operation in fp32.parameters["kinds"] for operation in operations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from shapewright.optimize.search.result import Verdict
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shapewright.prediction.speedup import Speedup
 
 
+@runtime_checkable
 class Judged(Protocol):
     """A shape compared with a baseline: a candidate of a search, or a design with its own plan."""
 

@@ -207,7 +207,7 @@ def combine_errors(one: Interval, other: Interval) -> Interval:
     return _join_intervals(one, other, lambda mine, theirs: np.copysign(np.hypot(mine, theirs), mine))
 
 
-def widen_by_error(ends: tuple[AnyShape, AnyShape], log_error: AnyShape) -> tuple[AnyShape, AnyShape]:
+def widen_by_error(ends: tuple[AnyShape, AnyShape], log_error: AnyShape | float) -> tuple[AnyShape, AnyShape]:
     """Widen interval ends, as factors, by a further independent error, given as a logarithm."""
     low, high = (np.hypot(np.log(end), log_error) for end in ends)
     return np.exp(-low), np.exp(high)

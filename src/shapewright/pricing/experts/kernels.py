@@ -151,7 +151,8 @@ def drop_poor_kernels_if_transferred(record: CalibrationRecord) -> CalibrationRe
     return drop_poor_kernels(record) if record.transfer == "generic" else record
 
 
-_WITHOUT_POOR_KERNELS: dict[tuple[str, ...], CalibrationRecord] = {}
+_WITHOUT_POOR_KERNELS: dict[tuple[str, ...], tuple[CalibrationRecord, CalibrationRecord]] = {}
+"""By use of a record: the record, and what is left of it."""
 
 
 def has_poor_kernel(record: CalibrationRecord, dtype: str) -> bool:
@@ -173,7 +174,8 @@ def custom_kernel_record(record: CalibrationRecord, dtype: str) -> CalibrationRe
 def drop_poor_kernels(record: CalibrationRecord) -> CalibrationRecord:
     """Remove kernels that reach less than half of the record's usual bandwidth fraction; cached per record."""
     use = (record.id, record.transfer, record.recipient, record.distance_override, str(record.older_software))
-    if use not in _WITHOUT_POOR_KERNELS:
+    cached = _WITHOUT_POOR_KERNELS.get(use)
+    if cached is None or cached[0].parameters is not record.parameters:
         default, libraries = record.parameters["dtypes"], record.parameters["libraries"]
         usual = next((default[each] for each in _USUAL_FORMATS if each in default), next(iter(default.values())))
         least = _LEAST_BANDWIDTH_RATIO * usual["bandwidth_fraction"]
@@ -183,7 +185,6 @@ def drop_poor_kernels(record: CalibrationRecord) -> CalibrationRecord:
 
         kept = {"dtypes": keep_good(default), "libraries": {key: keep_good(own) for key, own in libraries.items()}}
         dropped = {expert_kernel_family(key) for key, own in libraries.items() if own and not kept["libraries"][key]}
-        _WITHOUT_POOR_KERNELS[use] = replace(
-            record, left_out=", ".join(sorted(dropped)), parameters={**record.parameters, **kept}
-        )
-    return _WITHOUT_POOR_KERNELS[use]
+        left = replace(record, left_out=", ".join(sorted(dropped)), parameters={**record.parameters, **kept})
+        cached = _WITHOUT_POOR_KERNELS[use] = (record, left)
+    return cached[1]

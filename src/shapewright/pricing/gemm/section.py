@@ -260,7 +260,12 @@ def prepare_gemm_pricing(
         return GemmPricing(device, dtype, width.bits, stored_share, is_hot=False, section=None)
     if record.kind == "moe":
         record = drop_poor_kernels_if_transferred(record)
-    elif record.kind == "gemm" and dtype == "fp32" and dtype not in record.parameters["dtypes"]:
+    elif (
+        dtype == "fp32"
+        and record.kind == "gemm"
+        and dtype not in record.parameters["dtypes"]
+        and (device.uncalibrated or "gemm" not in device.own_records)
+    ):
         record = load_record(FP32_GEMM, device)
     section = _find_section(record, dtype, library)
     if section.rule:
