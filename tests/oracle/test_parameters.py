@@ -132,9 +132,7 @@ def test_sparse_attention_without_its_indexer(model_type: str) -> None:
     assert "without its indexer (0.1 % of the parameters)" in " ".join(reading.notes)
 
 
-@pytest.mark.parametrize(
-    "model_type", ["gpt_bigcode", "helium", "internlm3", "jais2", "minicpm3", "ministral3", "solar_open"]
-)
+@pytest.mark.parametrize("model_type", ["helium", "internlm3", "jais2", "minicpm3", "ministral3", "solar_open"])
 def test_types_without_a_table(model_type: str) -> None:
     """Reading by field names is exact for families fully described by their fields."""
     from transformers import AutoConfig
