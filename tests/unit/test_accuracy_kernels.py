@@ -54,6 +54,15 @@ PARQUET: dict[str, dict[str, Any]] = {
         "kv_cache_dtype": "fp8", "gemm_dtype": "fp8_block", "score_mode": None, "batch_size": 2, "query_len": 2048,
         "context_len": 2048, "num_heads": 32, "compress_ratio": 4,
     },
+    "collectives_more": {
+        "device": "h100_sxm", "library": "vllm 0.24.0", "op_name": "all_reduce", "kernel": "vLLM_custom_graph",
+        "cuda_graph": True, "num_gpus": 4, "message_bytes": 65536,
+    },
+    "expert_exchange": {
+        "device": "h100_sxm", "library": "sglang 0.5.12", "mode": "low_latency", "operation": "dispatch",
+        "num_nodes": 1, "num_gpus": 8, "hidden_size": 7168, "topk": 8, "num_experts": 256, "num_tokens": 64,
+        "num_sms": None,
+    },
 }  # fmt: skip
 
 
@@ -88,6 +97,9 @@ def test_predicted_times_have_no_error(tmp_path: Path, name: str) -> None:
         ("mla", {"batch_size": None}, "batch_size is missing in rows that need it"),
         ("quantize", {"operation": "guess"}, "no measured kernel of quantize resembles"),
         ("linear_attention", {"num_v_heads": None}, "num_v_heads is missing in rows that need it"),
+        ("collectives_more", {"op_name": "all_gather"}, "unknown op_name 'all_gather'; serving libraries' own"),
+        ("expert_exchange", {"mode": "guess"}, "no measured kernel of expert_exchange resembles"),
+        ("expert_exchange", {"mode": "high_throughput", "num_sms": None}, "num_sms is missing in rows that need it"),
         ("sparse_attention", {"model": "Guess-1"}, "unknown model 'Guess-1'; known are DeepSeek-V3.2, "),
     ],
 )

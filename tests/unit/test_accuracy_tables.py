@@ -260,20 +260,3 @@ def test_gemm_amd(tmp_path: Path) -> None:
     assert (row.table, row.library) == ("gemm_amd", "aiter tuned, blockscale_128")
     assert row.mape == pytest.approx(0.0, abs=1e-12)
     assert not np.allclose(price_gemm(operation, chip, record).time_s, time_s, rtol=0.01)
-
-
-def test_collectives_more(tmp_path: Path) -> None:
-    """Serving libraries' all-reduce is priced as NCCL's, without launched rows."""
-    message = np.array([1e4, 1e8])
-    operation = Collective(
-        name="x", op_name="all_reduce", axis="tensor", message_bytes=message, num_ranks=8, ranks_per_node=8
-    )
-    time_s = price_collective(operation, H100, load_record("collectives", H100)).time_s
-    words = {"device": ["h100_sxm"] * 3, "library": ["vllm 1"] * 3, "kernel": ["k"] * 3, "op_name": ["all_reduce"] * 3}
-    numbers = {"num_gpus": [8] * 3, "message_bytes": [*message, 1e4], "latency_s": [*time_s, 1.0]}
-    write_parquet(tmp_path / "collectives_more.parquet", words | numbers | {"cuda_graph": [True, True, False]})
-    evaluation = evaluate_folder(tmp_path)
-
-    by_table = {row.table: row for row in evaluation.rows}
-    assert by_table["collectives_more"].mape == pytest.approx(0.0, abs=1e-12)
-    assert sum(evaluation.skipped["collectives_more"].values()) == 1

@@ -44,6 +44,8 @@ KERNEL_KINDS = (
     "quantize",
     "linear_attention",
     "sparse_attention",
+    "collectives_more",
+    "expert_exchange",
 )
 """Kinds of records of single kernels (pricing.kernels), which few devices have."""
 

@@ -27,19 +27,9 @@ if TYPE_CHECKING:
 FORMAT = Format(
     numbers={"num_gpus": 2, "message_bytes": 1}, labels=("device", "library", "op_name"), positive=("latency_s",)
 )
-MORE_FORMAT = replace(FORMAT, labels=(*FORMAT.labels, "kernel", "cuda_graph"))
 
 
-def price_more(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Price the all-reduce of serving libraries as NCCL's, which they replace; rows with a launch are counted."""
-    graph = columns.labels["cuda_graph"]
-    is_graph = np.array([word.casefold() in ("true", "1") for word in graph.words], dtype=bool)[graph.codes]
-    kept = context.skip_rows(columns, ~is_graph, "timed with its launch (cuda_graph is false), which is not priced")
-    context.note("collectives_more: libraries' own kernels are priced as NCCL's, which are slower for small messages")
-    yield from price(kept, context, "collectives_more")
-
-
-def price(columns: Columns, context: Context, table: str = "collectives") -> Iterator[Chunk]:
+def price(columns: Columns, context: Context) -> Iterator[Chunk]:
     """Price every row; the dtype of a message does not matter, parts are operation and group."""
 
     def price_group(rows: Columns, device: Device, words: tuple[str, ...]) -> Prices:
@@ -63,7 +53,7 @@ def price(columns: Columns, context: Context, table: str = "collectives") -> Ite
     for rows, device, words, prices in context.price_groups(columns, by, price_group):
         parts = Labels(np.zeros(rows.num_rows, dtype=np.int64), (f"{words[1]} x{words[3]}",))
         names = (device.name, "bytes", words[2])
-        yield from split_chunks(table, names, parts, rows.numbers["latency_s"], prices)
+        yield from split_chunks("collectives", names, parts, rows.numbers["latency_s"], prices)
 
 
 def _read_op_name(word: str) -> str:

@@ -22,7 +22,7 @@ from shapewright.measure.accuracy.tables import (
     training,
 )
 from shapewright.measure.accuracy.tables.kernels import attention as kernel_attention
-from shapewright.measure.accuracy.tables.kernels import hybrids
+from shapewright.measure.accuracy.tables.kernels import exchange, hybrids
 from shapewright.measure.accuracy.tables.kernels import rows as kernel_rows
 from shapewright.measure.fit import loss_rows
 
@@ -63,7 +63,6 @@ TABLES: Mapping[str, Table] = {
     "published_training_throughput": Table("published_training_throughput.csv", published_rows.FORMAT, training.price),
     "published_training_more": Table("published_training_more.csv", published_rows.FORMAT, training.price_more),
     "training_mlperf": Table("training_mlperf.csv", published_rows.MLPERF_FORMAT, training.price_mlperf),
-    "collectives_more": Table("collectives_more.parquet", collectives.MORE_FORMAT, collectives.price_more),
 } | {
     table.name: Table(f"{table.name}.{suffix}", table.columns, table.price)
     for table, suffix in (
@@ -75,5 +74,7 @@ TABLES: Mapping[str, Table] = {
         (kernel_rows.QUANTIZE, "parquet"),
         (hybrids.LINEAR, "parquet"),
         (hybrids.SPARSE, "parquet"),
+        (exchange.ALL_REDUCE, "parquet"),
+        (exchange.EXCHANGE, "parquet"),
     )
 }

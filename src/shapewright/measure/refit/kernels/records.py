@@ -12,6 +12,7 @@ import numpy as np
 from shapewright.hardware import find_measured_device
 from shapewright.measure.accuracy.measured_files import read_columns
 from shapewright.measure.accuracy.tables.kernels.attention import ENCODER, LATENT, TRAINING
+from shapewright.measure.accuracy.tables.kernels.exchange import ALL_REDUCE, EXCHANGE
 from shapewright.measure.accuracy.tables.kernels.hybrids import LINEAR, SPARSE
 from shapewright.measure.accuracy.tables.kernels.rows import FUSED, NORMS, QUANTIZE
 from shapewright.measure.accuracy.tables.kernels.table import KernelGroup, KernelTable
@@ -33,6 +34,8 @@ SOURCES: tuple[tuple[KernelTable, str], ...] = (
     (QUANTIZE, SOURCE),
     (LINEAR, SOURCE),
     (SPARSE, SOURCE),
+    (ALL_REDUCE, SOURCE),
+    (EXCHANGE, SOURCE),
 )
 
 
