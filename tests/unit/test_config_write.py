@@ -50,7 +50,8 @@ def test_only_changed_fields_are_written_with_the_keys_of_the_family(
 
 def test_head_dim_is_written_if_not_derived() -> None:
     """head_dim is added to the file only if it cannot be derived any more."""
-    assert "head_dim" not in changed_keys("qwen2.5-7b", {"hidden_size": 3584 + 28 * 8})
+    assert "head_dim" not in changed_keys("qwen2.5-7b", {"hidden_size": 4096, "num_heads": 32})
+    assert changed_keys("llama-3-8b", {"hidden_size": 4097}) == {"hidden_size": 4097, "head_dim": 128}
     assert changed_keys("qwen2.5-7b", {"head_dim": 136}) == {"head_dim": 136}
 
 

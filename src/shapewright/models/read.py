@@ -254,4 +254,12 @@ def _notes_on_derived_fields(
         for name in derived
         if name not in overrides and getattr(after, name) != getattr(before, name)
     ]
-    return (f"changed with the overrides: {', '.join(moved)}",) if moved else ()
+    notes = [f"changed with the overrides: {', '.join(moved)}"] if moved else []
+    if before.head_dim == after.head_dim and "hidden_size" in overrides and "head_dim" not in overrides:
+        width = after.num_heads * after.head_dim
+        if before.num_heads * before.head_dim == before.hidden_size and width != after.hidden_size:
+            notes.append(
+                f"head_dim={after.head_dim} is kept: {after.num_heads} heads are {width} wide, hidden_size is "
+                f"{after.hidden_size}; set num_heads or head_dim for other heads"
+            )
+    return tuple(notes)

@@ -243,9 +243,10 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
 
     A derived field follows the changes if it has its default value: ``head_dim`` = hidden_size // num_heads,
     ``v_head_dim`` = head_dim, ``num_kv_heads`` = num_heads, ``intermediate_size`` = 4 * hidden_size, ``embedding_size``
-    = hidden_size, ``moe_intermediate_size`` = intermediate_size (and vice versa if no layer has a dense MLP). Periodic
-    patterns over layers are kept. Other patterns, such as "the first layers are dense", are truncated, or extended with
-    their last value.
+    = hidden_size, ``moe_intermediate_size`` = intermediate_size (and vice versa if no layer has a dense MLP). A new
+    hidden size alone keeps ``head_dim`` where the model type has a field for it, or where the heads do not divide it.
+    Periodic patterns over layers are kept. Other patterns, such as "the first layers are dense", are truncated, or
+    extended with their last value.
 
     Args:
         config: The config to change.
@@ -268,6 +269,8 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
         "embedding_size": config.embedding_size == config.hidden_size,
         "moe_intermediate_size": config.is_moe and config.moe_intermediate_size == config.intermediate_size,
     }
+    if not {"num_heads", "head_dim"} & changes.keys() and _keeps_head_dim(config, changes.get("hidden_size")):
+        is_derived["head_dim"] = False
     for name, derived in is_derived.items():
         if derived:
             values[name] = 0
@@ -283,6 +286,16 @@ def with_changes(config: TransformerConfig, changes: Mapping[str, Any]) -> Trans
             if name not in changes:
                 values[name] = _resize_pattern(values[name], config.num_layers, num_layers)
     return TransformerConfig(**values)
+
+
+def _keeps_head_dim(config: TransformerConfig, hidden_size: Any) -> bool:
+    """Return whether heads keep their dimension at a new hidden size."""
+    if not isinstance(hidden_size, int):
+        return False
+    from shapewright.models.families import FAMILIES
+
+    family = FAMILIES.get(config.model_type)
+    return hidden_size % config.num_heads != 0 or (family is not None and "head_dim" in family.keys)
 
 
 def check_field_names(changes: Mapping[str, Any]) -> None:

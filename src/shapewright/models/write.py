@@ -14,6 +14,8 @@ from shapewright.models.transformer import TransformerConfig, with_changes
 from shapewright.models.validate import shortest_period
 
 _IGNORED_FIELDS = ("name", "model_type")
+# Fields that a config.json may leave to be derived from sizes, which a change can make underivable.
+_DERIVED_FIELDS = ("head_dim", "v_head_dim")
 # Keys that may hold a list with one entry per layer.
 _LAYER_LISTS = (
     "layer_types", "mlp_layer_types", "no_rope_layers", "moe_topk", "moe_intermediate_size", "num_shared_expert",
@@ -54,6 +56,7 @@ def to_config_json(model: Model, new_config: TransformerConfig) -> dict[str, Any
             changed = _differing(read_hf_config(written).config, new_config)
         except ConfigError as error:  # the object may be inconsistent between the two passes
             problem = error
+            changed += [name for name in _DERIVED_FIELDS if name not in changed]
             continue
         problem = None
         if not changed:

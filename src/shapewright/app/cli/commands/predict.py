@@ -23,7 +23,7 @@ Examples:
   shapewright predict gpt3-2.7b --device a100-sxm-40gb --attention unfused
   shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --context-len 8192 --micro-batch-size 32
   shapewright predict ./config.json --device h100-sxm-80gb --tp 8 --pp 4 --dp 16 --global-batch-size 1024
-  shapewright predict llama-3-8b --hidden-size 4097 --head-dim 128 --device h200-sxm-141gb --json
+  shapewright predict llama-3-8b --hidden-size 4097 --device h200-sxm-141gb --json
   shapewright predict llama-2-70b --device a100-sxm-80gb --dp 64 --zero-stage 3 --software fsdp-2024
   shapewright predict gpt2 --device a100-sxm-80gb --explain logits
   shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --sweep micro_batch_size=1..64

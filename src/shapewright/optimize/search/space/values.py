@@ -2,7 +2,7 @@
 
 - width: multiples of 64 per device of the tensor axis (coarser or finer, for 8 to 33 values), a third down and up;
 - heads: every head_dim that divides the attention's width, in multiples of 8; the attention's width keeps its ratio to
-  hidden_size unless ``head_dim`` is varied;
+  hidden_size (nearly, where the baseline's own sizes are on no grid) unless ``head_dim`` is varied;
 - key-value heads: every divisor of the heads;
 - ffn: multiples of 64 per device of the tensor axis; depth: every number of layers that fills the pipeline stages;
 - vocabulary: the published size and paddings of it; micro-batch: powers of two.
@@ -98,10 +98,14 @@ class FieldValues:
             head_dims = {keep["head_dim"]}
         recut = "heads" in self.free or "head_dim" in keep or "num_heads" in keep
         found: set[tuple[int, int]] = set()
-        if inner.denominator == 1:
-            for head_dim in head_dims if recut else {config.head_dim}:
-                if int(inner) % head_dim == 0:
-                    found.add((int(inner) // head_dim, head_dim))
+        is_square = config.num_heads * config.head_dim == config.hidden_size
+        is_off_grid = config.head_dim % _HEAD_UNIT != 0 or (config.hidden_size % _UNIT != 0 and not is_square)
+        for head_dim in head_dims if recut else {config.head_dim}:
+            if inner % head_dim == 0:
+                found.add((int(inner // head_dim), head_dim))
+            elif is_off_grid:
+                # No width on the grid has the baseline's ratio: the nearest number of heads comes close to it.
+                found.add((max(1, round(inner / head_dim)), head_dim))
         if "head_dim" in self.free:
             counts = {num_heads for num_heads, _ in found} | {config.num_heads}
             for num_heads in counts:
