@@ -155,3 +155,15 @@ def test_incomplete_record_is_named() -> None:
 
     with pytest.raises(CalibrationError, match="lacks 'l2_reach_fraction'"):
         price_pointwise(work, load_device("a100-sxm-80gb"), broken)
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "norm", "softmax", "residual"])
+def test_searches_and_predictions_price_fp32_alike(kind: str) -> None:
+    """An fp32 operation has the same price alone, as a search prices it, and among those of a step."""
+    device = load_device("v100-sxm2-32gb")
+    record = load_record("pointwise", device)
+    wide = Pointwise(name="x", operation=kind, read_bytes=1e9, written_bytes=1e9, dtype="fp32")
+    narrow = replace(wide, dtype="fp16")
+    alone = [price_pointwise(each, device, record).time_s for each in (narrow, wide)]
+
+    assert [price.time_s for price in price_pointwises([narrow, wide], device, record)] == pytest.approx(alone)

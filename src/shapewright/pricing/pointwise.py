@@ -61,6 +61,7 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
     read_bytes, written_bytes, num_kernels = np.broadcast_arrays(
         *(np.asarray(v, dtype=float) for v in (operation.read_bytes, operation.written_bytes, operation.num_kernels))
     )
+    record = _record_of(operation, device, record)
     kernels = _kind_numbers([operation.operation], device, record)[:, 0]
     columns, source = _price_arrays(read_bytes, written_bytes, num_kernels, kernels, device, record)
     values: dict[str, Any] = {name: float(v) if np.ndim(v) == 0 else v for name, v in columns.items()}
@@ -68,30 +69,25 @@ def price_pointwise(operation: Pointwise, device: Device, record: CalibrationRec
 
 
 def price_pointwises(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
-    """Price many scalar pointwise operations, in their order; fp32 kinds with the record that was measured in fp32.
+    """Price many scalar pointwise operations, in their order."""
+    records = [_record_of(operation, device, record) for operation in operations]
+    prices = {}
+    for known in {own.id: own for own in records}.values():
+        priced = [one for one, own in zip(operations, records, strict=True) if own.id == known.id]
+        prices[known.id] = iter(_price_all(priced, device, known))
+    return [next(prices[own.id]) for own in records]
 
-    A record of the user's own prices all formats.
-    """
-    is_own_record = "pointwise" in device.own_records and not device.uncalibrated
-    if record.kind == "pointwise" and not is_own_record and any(operation.dtype == "fp32" for operation in operations):
-        fp32 = load_record(FP32_POINTWISE, device)
-        is_own = [
-            operation.dtype == "fp32" and operation.operation in fp32.parameters["kinds"] for operation in operations
-        ]
-        if any(is_own):
-            parts = [
-                iter(
-                    _price_all([one for one, own in zip(operations, is_own, strict=True) if own == chosen], device, by)
-                )
-                for chosen, by in ((False, record), (True, fp32))
-            ]
-            return [next(parts[own]) for own in is_own]
-    return _price_all(operations, device, record)
+
+def _record_of(operation: Pointwise, device: Device, record: CalibrationRecord) -> CalibrationRecord:
+    """Record that prices an operation: that of fp32 for its kinds, unless a user's own record prices all formats."""
+    is_own = "pointwise" in device.own_records and not device.uncalibrated
+    if operation.dtype != "fp32" or record.kind != "pointwise" or is_own:
+        return record
+    fp32 = load_record(FP32_POINTWISE, device)
+    return fp32 if operation.operation in fp32.parameters["kinds"] else record
 
 
 def _price_all(operations: Sequence[Pointwise], device: Device, record: CalibrationRecord) -> list[Price]:
-    if not operations:
-        return []
     sizes = [(op.read_bytes, op.written_bytes, op.num_kernels) for op in operations]
     read_bytes, written_bytes, num_kernels = np.array(sizes, dtype=float).T
     kernels = _kind_numbers([operation.operation for operation in operations], device, record)
