@@ -43,6 +43,7 @@ HEAVY = {
     "ray",
     "lightgbm",
     "numba",
+    "mcp",
 }
 
 UNIT_LESS_END = re.compile(r"(?:^|_)(?:time|size|bandwidth|latency)$|_memory$|flops_efficiency$")

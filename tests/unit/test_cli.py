@@ -119,6 +119,9 @@ def test_examples_of_help_run(
     if example.split()[1] == "serve":
         pytest.importorskip("fastapi", reason="the explorer needs the serve extra")
         monkeypatch.setattr("shapewright.app.explorer.serve.serve", lambda *_arguments, say, **_options: say("served"))
+    if example.split()[1] == "mcp":
+        pytest.importorskip("mcp", reason="the MCP server needs the mcp extra")
+        monkeypatch.setattr("mcp.server.MCPServer.run", lambda *_arguments: print("served"))
     if "--losses proxy.sqlite" in example:
         store_losses(tmp_path / "proxy.sqlite")
     if "measured.sqlite" in example:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "search": "Find shapes of the same size that run faster.",
     "report": "Write a design review of a shape as one HTML file.",
     "serve": "Open the explorer in the browser.",
+    "mcp": "Serve the commands to coding agents (Model Context Protocol).",
     "devices": "List devices, or show one with its sources.",
     "models": "List model presets.",
     "rule": "Print a rule's page.",

@@ -1,0 +1,281 @@
+"""MCP server: the commands as tools for coding agents, over standard input and output.
+
+A model is a preset, the content of a config.json, fields alone, or, where the user allows it, a file under a folder or
+a hub id. Devices are known by name. Every call has a time limit, one runs at a time, and answers are short.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
+from pydantic import Field
+
+from shapewright import __version__
+from shapewright.app import api
+from shapewright.app.integrations.mcp_inputs import NO_FIELDS, Access, Fields, LayoutFields, ModelFields, WorkloadFields
+from shapewright.app.integrations.short_answers import shorten
+from shapewright.app.report.outputs.check import check_output
+from shapewright.app.report.outputs.plan import design_output, plans_output
+from shapewright.app.report.outputs.predict import predict_output
+from shapewright.app.report.outputs.search import search_output
+from shapewright.app.report.outputs.serving import serve_plan_output
+from shapewright.app.report.predict import describe
+from shapewright.core.deadline import Deadline, check_deadline
+from shapewright.core.errors import ShapewrightError
+from shapewright.core.units import format_percent, format_seconds
+from shapewright.hardware import load_named_device
+from shapewright.lint import check_scenario
+from shapewright.optimize.plan.request import LARGEST_JOB
+from shapewright.prediction.build import build_scenario
+from shapewright.pricing.software import TUNED
+
+_SLOWEST_SHOWN = 5
+
+_INSTRUCTIONS = (
+    "Predicts time, memory and MFU of transformers on accelerators, lints their shapes, and finds better shapes, "
+    "training layouts and serving plans. Start with check on a config and a device. Times are in seconds, sizes in "
+    "bytes, *_fraction from 0 to 1; *_low and *_high are ends of 90 % intervals."
+)
+_Config = Annotated[
+    str | dict[str, Any] | None,
+    Field(
+        description="preset such as llama-3-8b, or a config.json object; a path or hub id only where the user allowed "
+        "it; omitted if `model` gives the whole model"
+    ),
+]
+_Device = Annotated[str, Field(description="device name, such as h100-sxm-80gb", max_length=200)]
+_Model = Annotated[ModelFields, Field(description="fields of the model to change, or the whole model")]
+_Workload = Annotated[WorkloadFields, Field(description="phase, batch, lengths and format")]
+_Layout = Annotated[LayoutFields, Field(description="parallel degrees")]
+_Software = Annotated[str, Field(description="generation of the training software, such as fsdp-2024", max_length=60)]
+_Count = Annotated[int, Field(ge=1, le=LARGEST_JOB)]
+_Large = Annotated[float, Field(gt=0.0, le=1e18, allow_inf_nan=False)]
+_Top = Annotated[int, Field(ge=1, le=20)]
+_Length = Annotated[int, Field(ge=0, le=2**24)]
+_Answer = dict[str, Any]
+
+
+def make_server(access: Access) -> MCPServer:
+    """Make the server with its tools.
+
+    Args:
+        access: What it may read, and the time limit of a call.
+    """
+    server: MCPServer = MCPServer("shapewright", version=__version__, instructions=_INSTRUCTIONS, log_level="ERROR")
+    turn = threading.Lock()
+
+    def answered(name: str, compute: Callable[[], _Answer]) -> _Answer:
+        """Answer of a tool within the time limit; errors of the user's input become those of the tool."""
+        try:
+            with turn, Deadline(access.limit_s).running():
+                found = compute()
+                return {"answer": found["answer"], **shorten(name, found)}
+        except ShapewrightError as error:
+            raise ToolError(str(error)) from None
+
+    for tool in _tools(access, answered):
+        server.add_tool(tool, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=access.allows_hub))
+    return server
+
+
+def _check_progress(_done: int, _num: int) -> None:
+    check_deadline()
+
+
+def _tools(access: Access, answered: Callable[[str, Callable[[], _Answer]], _Answer]) -> Sequence[Callable[..., Any]]:
+    """The tools; their docstrings and annotations are what an agent reads."""
+
+    def parts(device: str, workload: Fields, layout: Fields, software: str) -> dict[str, Any]:
+        return {
+            "device": load_named_device(device),
+            "workload": workload.given(),
+            "layout": layout.given(),
+            "software": software,
+        }
+
+    def predict(
+        device: _Device,
+        config: _Config = None,
+        model: _Model = NO_FIELDS,
+        workload: _Workload = NO_FIELDS,
+        layout: _Layout = NO_FIELDS,
+        software: _Software = TUNED,
+    ) -> _Answer:
+        """Predict time, throughput, MFU and memory of one training, prefill or decode step on a device."""
+
+        def compute() -> _Answer:
+            source = access.read(config, model.given())
+            scenario = build_scenario(source, **parts(device, workload, layout, software))
+            found = scenario.predict()
+            answer = predict_output(found, scenario).to_json()
+            ranked = sorted(answer["operations"], key=lambda entry: -entry["total_time_s"])
+            return {
+                "answer": f"{describe(found)}: {format_seconds(found.step_time_s)}, MFU {format_percent(found.mfu)}",
+                **answer,
+                "slowest_operations": ranked[:_SLOWEST_SHOWN],
+            }
+
+        return answered("predict", compute)
+
+    def check(
+        device: _Device,
+        config: _Config = None,
+        model: _Model = NO_FIELDS,
+        workload: _Workload = NO_FIELDS,
+        layout: _Layout = NO_FIELDS,
+        software: _Software = TUNED,
+        ignore: Annotated[list[str] | None, Field(description="rules to ignore, such as TC101", max_length=32)] = None,
+    ) -> _Answer:
+        """Lint a model's shape on a device: what is slow, what it costs, what to use instead, nearest better shapes."""
+
+        def compute() -> _Answer:
+            source = access.read(config, model.given())
+            scenario = build_scenario(source, **parts(device, workload, layout, software))
+            report = check_scenario(scenario, ignore=ignore or ())
+            codes = ", ".join(dict.fromkeys(finding.code for finding in report.findings))
+            return {
+                "answer": f"{len(report.findings)} findings{f': {codes}' if codes else ''}",
+                **check_output(report, scenario).to_json(),
+            }
+
+        return answered("check", compute)
+
+    def search(
+        device: _Device,
+        config: _Config = None,
+        model: _Model = NO_FIELDS,
+        workload: _Workload = NO_FIELDS,
+        layout: _Layout = NO_FIELDS,
+        software: _Software = TUNED,
+        num_parameters: Annotated[_Large | None, Field(description="scale the model to this size first")] = None,
+        train_tokens: Annotated[_Large | None, Field(description="tokens of the run, to compare losses at")] = None,
+        vary: Annotated[list[str] | None, Field(description="fields to vary, or the usual ones", max_length=16)] = None,
+        keep: Annotated[dict[str, int] | None, Field(description="values that fields must have")] = None,
+        top: _Top = 5,
+    ) -> _Answer:
+        """Find shapes of the same size that reach the same loss sooner, or run faster, with a verdict."""
+
+        def compute() -> _Answer:
+            found = api.search(
+                access.read(config, model.given()) if config is not None or model.given() else None,
+                num_parameters=None if num_parameters is None else int(num_parameters),
+                train_tokens=train_tokens,
+                vary=vary or (),
+                keep=keep,
+                top=top,
+                progress=_check_progress,
+                **parts(device, workload, layout, software),
+            )
+            answer = search_output(found).to_json()
+            return {"answer": (answer["verdict"] or {}).get("text", ""), **answer}
+
+        return answered("search", compute)
+
+    def design(
+        device: _Device,
+        num_devices: _Count,
+        num_parameters: Annotated[_Large | None, Field(description="parameters; omitted: for the budget")] = None,
+        train_tokens: Annotated[_Large | None, Field(description="tokens; omitted: for the budget")] = None,
+        hours: Annotated[_Large | None, Field(description="budget: hours that the job may take")] = None,
+        family: Annotated[str | None, Field(description="such as llama or qwen3", max_length=60)] = None,
+        seq_len: Annotated[int | None, Field(ge=1, le=2**24)] = None,
+        top: _Top = 3,
+    ) -> _Answer:
+        """Design a model and its run for a size and tokens, or for a budget: shape, plan, time and config.json."""
+
+        def compute() -> _Answer:
+            found = api.design(
+                device=load_named_device(device),
+                num_devices=num_devices,
+                num_parameters=None if num_parameters is None else int(num_parameters),
+                train_tokens=None if train_tokens is None else int(train_tokens),
+                hours=hours,
+                family=family,
+                workload={} if seq_len is None else {"seq_len": seq_len},
+                top=top,
+                progress=_check_progress,
+            )
+            answer = design_output(found).to_json()
+            return {"answer": answer["verdict"]["text"], **answer}
+
+        return answered("design", compute)
+
+    def plan(
+        device: _Device,
+        num_devices: _Count,
+        global_batch_size: Annotated[int, Field(ge=1, le=2**30, description="sequences of one optimizer step")],
+        config: _Config = None,
+        model: _Model = NO_FIELDS,
+        workload: _Workload = NO_FIELDS,
+        layout: _Layout = NO_FIELDS,
+        software: _Software = TUNED,
+        objective: Literal["time", "cost", "memory"] = "time",
+        usd_per_hour: _Large | None = None,
+        top: _Top = 3,
+    ) -> _Answer:
+        """Plan a training job: parallel degrees, micro-batch, recomputation and ZeRO stage; given fields are kept."""
+
+        def compute() -> _Answer:
+            found = api.plan(
+                access.read(config, model.given()),
+                num_devices=num_devices,
+                global_batch_size=global_batch_size,
+                objective=objective,
+                usd_per_hour=usd_per_hour,
+                top=top,
+                progress=_check_progress,
+                **parts(device, workload, layout, software),
+            )
+            answer = plans_output(found).to_json()
+            best = answer["plans"][0]
+            return {"answer": f"{best['plan']}: {format_seconds(best['step_time_s'])} a step", **answer}
+
+        return answered("plan", compute)
+
+    def serve_plan(
+        device: _Device,
+        prompt_len: Annotated[int, Field(ge=1, le=2**24, description="tokens of a prompt")],
+        output_len: Annotated[int, Field(ge=1, le=2**24, description="tokens of an answer")],
+        config: _Config = None,
+        model: _Model = NO_FIELDS,
+        workload: _Workload = NO_FIELDS,
+        layout: _Layout = NO_FIELDS,
+        cached_len: Annotated[_Length, Field(description="prompt tokens that are in the cache already")] = 0,
+        ttft_limit_s: _Large | None = None,
+        tpot_limit_s: _Large | None = None,
+        num_devices: _Count | None = None,
+        usd_per_hour: _Large | None = None,
+    ) -> _Answer:
+        """Plan serving: layout, batch, format, time to first token and per token, tokens per second and dollar."""
+
+        def compute() -> _Answer:
+            found = api.serve_plan(
+                access.read(config, model.given()),
+                prompt_len=prompt_len,
+                output_len=output_len,
+                cached_len=cached_len,
+                ttft_limit_s=ttft_limit_s,
+                tpot_limit_s=tpot_limit_s,
+                num_devices=num_devices,
+                usd_per_hour=usd_per_hour,
+                device=load_named_device(device),
+                workload=workload.given(),
+                layout=layout.given(),
+            )
+            answer = serve_plan_output(found).to_json()
+            best = answer["best"]
+            words = (
+                "no way to serve keeps the limits"
+                if best is None
+                else f"{best['instances']}, batch {best['batch_size']}"
+            )
+            return {"answer": words, **answer}
+
+        return answered("serve_plan", compute)
+
+    return (check, predict, search, design, plan, serve_plan)
