@@ -42,7 +42,7 @@ def test_costs_stand_where_a_price_was_given(
     best = cost.best()
 
     assert best is not None
-    assert priced.count("USD/1M tokens") == 3
+    assert priced.count("USD/1M tokens") == 2
     assert f"{best.usd_per_million_tokens(2.5):.4g}" in priced
     assert "USD/1M tokens" in page.read_text(encoding="utf-8")
     assert "USD" not in free

@@ -11,7 +11,7 @@ from shapewright.core.errors import ShapewrightError, WorkloadError
 from shapewright.core.notebook import NotebookDisplay
 from shapewright.core.notes import Note, Refusal
 from shapewright.core.ranges import check_number
-from shapewright.lowering.operations import Collective
+from shapewright.prediction.composition import bound_of
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -79,8 +79,7 @@ class ComparedDevice:
             return {}
         times = dict.fromkeys(BOUNDS, 0.0)
         for entry in prediction.busiest_operations:
-            bound = "communication" if isinstance(entry.operation, Collective) else entry.price.bound_by
-            times[bound] += entry.total_time_s
+            times[bound_of(entry)] += entry.total_time_s
         times["bubble"] += prediction.bubble_time_s
         return {bound: time_s / prediction.step_time_s for bound, time_s in times.items()}
 

@@ -312,6 +312,7 @@ def serve_plan(
     block_tokens: int | None = None,
     speculation: Mapping[str, Any] | None = None,
     usd_per_hour: float | None = None,
+    requests_per_s: float | None = None,
     **parts: Unpack[ScenarioParts],
 ) -> ServingPlan:
     """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
@@ -333,11 +334,12 @@ def serve_plan(
         block_tokens: Tokens of a block of the paged cache.
         speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
         usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
+        requests_per_s: Load to carry, for the number of instances; None without. [1/s]
         parts: See ScenarioParts.
 
     Returns:
-        Every way to serve that was priced, and the capacity of an instance by layout and format; ``best()`` of it
-        is the fastest way that keeps the limits.
+        Every way to serve that was priced, and the capacity of an instance by layout and format; ``recommended`` of it
+        is the recommended operating point, ``best()`` the one with most tokens per second that keeps the limits.
 
     Raises:
         ShapewrightError: an argument is invalid, or the model does not fit.
@@ -352,6 +354,7 @@ def serve_plan(
         cached_len=cached_len,
         speculation=_read_speculation(speculation),
         usd_per_hour=usd_per_hour,
+        requests_per_s=requests_per_s,
         **{name: value for name, value in given.items() if value is not None},
     )
     layout = given_fields(parts.pop("layout", None))

@@ -95,3 +95,20 @@ class Seconds(AnyParam):
             return parse_seconds(value)
         except ValueError:
             self.fail(f"{value!r} is not a time such as 300ms, 2s or 0.3", param, ctx)
+
+
+class RequestRate(FloatParam):
+    """Requests per second, such as ``12/s``, ``600/min`` or ``12``."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the text into requests per second."""
+        if not isinstance(value, str):
+            return float(value)
+        number, _, unit = value.strip().partition("/")
+        seconds = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+        try:
+            return float(number) / seconds[unit.strip()]
+        except (ValueError, KeyError):
+            self.fail(f"{value!r} is not a rate such as 12/s, 600/min or 0.5", param, ctx)

@@ -129,22 +129,20 @@ def _kind_words(each: Pass, chunks: int) -> str:
 
 
 def serving_chart(output: ServePlanOutput) -> XYChart:
-    """Pareto fronts of tokens/s per GPU over tokens/s per user, by serving mode and number format."""
+    """Pareto fronts of tokens/s per GPU over tokens/s per user, by number format."""
     first, *others = (one.name for one in output.formats)
-    series: list[Line | Points] = [
-        _line(f"{first}, {mode}", front, dashed=False) for mode, front in output.front.items() if front
-    ]
-    for name in others:
+    series: list[Line | Points] = []
+    for name in (first, *others):
         if front := output.front_by_format[name]:
-            series.append(_line(name, front, dashed=True))
-    for mode, best in output.best_by_mode.items():
-        if best is not None:
+            series.append(_line(name, front, dashed=name != first))
+    for label, point in (("recommended", output.recommended), ("most tokens/s", output.best)):
+        if point is not None:
             series.append(
                 Points(
-                    f"best {mode}",
-                    [best.tokens_per_s_per_user],
-                    [best.tokens_per_s_per_device],
-                    [f"{best.instances}, {best.num_sequences} sequences"],
+                    label,
+                    [point.tokens_per_s_per_user],
+                    [point.tokens_per_s_per_device],
+                    [f"{point.instances}, {point.num_sequences} sequences"],
                 )
             )
     limit_s = output.request.tpot_limit_s
@@ -155,7 +153,7 @@ def serving_chart(output: ServePlanOutput) -> XYChart:
         y_label="tokens/s of a GPU",
         series=series,
         marks=marks,
-        alt="Tokens per second of a GPU fall as tokens per second of a user rise, for each mode and format",
+        alt="Tokens per second of a GPU fall as tokens per second of a user rise, for each format",
         y_from_zero=True,
     )
 

@@ -33,6 +33,7 @@ _OTHER_FLAGS = {
     "cached_len": "--cached-prefix",
     "ttft_limit_s": "--ttft",
     "tpot_limit_s": "--tpot",
+    "requests_per_s": "--load",
     "inter_node_bandwidth_bytes_per_s": "--network-gbit-per-s",
 }
 # A field that a message advises to set; ``field=value`` states a fact and stays.

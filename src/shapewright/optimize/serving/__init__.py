@@ -3,6 +3,8 @@
 from shapewright.optimize.serving.plan import ServingPlan as ServingPlan
 from shapewright.optimize.serving.plan import plan_serving as plan_serving
 from shapewright.optimize.serving.point import OperatingPoint as OperatingPoint
+from shapewright.optimize.serving.recommend import Fleet as Fleet
+from shapewright.optimize.serving.recommend import Recommendation as Recommendation
 from shapewright.optimize.serving.request import ServingFormat as ServingFormat
 from shapewright.optimize.serving.request import ServingRequest as ServingRequest
 from shapewright.optimize.serving.request import Speculation as Speculation

@@ -115,6 +115,7 @@ class AggregatedCandidate(NamedTuple):
             num_sequences=self.batch_size * instance.num_streams,
             prefill_tokens=share.prompts * share.tokens,
             prefill_load_fraction=load,
+            prompt_cost_fraction=max(1.0 - decode.middle_s / mean.middle_s, 0.0),
             ttft=ttft,
             tpot=mean.scaled(1.0 / request.tokens_per_pass),
             requests_per_s=per_stream * instance.num_streams,

@@ -195,6 +195,7 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
             most = min(most, (limit - num_prefill * prefill_layout.num_devices) // layout.num_devices)
         if most < 1:
             break
+        prefilling = num_prefill * prefill_layout.num_devices
         for num_decode in _matching(num_prefill * load * prefiller.requests_per_s / decoder.requests_per_s, most):
             requests_per_s = min(num_prefill * load * prefiller.requests_per_s, num_decode * decoder.requests_per_s)
             reached = requests_per_s / (num_prefill * prefiller.requests_per_s)
@@ -220,6 +221,7 @@ def _join(prefiller: Prefiller, decoder: Decoder, load: float, transfer: Span) -
                 num_sequences=decoder.batch_size * instance.num_streams * num_decode,
                 prefill_tokens=prefiller.batch_size * request.new_len,
                 prefill_load_fraction=reached,
+                prompt_cost_fraction=prefilling / (prefilling + num_decode * layout.num_devices),
                 ttft=ttft,
                 tpot=decoder.step.scaled(1.0 / request.tokens_per_pass),
                 requests_per_s=requests_per_s,

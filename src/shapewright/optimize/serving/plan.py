@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from shapewright.optimize.serving.disaggregated import (
     prefill_candidates,
 )
 from shapewright.optimize.serving.point import OperatingPoint, pareto_front
+from shapewright.optimize.serving.recommend import Recommendation, recommend
 from shapewright.prediction.composition import compose_passes
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.calibration.records import load_record
@@ -219,7 +221,7 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
         return min(close, key=lambda point: (point.num_devices, point.tpot.middle_s), default=None)
 
     def front(self, mode: str | None = None, format_name: str | None = None) -> tuple[OperatingPoint, ...]:
-        """Return the Pareto front of tokens/s of the devices and of a user, within the limit of the first token.
+        """Return the Pareto front of tokens/s of a device and of a user, within the limit of the first token.
 
         Args:
             mode: As for best.
@@ -228,15 +230,22 @@ class ServingPlan(ScenarioResult, NotebookDisplay):
         wanted = format_name or self.formats[0].name
         limit_s = self.request.ttft_limit_s
         return pareto_front(
-            (
-                point
-                for point in self.points
-                if point.format.name == wanted
-                and mode in (None, point.mode)
-                and (limit_s is None or point.ttft.middle_s <= limit_s)
-            ),
-            self.request.num_devices,
+            point
+            for point in self.points
+            if point.format.name == wanted
+            and mode in (None, point.mode)
+            and (limit_s is None or point.ttft.middle_s <= limit_s)
         )
+
+    @cached_property
+    def recommended(self) -> Recommendation | None:
+        """The recommended operating point in the wanted format; None if no point keeps the limits.
+
+        Raises:
+            WorkloadError: the devices do not carry the load.
+        """
+        wanted = [point for point in self.points if point.format.name == self.formats[0].name]
+        return recommend(wanted, self.front(), self.best(), self.request)
 
 
 def plan_serving(

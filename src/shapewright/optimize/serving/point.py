@@ -68,6 +68,8 @@ class OperatingPoint:
         prefill_tokens: Prompt tokens of one prefill pass, on each replica.
         prefill_load_fraction: Used share of the prefill capacity: share of passes with prefill, or of the time of
             prefill instances.
+        prompt_cost_fraction: Share of the device time that prompts take: what mixed passes take longer than decode
+            passes, or the share of the devices that prefill. The rest is for answers.
         ttft: Time to first token, queueing included.
         tpot: Time per further token.
         requests_per_s: Requests per second of the unit.
@@ -84,6 +86,7 @@ class OperatingPoint:
     num_sequences: int
     prefill_tokens: int
     prefill_load_fraction: float
+    prompt_cost_fraction: float
     ttft: Span
     tpot: Span
     requests_per_s: float
@@ -120,6 +123,20 @@ class OperatingPoint:
             return None
         return 1e6 * usd_per_hour / _SECONDS_PER_HOUR / self.tokens_per_s_per_device
 
+    def usd_per_million_each(self, request: ServingRequest) -> tuple[float, float] | None:
+        """Return the cost of a million prompt tokens and of a million answered tokens under full load. [USD]
+
+        Both together pay for all devices: prompts pay for the share ``prompt_cost_fraction`` of the device time.
+
+        Args:
+            request: Lengths, and the price of one device; None without a price. Cached prompt tokens count as others.
+        """
+        if request.usd_per_hour is None:
+            return None
+        per_request = request.usd_per_hour / _SECONDS_PER_HOUR * self.num_devices / self.requests_per_s
+        prompts = self.prompt_cost_fraction * per_request / request.prompt_len
+        return 1e6 * prompts, 1e6 * (1.0 - self.prompt_cost_fraction) * per_request / request.output_len
+
     def total_tokens_per_s(self, num_devices: int | None) -> float:
         """Return the tokens per second of as many units as fit on the devices; per device if num_devices is None."""
         if num_devices is None:
@@ -135,22 +152,21 @@ def _within(value_s: float, limit_s: float | None) -> bool:
     return limit_s is None or value_s <= limit_s
 
 
-def pareto_front(points: Iterable[OperatingPoint], num_devices: int | None = None) -> tuple[OperatingPoint, ...]:
-    """Return the Pareto front of tokens per second of the devices and tokens per second of a user.
+def pareto_front(points: Iterable[OperatingPoint]) -> tuple[OperatingPoint, ...]:
+    """Return the points that no other beats in tokens per second of a device or of a user without losing in the other.
 
     Args:
         points: The points.
-        num_devices: Available devices; None counts per device.
 
     Returns:
-        Points of the front, the fastest for a user first.
+        Points of the front, the fastest for a user first. Of equal points, the one with fewest devices.
     """
     ranked: Sequence[OperatingPoint] = sorted(
-        points, key=lambda point: (-point.tokens_per_s_per_user, -point.total_tokens_per_s(num_devices))
+        points, key=lambda point: (-point.tokens_per_s_per_user, -point.tokens_per_s_per_device, point.num_devices)
     )
     front: list[OperatingPoint] = []
     for point in ranked:
-        if not front or point.total_tokens_per_s(num_devices) > front[-1].total_tokens_per_s(num_devices):
+        if not front or point.tokens_per_s_per_device > front[-1].tokens_per_s_per_device:
             front.append(point)
     return tuple(front)
 

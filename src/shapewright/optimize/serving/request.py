@@ -86,6 +86,8 @@ LONGEST_LEN = 2**27
 MOST_DEVICES = 4096
 # Largest accepted limit of a time: ten years. [s]
 _LONGEST_S = 3e8
+# Largest accepted load, beyond any service. [1/s]
+_MOST_REQUESTS_PER_S = 1e9
 DEFAULT_BLOCK_TOKENS = 16
 """Tokens of a cache block, vLLM's default (arXiv 2309.06180, section 4.3, finds 16 to 128 equal)."""
 DEFAULT_MEMORY_FRACTION = 0.9
@@ -160,6 +162,7 @@ class ServingRequest:
         block_tokens: Tokens of a cache block.
         speculation: Speculative decoding; None without.
         usd_per_hour: Price of one device; None if unknown. [USD/h]
+        requests_per_s: Load to carry; None without one. [1/s]
 
     Raises:
         WorkloadError: a value is out of range.
@@ -175,6 +178,7 @@ class ServingRequest:
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     speculation: Speculation | None = None
     usd_per_hour: float | None = None
+    requests_per_s: float | None = None
 
     def __post_init__(self) -> None:
         check_price(self.usd_per_hour)
@@ -207,6 +211,12 @@ class ServingRequest:
             if value is not None:
                 hint = "give a time such as 0.3 seconds"
                 check_number(name, value, 0, _LONGEST_S, exclude_low=True, error=WorkloadError, hint=hint)
+        if self.requests_per_s is not None:
+            hint = "give the requests that arrive in a second, such as 12"
+            most = _MOST_REQUESTS_PER_S
+            check_number(
+                "requests_per_s", self.requests_per_s, 0, most, exclude_low=True, error=WorkloadError, hint=hint
+            )
 
     @property
     def new_len(self) -> int:

@@ -19,6 +19,7 @@ from shapewright.prediction.composition.step import STAGES as STAGES
 from shapewright.prediction.composition.step import STEP_PARTS as STEP_PARTS
 from shapewright.prediction.composition.step import StepTimes as StepTimes
 from shapewright.prediction.composition.step import add_exposed_communication as add_exposed_communication
+from shapewright.prediction.composition.step import bound_of as bound_of
 from shapewright.prediction.composition.step import collective_part as collective_part
 from shapewright.prediction.composition.step import compose_parts as compose_parts
 from shapewright.prediction.composition.step import compose_passes as compose_passes
@@ -26,3 +27,4 @@ from shapewright.prediction.composition.step import compose_step as compose_step
 from shapewright.prediction.composition.step import compute_part as compute_part
 from shapewright.prediction.composition.step import error_correlation as error_correlation
 from shapewright.prediction.composition.step import parts_of as parts_of
+from shapewright.prediction.composition.step import price_passes as price_passes

@@ -11,7 +11,7 @@ times slower. Both forms use the same functions for pools, overlap, the ends of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
@@ -163,24 +163,35 @@ def compose_passes(
     config: TransformerConfig,
     device: Device,
 ) -> list[StepTimes]:
-    """Price and compose many passes of one model as ``predict`` does, with one pricing call for all operations.
+    """Price and compose many passes of one model as ``predict`` does.
 
     Args:
         passes: The passes.
         config: The model.
         device: The device.
     """
+    return [
+        compose_step(priced, config, each.workload, each.layout)
+        for each, priced in zip(passes, price_passes(passes, device), strict=True)
+    ]
+
+
+def price_passes(passes: Sequence[LoweredPass], device: Device) -> Iterator[list[PricedOperation]]:
+    """Yield the priced operations of each pass, with overlapped communication, from one pricing call.
+
+    Args:
+        passes: The passes.
+        device: The device.
+    """
     listed = [operation for each in passes for operation in each.operations]
     prices = iter(price_operations(listed, device))
-    return [
-        compose_step(
-            overlap_communication([PricedOperation(operation, next(prices)) for operation in each.operations]),
-            config,
-            each.workload,
-            each.layout,
-        )
-        for each in passes
-    ]
+    for each in passes:
+        yield overlap_communication([PricedOperation(operation, next(prices)) for operation in each.operations])
+
+
+def bound_of(entry: PricedOperation) -> str:
+    """Return what limits an operation: ``communication``, ``compute``, ``memory`` or ``latency``."""
+    return "communication" if isinstance(entry.operation, Collective) else entry.price.bound_by
 
 
 STAGES = ("every", "first", "last")

@@ -10,7 +10,7 @@ import click
 from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, write_text_file
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options
 from shapewright.app.cli.options import GroupedCommand, field_options, group_options
-from shapewright.app.cli.param_types import Seconds
+from shapewright.app.cli.param_types import RequestRate, Seconds
 
 _EPILOG = """\b
 Examples:
@@ -21,6 +21,7 @@ Examples:
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --tpot 15ms --load 20/s
 """
 
 _FIELDS = {
@@ -70,6 +71,12 @@ _FIELDS = {
     metavar="F",
     help="speculative decoding: time of a draft step as a fraction of a decode step",
 )
+@click.option(
+    "--load",
+    type=RequestRate(),
+    metavar="RATE",
+    help="requests to carry, such as 12/s: recommends the point with fewest devices, and counts instances with a spare",
+)
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the Pareto front")
@@ -88,6 +95,7 @@ def command(
     draft_tokens: int | None,
     acceptance: float | None,
     draft_cost: float | None,
+    load: float | None,
     usd_per_hour: float | None,
     as_json: bool,
     html: str | None,
@@ -116,6 +124,7 @@ def command(
         block_tokens=block_tokens,
         speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
         usd_per_hour=usd_per_hour,
+        requests_per_s=load,
         workload=groups["workload"],
         layout=groups["layout"],
         overrides=groups["model"],

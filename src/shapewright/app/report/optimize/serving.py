@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _FRONT_ROWS = 10
 _CAPACITY_ROWS = 8
+_LEAST_SHARE = 0.05
 _GIVES, _COSTS = "tokens/s/GPU", "USD/1M tokens"
 
 _POINT_COLUMNS = (
@@ -34,26 +35,27 @@ _POINT_COLUMNS = (
     Column("tokens/s/user", rank=1),
     Column("requests/s", rank=3),
     Column("prefill load", rank=2),
-    Column("prompt tokens/pass", rank=4),
+    Column("limited by", is_text=True, rank=4),
+    Column("prompt tokens/pass", rank=5),
 )
 
 
 def print_serving(output: ServePlanOutput, console: Console) -> None:
     """Print the request, the best of each mode and format, fronts, capacities and notes."""
     console.print(describe_serving(output), style="bold", soft_wrap=True)
-    if output.best is not None:
+    if output.recommended is not None:
         print_table(mode_columns(output), console)
+        print_facts(recommendation_facts(output), console)
     else:
         console.print(no_plan_words(output), style="bold red", soft_wrap=True)
     if any(output.best_by_format[one.name] for one in output.formats[1:]):
         console.print()
         console.print("best point of each format (other formats change the outputs of the model)", style="bold")
         print_table(format_columns(output), console)
-    for mode, front in output.front.items():
-        if front:
-            console.print()
-            console.print(f"{mode}: Pareto front over tokens/s per user and per GPU", style="bold")
-            print_table(point_columns(_spread(front, _FRONT_ROWS)), console)
+    if front := output.front_by_format[output.formats[0].name]:
+        console.print()
+        console.print("Pareto front over tokens/s per user and per GPU", style="bold")
+        print_table(point_columns(_spread(front, _FRONT_ROWS)), console)
     console.print()
     console.print(f"capacity of one instance, {output.formats[0].name}", style="bold")
     print_table(capacity_columns(output, _CAPACITY_ROWS), console)
@@ -99,9 +101,39 @@ def no_plan_words(output: ServePlanOutput) -> str:
 
 
 def mode_columns(output: ServePlanOutput, heading: str = "") -> list[Column]:
-    """Best point of each mode, as columns of a table."""
-    first, *others = _named_columns(output.best_by_mode)
+    """The recommended point, and the one of each mode with most tokens/s of the devices, as columns of a table."""
+    first, *others = _named_columns({"recommended": output.recommended, **output.best_by_mode})
     return [replace(first, name=heading), *others]
+
+
+def recommendation_facts(output: ServePlanOutput) -> dict[str, str]:
+    """Why a point is recommended, what limits it, what its tokens cost, and the instances for the load."""
+    point, fleet = output.recommended, output.fleet
+    if point is None:
+        return {}
+    facts = {"recommended": output.recommended_reason, "limited by": limit_words(point)}
+    if point.usd_per_million_input_tokens is not None:
+        facts["cost"] = (
+            f"{point.usd_per_million_input_tokens:.3g} USD per million tokens in, "
+            f"{point.usd_per_million_output_tokens:.3g} out"
+        )
+    if fleet is not None:
+        price = "" if fleet.usd_per_hour is None else f", {fleet.usd_per_hour:.4g} USD/h"
+        facts["load"] = (
+            f"{fleet.requests_per_s:g} requests/s: {fleet.num_instances} + {fleet.num_spare_instances} spare x "
+            f"({point.instances}), {fleet.num_devices} GPUs, {format_percent(fleet.load_fraction)} used{price}"
+        )
+    return facts
+
+
+def limit_words(point: OperatingPointOutput) -> str:
+    """What limits a point, such as ``memory: memory 68 %, communication 16 %, latency 16 % of a pass; cache 7 % full``.
+
+    Shares under 5 % are left out.
+    """
+    shares = sorted(point.pass_fractions.items(), key=lambda entry: -entry[1])
+    shown = ", ".join(f"{name} {format_percent(share)}" for name, share in shares if share >= _LEAST_SHARE)
+    return f"{point.limited_by}: {shown} of a pass; cache {format_percent(point.cache_fraction)} full"
 
 
 def format_columns(output: ServePlanOutput) -> list[Column]:
@@ -169,6 +201,7 @@ def _row(name: str, point: OperatingPointOutput) -> list[str]:
         f"{point.tokens_per_s_per_user:.1f}",
         f"{point.requests_per_s:.2f}",
         format_percent(point.prefill_load_fraction),
+        point.limited_by,
         f"{point.prefill_tokens:,}",
     ]
 
@@ -202,17 +235,18 @@ ASSUMPTIONS = (
 def serving_sections(output: ServePlanOutput) -> list[Section]:
     """Sections of the page."""
     sections: list[Section] = []
-    if output.best is not None:
-        sections.append(table_of("Best within the limits", mode_columns(output, "mode")))
+    if output.recommended is not None:
+        sections.append(table_of("Recommended, and most tokens/s of each mode", mode_columns(output, "point")))
+        facts = recommendation_facts(output)
+        sections.append(Words("The recommended point", tuple(f"{name}: {words}" for name, words in facts.items())))
     else:
         sections.append(Words("No plan", (no_plan_words(output),)))
     sections.append(Figure(serving_chart(output), "Up and to the right is better."))
     if len(output.formats) > 1:
         note = "Other formats change the outputs of the model, which is not evaluated here."
         sections.append(table_of("Best point of each format", format_columns(output), note=note))
-    for mode, front in output.front.items():
-        if front:
-            sections.append(table_of(f"{mode.capitalize()}: the front", point_columns(front)))
+    if front := output.front_by_format[output.formats[0].name]:
+        sections.append(table_of("The front", point_columns(front)))
     sections.append(table_of(f"Capacity of one instance, {output.formats[0].name}", capacity_columns(output)))
     sections.append(Words("Assumptions", (*ASSUMPTIONS, *(f"Note: {line}" for line in output.notes))))
     return sections

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from shapewright.app.report.outputs.model import Output, described, take
 from shapewright.app.report.outputs.predict import DeviceSummary, degree_words, summarize_device
 from shapewright.models import TransformerConfig
+from shapewright.optimize.serving.limits import find_limits
 
 if TYPE_CHECKING:
-    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.optimize.serving import OperatingPoint, ServingPlan, ServingRequest
+    from shapewright.optimize.serving.limits import PointLimits
     from shapewright.workload import ParallelLayout
 
 MODES = ("aggregated", "disaggregated")
@@ -29,6 +31,7 @@ class ServingRequestOutput:
     memory_fraction: float = described("share of the device's memory that the server takes")
     block_tokens: int = described("tokens of a block of the paged KV cache")
     usd_per_hour: float | None
+    requests_per_s: float | None = described("load to carry; null without one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,32 @@ class OperatingPointOutput:
     tokens_per_s: float = described("tokens per second of the unit")
     tokens_per_s_per_device: float
     tokens_per_s_per_user: float = described("tokens per second of one user after the first token")
-    usd_per_million_tokens: float | None = described("cost per million output tokens; null without a price")
+    usd_per_million_tokens: float | None = described(
+        "cost of everything per million output tokens; null without a price"
+    )
+    usd_per_million_input_tokens: float | None = described("cost per million prompt tokens; null without a price")
+    usd_per_million_output_tokens: float | None = described(
+        "cost per million output tokens, without that of prompts; null without a price"
+    )
+    prompt_cost_fraction: float = described("share of the device time that prompts take")
+    limited_by: str = described(
+        "`cache` if no further sequence fits in memory, otherwise what takes most of a pass: `compute`, `memory`, "
+        "`communication` or `latency` (kernel launches)"
+    )
+    cache_fraction: float = described("sequences over the most that fit in memory beside the passes")
+    pass_fractions: dict[str, float] = described("share of a pass by `compute`, `memory`, `communication`, `latency`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetOutput:
+    """Instances that carry the load, and a spare one (N + 1)."""
+
+    requests_per_s: float = described("the load")
+    num_instances: int = described("units of the recommended point that carry the load, each used up to 80 %")
+    num_spare_instances: int = described("units beyond them: 1, or 0 where `num_devices` has no room for it")
+    num_devices: int = described("devices of all units")
+    load_fraction: float = described("load over the capacity of `num_instances`")
+    usd_per_hour: float | None = described("price of all devices per hour; null without a price")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +138,7 @@ class InstanceCapacityOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class ServePlanOutput(Output):
-    """Ways to serve a model. The best has the most tokens/s of the devices within the limits."""
+    """Ways to serve a model, and the recommended one."""
 
     device: DeviceSummary
     config: TransformerConfig
@@ -120,11 +148,20 @@ class ServePlanOutput(Output):
     expert_kernel: str | None = described("kernel that prices experts in 8 and 4 bits")
     formats: list[FormatOutput] = described("element formats, that of the request first")
     keeps_limits: bool = described("whether any way to serve keeps both limits; the exit code is 1 if not")
-    best: OperatingPointOutput | None = described("the best in the first format; null if none keeps the limits")
+    recommended: OperatingPointOutput | None = described(
+        "the recommended point in the first format: with a load, that with fewest devices; otherwise, with a limit of "
+        "the time per token, `best`, without one the knee of the front; null if none keeps the limits"
+    )
+    recommended_reason: str = described("why it is recommended; empty without one")
+    fleet: FleetOutput | None = described("instances of the recommended point for the load; null without a load")
+    best: OperatingPointOutput | None = described(
+        "most tokens/s of the devices in the first format; null if none keeps the limits"
+    )
     best_by_mode: dict[str, OperatingPointOutput | None] = described("the best by mode")
     best_by_format: dict[str, OperatingPointOutput | None] = described("the best by format")
     front: dict[str, list[OperatingPointOutput]] = described(
-        "by mode, the Pareto front over tokens/s of the devices and of a user"
+        "by mode, the points of the Pareto front over tokens/s of a device and of a user; none is dominated by another "
+        "of either mode"
     )
     front_by_format: dict[str, list[OperatingPointOutput]] = described("by format, the Pareto front over both modes")
     shortest_ttft_s: float | None = described(
@@ -138,13 +175,21 @@ class ServePlanOutput(Output):
 
 def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
     """Output of a serving plan."""
-    price, speculation = found.request.usd_per_hour, found.request.speculation
+    speculation, recommendation = found.request.speculation, found.recommended
+    names = [one.name for one in found.formats]
+    own = [point for point in found.points if point.format.name == names[0]]
+    best = {name: found.best(format_name=name) for name in names}
+    best_by_mode = {mode: found.best(mode) for mode in MODES}
+    fronts = {name: found.front(None, name) for name in names}
+    chosen = [recommendation.point if recommendation else None, *best.values(), *best_by_mode.values()]
+    shown = dict.fromkeys([*(point for front in fronts.values() for point in front), *filter(None, chosen)])
+    written = {
+        point: operating_point(point, found.request, limits)
+        for point, limits in find_limits(list(shown), found.scenario, found.request).items()
+    }
 
-    own = [point for point in found.points if point.format.name == found.formats[0].name]
-
-    def best(mode: str | None = None, format_name: str | None = None) -> OperatingPointOutput | None:
-        point = found.best(mode, format_name=format_name)
-        return None if point is None else operating_point(point, price)
+    def write(point: OperatingPoint | None) -> OperatingPointOutput | None:
+        return None if point is None else written[point]
 
     return take(
         ServePlanOutput,
@@ -155,14 +200,15 @@ def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
         attention=found.workload.attention,
         expert_kernel=found.workload.expert_kernel,
         formats=[take(FormatOutput, one) for one in found.formats],
-        keeps_limits=found.best() is not None,
-        best=best(),
-        best_by_mode={mode: best(mode) for mode in MODES},
-        best_by_format={one.name: best(format_name=one.name) for one in found.formats},
-        front={mode: [operating_point(point, price) for point in found.front(mode)] for mode in MODES},
-        front_by_format={
-            one.name: [operating_point(point, price) for point in found.front(None, one.name)] for one in found.formats
-        },
+        keeps_limits=best[names[0]] is not None,
+        recommended=write(recommendation.point if recommendation else None),
+        recommended_reason=recommendation.reason if recommendation else "",
+        fleet=take(FleetOutput, recommendation.fleet) if recommendation and recommendation.fleet else None,
+        best=write(best[names[0]]),
+        best_by_mode={mode: write(point) for mode, point in best_by_mode.items()},
+        best_by_format={name: write(point) for name, point in best.items()},
+        front={mode: [written[point] for point in fronts[names[0]] if point.mode == mode] for mode in MODES},
+        front_by_format={name: [written[point] for point in front] for name, front in fronts.items()},
         shortest_ttft_s=min((point.ttft.middle_s for point in own), default=None),
         shortest_tpot_s=min((point.tpot.middle_s for point in own), default=None),
         capacities=[
@@ -183,8 +229,9 @@ def _instance_layout(layout: ParallelLayout) -> InstanceLayout:
     return take(InstanceLayout, layout)
 
 
-def operating_point(point: OperatingPoint, usd_per_hour: float | None) -> OperatingPointOutput:
-    """One way to serve, at the price of a device."""
+def operating_point(point: OperatingPoint, request: ServingRequest, limits: PointLimits) -> OperatingPointOutput:
+    """One way to serve, at the price of a device, with what limits it."""
+    per_prompt_token, per_output_token = point.usd_per_million_each(request) or (None, None)
     return take(
         OperatingPointOutput,
         point,
@@ -198,7 +245,12 @@ def operating_point(point: OperatingPoint, usd_per_hour: float | None) -> Operat
         tpot_s=point.tpot.middle_s,
         tpot_low_s=point.tpot.low_s,
         tpot_high_s=point.tpot.high_s,
-        usd_per_million_tokens=point.usd_per_million_tokens(usd_per_hour),
+        usd_per_million_tokens=point.usd_per_million_tokens(request.usd_per_hour),
+        usd_per_million_input_tokens=per_prompt_token,
+        usd_per_million_output_tokens=per_output_token,
+        limited_by=limits.limited_by,
+        cache_fraction=limits.cache_fraction,
+        pass_fractions=dict(limits.pass_fractions),
     )
 
 

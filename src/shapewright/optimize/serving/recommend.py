@@ -1,0 +1,147 @@
+"""Recommended operating point, the instances that carry a load with it, and what limits a point.
+
+Without a limit of the time per token, the point with most tokens/s of the devices has a batch so large that a user gets
+a few tokens a second. The recommended one is then the knee of the front, where the product of both speeds is largest:
+next to it, 1 % more of one costs 1 % of the other. For a decode pass of a + b B seconds over B sequences, that is the
+batch whose own time b B equals the time a of reading the weights: half of the highest throughput, at half of the
+highest speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from shapewright.core.errors import WorkloadError
+from shapewright.optimize.serving.aggregated import MOST_LOAD_FRACTION
+
+if TYPE_CHECKING:
+    from shapewright.optimize.serving.point import OperatingPoint
+    from shapewright.optimize.serving.request import ServingRequest
+
+_KNEE_REASON = "knee of the front: 1 % more speed for a user costs 1 % of a device's tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Instances that carry a load, with a spare one (N + 1).
+
+    Attributes:
+        requests_per_s: The load. [1/s]
+        num_instances: Instances that carry it, each used up to MOST_LOAD_FRACTION so that queues stay short; units of
+            prefill and decode instances if disaggregated.
+        num_spare_instances: Instances beyond them: 1, or 0 if the given devices have no room for it.
+        num_devices: Devices of all instances.
+        load_fraction: Load over the capacity of ``num_instances``.
+        usd_per_hour: Price of all devices; None without a price. [USD/h]
+    """
+
+    requests_per_s: float
+    num_instances: int
+    num_spare_instances: int
+    num_devices: int
+    load_fraction: float
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The recommended operating point.
+
+    Attributes:
+        point: The point.
+        reason: Why it is recommended.
+        fleet: Instances for the load of the request; None without a load.
+    """
+
+    point: OperatingPoint
+    reason: str
+    fleet: Fleet | None = None
+
+
+def find_knee(front: Sequence[OperatingPoint], num_devices: int | None = None) -> OperatingPoint | None:
+    """Return the point of a front with the largest product of tokens/s of the devices and of a user; None if empty.
+
+    Args:
+        front: Points of a Pareto front.
+        num_devices: Available devices; devices that no unit fits on count as idle. None counts per device.
+    """
+    return max(
+        front, key=lambda point: point.total_tokens_per_s(num_devices) * point.tokens_per_s_per_user, default=None
+    )
+
+
+def recommend(
+    points: Sequence[OperatingPoint],
+    front: Sequence[OperatingPoint],
+    best: OperatingPoint | None,
+    request: ServingRequest,
+) -> Recommendation | None:
+    """Recommend an operating point.
+
+    Args:
+        points: All points of the wanted format.
+        front: Their Pareto front, within the limit of the first token.
+        best: The point with most tokens/s of the devices that keeps the limits; None if none does.
+        request: Limits, devices and load.
+
+    Returns:
+        With a limit of the time per token ``best``, otherwise the knee of the front; with a load, the point that
+        carries it with the fewest devices, of those that keep the limits and are at least as fast for a user as the
+        knee. None if no point keeps the limits.
+
+    Raises:
+        WorkloadError: the given devices do not carry the load.
+    """
+    knee = find_knee(front, request.num_devices)
+    if best is None or knee is None:
+        return None
+    has_limit = request.tpot_limit_s is not None
+    if request.requests_per_s is None:
+        if has_limit:
+            return Recommendation(point=best, reason="most tokens/s of the devices within the limits")
+        return Recommendation(point=knee, reason=_KNEE_REASON)
+    slowest_s = request.tpot_limit_s if request.tpot_limit_s is not None else knee.tpot.middle_s
+    fast = [point for point in points if point.meets(request) and point.tpot.middle_s <= slowest_s]
+    fleets = [(size_fleet(point, request), point) for point in fast]
+    fitting = [entry for entry in fleets if request.num_devices is None or entry[0].num_devices <= request.num_devices]
+    if not fitting:
+        raise _load_error(fast, min(fleet.num_devices for fleet, _ in fleets), request)
+    fleet, point = min(
+        fitting, key=lambda entry: (-entry[0].num_spare_instances, entry[0].num_devices, entry[1].tpot.middle_s)
+    )
+    within = "the limits" if has_limit else "the speed for a user at the knee of the front"
+    reason = f"fewest devices for the load with a spare instance, within {within}"
+    if not fleet.num_spare_instances:
+        reason = f"fewest devices for the load, within {within}; the devices have no room for a spare instance"
+    return Recommendation(point=point, reason=reason, fleet=fleet)
+
+
+def size_fleet(point: OperatingPoint, request: ServingRequest) -> Fleet:
+    """Return the instances that carry the load of a request, and a spare one if the devices have room for it."""
+    load = request.requests_per_s or 0.0
+    carrying = max(ceil(load / (MOST_LOAD_FRACTION * point.requests_per_s)), 1)
+    has_room = request.num_devices is None or (carrying + 1) * point.num_devices <= request.num_devices
+    num_devices = (carrying + has_room) * point.num_devices
+    price = request.usd_per_hour
+    return Fleet(
+        requests_per_s=load,
+        num_instances=carrying,
+        num_spare_instances=int(has_room),
+        num_devices=num_devices,
+        load_fraction=load / (carrying * point.requests_per_s),
+        usd_per_hour=None if price is None else price * num_devices,
+    )
+
+
+def _load_error(points: Sequence[OperatingPoint], fewest: int, request: ServingRequest) -> WorkloadError:
+    available = request.num_devices or 0
+    most = max(available // point.num_devices * point.requests_per_s for point in points) * MOST_LOAD_FRACTION
+    return WorkloadError(
+        f"requests_per_s={request.requests_per_s:g} is more than {available} devices carry: at most {most:.3g} with "
+        f"instances used up to {100.0 * MOST_LOAD_FRACTION:.0f} %; give num_devices {fewest} or more, fewer "
+        f"requests_per_s, or wider limits",
+        field="requests_per_s",
+    )
