@@ -21,6 +21,7 @@ EXIT_FINE, EXIT_USAGE = 0, 2
 _COMMANDS = {
     "predict": "Predict step time, throughput and memory, operation by operation.",
     "check": "Lint a model's shape on a device, with the cost of each finding.",
+    "check-files": "Check changed config files, for commits and pull requests.",
     "memory": "Estimate memory: does it fit, largest batch, what to change.",
     "compare": "Compare devices on the same job: time, tokens per dollar and joule.",
     "mfu": "Explain a measured training step: MFU, HFU and the waterfall from the peak.",

@@ -1,0 +1,91 @@
+"""shapewright check-files: check the config files of a commit or a pull request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shapewright.app.cli.console import make_console, refuse_unwritable, write_json_file, write_text_file
+from shapewright.app.cli.device_options import named_device
+from shapewright.app.cli.options import field_named
+from shapewright.app.cli.param_types import Share
+
+_EPILOG = """\b
+Examples:
+  shapewright check-files config.json --device h100-sxm-80gb --fail-above 5%
+  shapewright check-files config.json --device h100-sxm-80gb --set tp=2 --sarif shapewright.sarif --comment pr.md
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("files", nargs=-1)
+@click.option("--device", required=True, metavar="NAME", help="device name, alias or TOML file")
+@click.option(
+    "--fail-above",
+    type=Share(),
+    default="2%",
+    show_default=True,
+    help="predicted cost of a shape, as a share of the step, above which the exit code is 1",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="field of the workload or layout for all files, such as tp=8 or dtype=fp8; may be repeated",
+)
+@click.option("--ignore", multiple=True, metavar="CODE", help="ignore a rule, by code, name or family")
+@click.option("--sarif", metavar="FILE", help="write the findings of all files as SARIF 2.1.0")
+@click.option("--comment", metavar="FILE", help="write a comment for the pull request, in Markdown")
+def command(
+    files: tuple[str, ...],
+    device: str,
+    fail_above: float,
+    settings: tuple[str, ...],
+    ignore: tuple[str, ...],
+    sarif: str | None,
+    comment: str | None,
+) -> int:
+    """Check the shapes of changed config files, as the pre-commit hook and the GitHub Action do.
+
+    Files that describe no model are passed over. Findings about batch and layout are not counted, since a config.json
+    does not set them. Exit code 0: no shape costs more than --fail-above; 1: one does, or cannot be used.
+    """
+    from shapewright.app.integrations.changed_files import check_files, describe_file, join_sarif, write_comment
+    from shapewright.prediction.build import build_scenario
+
+    refuse_unwritable(sarif, comment)
+    found = named_device(device)
+    workload, layout = _split(settings)
+    checked = check_files(
+        files, lambda path: build_scenario(path, found, workload=workload, layout=layout), ignore=ignore
+    )
+    console = make_console()
+    for line in (line for each in checked for line in describe_file(each)):
+        console.print(line, soft_wrap=True)
+    if sarif:
+        write_json_file(sarif, join_sarif(checked))
+    if comment:
+        write_text_file(comment, write_comment(checked, found.title, fail_above))
+    return int(any(each.fails(fail_above) for each in checked))
+
+
+def _split(settings: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of the workload and of the layout."""
+    from dataclasses import fields
+
+    from shapewright.prediction.sweep import parse_values
+    from shapewright.workload import ParallelLayout
+
+    workload: dict[str, Any] = {}
+    layout: dict[str, Any] = {}
+    of_layout = {spec.name for spec in fields(ParallelLayout)}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        values = parse_values(value) if equals else ()
+        if len(values) != 1:
+            raise click.UsageError(f"--set {text!r} is not of the form FIELD=VALUE, such as tp=8")
+        field = field_named(name)
+        (layout if field in of_layout else workload)[field] = values[0]
+    return workload, layout

@@ -1,0 +1,165 @@
+"""Check config files that a commit changes: lines for a terminal, one SARIF log, and a comment for a pull request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shapewright.app.report.check import finding_words, to_sarif
+from shapewright.core.errors import ShapewrightError
+from shapewright.core.units import format_percent, format_seconds
+from shapewright.lint import CheckReport, check_scenario
+from shapewright.models.config_file import read_json_file
+
+if TYPE_CHECKING:
+    from shapewright.lint import Finding
+    from shapewright.prediction.scenario import Scenario
+
+COMMENT_MARK = "<!-- shapewright -->"
+"""First line of the comment, by which a later run finds it."""
+_MOST_FINDINGS = 10
+# Keys of which a config.json of a language model has at least one.
+_MODEL_KEYS = {"model_type", "architectures", "hidden_size", "d_model", "n_embd", "text_config"}
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """A config file and what was found in it.
+
+    Attributes:
+        path: The file.
+        report: Its check; None where it could not be checked.
+        problem: Why it could not be checked; empty where it was, or describes no model.
+    """
+
+    path: str
+    report: CheckReport | None = None
+    problem: str = ""
+
+    @property
+    def is_model(self) -> bool:
+        """Whether the file describes a model."""
+        return self.report is not None or bool(self.problem)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings about the model itself: the file does not set batch and layout, whose defaults have findings too."""
+        found = () if self.report is None else self.report.findings
+        return tuple(each for each in found if each.field.startswith("config."))
+
+    @property
+    def cost_fraction(self) -> float:
+        """Largest predicted cost of a finding, as a fraction of the step."""
+        return max((finding.cost_fraction or 0.0 for finding in self.findings), default=0.0)
+
+    def fails(self, limit_fraction: float) -> bool:
+        """Whether the file cannot be used, or its shape costs more than a limit."""
+        cannot_run = self.report is not None and self.report.prediction is None
+        return bool(self.problem) or cannot_run or self.cost_fraction > limit_fraction
+
+
+def check_files(
+    paths: Iterable[str], build: Callable[[str], Scenario], *, ignore: Sequence[str] = ()
+) -> list[CheckedFile]:
+    """Check config files; those that describe no model have neither report nor problem.
+
+    Args:
+        paths: The files.
+        build: Builds the scenario of a file.
+        ignore: Rules to ignore.
+    """
+    return [_check_file(path, build, ignore) for path in paths]
+
+
+def _check_file(path: str, build: Callable[[str], Scenario], ignore: Sequence[str]) -> CheckedFile:
+    shown = path.removeprefix("./")
+    try:
+        if path.endswith(".json") and not _MODEL_KEYS & set(read_json_file(Path(path))):
+            return CheckedFile(shown)
+        # With a folder, so that a file is never taken for a preset of its name.
+        return CheckedFile(shown, check_scenario(build(os.path.join(".", path)), ignore=ignore))  # noqa: PTH118
+    except ShapewrightError as error:
+        return CheckedFile(shown, problem=str(error))
+
+
+def describe_file(checked: CheckedFile) -> list[str]:
+    """Lines of one file for a terminal."""
+    if not checked.is_model:
+        return [f"{checked.path}: describes no model"]
+    if checked.report is None:
+        return [f"{checked.path}: {checked.problem}"]
+    prediction = checked.report.prediction
+    step = f"cannot run: {checked.report.refusal}" if prediction is None else format_seconds(prediction.step_time_s)
+    lines = [f"{checked.path}: {step}{'' if checked.findings else ', no findings'}"]
+    for finding in checked.findings:
+        words = finding_words(finding)
+        cost = f" [{words['cost']}]" if words["cost"] else ""
+        lines.append(f"  {finding.severity}: {finding.code} {words['message']}{cost}")
+        lines += [f"      -> {suggestion}" for suggestion in words["suggestions"]]
+    return lines
+
+
+def join_sarif(checked: Sequence[CheckedFile]) -> dict[str, Any]:
+    """One SARIF log with one run: code scanning refuses several runs of one tool in a file."""
+    logs = [to_sarif(each.report, each.path) for each in checked if each.report is not None]
+    first = logs[0] if logs else to_sarif(CheckReport(prediction=None, findings=()), "")
+    run = first["runs"][0]
+    for log in logs[1:]:
+        other = log["runs"][0]
+        for result in other["results"]:
+            for location in result["locations"]:
+                location["physicalLocation"]["artifactLocation"]["index"] += len(run["artifacts"])
+        run["artifacts"] += other["artifacts"]
+        run["results"] += other["results"]
+    return first
+
+
+def write_comment(checked: Sequence[CheckedFile], device_title: str, limit_fraction: float) -> str:
+    """Markdown text of the comment: a row for each config, and the findings of each.
+
+    Args:
+        checked: The files.
+        device_title: Name of the device.
+        limit_fraction: Predicted cost above which a file fails.
+    """
+    models = [each for each in checked if each.is_model]
+    failed = sum(each.fails(limit_fraction) for each in models)
+    limit = format_percent(limit_fraction)
+    verdict = f"{failed} of {len(models)} fail (limit {limit} of the step)" if failed else f"none costs over {limit}"
+    lines = [
+        COMMENT_MARK,
+        f"### Shapes of {len(models)} changed config{'s' if len(models) != 1 else ''} on {device_title}: {verdict}",
+        "",
+        "| config | step | cost of its shape | fix |",
+        "| --- | ---: | ---: | --- |",
+        *(_comment_row(each, limit_fraction) for each in models),
+    ]
+    for each in models:
+        shown = each.findings[:_MOST_FINDINGS]
+        if shown:
+            lines += ["", f"<details><summary>{_cell(each.path)}: {len(each.findings)} findings</summary>", ""]
+            lines += [f"- **{finding.code}** {_cell(finding.message)}" for finding in shown]
+            lines += ["", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _comment_row(checked: CheckedFile, limit_fraction: float) -> str:
+    sign = ":x: " if checked.fails(limit_fraction) else ""
+    prediction = checked.report.prediction if checked.report is not None else None
+    if checked.report is None or prediction is None:
+        reason = checked.problem or str(checked.report.refusal if checked.report else "")
+        return f"| {sign}`{_cell(checked.path)}` | | | {_cell(reason)} |"
+    fixes = [finding.suggestions[0].title for finding in checked.findings if finding.suggestions]
+    cost = format_percent(checked.cost_fraction) if checked.cost_fraction else ""
+    return (
+        f"| {sign}`{_cell(checked.path)}` | {format_seconds(prediction.step_time_s)} | {cost} | "
+        f"{_cell('; '.join(fixes) or 'none needed')} |"
+    )
+
+
+def _cell(text: str) -> str:
+    """Text that cannot end a table cell, a code span or a tag."""
+    return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,188 @@
+"""Changed config files: the command, the hook in a repository, and the steps of the GitHub Action in a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from command_line import run
+from shapewright.core.child_process import child_environment
+
+ROOT = Path(__file__).parents[2]
+GOOD = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32,
+    "intermediate_size": 14336, "vocab_size": 128256,
+}  # fmt: skip
+BAD = {**GOOD, "vocab_size": 128255}
+H100 = ["--device", "h100-sxm-80gb"]
+
+
+def write(folder: Path, **configs: Any) -> None:
+    """Write config files, one in a folder of its own for each name."""
+    for name, config in configs.items():
+        (folder / name).mkdir(exist_ok=True)
+        text = config if isinstance(config, str) else json.dumps(config)
+        (folder / name / "config.json").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(("limit", "code"), [("2%", 1), ("90%", 0)])
+def test_cost_above_the_limit_fails(
+    limit: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Findings of all files come as lines, as one SARIF run and as rows of a comment."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, good=GOOD, bad=BAD, tokenizer={"vocab": 3})
+    files = [f"./{name}/config.json" for name in ("good", "bad", "tokenizer")]
+    outputs = ["--sarif", "s.sarif", "--comment", "c.md", "--fail-above", limit]
+    found, out, err = run(["check-files", *files, *H100, *outputs], capsys)
+    results = json.loads(Path("s.sarif").read_text(encoding="utf-8"))["runs"]
+    comment = Path("c.md").read_text(encoding="utf-8")
+
+    assert (found, err) == (code, "")
+    assert "TC101 vocab_size=128255" in out
+    assert "tokenizer/config.json: describes no model" in out
+    assert len(results) == 1
+    places = {entry["ruleId"]: entry["locations"][0]["physicalLocation"] for entry in results[0]["results"]}
+    assert places["TC101"]["artifactLocation"] == {"uri": "bad/config.json", "index": 1}
+    assert comment.startswith("<!-- shapewright -->\n### Shapes of 2 changed configs on NVIDIA H100")
+    assert "`bad/config.json`" in comment
+    assert "128256" in comment
+    assert (":x:" in comment) == bool(code)
+
+
+def test_unusable_files_fail_and_batch_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A malformed config fails; settings reach the prediction, and only findings about the model count."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, broken='{"model_type": "llama"', good=GOOD)
+    assert run(["check-files", "broken/config.json", *H100], capsys)[0] == 1
+    one = run(["check-files", "good/config.json", *H100, "--set", "micro_batch_size=1"], capsys)
+    two = run(["check-files", "good/config.json", *H100, "--set", "micro_batch_size=1", "--set", "tp=2"], capsys)
+
+    assert one[0] == two[0] == 0
+    assert one[1] != two[1]
+    assert "micro_batch_size" not in one[1]
+    assert "FIELD=VALUE" in run(["check-files", *H100, "--set", "tp"], capsys)[2]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as somebody, without the settings of whoever runs the test."""
+    known = {f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    clean = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    command = ["git", "-c", "init.defaultBranch=main", *arguments]
+    outcome = subprocess.run(
+        command, cwd=folder, env={**os.environ, **known, **clean}, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_pre_commit_runs_the_hook(tmp_path: Path) -> None:
+    """pre-commit installs the hook from a repository of these files, and stops a commit with a slow shape."""
+    pytest.importorskip("pre_commit", reason="needs pre-commit, which the test extra installs")
+    hooks, work = tmp_path / "hooks", tmp_path / "work"
+    work.mkdir()
+    shutil.copytree(ROOT / "src", hooks / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".pre-commit-hooks.yaml"):
+        shutil.copy(ROOT / name, hooks / name)
+    for folder in (hooks, work):
+        git(folder, "init", "--quiet")
+    git(hooks, "add", "--all")
+    git(hooks, "commit", "--quiet", "--message", "hooks")
+    hook = {"id": "shapewright", "args": H100}
+    settings = {"repos": [{"repo": str(hooks), "rev": git(hooks, "rev-parse", "HEAD"), "hooks": [hook]}]}
+    (work / ".pre-commit-config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    environment = {**os.environ, "PRE_COMMIT_HOME": str(tmp_path / "home")}
+    environment.pop("PYTHONPATH", None)  # the hook runs what it installed
+    outcomes = []
+    for config in (BAD, GOOD):
+        write(work, model=config)
+        git(work, "add", "--all")
+        outcomes.append(
+            subprocess.run(
+                [sys.executable, "-m", "pre_commit", "run"],
+                cwd=work, env=environment, capture_output=True, text=True, check=False,
+            )
+        )  # fmt: skip
+    words = outcomes[0].stdout + outcomes[0].stderr
+    if "Failed to establish" in words or "No matching distribution" in words or "Temporary failure" in words:
+        pytest.skip("pre-commit needs a package index to install the hook")
+
+    assert (outcomes[0].returncode, outcomes[1].returncode) == (1, 0), words
+    assert "TC101 vocab_size=128255" in words
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    step["name"]: step for step in yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))["runs"]["steps"]
+}
+
+
+def shell(step: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a step of the action as a runner does, with stand-ins of the programs that it installs and calls."""
+    runner = folder.parent / "runner"
+    if not runner.exists():
+        programs = runner / "shapewright" / "bin"
+        programs.mkdir(parents=True)
+        (programs / "shapewright").write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m shapewright "$@"\n')
+        (programs / "gh").write_text(
+            '#!/bin/sh\necho "$@" >> "$RUNNER_TEMP/gh.log"\ncase "$*" in *--paginate*) echo "$MINE";; esac\n'
+        )
+        for program in programs.iterdir():
+            program.chmod(0o755)
+    paths = {"RUNNER_TEMP": str(runner), "GITHUB_OUTPUT": str(runner / "output")}
+    search = f"{runner / 'shapewright' / 'bin'}:{os.environ['PATH']}"
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", STEPS[step]["run"]]
+    whole = {**child_environment(), **paths, **environment, "PATH": search}
+    return subprocess.run(command, cwd=folder, env=whole, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("git") is None or shutil.which("bash") is None, reason="needs git and bash")
+def test_steps_of_the_action(tmp_path: Path) -> None:
+    """Changed configs alone are checked; the comment is made once and then renewed; a slow shape fails the job."""
+    work, runner = tmp_path / "work tree", tmp_path / "runner"
+    work.mkdir()
+    git(work, "init", "--quiet")
+    write(work, old=BAD, new=GOOD)
+    git(work, "add", "--all")
+    git(work, "commit", "--quiet", "--message", "base")
+    inputs = {
+        "BASE": git(work, "rev-parse", "HEAD"), "DEVICE": "h100-sxm-80gb", "FAIL_ABOVE": "2%",
+        "OPTIONS": "--set=tp=1\n", "PATTERNS": "config.json\n**/config.json\n",
+    }  # fmt: skip
+    unchanged = shell("Check", work, **inputs)
+    assert "no config file changed" in unchanged.stdout, unchanged.stderr
+    write(work, new=BAD, **{"a new one": BAD})
+    git(work, "add", "--all")
+    git(work, "commit", "--quiet", "--message", "head")
+    checked = shell("Check", work, **inputs)
+
+    assert checked.returncode == 0, checked.stderr
+    assert "a new one/config.json" in checked.stdout
+    assert "old/config.json" not in checked.stdout
+    assert (runner / "output").read_text().split() == ["count=0", "count=2", "code=1"]
+    assert json.loads((runner / "shapewright.sarif").read_text(encoding="utf-8"))["version"] == "2.1.0"
+    for mine, method in (
+        ("", "POST repos/o/r/issues/7/comments"),
+        ("41", "PATCH repos/o/r/issues/comments/41"),
+    ):
+        said = shell("Comment", work, NUMBER="7", REPOSITORY="o/r", GH_TOKEN="x", MINE=mine)
+        assert said.returncode == 0, said.stderr
+        assert f"--method {method} " in (runner / "gh.log").read_text().splitlines()[-1]
+    assert shell("Fail above the limit", work).returncode == 1
+    assert shell("Check", work, **{**inputs, "DEVICE": "no-such-device"}).returncode != 0
+
+
+def test_action_takes_inputs_from_the_environment() -> None:
+    """No expression is pasted into a script, where a branch or file name could become a command."""
+    assert [name for name, step in STEPS.items() if "${{" in step.get("run", "")] == []
+    assert STEPS["Upload findings"]["uses"].startswith("github/codeql-action/upload-sarif@")
