@@ -81,7 +81,7 @@ def commands() -> str:
     parts = [
         "# Commands",
         WRITTEN_BY,
-        "`shapewright COMMAND --help` prints the same, with the default of every option.",
+        "`shapewright COMMAND --help` prints the options used most, `--help-all` every one with its default.",
     ]
     shared: list[click.Parameter] = []
     for path, command in walk(cli):

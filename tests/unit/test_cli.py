@@ -217,8 +217,8 @@ def test_bad_input_is_one_line(arguments: list[str], words: list[str], capsys: p
 
 
 def test_help_lists_common_options_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Common options come in the first 130 lines, before advanced ones; CONFIG has no separate row."""
-    _, out, _ = run(["predict", "--help"], capsys)
+    """Common options come in the first 130 lines of --help-all, before advanced ones; CONFIG has no separate row."""
+    _, out, _ = run(["predict", "--help-all"], capsys)
     common, _, finer = out.partition("\nWorkload, advanced:")
 
     assert common.count("\n") < 130

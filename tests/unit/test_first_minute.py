@@ -7,7 +7,7 @@ import json
 import pytest
 
 import shapewright
-from command_line import run
+from command_line import COMMANDS, run
 from shapewright.models import read_model
 
 _ODD = ["llama-3-8b", "--hidden-size", "4097", "--device", "h100-sxm-80gb"]
@@ -58,3 +58,25 @@ def test_baselines_off_every_grid_have_faster_neighbours(sizes: dict[str, int]) 
     result = shapewright.search(overrides={**sizes, "num_layers": 32, "vocab_size": 32003}, device="h100-sxm-80gb")
     widths = {candidate.config.hidden_size for candidate in result.candidates}
     assert any(width % 64 == 0 for width in widths)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_fits_one_screen(path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """--help takes at most 40 lines of a terminal with 80 columns, and --help-all has what it leaves out."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run([*path.split(), "--help"], capsys)
+    assert code == 0
+    assert sum(max(1, -(-len(line) // 80)) for line in out.splitlines()) <= 40
+    if "--help-all' explains" in out:
+        _, whole, _ = run([*path.split(), "--help-all"], capsys)
+        flags = {flag for parameter in COMMANDS[path].params for flag in parameter.opts if flag.startswith("-")}
+        assert all(flag in whole for flag in flags)
+
+
+def test_a_bare_call_shows_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command there are three commands to try, each of which exists."""
+    code, out, _ = run([], capsys)
+    tried = [line.split()[1] for line in out.splitlines() if line.startswith("  shapewright ")]
+    assert code == 0
+    assert len(tried) == 3
+    assert set(tried) <= set(COMMANDS)

@@ -19,31 +19,31 @@ EXIT_FINE, EXIT_USAGE = 0, 2
 
 # Command -> one-line help, in the order of use. The module of that name in ``commands`` is imported when it runs.
 _COMMANDS = {
-    "predict": "Predict step time, throughput and memory, operation by operation.",
-    "check": "Lint a model's shape on a device, with the cost of each finding.",
-    "check-files": "Check changed config files, for commits and pull requests.",
-    "memory": "Estimate memory: does it fit, largest batch, what to change.",
-    "compare": "Compare devices on the same job: time, tokens per dollar and joule.",
-    "mfu": "Explain a measured training step: MFU, HFU and the waterfall from the peak.",
-    "design": "Design a model: shape, layout, run and loss for a size, tokens and devices.",
+    "predict": "Predict step time, throughput and memory by operation.",
+    "check": "Find slow dimensions: what each costs, and what to use.",
+    "check-files": "Check changed config files, for pull requests.",
+    "memory": "Estimate memory: does it fit, and what makes it fit.",
+    "compare": "Compare devices on one job: time, dollars, joules.",
+    "mfu": "Explain a measured step: MFU, HFU, the waterfall.",
+    "design": "Design a model for a size, tokens and devices.",
     "plan": "Plan the parallel layout of a training job.",
-    "serve-plan": "Plan serving: layout, batch, format, time to first token.",
-    "flops": "Count FLOPs per token by every convention; duration and cost of a run.",
+    "serve-plan": "Plan serving: layout, batch, format, latency.",
+    "flops": "Count FLOPs per token; duration and cost of a run.",
     "params": "Count parameters, by component.",
-    "batch": "Solve global batch = micro-batch x replicas x accumulation.",
+    "batch": "Solve batch = micro-batch x replicas x accumulation.",
     "search": "Find shapes of the same size that run faster.",
     "report": "Write a design review of a shape as one HTML file.",
     "serve": "Open the explorer in the browser.",
-    "mcp": "Serve the commands to coding agents (Model Context Protocol).",
+    "mcp": "Serve the commands to coding agents (MCP).",
     "devices": "List devices, or show one with its sources.",
     "models": "List model presets.",
     "rule": "Print a rule's page.",
     "accuracy": "Compare predictions with measured tables.",
     "bench": "Measure operations on this machine's GPU or CPU.",
-    "proxy": "Train small models of given shapes on text, and store their loss.",
+    "proxy": "Train small models on text, and store their loss.",
     "calibrate": "Fit calibration records to a store of measurements.",
     "plot": "Plot measurements and predictions.",
-    "store": "Inspect, verify, merge, import and export measurements.",
+    "store": "Inspect, verify, merge and import measurements.",
 }
 
 
@@ -88,20 +88,32 @@ class LazyGroup(click.Group):
 _EPILOG = """\b
 Examples:
   shapewright check gpt3-2.7b --device a100-sxm-40gb
-  shapewright predict llama-3-8b --device h100-sxm-80gb --tp 2 --dtype fp8
-  shapewright predict ./config.json --device my-gpu.toml --phase decode --context-len 8192
-  shapewright check --hidden-size 4096 --num-layers 32 --num-heads 32 --vocab-size 50257 --device mi300x
-  shapewright memory llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 1 --micro-batch-size 1
-  shapewright devices show h200-sxm-141gb
+  shapewright predict ./config.json --device h100-sxm-80gb --tp 2
 """
+
+_WELCOME = """\
+Shapewright predicts how long a transformer of a given shape takes on a GPU, and what a bad dimension costs.
+
+Try:
+  shapewright predict llama-3-8b --device h100-sxm-80gb --sweep hidden_size=4096,4097
+  shapewright check gpt3-2.7b --device a100-sxm-40gb
+  shapewright search ./config.json --device h100-sxm-80gb
+
+'shapewright --help' lists all commands."""
 
 
 @click.group(
-    cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=LazyGroup,
+    epilog=_EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="shapewright")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Which transformer shape fits your hardware, what a bad one costs, and what to use instead."""
+    if context.invoked_subcommand is None:
+        click.echo(_WELCOME)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

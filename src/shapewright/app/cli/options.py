@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options, uncalibrated_option
+from shapewright.app.cli.help_pages import FINER, GroupedOption
 from shapewright.app.cli.param_types import FlagList, IntegerList
 from shapewright.app.report.flags import SHORT_FLAGS
 from shapewright.core.fields import documented_fields
@@ -67,7 +68,6 @@ _COMMON = {
         "tied_embeddings",
     },
 }
-_FINER = ", advanced"
 _TYPES: dict[str, Any] = {
     "int": int,
     "float": float,
@@ -133,7 +133,7 @@ def _add_fields(command: Command, wanted: Mapping[str, Collection[str]], *, need
                     _TYPES[word] if not note.choices or spec.name in _NAMES_IN_WORDS else click.Choice(note.choices)
                 )
             # Prefixed with the group, so that fields of model and workload cannot collide.
-            heading = group if spec.name in _COMMON.get(group, (spec.name,)) else group + _FINER
+            heading = group if spec.name in _COMMON.get(group, (spec.name,)) else group + FINER
             option = click.option(*names, f"{group}__{spec.name}", cls=GroupedOption, group=heading, **keywords)
             command = option(command)
     if needs_device:
@@ -145,39 +145,6 @@ def _has_flag(command: Command, name: str) -> bool:
     """Whether a command defines this option itself."""
     flag = "--" + name.replace("_", "-")
     return any(flag in parameter.opts for parameter in getattr(command, "__click_params__", ()))
-
-
-class GroupedOption(click.Option):
-    """An option listed under a heading of the help."""
-
-    def __init__(self, *args: Any, group: str, **keywords: Any) -> None:
-        super().__init__(*args, **keywords)
-        self.group = group
-
-
-class GroupedCommand(click.Command):
-    """A command whose help lists options under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write general options first, then each group; CONFIG is explained in the text above."""
-        titles = {
-            "": "Options",
-            "workload": "Workload",
-            "layout": "Layout",
-            "model": "Model (alone, or on top of CONFIG)",
-            f"workload{_FINER}": f"Workload{_FINER}",
-            f"layout{_FINER}": f"Layout{_FINER}",
-            f"model{_FINER}": f"Model{_FINER}",
-        }
-        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in titles}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                rows[getattr(parameter, "group", "")].append(record)
-        for group, entries in rows.items():
-            if entries:
-                with formatter.section(titles[group]):
-                    formatter.write_dl(entries)
 
 
 def field_named(word: str) -> str:

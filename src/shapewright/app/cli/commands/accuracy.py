@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import make_console
+from shapewright.app.cli.help_pages import GroupedCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("folder", metavar="DIR")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="only this device; may be repeated")
 @click.option("--table", "tables", multiple=True, metavar="TABLE", help="only this table; may be repeated")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.help_pages import GroupedCommand
 
 _EPILOG = """\b
 Examples:
@@ -17,7 +18,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.option(
     "--global-batch", "--gbs", "global_batch_size", type=int, metavar="N", help="sequences per optimizer step"
 )

@@ -13,6 +13,7 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json
 from shapewright.app.cli.device_options import as_asked, calibration_option, given_calibration, named_device
+from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import FloatParam
 from shapewright.core.ray_cluster import ENGINES
 from shapewright.workload.workload import PHASES
@@ -60,7 +61,7 @@ class Duration(FloatParam):
         return seconds
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("suite", required=False, metavar="[SUITE,...]")
 @click.option("--shapes-from", metavar="CONFIG", help="measure the operations of this model instead of a suite")
 @click.option("--cpu", is_flag=True, help="measure the CPU, on smaller shapes")

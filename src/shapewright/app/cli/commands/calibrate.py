@@ -8,6 +8,7 @@ import sys
 import click
 
 from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, status_line, write_json_file
+from shapewright.app.cli.help_pages import GroupedCommand
 
 _EPILOG = """\b
 Examples:
@@ -16,7 +17,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.option("--store", "store_path", metavar="PATH", help="store of measurements")
 @click.option("--losses", "losses_path", metavar="PATH", help="store of 'shapewright proxy', or csv table, with losses")
 @click.option("-o", "--output", required=True, metavar="FILE", help="where to write the calibration (JSON)")

@@ -8,7 +8,8 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json, write_json_file
 from shapewright.app.cli.device_options import loss_law_option
-from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.core.errors import ConfigError
 
 _EPILOG = """\b

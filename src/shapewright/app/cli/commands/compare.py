@@ -10,7 +10,8 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json, write_text_file
 from shapewright.app.cli.device_options import calibration_option, compared_devices, given_nodes, node_options
-from shapewright.app.cli.options import GroupedCommand, group_options, job_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import group_options, job_options, software_option
 from shapewright.core.errors import ShapewrightError
 
 if TYPE_CHECKING:

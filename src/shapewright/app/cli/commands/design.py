@@ -16,7 +16,8 @@ from shapewright.app.cli.console import (
     write_text_file,
 )
 from shapewright.app.cli.device_options import calibration_option, loss_law_option, named_device, node_options
-from shapewright.app.cli.options import GroupedCommand, field_options, group_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import field_options, group_options, software_option
 from shapewright.app.cli.param_types import Count, Share
 from shapewright.core.errors import ConfigError, ShapewrightError
 

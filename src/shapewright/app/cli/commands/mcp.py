@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.param_types import Seconds
 from shapewright.core.errors import MissingExtraError, ShapewrightError
 
@@ -16,7 +17,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.option(
     "--root",
     "roots",

@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json, write_text_file
-from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 
 _EPILOG = """\b
 Examples:
-  shapewright memory llama-3-8b --device h100-sxm-80gb --micro-batch-size 1 --dp 8 --zero-stage 1
+  shapewright memory llama-3-8b --device h100-sxm-80gb --dp 8 --zero-stage 1 --micro-batch-size 1
   shapewright memory gpt3-175b --device a100-sxm-80gb --tp 8 --pp 8 --micro-batch-size 1 --recompute selective
   shapewright memory llama-3-8b --device rtx-4090 --optimizer adamw-8bit --micro-batch-size 1 --json
   shapewright memory llama-3-70b --device h100-sxm-80gb --tp 8 --pp 4 --micro-batch-size 1 --html memory.html

@@ -8,7 +8,8 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json, write_text_file
 from shapewright.app.cli.device_options import named_device
-from shapewright.app.cli.options import GroupedCommand, group_options, question_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import group_options, question_options, software_option
 from shapewright.lowering.flops import CONVENTIONS
 
 _EPILOG = """\b

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json
-from shapewright.app.cli.options import GroupedCommand, group_options, model_options
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import group_options, model_options
 
 _EPILOG = """\b
 Examples:

@@ -9,6 +9,7 @@ import click
 
 from shapewright.app.cli.console import write_text_file
 from shapewright.app.cli.device_options import calibration_option, named_device, uncalibrated_option
+from shapewright.app.cli.help_pages import GroupedCommand
 
 if TYPE_CHECKING:
     from shapewright.app.figures.chart import Chart
@@ -32,7 +33,7 @@ _ENDINGS = (".png", ".svg", ".html")
 DEFAULT_CONFIG = "gpt3-2.7b"
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("what", metavar="SUITE|FIGURE")
 @click.option("-o", "--output", required=True, metavar="FILE", help="file to write: .png or .svg (plot extra), .html")
 @click.option(

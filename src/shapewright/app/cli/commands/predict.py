@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import (
-    GroupedCommand,
     field_named,
     question_options,
     scenario_from_options,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
+  shapewright predict llama-3-8b --device h100-sxm-80gb --tp 2 --dtype fp8
   shapewright predict gpt3-2.7b --device a100-sxm-40gb --attention unfused
   shapewright predict llama-3-8b --device h100-sxm-80gb --phase decode --context-len 8192 --micro-batch-size 32
   shapewright predict ./config.json --device h100-sxm-80gb --tp 8 --pp 4 --dp 16 --global-batch-size 1024

@@ -11,6 +11,7 @@ import click
 
 from shapewright.app.cli.commands.bench import DEFAULT_STORE, Duration
 from shapewright.app.cli.console import make_console, print_json
+from shapewright.app.cli.help_pages import GroupedCommand
 
 if TYPE_CHECKING:
     from shapewright.measure.proxy.runs import ProxySpec
@@ -34,7 +35,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("runs_path", metavar="RUNS")
 @click.option(
     "--text", "text_paths", metavar="FILE", multiple=True, required=True,

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from shapewright.app.cli.console import refuse_unwritable, write_text_file
-from shapewright.app.cli.options import GroupedCommand, question_options, scenario_from_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import question_options, scenario_from_options, software_option
 from shapewright.core.units import format_bytes
 
 _EPILOG = """\b

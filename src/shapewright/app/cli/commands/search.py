@@ -24,7 +24,8 @@ from shapewright.app.cli.device_options import (
     named_device,
     node_options,
 )
-from shapewright.app.cli.options import GroupedCommand, group_options, job_options, software_option
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import group_options, job_options, software_option
 from shapewright.app.cli.param_types import Share
 from shapewright.core.errors import ConfigError
 from shapewright.core.ray_cluster import ENGINES

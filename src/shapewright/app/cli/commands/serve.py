@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.core.errors import MissingExtraError
 
 _EPILOG = """\b
@@ -15,7 +16,7 @@ Examples:
 """
 
 
-@click.command(epilog=_EPILOG)
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.option("--port", type=click.IntRange(0, 65535), default=8265, show_default=True, help="port; 0: a free one")
 @click.option("--no-browser", is_flag=True, help="only print the address")
 @click.option(

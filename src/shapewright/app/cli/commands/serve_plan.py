@@ -9,7 +9,8 @@ import click
 
 from shapewright.app.cli.console import make_console, print_json, refuse_unwritable, write_text_file
 from shapewright.app.cli.device_options import calibration_option, named_device, node_options
-from shapewright.app.cli.options import GroupedCommand, field_options, group_options
+from shapewright.app.cli.help_pages import GroupedCommand
+from shapewright.app.cli.options import field_options, group_options
 from shapewright.app.cli.param_types import RequestRate, Seconds
 
 _EPILOG = """\b

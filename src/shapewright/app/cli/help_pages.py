@@ -1,0 +1,138 @@
+"""Help pages: --help fits one screen, --help-all lists every option under headings."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+import click
+
+SCREEN_LINES = 40
+"""Lines of a page of --help, at most."""
+
+FINER = ", advanced"
+"""Ending of the headings of fields that are seldom set."""
+
+_MOST_EXAMPLES = 3
+_MOST_NAME_LINES = 5  # of the paragraph that only names options
+_FLAGS_WIDTH = 28
+_CLAUSE_END = re.compile(r"[;:,] (?![^(]*\))| [(\[]")  # not inside parentheses
+# Options of many commands that few calls need; a short page only names them.
+_SELDOM_USED = """
+    --help --help-all --calibration --physics-only --uncalibrated --node-size --network-gbit-per-s --loss-law --software
+    --engine --address --verify --verify-budget --experiments --usd-per-hour --straggler-factor
+"""
+_TITLES = {
+    "": "Options",
+    "workload": "Workload",
+    "layout": "Layout",
+    "model": "Model (alone, or on top of CONFIG)",
+    f"workload{FINER}": f"Workload{FINER}",
+    f"layout{FINER}": f"Layout{FINER}",
+    f"model{FINER}": f"Model{FINER}",
+}
+
+
+class GroupedOption(click.Option):
+    """An option listed under a heading of the help."""
+
+    def __init__(self, *args: Any, group: str, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command with a short help page, and one of all options under headings."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with --help-all beside --help."""
+
+        def show(context: click.Context, _: click.Parameter, value: bool) -> None:
+            if value and not context.resilient_parsing:
+                click.echo(self._whole_page(context).rstrip("\n"), color=context.color)
+                context.exit()
+
+        words = "Show every option and example and exit."
+        option = click.Option(
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help=words
+        )
+        return [*super().get_params(ctx), option]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write general options first, then each group; CONFIG is explained in the text above."""
+        rows: dict[str, list[tuple[str, str]]] = {group: [] for group in _TITLES}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                rows[getattr(parameter, "group", "")].append(record)
+        for group, entries in rows.items():
+            if entries:
+                with formatter.section(_TITLES[group]):
+                    formatter.write_dl(entries)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the whole page where it fits one screen, otherwise a short one."""
+        text = self._whole_page(ctx)
+        most = SCREEN_LINES
+        while _count_lines(text, formatter.width) > SCREEN_LINES and most > 0:
+            most -= 1
+            text = self._short_page(ctx, most)
+        formatter.write(text)
+
+    def _whole_page(self, ctx: click.Context) -> str:
+        formatter = ctx.make_formatter()
+        super().format_help(ctx, formatter)
+        return formatter.getvalue()
+
+    def _short_page(self, ctx: click.Context, most_options: int) -> str:
+        """Return the purpose, the options most used in a line each, the names of others, and examples."""
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        width = formatter.width
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(" ".join((self.help or "").partition("\n\n")[0].split()))
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option) and not each.hidden]
+        general = [option for option in options if not isinstance(option, GroupedOption)]
+        fields = [option for option in options if isinstance(option, GroupedOption) and FINER not in option.group]
+        order = sorted(general, key=lambda option: (not option.required, option.opts[-1] in _SELDOM_USED.split()))
+        listed = [option for option in general if option in order[:most_options]]
+        formatter.write("\nOptions:\n" + "".join(_option_line(option, ctx, width) for option in listed))
+        names = [min(option.opts, key=len) for option in (*general, *fields) if option not in listed]
+        if names:
+            formatter.write("\n" + "".join(f"  {line}\n" for line in _name_lines(names, width)))
+        examples = [line.strip() for line in (self.epilog or "").splitlines() if line.strip().startswith("shapewright")]
+        # Those that a narrow terminal does not wrap come first.
+        shown = sorted(examples, key=lambda line: len(line) + 2 > width)[:_MOST_EXAMPLES]
+        formatter.write("\nExamples:\n" + "".join(f"  {line}\n" for line in examples if line in shown))
+        formatter.write(f"\n'{ctx.command_path} --help-all' explains all {len(options)} options.\n")
+        return formatter.getvalue()
+
+
+def _count_lines(text: str, width: int) -> int:
+    """Count the lines that a terminal shows."""
+    return sum(max(1, -(-len(line) // width)) for line in text.splitlines())
+
+
+def _name_lines(names: list[str], width: int) -> list[str]:
+    """Return names as lines of text, cut off after the most lines allowed."""
+    lines = textwrap.wrap(
+        "Also: " + " ".join(names), width - 6, subsequent_indent=" " * len("Also: "), break_on_hyphens=False
+    )
+    if len(lines) > _MOST_NAME_LINES:
+        lines = [*lines[: _MOST_NAME_LINES - 1], lines[_MOST_NAME_LINES - 1] + " ..."]
+    return lines
+
+
+def _option_line(option: click.Option, ctx: click.Context, width: int) -> str:
+    """Return flags and meaning of an option in one line; a meaning that is too long ends with a clause of it."""
+    flags, meaning = option.get_help_record(ctx) or ("", "")
+    if len(flags) > _FLAGS_WIDTH:
+        flags = ", ".join(option.opts)
+    meaning, room = " ".join(meaning.split()), max(width - _FLAGS_WIDTH - 4, 20)
+    if len(meaning) > room:
+        clauses = [match.start() for match in _CLAUSE_END.finditer(meaning) if match.start() <= room]
+        last = max(clauses, default=0)
+        meaning = meaning[:last] if last >= room // 3 else textwrap.shorten(meaning, room, placeholder=" ...")
+    return f"  {flags:<{_FLAGS_WIDTH}}  {meaning}".rstrip() + "\n"
