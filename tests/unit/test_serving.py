@@ -245,6 +245,7 @@ def test_a_cached_prefix_is_attended_to_and_not_prefilled() -> None:
         "llama-3-8b",
         "h100-sxm-80gb",
         workload={"phase": "prefill", "micro_batch_size": 1, "seq_len": 1000, "context_len": 3000},
+        overrides={"fused_qkv": True, "fused_gate_up": True},
     ).predict()
 
     assert [(share.tokens, share.context_len) for share in shares[:2]] == [(500, 3250), (1000, 3000)]

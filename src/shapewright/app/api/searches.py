@@ -14,6 +14,7 @@ from shapewright.lowering import validate_lengths
 from shapewright.models import read_model
 from shapewright.prediction.build import build_scenario, find_device, find_idle_expert_split, find_idle_modules
 from shapewright.prediction.scenario import Scenario
+from shapewright.pricing.servers import CURRENT_SERVER, Server, load_server
 from shapewright.workload.workload import RECOMPUTE_MODES
 
 if TYPE_CHECKING:
@@ -313,6 +314,7 @@ def serve_plan(
     speculation: Mapping[str, Any] | None = None,
     usd_per_hour: float | None = None,
     requests_per_s: float | None = None,
+    server: str | Server | None = None,
     **parts: Unpack[ScenarioParts],
 ) -> ServingPlan:
     """Find how to serve a model: layout, batch, element format, prefill with or apart from decoding.
@@ -330,11 +332,12 @@ def serve_plan(
         tpot_limit_s: Limit of the time per further token. [s]
         num_devices: Devices; None for instances of up to a node.
         formats: Formats to compare with that of ``workload``, such as ``bf16:int4``; None for the usual ones.
-        memory_fraction: Share of a device's memory that the server takes.
-        block_tokens: Tokens of a block of the paged cache.
+        memory_fraction: Share of a device's memory that the server takes; None for the server's default.
+        block_tokens: Tokens of a block of the paged cache; None for the server's default.
         speculation: num_draft_tokens, acceptance_fraction and draft_cost_fraction; None without speculative decoding.
         usd_per_hour: Price of one device, for the cost of a token; None without. [USD/h]
         requests_per_s: Load to carry, for the number of instances; None without. [1/s]
+        server: Inference engine and version, such as ``trtllm-1.0``; None for what current engines share.
         parts: See ScenarioParts.
 
     Returns:
@@ -347,7 +350,9 @@ def serve_plan(
     from shapewright.optimize.serving import ServingFormat, ServingRequest, plan_serving, read_format, usual_formats
 
     given: dict[str, Any] = {"ttft_limit_s": ttft_limit_s, "tpot_limit_s": tpot_limit_s, "num_devices": num_devices}
-    given |= {"memory_fraction": memory_fraction, "block_tokens": block_tokens}
+    engine = server if isinstance(server, Server) else load_server(server) if server else CURRENT_SERVER
+    given |= {"memory_fraction": engine.memory_fraction if memory_fraction is None else memory_fraction}
+    given |= {"block_tokens": engine.block_tokens if block_tokens is None else block_tokens, "server": engine}
     request = ServingRequest(
         prompt_len=prompt_len,
         output_len=output_len,
@@ -369,7 +374,9 @@ def serve_plan(
         check_allocation(num_devices, scenario.device)
     base = scenario.workload
     validate_lengths(scenario.config, replace(base, seq_len=request.total_len))
-    wanted = ServingFormat(base.dtype, base.weight_dtype or base.dtype, base.kv_cache_dtype or base.dtype)
+    weight_dtype = base.weight_dtype or base.dtype
+    cache_dtype = base.kv_cache_dtype or engine.cache_dtype(base.dtype, weight_dtype)
+    wanted = ServingFormat(base.dtype, weight_dtype, cache_dtype)
     if isinstance(formats, str):
         raise WorkloadError(
             f"formats={formats!r} must be a list of formats; give {formats.split(',')!r}", field="formats"

@@ -53,7 +53,8 @@ def find_limits(
         )
         candidates[point] = _candidate_of(point, instance)
     passes = {point: candidate.passes()[1:] for point, candidate in candidates.items()}
-    priced = iter(price_passes([one for each in passes.values() for one in each], scenario.device))
+    listed = [one for each in passes.values() for one in each]
+    priced = iter(price_passes(listed, scenario.device, request.server.adjust))
     limits = {}
     for point, candidate in candidates.items():
         load = point.prefill_load_fraction

@@ -116,12 +116,14 @@ class Pass(NamedTuple):
         workload: Workload that they were lowered from.
         layout: Layout of the model.
         key: Kind and sizes; passes of one instance with equal keys are equal.
+        num_decoding: Sequences that decode in it.
     """
 
     operations: tuple[Operation, ...]
     workload: Workload
     layout: ParallelLayout
     key: tuple[object, ...]
+    num_decoding: int = 0
 
 
 class Passes:
@@ -157,7 +159,7 @@ class Passes:
             operations = lower(spread, workload, self._layout, node_size=self._node_size)
             if query_len > 1:
                 operations = tuple(_share_cache(operation, query_len) for operation in operations)
-            self._lowered[key] = Pass(operations, workload, self._layout, key)
+            self._lowered[key] = Pass(operations, workload, self._layout, key, batch_size)
         return self._lowered[key]
 
     def prefill(self, batch_size: int, num_tokens: int, context_len: int = 0) -> Pass:
@@ -188,7 +190,8 @@ class Passes:
             *(operation for operation in prefill.operations if _is_core(operation)),
             *(operation for operation in decode.operations if operation.stage == "last"),
         ]
-        return Pass(tuple(operations), together.workload, self._layout, ("mixed", decode.key, prefill.key))
+        key = ("mixed", decode.key, prefill.key)
+        return Pass(tuple(operations), together.workload, self._layout, key, decode.num_decoding)
 
     def _spread(self, context_len: int, num_contexts: int) -> TransformerConfig:
         key = (context_len, num_contexts)

@@ -28,9 +28,9 @@ from shapewright.optimize.serving.disaggregated import (
     pair_up,
     prefill_candidates,
 )
+from shapewright.optimize.serving.pass_times import time_passes
 from shapewright.optimize.serving.point import OperatingPoint, pareto_front
 from shapewright.optimize.serving.recommend import Recommendation, recommend
-from shapewright.prediction.composition import compose_passes
 from shapewright.prediction.scenario import ScenarioResult
 from shapewright.pricing.calibration.records import load_record
 from shapewright.pricing.experts.kernels import describe_expert_kernel
@@ -171,7 +171,7 @@ def _compose_candidates(candidates: Sequence[Candidate], scenario: Scenario) -> 
                 distinct.append(one)
             row.append(index)
         wanted.append(row)
-    times = compose_passes(distinct, scenario.config, scenario.device)
+    times = time_passes(distinct, scenario, candidates[0].instance.request.server)
     return [[times[index] for index in row] for row in wanted]
 
 

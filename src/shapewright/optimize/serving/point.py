@@ -14,9 +14,11 @@ from shapewright.prediction.composition import StepTimes
 
 if TYPE_CHECKING:
     from shapewright.memory import MemoryEstimate
+    from shapewright.models import TransformerConfig
     from shapewright.optimize.serving.passes import Pass
     from shapewright.optimize.serving.request import ServingFormat, ServingRequest
     from shapewright.prediction.scenario import Scenario
+    from shapewright.pricing.servers import Server
     from shapewright.workload import ParallelLayout, Workload
 
 _SECONDS_PER_HOUR = 3600.0
@@ -184,6 +186,13 @@ def waiting_s(service_s: float, load_fraction: float) -> float:
     return load_fraction * service_s / (2.0 * (1.0 - load_fraction))
 
 
+def settle_model(config: TransformerConfig, server: Server) -> TransformerConfig:
+    """Return the model with the projections that a server fuses; MLA's latents are separate."""
+    if not server.fused_projections:
+        return config
+    return replace(config, fused_qkv=config.fused_qkv or not config.is_mla, fused_gate_up=config.gated_mlp)
+
+
 @dataclass(frozen=True)
 class Instance:
     """One copy of a model on its devices, in one format.
@@ -217,8 +226,9 @@ class Instance:
 
     @cached_property
     def passes(self) -> Passes:
-        """The passes of the instance, lowered when first used."""
-        return Passes(self.scenario.replace(workload=self.base))
+        """The passes of the instance with the projections that the server fuses, lowered when first used."""
+        model = replace(self.scenario.model, config=settle_model(self.scenario.config, self.request.server))
+        return Passes(self.scenario.replace(model=model, workload=self.base))
 
     def decode_passes(self, batch_size: int) -> tuple[Pass, Pass]:
         """Return a plain decode pass in the middle of the answers, and the one that runs (it may verify drafts)."""

@@ -20,6 +20,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.ranges import check_integer, check_number
 from shapewright.prediction.training_run import check_price
+from shapewright.pricing.servers import CURRENT_SERVER, Server
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -88,11 +89,6 @@ MOST_DEVICES = 4096
 _LONGEST_S = 3e8
 # Largest accepted load, beyond any service. [1/s]
 _MOST_REQUESTS_PER_S = 1e9
-DEFAULT_BLOCK_TOKENS = 16
-"""Tokens of a cache block, vLLM's default (arXiv 2309.06180, section 4.3, finds 16 to 128 equal)."""
-DEFAULT_MEMORY_FRACTION = 0.9
-"""Share of a device's memory that a server takes: vLLM's gpu_memory_utilization. The rest is for fragmentation and
-communication buffers."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +154,7 @@ class ServingRequest:
         ttft_limit_s: Longest time to the first token; None for any. [s]
         tpot_limit_s: Longest time per further token; None for any. [s]
         num_devices: Available devices; None for as many as a node has.
+        server: The server, whose kernels and host the passes are priced with.
         memory_fraction: Share of a device's memory that the server takes.
         block_tokens: Tokens of a cache block.
         speculation: Speculative decoding; None without.
@@ -174,8 +171,9 @@ class ServingRequest:
     ttft_limit_s: float | None = None
     tpot_limit_s: float | None = None
     num_devices: int | None = None
-    memory_fraction: float = DEFAULT_MEMORY_FRACTION
-    block_tokens: int = DEFAULT_BLOCK_TOKENS
+    server: Server = CURRENT_SERVER
+    memory_fraction: float = CURRENT_SERVER.memory_fraction
+    block_tokens: int = CURRENT_SERVER.block_tokens
     speculation: Speculation | None = None
     usd_per_hour: float | None = None
     requests_per_s: float | None = None

@@ -11,7 +11,7 @@ times slower. Both forms use the same functions for pools, overlap, the ends of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import sqrt
@@ -162,6 +162,7 @@ def compose_passes(
     passes: Sequence[LoweredPass],
     config: TransformerConfig,
     device: Device,
+    adjust: Callable[[Operation, Price, Device], Price] | None = None,
 ) -> list[StepTimes]:
     """Price and compose many passes of one model as ``predict`` does.
 
@@ -169,22 +170,29 @@ def compose_passes(
         passes: The passes.
         config: The model.
         device: The device.
+        adjust: Returns the price of an operation as the software of the passes runs it; None for today's kernels.
     """
     return [
         compose_step(priced, config, each.workload, each.layout)
-        for each, priced in zip(passes, price_passes(passes, device), strict=True)
+        for each, priced in zip(passes, price_passes(passes, device, adjust), strict=True)
     ]
 
 
-def price_passes(passes: Sequence[LoweredPass], device: Device) -> Iterator[list[PricedOperation]]:
+def price_passes(
+    passes: Sequence[LoweredPass], device: Device, adjust: Callable[[Operation, Price, Device], Price] | None = None
+) -> Iterator[list[PricedOperation]]:
     """Yield the priced operations of each pass, with overlapped communication, from one pricing call.
 
     Args:
         passes: The passes.
         device: The device.
+        adjust: As for compose_passes.
     """
     listed = [operation for each in passes for operation in each.operations]
-    prices = iter(price_operations(listed, device))
+    priced = price_operations(listed, device)
+    if adjust:
+        priced = [adjust(operation, price, device) for operation, price in zip(listed, priced, strict=True)]
+    prices = iter(priced)
     for each in passes:
         yield overlap_communication([PricedOperation(operation, next(prices)) for operation in each.operations])
 

@@ -19,6 +19,7 @@ Examples:
   shapewright serve-plan llama-3-70b --device h200-sxm-141gb --isl 4000 --osl 500 --ttft 2s --tpot 30ms --gpus 16
   shapewright serve-plan mixtral-8x7b --device h100-sxm-80gb --isl 1000 --osl 300 --formats fp8,bf16:int4 --json
   shapewright serve-plan deepseek-v3 --device h200-sxm-141gb --dtype fp8 --isl 4000 --osl 1000 --gpus 32 --ep 32
+  shapewright serve-plan llama-3.1-70b --device h200-sxm-141gb --dtype fp8 --isl 1000 --osl 1000 --server trtllm-1.0
   shapewright serve-plan llama-3-8b --device l40s --isl 512 --osl 128 --draft-tokens 4 --acceptance 0.7 --draft-cost 0.1
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
@@ -61,9 +62,20 @@ _FIELDS = {
     "(default: fp8 where the device has it, and int4 weights)",
 )
 @click.option(
-    "--memory-fraction", type=float, metavar="F", help="fraction of device memory that the server uses (default: 0.9)"
+    "--server",
+    metavar="NAME-VERSION",
+    help="inference engine and version, such as trtllm-1.0, vllm-0.10 or sglang-0.5: its defaults, kernels and host "
+    "(default: what current engines share)",
 )
-@click.option("--block-tokens", type=int, metavar="N", help="tokens of a block of the paged cache (default: 16)")
+@click.option(
+    "--memory-fraction",
+    type=float,
+    metavar="F",
+    help="fraction of device memory that the server uses (default: the server's, 0.9)",
+)
+@click.option(
+    "--block-tokens", type=int, metavar="N", help="tokens of a block of the paged cache (default: the server's)"
+)
 @click.option("--draft-tokens", type=int, metavar="N", help="speculative decoding: draft tokens per pass")
 @click.option("--acceptance", type=float, metavar="F", help="speculative decoding: acceptance rate of a draft token")
 @click.option(
@@ -90,6 +102,7 @@ def command(
     ttft: float | None,
     tpot: float | None,
     gpus: int | None,
+    server: str | None,
     formats: str | None,
     memory_fraction: float | None,
     block_tokens: int | None,
@@ -126,6 +139,7 @@ def command(
         speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
         usd_per_hour=usd_per_hour,
         requests_per_s=load,
+        server=server,
         workload=groups["workload"],
         layout=groups["layout"],
         overrides=groups["model"],

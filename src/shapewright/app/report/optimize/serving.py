@@ -85,7 +85,8 @@ def describe_serving(output: ServePlanOutput) -> str:
     devices = f"{request.num_devices} x " if request.num_devices else ""
     return (
         f"{output.config.title} on {devices}{output.device.title}: {request.prompt_len} tokens in{cached}, "
-        f"{request.output_len} out, {output.formats[0].name}" + "".join(f", {limit}" for limit in limits)
+        f"{request.output_len} out, {output.formats[0].name}, {output.server.title}"
+        + "".join(f", {limit}" for limit in limits)
     )
 
 

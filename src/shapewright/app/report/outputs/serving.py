@@ -35,6 +35,24 @@ class ServingRequestOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerOutput:
+    """Inference engine, with the defaults that the plan assumes."""
+
+    name: str = described("name and version")
+    title: str = described("name for people")
+    fused_projections: bool = described("queries, keys and values are one GEMM, gate and up projection another")
+    cuda_graphs: bool = described("decode passes are CUDA graphs")
+    chunked_prefill: bool = described("prompts are cut to the token budget of a pass")
+    pass_tokens: int = described("token budget of a pass")
+    most_sequences: int = described("most sequences that decode at once on a replica")
+    reserves_answers: bool = described("a request starts only if its whole answer fits in the cache")
+    attention_data_parallel: bool = described("experts are served with replicated attention by default (DEP)")
+    host_s: float = described("time that the host adds to a pass")
+    host_per_sequence_s: float = described("time that the host adds to a pass for each decoding sequence")
+    sources: dict[str, str] = described("sources of these values, by field")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculationOutput:
     """Speculative decoding."""
 
@@ -143,6 +161,7 @@ class ServePlanOutput(Output):
     device: DeviceSummary
     config: TransformerConfig
     request: ServingRequestOutput = described("lengths, limits and devices")
+    server: ServerOutput = described("inference engine whose kernels, host and defaults are priced")
     speculation: SpeculationOutput | None = described("speculative decoding; null without it")
     attention: str = described("kind of attention")
     expert_kernel: str | None = described("kernel that prices experts in 8 and 4 bits")
@@ -196,6 +215,7 @@ def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
         found,
         device=summarize_device(found.device),
         request=take(ServingRequestOutput, found.request),
+        server=take(ServerOutput, found.request.server, sources=dict(found.request.server.sources)),
         speculation=None if speculation is None else take(SpeculationOutput, speculation),
         attention=found.workload.attention,
         expert_kernel=found.workload.expert_kernel,

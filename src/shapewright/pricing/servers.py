@@ -1,0 +1,207 @@
+"""Servers: what an inference engine of one version runs by default, and how its kernels differ from those of records.
+
+    time of an operation   min(price, start + roofline / fraction)   for kernels that the engine has of its own
+                           price x factor                            for kernels of the record that it runs differently
+    time of a pass         operations + host, at least launches x launch cost where the pass is not a CUDA graph
+
+``data/servers.toml`` has one table per server and version. Every value is documented by its engine (``sources``) or
+fitted to published serving throughput with whole (model, device) pairs left out (docs/decisions/0021).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from shapewright.core.dtypes import get_dtype
+from shapewright.core.errors import CalibrationError, WorkloadError, close_names
+from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.pricing.calibration.donors import has_link
+
+if TYPE_CHECKING:
+    from shapewright.hardware import Device
+    from shapewright.lowering.operations import Operation
+    from shapewright.pricing.price import Price
+
+_FILE = "data/servers.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFit:
+    """How a class of kernels of a server differs from the records'.
+
+    Attributes:
+        factor: Factor on the price.
+        fraction: Fraction of the bound (bandwidth or peak rate) that the server's own kernel reaches; 0 without one.
+        start_s: Fixed cost of the server's own kernel. [s]
+    """
+
+    factor: float = 1.0
+    fraction: float = 0.0
+    start_s: float = 0.0
+
+    def adjusted_s(self, price: Price) -> float:
+        """Return the time of one execution. [s]"""
+        time_s = self.factor * float(price.time_s)
+        if not self.fraction:
+            return time_s
+        return min(time_s, self.start_s + float(price.roofline_s) / self.fraction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """An inference engine of one version, with its defaults.
+
+    Attributes:
+        name: Name and version that select it, such as ``vllm-0.10``.
+        title: Name for people.
+        fused_projections: Whether queries, keys and values are one GEMM, and gate and up projection another.
+        cuda_graphs: Whether decode passes are CUDA graphs; otherwise the host launches every kernel.
+        most_graph_sequences: Largest decode batch with a graph.
+        chunked_prefill: Whether prompts are cut to the token budget of a pass and share it with decoding sequences.
+        pass_tokens: Token budget of a pass.
+        most_sequences: Most sequences that decode at once on a replica.
+        reserves_answers: Whether a request starts only if its whole answer fits in the cache, so that none is evicted.
+        kv_cache_dtype: Format of the cache by format of the weights; where it is not listed, that of the activations.
+        block_tokens: Tokens of a cache block.
+        memory_fraction: Share of the device's memory for weights, activations and cache.
+        attention_data_parallel: Whether mixtures of experts are served with replicated attention and experts spread
+            over all devices (DEP) where the layout is not given.
+        expert_kernel: Kernel of experts by format, in words.
+        host_s: Time of a pass that the host adds: scheduling and sampling that do not overlap. [s]
+        host_per_sequence_s: The same for each decoding sequence. [s]
+        launch_s: Time that the host needs to launch a kernel without CUDA graphs. [s]
+        kernels: Differences from the records by class of kernel, see kernel_class.
+        low: 5 % quantile of measured / predicted throughput of held-out (model, device) pairs; None if unknown.
+        high: 95 % quantile of the same.
+        sources: Sources of the values, by field.
+    """
+
+    name: str = "current"
+    title: str = "current engines, with defaults on which they agree"
+    fused_projections: bool = True
+    cuda_graphs: bool = True
+    most_graph_sequences: int = 512
+    chunked_prefill: bool = True
+    pass_tokens: int = 8192
+    most_sequences: int = 1024
+    reserves_answers: bool = False
+    kv_cache_dtype: Mapping[str, str] = field(default_factory=dict)
+    block_tokens: int = 16
+    memory_fraction: float = 0.9
+    attention_data_parallel: bool = False
+    expert_kernel: Mapping[str, str] = field(default_factory=dict)
+    host_s: float = 0.0
+    host_per_sequence_s: float = 0.0
+    launch_s: float = 0.0
+    kernels: Mapping[str, KernelFit] = field(default_factory=dict)
+    low: float | None = None
+    high: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine without its version: ``trtllm``, ``vllm``, ``sglang`` or ``current``."""
+        return self.name.partition("-")[0]
+
+    @property
+    def version(self) -> str:
+        """Version of the engine; empty for ``current``."""
+        return self.name.partition("-")[2]
+
+    def cache_dtype(self, dtype: str, weight_dtype: str) -> str:
+        """Return the format of the cache for formats of GEMMs and weights."""
+        found = self.kv_cache_dtype.get(weight_dtype, dtype)
+        return found if get_dtype(found).bits >= get_dtype("fp8").bits else "fp8"
+
+    def adjust(self, operation: Operation, price: Price, device: Device) -> Price:
+        """Return the price of an operation as this server runs it."""
+        fit = self.kernels.get(kernel_class(operation, device))
+        if fit is None or not price.time_s:
+            return price
+        time_s = max(fit.adjusted_s(price), float(price.roofline_s))
+        scale = time_s / float(price.time_s)
+        return replace(price, time_s=time_s, low_s=price.low_s * scale, high_s=price.high_s * scale)
+
+    def pass_host_s(self, num_sequences: int, num_kernels: int, device_s: float, *, is_decode: bool) -> float:
+        """Return the time that the host adds to a pass. [s]
+
+        Args:
+            num_sequences: Decoding sequences.
+            num_kernels: Kernels of the pass.
+            device_s: Time of the pass on the device. [s]
+            is_decode: Whether the pass only decodes, so that it may be a CUDA graph.
+        """
+        is_graph = self.cuda_graphs and is_decode and num_sequences <= self.most_graph_sequences
+        idle_s = 0.0 if is_graph else max(self.launch_s * num_kernels - device_s, 0.0)
+        return idle_s + self.host_s + self.host_per_sequence_s * num_sequences
+
+
+CURRENT_SERVER = Server()
+"""Server where none is named. Blocks of 16 tokens are vLLM's (arXiv 2309.06180, section 4.3, finds 16 to 128 equal)."""
+
+
+def kernel_class(operation: Operation, device: Device) -> str:
+    """Class of an operation's kernel, as in ``Server.kernels``.
+
+    Args:
+        operation: The operation.
+        device: Where it runs: links and PCIe are different classes.
+    """
+    if isinstance(operation, Attention):
+        cache = "narrow" if get_dtype(operation.kv_cache_dtype or operation.dtype).bits <= 8 else "wide"
+        return f"{'decode' if int(operation.query_len) == 1 else 'prefill'}_attention.{cache}"
+    if isinstance(operation, GroupedGemm):
+        facts = device.architecture_facts
+        return f"experts.{operation.weight_dtype or operation.dtype}.{facts.family or device.architecture}"
+    if isinstance(operation, Gemm):
+        return f"gemm.{operation.weight_dtype or operation.dtype}"
+    if isinstance(operation, Collective):
+        link = "link" if has_link(device) and int(operation.num_ranks) <= (device.link_group_size or 2**30) else "pcie"
+        return f"{operation.op_name}.{link}"
+    return f"pointwise.{operation.role}" if isinstance(operation, Pointwise) else ""
+
+
+def load_server(name: str) -> Server:
+    """Load a server by name; an engine without a version is its newest one.
+
+    Raises:
+        WorkloadError: there is no such server.
+
+    >>> load_server("trtllm").engine, load_server("vllm-0.10").version
+    ('trtllm', '0.10')
+    """
+    known = {CURRENT_SERVER.name: CURRENT_SERVER, **_read_servers()}
+    folded = name.strip().casefold()
+    newest = [each for each in known if each.partition("-")[0] == folded]
+    if folded not in known and not newest:
+        hint = close_names(folded, known)
+        raise WorkloadError(
+            f"unknown server {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(known)}", field="server"
+        )
+    return known[folded] if folded in known else known[newest[-1]]
+
+
+def server_names() -> tuple[str, ...]:
+    """Names of all servers, the default first, then by engine and version."""
+    return (CURRENT_SERVER.name, *_read_servers())
+
+
+@cache
+def _read_servers() -> dict[str, Server]:
+    """Read all servers, in the order of the file."""
+    raw = tomllib.loads((resources.files("shapewright.pricing") / _FILE).read_text(encoding="utf-8"))
+    common: dict[str, Any] = raw.pop("all")
+    return {name: _parse(name, {**common, **own}) for name, own in raw.items()}
+
+
+def _parse(name: str, own: Mapping[str, Any]) -> Server:
+    try:
+        kernels = {key: KernelFit(**fit) for key, fit in own.get("kernels", {}).items()}
+        return Server(**{**own, "name": name, "kernels": kernels})
+    except TypeError as error:
+        raise CalibrationError(f"server {name} in {_FILE} is malformed: {error}") from error

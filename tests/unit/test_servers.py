@@ -1,0 +1,93 @@
+"""Servers: inference engines by name and version, their defaults, and how they change prices and passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from served import make_instance, plan
+from shapewright.core.errors import WorkloadError
+from shapewright.models import read_model
+from shapewright.optimize.serving import ServingRequest
+from shapewright.optimize.serving.pass_times import PassShape, predict_passes
+from shapewright.optimize.serving.point import settle_model
+from shapewright.pricing.operations import price_operations
+from shapewright.pricing.servers import CURRENT_SERVER, KernelFit, load_server, server_names
+
+
+def test_an_engine_alone_is_its_newest_version() -> None:
+    """Names are folded; every name of the list loads and states its sources."""
+    assert load_server("vLLM") == load_server("vllm-0.19")
+    assert all(load_server(name).name == name for name in server_names())
+    assert all(load_server(name).sources for name in server_names()[1:])
+
+
+def test_an_unknown_server_is_refused_with_the_known_ones() -> None:
+    """The message gives close names and all names."""
+    with pytest.raises(WorkloadError, match=r"unknown server 'trtllm-9'.*trtllm-1\.0"):
+        load_server("trtllm-9")
+
+
+def test_projections_are_fused_but_latents_are_not() -> None:
+    """A server fuses QKV and gate with up; MLA's latents have no QKV."""
+    llama, latent = (read_model(name).config for name in ("llama-3-8b", "deepseek-v3"))
+
+    assert settle_model(llama, CURRENT_SERVER).fused_qkv
+    assert settle_model(llama, CURRENT_SERVER).fused_gate_up
+    assert not settle_model(latent, CURRENT_SERVER).fused_qkv
+
+
+def test_kernels_of_the_server_replace_slower_ones_only() -> None:
+    """A kernel of its own takes start + roofline / fraction, where that is faster than the record's."""
+    instance = make_instance()
+    decode = instance.passes.decode(64, 4000)
+    (attention,) = [one for one in decode.operations if one.role == "fused"]
+    (price,) = price_operations([attention], instance.scenario.device)
+    device = instance.scenario.device
+
+    def with_fraction(fraction: float) -> float:
+        kernels = {"decode_attention.wide": KernelFit(fraction=fraction, start_s=1e-6)}
+        return float(replace(CURRENT_SERVER, kernels=kernels).adjust(attention, price, device).time_s)
+
+    assert with_fraction(0.99) == pytest.approx(1e-6 + float(price.roofline_s) / 0.99)
+    assert with_fraction(0.01) == price.time_s
+
+
+def test_the_host_adds_its_time_to_a_pass() -> None:
+    """Fixed and per decoding sequence; without a graph at least the launches of all kernels."""
+    slow = replace(CURRENT_SERVER, host_s=1e-3, host_per_sequence_s=1e-5)
+    request = ServingRequest(prompt_len=1000, output_len=101)
+    plain, hosted = (
+        predict_passes(
+            make_instance(request=replace(request, server=server)), [PassShape(8, 1000), PassShape(8, 1000, 256)]
+        )
+        for server in (CURRENT_SERVER, slow)
+    )
+
+    assert [one.middle_s - other.middle_s for one, other in zip(hosted, plain, strict=True)] == pytest.approx(
+        [1.08e-3] * 2
+    )
+    eager = replace(slow, cuda_graphs=False, launch_s=1e-3)
+    assert eager.pass_host_s(1, 100, 0.03, is_decode=True) == pytest.approx(0.07 + 1e-3 + 1e-5)
+
+
+def test_a_plan_takes_the_defaults_of_the_server() -> None:
+    """Memory, blocks and the cache's format are the server's unless given."""
+    found = plan(server="trtllm-1.0", workload={"dtype": "fp8"})
+
+    assert found.request.block_tokens == 32
+    assert found.request.server.name == "trtllm-1.0"
+    assert plan(server="trtllm-1.0", block_tokens=64).request.block_tokens == 64
+
+
+def test_a_fused_projection_is_faster_than_three() -> None:
+    """Single tokens of a model with fused projections are never slower."""
+    separate = replace(CURRENT_SERVER, fused_projections=False)
+    request = ServingRequest(prompt_len=1000, output_len=101)
+    fused_s, separate_s = (
+        predict_passes(make_instance(request=replace(request, server=one)), [PassShape(1, 1000)])[0].middle_s
+        for one in (CURRENT_SERVER, separate)
+    )
+
+    assert fused_s < separate_s
