@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -336,3 +338,46 @@ def test_arithmetic_and_traffic_take_no_longer_than_one_after_the_other(power: f
     x[[name for name, _, _ in form.entries].index("overlap_power")] = np.log(power)
 
     assert form.section(x, None)["overlap_power"] == pytest.approx(kept)
+
+
+def gemm_rows(time_s: Callable[[Gemm], float]) -> list[Row]:
+    """GEMMs of a stand-in whose times follow a formula."""
+    sizes = [(m, n, k) for m in (64, 200, 384, 640) for n in range(96, 1200, 112) for k in (128, 512)]
+    cases = [Case(operation=Gemm(name="x", dtype="fp32", m=m, n=n, k=k)) for m, n, k in sizes]
+    return [make_row(case, "cpu", time_s(case.operation)) for case in cases if isinstance(case.operation, Gemm)]
+
+
+def tiled_time_s(operation: Gemm) -> float:
+    """A device of 4 SMs that computes whole tiles of 256 x 128 in whole waves."""
+    tiles = math.ceil(int(operation.m) / 256) * math.ceil(int(operation.n) / 128)
+    waves = math.ceil(tiles / 4)
+    return TRUTH_START_S + waves * 4 * 2 * 256 * 128 * int(operation.k) / TRUTH_FLOPS_PER_S
+
+
+@pytest.mark.parametrize(
+    ("time_s", "form"), [(simple_time_s, "roofline with fitted rates"), (tiled_time_s, "tiles and waves")]
+)
+def test_the_simplest_form_that_suffices_is_taken(time_s: Callable[[Gemm], float], form: str) -> None:
+    """A device without tiles is described by a roofline, one with tiles by tiles; a remark says so."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    result = calibrate_rows(gemm_rows(time_s), [make_run("cpu")])
+    report = result.content["records"]["gemm"]["provenance"]["sections"]["fp32"]
+
+    assert report["form"] == form
+    assert report["forms"][form] <= 1.03 * min(report["forms"].values())
+    assert any(f"gemm fp32: {form} is" in remark for remark in result.remarks)
+
+
+def test_a_cpu_with_gemms_only_prices_traffic_by_them() -> None:
+    """Without pointwise rows, traffic is that of the GEMMs, not that of a GPU of the package; the interval is wide."""
+    pytest.importorskip("scipy", reason="fitting needs the fit extra")
+    pytest.importorskip("pandas", reason="fitting needs the fit extra")
+    content = calibrate_rows(gemm_rows(simple_time_s), [make_run("cpu")]).content
+    gemm, pointwise = (content["records"][kind] for kind in ("gemm", "pointwise"))
+    residual = pointwise["parameters"]["kinds"]["residual"]
+
+    section = gemm["parameters"]["dtypes"]["fp32"]
+    assert residual["bandwidth_fraction"] == pytest.approx(section["bandwidth_fraction"], rel=1e-3)
+    assert residual["start_s"] == pytest.approx(section["start_s"], rel=1e-3)
+    assert pointwise["interval"]["high"][0] / pointwise["interval"]["low"][0] > 10.0

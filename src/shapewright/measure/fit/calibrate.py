@@ -18,7 +18,7 @@ from shapewright.core.errors import CalibrationError, UnknownDeviceError
 from shapewright.hardware import Device, load_device
 from shapewright.measure.fit.attention_record import fit_attention_record
 from shapewright.measure.fit.gemm_record import fit_gemm_sections
-from shapewright.measure.fit.pointwise_record import fit_pointwise_record
+from shapewright.measure.fit.pointwise_record import assume_pointwise_record, fit_pointwise_record
 from shapewright.measure.fit.shared import gemm_table, good_rows, round_to_4_digits
 from shapewright.pricing.calibration.file import FILE_KIND, SCHEMA_VERSION, device_table
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Attention records hold cycles fitted with this clock, so its value cancels. [Hz]
 NOMINAL_CLOCK_HZ = 1e9
+# Vendor of a device that is described by its measurements.
+_MEASURED_VENDOR = "measured"
 # A row that moves fewer bytes than this may be served by the first-level cache. [byte]
 _LEAST_STREAM_BYTES = 2.0**18
 
@@ -70,7 +72,7 @@ def describe_device(name: str, rows: Sequence[Row], facts: Mapping[str, Any]) ->
     device = Device(
         name=name,
         title=str(facts.get("processor") or name),
-        vendor="measured",
+        vendor=_MEASURED_VENDOR,
         architecture="other",
         dense_flops_per_s=rates,
         memory_bytes=memory_bytes,
@@ -161,8 +163,20 @@ def calibrate_rows(
     ):
         on_kind(kind)
         fitted = fit_kind(used, described)
-        if fitted is None:
-            remarks.append(f"too few {kind} rows to fit: {kind} keeps the nearest record of the package")
+        if fitted is None and kind == "pointwise" and described.vendor == _MEASURED_VENDOR:
+            # Another device's record is 2 to 3 times off here: its bandwidth and starts are those of a GPU.
+            parameters, interval, report = assume_pointwise_record(sections, described)
+            keep(kind, (parameters, interval, {kind: report}), report["split"])
+            remarks.append(
+                "too few pointwise rows to fit: priced by the traffic of the GEMMs, with a wide interval; run "
+                "'shapewright bench pointwise'"
+            )
+        elif fitted is None:
+            can_be_off = ", which can be several times too fast" if described.vendor == _MEASURED_VENDOR else ""
+            remarks.append(
+                f"too few {kind} rows to fit: {kind} keeps the nearest record of the package{can_be_off}; run "
+                f"'shapewright bench {kind}'"
+            )
         else:
             parameters, interval, report = fitted
             remarks += _kernel_remarks(kind, report)

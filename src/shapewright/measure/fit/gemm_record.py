@@ -7,7 +7,8 @@ fitted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from shapewright.core.errors import CalibrationError
 from shapewright.hardware.architectures import COMMON_GEMM_TILES
 from shapewright.lowering.operations.gemm import contiguous_dims
 from shapewright.measure.fit.gemm_section import (
+    Entries,
     FitParameters,
     alignment_entries,
     device_rates,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shapewright.hardware import Device
+    from shapewright.pricing.gemm.kernels import DeviceRates
 
 # From this many rows on, a fifth of the shapes is held out once; below, each fifth is held out in turn.
 MANY_ROWS = 1500
@@ -48,6 +51,22 @@ _SMALL_TILES = ((8, 16), (16, 16), (16, 32), (32, 32), (48, 16))
 # A CPU's kernels pack their operands, so alignment hardly matters.
 _PACKED_STARTS = (0.95, 0.96, 0.97, 0.98, 0.99, 0.99)
 FEWEST_ROWS = 8
+# The preferred form is taken unless another errs less on shapes left out, by 3 % of the error.
+WORTHWHILE_RATIO = 1.03
+# Twice as many rows are worth measuring if they would bring the error below this share of it.
+_USEFUL_RATIO = 0.95
+_ROOFLINE, _TILED = "roofline with fitted rates", "tiles and waves"
+# The roofline as a special case of the formula: tiles so small that none is ever partly empty, no waves, no limit of
+# their operands. [row, column]
+_ROOFLINE_TILE = (16, 16)
+_ROOFLINE_CONSTANTS = {
+    "split_start_s": 0.0,
+    "feed_ratio": 1e6,
+    "wave_give_back": 0.999,
+    "power_drop_fraction": 0.0,
+    "power_half_flops": 1e12,
+    "fill_k": 0.0,
+}
 
 
 def fit_gemm_sections(
@@ -73,6 +92,7 @@ def fit_gemm_sections(
             continue
         found = _fit_dtype(rows.reset_index(drop=True), device, str(dtype))
         sections[str(dtype)], intervals[str(dtype)], reports[str(dtype)] = found
+        remarks.append(f"gemm {dtype}: {_describe_choice(found[2])}")
     if not sections:
         raise CalibrationError(
             f"the store has too few GEMMs of {device.name} to fit ({', '.join(remarks) or 'none'}); measure more "
@@ -81,72 +101,136 @@ def fit_gemm_sections(
     return sections, intervals, reports, remarks
 
 
+Factors = dict[str, dict[str, float]]
+
+
+class Form(NamedTuple):
+    """A form of the GEMM formula: what is free in a fit.
+
+    Attributes:
+        name: Its name in reports.
+        parameters: Free parameters.
+        factors: Alignment table if it is not free.
+        alignment: Origin of the alignment factors, in words.
+        donor: Device whose alignment factors they are; empty for none.
+    """
+
+    name: str
+    parameters: FitParameters
+    factors: Factors | None
+    alignment: str
+    donor: str = ""
+
+    def fit(self, rows: pd.DataFrame, rates: DeviceRates) -> dict[str, Any]:
+        """Return the section fitted to some rows."""
+        section = self.parameters.section(fit(rows, self.parameters, rates, "NT", self.factors), self.factors)
+        return section | ({ALIGNMENT_FROM: self.donor} if self.donor else {})
+
+
 def _fit_dtype(rows: pd.DataFrame, device: Device, dtype: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return section, interval and report of the form that errs least on shapes left out, or of one about as good."""
     rates = device_rates(device, dtype, hot=True)
-    parameters, factors, origin, donor = _fit_parameters(rows, device, dtype, has_cache=bool(rates.l2_bytes))
-    held_out, rows = rows[rows.is_held_out.to_numpy(bool)], rows[~rows.is_held_out.to_numpy(bool)]
+    held_out, rest = rows[rows.is_held_out.to_numpy(bool)], rows[~rows.is_held_out.to_numpy(bool)]
     if len(held_out) >= ENOUGH_HELD_OUT:
-        train, measured = rows, held_out.latency_s.to_numpy()
-        x = fit(train, parameters, rates, "NT", factors)
-        predicted = predict_rows(held_out, parameters.section(x, factors), rates, "NT")
-        split = "the held-out half of the random shapes"
-    elif len(rows) >= MANY_ROWS:
-        train, held = split_by_shape(rows)
-        x = fit(train, parameters, rates, "NT", factors)
-        predicted, measured = predict_rows(held, parameters.section(x, factors), rates, "NT"), held.latency_s.to_numpy()
+        train, judged, split = rest, held_out, "the held-out half of the random shapes"
+    elif len(rest) >= MANY_ROWS:
+        train, judged = split_by_shape(rest)
         split = "a fifth of whole (n, k) shapes held out"
     else:
-        train, measured = rows, rows.latency_s.to_numpy()
-        x = fit(rows, parameters, rates, "NT", factors)
-        predicted = _predict_left_out(rows, parameters, rates, factors, x)
+        train = judged = rest
         split = f"{NUM_FOLDS} folds of whole (n, k) shapes, each predicted by a fit on the others; fitted on all"
-    section = parameters.section(x, factors) | ({ALIGNMENT_FROM: donor} if donor else {})
+    measured = judged.latency_s.to_numpy()
+    forms = {form.name: form for form in _forms(rows, device, dtype, has_cache=bool(rates.l2_bytes))}
+    predicted = {
+        name: _predict_left_out(train, form, rates)
+        if judged is train
+        else predict_rows(judged, form.fit(train, rates), rates, "NT")
+        for name, form in forms.items()
+    }
+    errors = {name: _mean_error(times, measured) for name, times in predicted.items()}
+    least = min(errors.values())
+    chosen = next(name for name in forms if errors[name] <= WORTHWHILE_RATIO * least)
+    section = forms[chosen].fit(train, rates)
     return (
         section,
-        interval_of(predicted, measured),
+        interval_of(predicted[chosen], measured),
         {
-            "rows": len(rows) + len(held_out),
+            "rows": len(rows),
             "rows_fitted": len(train),
             "split": split,
-            "layouts": {str(name): int(count) for name, count in rows.layout.value_counts().items()},
-            "libraries": sorted(set(rows.library)),
-            "alignment": origin,
-            "held_out": percentage_errors(predicted, measured),
+            "form": chosen,
+            "forms": errors,
+            "with_half_of_the_shapes": _mean_error(_predict_left_out(train, forms[chosen], rates, 2), measured)
+            if judged is train
+            else None,
+            "layouts": {str(name): int(count) for name, count in rest.layout.value_counts().items()},
+            "libraries": sorted(set(rest.library)),
+            "alignment": forms[chosen].alignment,
+            "held_out": percentage_errors(predicted[chosen], measured),
             "fitted": percentage_errors(predict_rows(train, section, rates, "NT"), train.latency_s.to_numpy()),
         },
     )
 
 
-def _predict_left_out(rows: pd.DataFrame, parameters: FitParameters, rates: Any, factors: Any, start: Array) -> Array:
+def _mean_error(predicted: Array, measured: Array) -> float:
+    return float(np.mean(np.abs(predicted / measured - 1.0)))
+
+
+def _describe_choice(report: dict[str, Any]) -> str:
+    """Say which form was taken and why, and what more rows would bring."""
+    errors = dict(report["forms"])
+    chosen, half = report["form"], report["with_half_of_the_shapes"]
+    error = errors.pop(chosen)
+    others = ", ".join(f"{name} {other:.1%}" for name, other in errors.items())
+    words = f"{chosen} is {error:.1%} off on shapes left out ({others})"
+    if half is None:
+        return words
+    # The error falls as a power of the number of shapes: half of them, and four fifths of them, were fitted.
+    exponent = math.log(max(half / error, 1.0)) / math.log((1.0 - 1.0 / NUM_FOLDS) / 0.5)
+    doubled = error * 2.0**-exponent
+    if doubled > _USEFUL_RATIO * error:
+        return f"{words}; more shapes of these suites would hardly help"
+    return f"{words}; twice as many shapes would bring about {doubled:.1%}"
+
+
+def _predict_left_out(rows: pd.DataFrame, form: Form, rates: DeviceRates, num_folds: int = NUM_FOLDS) -> Array:
     """Predict rows with fits that did not see their (n, k). [s]"""
-    folds = folds_of_groups(list(zip(rows.n, rows.k, strict=True)), NUM_FOLDS)
+    folds = folds_of_groups(list(zip(rows.n, rows.k, strict=True)), num_folds)
     predicted = np.empty(len(rows))
-    for fold in range(NUM_FOLDS):
+    for fold in range(num_folds):
         held = folds == fold
-        if not held.any():
-            continue
-        others = rows[~held]
-        # Start from the prior: a start that was fitted to the held-out rows would leak them.
-        x = fit(others, parameters, rates, "NT", factors) if len(others) else start
-        predicted[held] = predict_rows(rows[held], parameters.section(x, factors), rates, "NT")
+        if held.any():  # with a single shape, its own rows are all there is
+            seen = rows[~held] if (~held).any() else rows
+            predicted[held] = predict_rows(rows[held], form.fit(seen, rates), rates, "NT")
     return predicted
 
 
-def _fit_parameters(
-    rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: bool
-) -> tuple[FitParameters, dict[str, dict[str, float]] | None, str, str]:
-    """Return free parameters, the alignment table if it is not free, its origin in words, and the device it is from."""
+def _forms(rows: pd.DataFrame, device: Device, dtype: str, *, has_cache: bool) -> list[Form]:
+    """Nested forms, the preferred one first: a roofline with fitted rates, and one with tiles and waves.
+
+    A GPU has tiles and alignment even where few rows show them: it keeps both unless the roofline errs less, and
+    alignment in either form. Elsewhere the roofline is preferred.
+    """
     known = device.architecture_facts
     tiles = known.gemm_tiles or (*COMMON_GEMM_TILES, *_SMALL_TILES)
     hot = has_cache and not rows.is_cold.to_numpy(bool).all()
-    if _num_misaligned(rows, dtype) >= _ENOUGH_MISALIGNED or not known.gemm_tiles:
-        starts = known.alignment_factors_guess if known.gemm_tiles else _PACKED_STARTS
-        # Batched GEMMs have factors of their own if there are enough rows of them.
-        roles = ROLES if (rows.batch > 1).sum() >= _ENOUGH_MISALIGNED else ROLES[:2]
-        parameters = FitParameters(tiles, hot=hot, alignment=alignment_entries(starts, roles))
-        return parameters, None, "fitted to these rows", ""
-    table, origin, donor = _borrowed_table(device, dtype)
-    return FitParameters(tiles, hot=hot, alignment=()), table, origin, donor
+    # Batched GEMMs have factors of their own if there are enough rows of them.
+    roles = ROLES if (rows.batch > 1).sum() >= _ENOUGH_MISALIGNED else ROLES[:2]
+    fitted, origin, donor = "fitted to these rows", "", ""
+    factors: Factors | None = None
+    entries: Entries = ()
+    if not known.gemm_tiles:
+        entries = alignment_entries(_PACKED_STARTS, roles)
+    elif _num_misaligned(rows, dtype) >= _ENOUGH_MISALIGNED:
+        entries = alignment_entries(known.alignment_factors_guess, roles)
+    else:
+        factors, origin, donor = _borrowed_table(device, dtype)
+    tiled = Form(_TILED, FitParameters(tiles, hot=hot, alignment=entries), factors, origin or fitted, donor)
+    if not known.gemm_tiles:
+        entries, factors, fitted = (), factor_table({}), "none: no alignment is penalized"
+    free = FitParameters([_ROOFLINE_TILE], hot=hot, alignment=entries, splits=(1,), known=_ROOFLINE_CONSTANTS)
+    roofline = Form(_ROOFLINE, free, factors, origin or fitted, donor)
+    return [tiled, roofline] if known.gemm_tiles else [roofline, tiled]
 
 
 def _num_misaligned(rows: pd.DataFrame, dtype: str) -> int:
