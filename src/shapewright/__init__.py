@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from shapewright.app.api import search as search
     from shapewright.app.api import serve_plan as serve_plan
     from shapewright.app.api import sweep as sweep
+    from shapewright.app.integrations.lightning_callback import LightningCallback as LightningCallback
+    from shapewright.app.integrations.measured_steps import explain_step as explain_step
+    from shapewright.app.integrations.transformers_callback import TransformersCallback as TransformersCallback
     from shapewright.core.errors import ShapewrightError as ShapewrightError
     from shapewright.hardware import Device as Device
     from shapewright.hardware import with_nodes as with_nodes
@@ -36,16 +39,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Device": "shapewright.hardware",
+    "LightningCallback": "shapewright.app.integrations.lightning_callback",
     "ParallelLayout": "shapewright.workload.layout",
     "Scenario": "shapewright.prediction.scenario",
     "ShapewrightError": "shapewright.core.errors",
     "TransformerConfig": "shapewright.models",
+    "TransformersCallback": "shapewright.app.integrations.transformers_callback",
     "Workload": "shapewright.workload.workload",
     "build_scenario": "shapewright.prediction.build",
     "calibrated_device": "shapewright.pricing.calibration.file",
     "check": "shapewright.app.api",
     "compare": "shapewright.app.api",
     "design": "shapewright.app.api",
+    "explain_step": "shapewright.app.integrations.measured_steps",
     "fits": "shapewright.app.api",
     "mfu": "shapewright.app.api",
     "plan": "shapewright.app.api",
@@ -69,6 +75,7 @@ __all__ = [
     "check",
     "compare",
     "design",
+    "explain_step",
     "fits",
     "mfu",
     "plan",
