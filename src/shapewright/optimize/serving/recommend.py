@@ -61,15 +61,21 @@ class Recommendation:
     fleet: Fleet | None = None
 
 
-def find_knee(front: Sequence[OperatingPoint], num_devices: int | None = None) -> OperatingPoint | None:
+def find_knee(
+    front: Sequence[OperatingPoint], num_devices: int | None = None, node_size: int | None = None
+) -> OperatingPoint | None:
     """Return the point of a front with the largest product of tokens/s of the devices and of a user; None if empty.
 
     Args:
         front: Points of a Pareto front.
         num_devices: Available devices; devices that no unit fits on count as idle. None counts per device.
+        node_size: Devices of a node: without ``num_devices``, units inside a node are preferred.
     """
+    inside = [point for point in front if num_devices is not None or point.num_devices <= (node_size or 0)]
     return max(
-        front, key=lambda point: point.total_tokens_per_s(num_devices) * point.tokens_per_s_per_user, default=None
+        inside or front,
+        key=lambda point: point.total_tokens_per_s(num_devices) * point.tokens_per_s_per_user,
+        default=None,
     )
 
 
@@ -78,6 +84,7 @@ def recommend(
     front: Sequence[OperatingPoint],
     best: OperatingPoint | None,
     request: ServingRequest,
+    node_size: int | None = None,
 ) -> Recommendation | None:
     """Recommend an operating point.
 
@@ -86,6 +93,7 @@ def recommend(
         front: Their Pareto front, within the limit of the first token.
         best: The point with most tokens/s of the devices that keeps the limits; None if none does.
         request: Limits, devices and load.
+        node_size: Devices of a node, see find_knee.
 
     Returns:
         With a limit of the time per token ``best``, otherwise the knee of the front; with a load, the point that
@@ -95,7 +103,7 @@ def recommend(
     Raises:
         WorkloadError: the given devices do not carry the load.
     """
-    knee = find_knee(front, request.num_devices)
+    knee = find_knee(front, request.num_devices, node_size)
     if best is None or knee is None:
         return None
     has_limit = request.tpot_limit_s is not None
@@ -110,7 +118,7 @@ def recommend(
     if not fitting:
         raise _load_error(fast, min(fleet.num_devices for fleet, _ in fleets), request)
     fleet, point = min(
-        fitting, key=lambda entry: (-entry[0].num_spare_instances, entry[0].num_devices, entry[1].tpot.middle_s)
+        fitting, key=lambda entry: (-entry[0].num_spare_instances, entry[0].num_devices, entry[0].load_fraction)
     )
     within = "the limits" if has_limit else "the speed for a user at the knee of the front"
     reason = f"fewest devices for the load with a spare instance, within {within}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,10 @@ from shapewright.app.cli.device_options import calibration_option, named_device,
 from shapewright.app.cli.help_pages import GroupedCommand
 from shapewright.app.cli.options import field_options, group_options
 from shapewright.app.cli.param_types import RequestRate, Seconds
+from shapewright.app.report.flags import with_flags
+
+if TYPE_CHECKING:
+    from shapewright.app.formats.servers.instance import Engine
 
 _EPILOG = """\b
 Examples:
@@ -24,6 +28,7 @@ Examples:
   shapewright serve-plan llama-3.1-8b --device h100-sxm-80gb --isl 16000 --cached-prefix 14000 --osl 300
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --usd-per-hour 2.5 --html plan.html
   shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --tpot 15ms --load 20/s
+  shapewright serve-plan llama-3-8b --device h100-sxm-80gb --isl 4000 --osl 500 --gpus 1 --tpot 15ms --format vllm
 """
 
 _FIELDS = {
@@ -91,6 +96,13 @@ _FIELDS = {
     help="requests to carry, such as 12/s: recommends the point with fewest devices, and counts instances with a spare",
 )
 @click.option("--usd-per-hour", type=float, metavar="USD", help="price of one device for an hour")
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="print the commands that launch the recommended point instead: vllm, sglang or trtllm; with --json, under "
+    "the key launch",
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 @click.option("--html", metavar="FILE", help="also write an HTML page with the Pareto front")
 def command(
@@ -111,6 +123,7 @@ def command(
     draft_cost: float | None,
     load: float | None,
     usd_per_hour: float | None,
+    format_name: str | None,
     as_json: bool,
     html: str | None,
     **given: Any,
@@ -123,6 +136,7 @@ def command(
     from shapewright.app.api import serve_plan
 
     refuse_unwritable(html)
+    engine = _read_engine(format_name, server)
     groups = group_options(given)
     found = serve_plan(
         config,
@@ -139,14 +153,20 @@ def command(
         speculation=_read_speculation(draft_tokens, acceptance, draft_cost),
         usd_per_hour=usd_per_hour,
         requests_per_s=load,
-        server=server,
+        server=server or (engine.server_name if engine else None),
         workload=groups["workload"],
         layout=groups["layout"],
         overrides=groups["model"],
     )
     from shapewright.app.report.outputs.serving import serve_plan_output
 
-    output = serve_plan_output(found)
+    launch = None
+    if engine is not None:
+        from shapewright.app.formats.servers import choose_expressible, write_launch
+
+        found = choose_expressible(found, engine)
+        launch = write_launch(found, engine.name)
+    output = serve_plan_output(found, launch)
     if html:
         from shapewright.app.report.optimize.serving import describe_serving, serving_sections
         from shapewright.app.report.page import render_page
@@ -156,11 +176,30 @@ def command(
         click.echo(f"wrote {html}", err=True)
     if as_json:
         print_json(output.to_json())
+    elif launch is not None:
+        click.echo(launch.text, nl=False)
+        for words in launch.warnings:
+            click.echo(f"warning: {with_flags(words)}", err=True)
     else:
         from shapewright.app.report.optimize.serving import print_serving
 
         print_serving(output, make_console())
     return 0 if output.keeps_limits else 1
+
+
+def _read_engine(format_name: str | None, server: str | None) -> Engine | None:
+    """The engine of --format; it must be that of --server."""
+    if format_name is None:
+        return None
+    from shapewright.app.formats.servers import find_engine
+
+    engine = find_engine(format_name)
+    if server is not None and server.strip().casefold().partition("-")[0] not in (engine.name, "current"):
+        raise click.UsageError(
+            f"--format {format_name} and --server {server} are different engines; give --server {engine.server_name}, "
+            f"or leave it out"
+        )
+    return engine
 
 
 def _read_speculation(

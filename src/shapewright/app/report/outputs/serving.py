@@ -11,6 +11,7 @@ from shapewright.models import TransformerConfig
 from shapewright.optimize.serving.limits import find_limits
 
 if TYPE_CHECKING:
+    from shapewright.app.formats.servers import Launch
     from shapewright.optimize.serving import OperatingPoint, ServingPlan, ServingRequest
     from shapewright.optimize.serving.limits import PointLimits
     from shapewright.workload import ParallelLayout
@@ -155,6 +156,16 @@ class InstanceCapacityOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchOutput:
+    """Commands that start the recommended point in one engine."""
+
+    engine: str = described("`vllm`, `sglang` or `trtllm`")
+    version: str = described("version that the flags are of")
+    text: str = described("the commands as a shell script")
+    warnings: tuple[str, ...] = described("what the engine does differently from what the plan assumes")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServePlanOutput(Output):
     """Ways to serve a model, and the recommended one."""
 
@@ -172,6 +183,7 @@ class ServePlanOutput(Output):
         "the time per token, `best`, without one the knee of the front; null if none keeps the limits"
     )
     recommended_reason: str = described("why it is recommended; empty without one")
+    launch: LaunchOutput | None = described("commands that start the recommended point; null without `--format`")
     fleet: FleetOutput | None = described("instances of the recommended point for the load; null without a load")
     best: OperatingPointOutput | None = described(
         "most tokens/s of the devices in the first format; null if none keeps the limits"
@@ -192,8 +204,13 @@ class ServePlanOutput(Output):
     notes: list[str]
 
 
-def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
-    """Output of a serving plan."""
+def serve_plan_output(found: ServingPlan, launch: Launch | None = None) -> ServePlanOutput:
+    """Output of a serving plan.
+
+    Args:
+        found: The plan.
+        launch: Commands that start its recommended point; None without.
+    """
     speculation, recommendation = found.request.speculation, found.recommended
     names = [one.name for one in found.formats]
     own = [point for point in found.points if point.format.name == names[0]]
@@ -223,6 +240,7 @@ def serve_plan_output(found: ServingPlan) -> ServePlanOutput:
         keeps_limits=best[names[0]] is not None,
         recommended=write(recommendation.point if recommendation else None),
         recommended_reason=recommendation.reason if recommendation else "",
+        launch=None if launch is None else take(LaunchOutput, launch),
         fleet=take(FleetOutput, recommendation.fleet) if recommendation and recommendation.fleet else None,
         best=write(best[names[0]]),
         best_by_mode={mode: write(point) for mode, point in best_by_mode.items()},

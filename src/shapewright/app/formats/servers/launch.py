@@ -1,0 +1,241 @@
+"""write_launch: the commands that start the recommended point of a serving plan in one engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shapewright.app.formats.servers.flags import COMMANDS, Command, Flag, layout_problem, warnings_of
+from shapewright.app.formats.servers.instance import format_key, launched_instance, read_engines
+from shapewright.core.dtypes import get_dtype
+from shapewright.core.errors import ConfigError, WorkloadError, close_names
+from shapewright.models import load_preset
+from shapewright.optimize.serving.point import Instance
+
+if TYPE_CHECKING:
+    from shapewright.app.formats.servers.instance import Engine, LaunchedInstance, Role
+    from shapewright.models import Model
+    from shapewright.optimize.serving import OperatingPoint, ServingPlan
+    from shapewright.prediction.scenario import Scenario
+
+ENGINES = ("vllm", "sglang", "trtllm")
+"""Engines that launch lines can be written for."""
+_HUB_SOURCE = re.compile(r"config\.json of (\S+/\S+?)[,;]? on the Hugging Face hub")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Commands that start one engine.
+
+    Attributes:
+        engine: Name of the engine, one of ENGINES.
+        version: Version that the flags are of.
+        text: The commands as a shell script, with a trailing newline.
+        warnings: What the engine does differently from what the plan assumes.
+    """
+
+    engine: str
+    version: str
+    text: str
+    warnings: tuple[str, ...]
+
+
+def find_engine(name: str) -> Engine:
+    """Look up an engine.
+
+    Raises:
+        ConfigError: there is no such engine.
+    """
+    engines = read_engines()
+    if name not in engines:
+        hint = close_names(name, engines)
+        raise ConfigError(f"unknown format {name!r}; {hint + ' ' if hint else ''}choose one of {', '.join(ENGINES)}")
+    return engines[name]
+
+
+def check_served(engine: Engine, scenario: Scenario) -> None:
+    """Check that an engine knows a model, before a plan is made for it.
+
+    Raises:
+        ConfigError: it does not, or the model is not described by a config.json.
+    """
+    model_type = scenario.config.model_type
+    if scenario.model.raw is None:
+        raise ConfigError(
+            f"format {engine.name} needs a checkpoint that {engine.title} can load, and this model is described by "
+            f"flags; give a preset, a model folder or a hub id"
+        )
+    if model_type not in engine.model_types:
+        others = [other.name for other in read_engines().values() if model_type in other.model_types]
+        advice = f"choose format {' or '.join(others)}" if others else "serve another model"
+        raise ConfigError(f"{engine.heading} does not know model_type={model_type!r}; {advice}", field="model_type")
+
+
+def choose_expressible(plan: ServingPlan, engine: Engine) -> ServingPlan:
+    """Keep the points of a plan whose layouts an engine can have; all of them if it can have none.
+
+    Raises:
+        WorkloadError: the devices do not carry the load with the kept points.
+    """
+    kept = tuple(
+        point
+        for point in plan.points
+        if not layout_problem(engine, point.layout)
+        and not (point.prefill_layout and layout_problem(engine, point.prefill_layout))
+    )
+    if not kept or len(kept) == len(plan.points):
+        return plan
+    note = (
+        f"{len(plan.points) - len(kept)} of {len(plan.points)} points are left out: {engine.heading} cannot have them"
+    )
+    return replace(plan, points=kept, notes=(*plan.notes, note))
+
+
+def write_launch(plan: ServingPlan, engine_name: str, point: OperatingPoint | None = None) -> Launch:
+    """Write the commands that start an operating point of a plan.
+
+    Args:
+        plan: The plan.
+        engine_name: One of ENGINES.
+        point: The point; None for the recommended one.
+
+    Raises:
+        ConfigError: unknown engine, or one that does not know the model.
+        WorkloadError: the engine does not know the format, or no point keeps the limits.
+    """
+    engine = find_engine(engine_name)
+    check_served(engine, plan.scenario)
+    recommended = plan.recommended
+    chosen = point or (recommended.point if recommended else None)
+    if chosen is None:
+        raise WorkloadError(
+            f"format {engine_name}: no point keeps the limits, so there is nothing to launch; raise ttft_limit_s or "
+            f"tpot_limit_s, or give more num_devices"
+        )
+    _check_format(engine, chosen)
+    model, remark = _checkpoint_of(plan.scenario.model)
+    roles: list[Role] = ["both"] if chosen.prefill_layout is None else ["prefill", "decode"]
+    lines = [f"# {plan.config.title}, {chosen.format.name}, on {plan.device.title}: {engine.heading}"]
+    warnings = [remark] if remark else []
+    for role in roles:
+        layout = chosen.prefill_layout if role == "prefill" and chosen.prefill_layout else chosen.layout
+        instance = Instance(plan.scenario.replace(layout=layout), chosen.format, plan.request)
+        one = launched_instance(plan, chosen, instance, role, model)
+        warnings += [words for words in warnings_of(engine, one) if words not in warnings]
+        lines += _instance_lines(COMMANDS[engine_name](engine, one), one, _count_words(plan, chosen, role))
+    if len(roles) > 1:
+        lines += _router_lines(engine, chosen)
+        warnings.append("disaggregated: replace the addresses of the router with those of all instances")
+    server = plan.request.server
+    if server.engine not in ("current", engine.name):
+        warnings.append(f"the plan is priced for {server.title}, and launched in {engine.heading}")
+    lines[1:1] = [f"# warning: {words}" for words in warnings]
+    text = "\n".join(lines) + "\n"
+    return Launch(engine=engine_name, version=engine.version, text=text, warnings=tuple(warnings))
+
+
+def _check_format(engine: Engine, point: OperatingPoint) -> None:
+    one = point.format
+    known = ", ".join(engine.formats)
+    if format_key(one) not in engine.formats:
+        raise WorkloadError(
+            f"{engine.heading} does not know the format {one.name}; it has {known} (GEMMs:weights)", field="dtype"
+        )
+    cache = one.kv_cache_dtype
+    if get_dtype(cache).bits < 16 and cache not in engine.cache_formats:
+        known = ", ".join(engine.cache_formats)
+        raise WorkloadError(
+            f"{engine.heading} does not know kv_cache_dtype={cache!r}; give bf16 or {known}", field="kv_cache_dtype"
+        )
+
+
+def _checkpoint_of(model: Model) -> tuple[str, str]:
+    """Return the hub id or folder of a model's checkpoint, and a warning if there is none."""
+    kind, _, name = model.source.partition(" ")
+    if kind == "hub":
+        return name.partition("@")[0], ""
+    if kind == "preset":
+        found = _HUB_SOURCE.search(load_preset(name).source)
+        if found:
+            return found[1], ""
+        return name, f"no checkpoint of {name} is known: replace {name} with its folder or hub id"
+    path = Path(model.source)
+    return shlex.quote(str(path.parent if path.name == "config.json" else path)), ""
+
+
+def _count_words(plan: ServingPlan, point: OperatingPoint, role: Role) -> str:
+    """How often a command is started."""
+    per_unit = point.num_prefill_instances if role == "prefill" else point.num_instances
+    fleet = plan.recommended.fleet if plan.recommended and plan.recommended.point == point else None
+    units = fleet.num_instances + fleet.num_spare_instances if fleet else 1
+    spare = f", {fleet.num_spare_instances * per_unit} of them spare" if fleet and fleet.num_spare_instances else ""
+    load = f" for {fleet.requests_per_s:g} requests/s" if fleet else ""
+    names = {"both": "instances", "prefill": "prefill instances", "decode": "decode instances"}
+    return f"{units * per_unit} {names[role]}{spare}{load}" if units * per_unit > 1 else names[role].removesuffix("s")
+
+
+def _instance_lines(command: Command, one: LaunchedInstance, count: str) -> list[str]:
+    """Write the command of an instance, one flag a line, after the file that it reads."""
+    nodes = f", each on {one.num_nodes} nodes" if one.num_nodes > 1 else ""
+    devices = f"{one.layout.num_devices} GPU{'s' if one.layout.num_devices > 1 else ''}"
+    lines = ["", f"# {count} of {devices}{nodes}"]
+    if one.num_nodes > 1:
+        lines.append("# run on every node, with HEAD_ADDRESS, NODE_RANK or HOSTS set to your nodes")
+    if command.settings:
+        file = next(str(flag.value) for flag in command.flags if flag.name == "--extra_llm_api_options")
+        lines += [f"cat > {file} <<'EOF'", *_yaml_lines(command.settings), "EOF"]
+    words = [command.program, *(_flag_words(flag) for flag in command.flags)]
+    lines += [f"{word} \\" if index < len(words) - 1 else word for index, word in enumerate(words)]
+    lines[-len(words) + 1 :] = [f"  {line}" for line in lines[-len(words) + 1 :]]
+    return lines
+
+
+def _flag_words(flag: Flag) -> str:
+    if flag.value is None:
+        return flag.name
+    text = str(flag.value)
+    return f"{flag.name} " + (f'"{text}"' if text.startswith("$") else shlex.quote(text))
+
+
+def _yaml_lines(settings: Mapping[str, object], indent: str = "") -> list[str]:
+    """Write nested settings as YAML; JSON scalars are YAML scalars."""
+    lines = []
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{key}:", *_yaml_lines(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {json.dumps(value)}")
+    return lines
+
+
+def _router_lines(engine: Engine, point: OperatingPoint) -> list[str]:
+    """Write how prompts get from prefill to decode instances."""
+    prefill, decode = "http://PREFILL_ADDRESS:8100", "http://DECODE_ADDRESS:8200"
+    if engine.name == "sglang":
+        return [
+            "",
+            "# the router",
+            f"python -m sglang_router.launch_router --pd-disaggregation --prefill {prefill} --decode {decode}",
+        ]
+    if engine.name == "trtllm":
+        servers = {
+            "hostname": "localhost",
+            "port": 8000,
+            "backend": "pytorch",
+            "context_servers": {
+                "num_instances": point.num_prefill_instances,
+                "urls": [prefill.removeprefix("http://")],
+            },
+            "generation_servers": {"num_instances": point.num_instances, "urls": [decode.removeprefix("http://")]},
+        }
+        lines = ["", "# the router", "cat > router.yaml <<'EOF'", *_yaml_lines(servers), "EOF"]
+        return [*lines, "trtllm-serve disaggregated -c router.yaml"]
+    return [
+        "",
+        f"# a proxy sends each prompt to {prefill} and its answer to {decode}; vLLM has examples of such proxies",
+    ]

@@ -1,0 +1,281 @@
+"""Launch lines of serving plans, read by the recorded option lists of vLLM, SGLang and TensorRT-LLM.
+
+server_grammars.json holds the arguments that a launch line needs, with types and choices, of the versions in
+engines.toml; none of the engines can be installed without a GPU build of PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shapewright
+from command_line import run as run_command
+from shapewright.app.formats.servers import ENGINES, choose_expressible, find_engine, write_launch
+from shapewright.app.formats.servers.flags import layout_problem
+from shapewright.core.errors import ConfigError, WorkloadError
+from shapewright.optimize.serving import ServingPlan
+from shapewright.pricing.servers import server_names
+from shapewright.workload import ParallelLayout
+
+GRAMMARS = json.loads(Path(__file__).with_name("server_grammars.json").read_text(encoding="utf-8"))
+TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "json": json.loads}
+SPECULATION = {"num_draft_tokens": 3, "acceptance_fraction": 0.7, "draft_cost_fraction": 0.1}
+
+JOBS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dense": ("llama-3-8b", "h100-sxm-80gb", {"num_devices": 4, "usd_per_hour": 2.0, "requests_per_s": 5.0}),
+    "fp8": ("llama-3-70b", "h200-sxm-141gb", {"num_devices": 8, "workload": {"dtype": "fp8"}, "cached_len": 200}),
+    "int4": ("llama-3-70b", "h100-sxm-80gb", {"num_devices": 2, "workload": {"weight_dtype": "int4"}}),
+    "drafts": ("llama-3.1-8b", "h100-sxm-80gb", {"num_devices": 2, "speculation": SPECULATION}),
+    "experts": ("mixtral-8x7b", "h100-sxm-80gb", {"num_devices": 8}),
+    "nodes": ("deepseek-v3", "h100-sxm-80gb", {"num_devices": 16, "workload": {"dtype": "fp8"}}),
+}
+
+
+@cache
+def make_plan(job: str) -> ServingPlan:
+    """The plan of a job."""
+    model, device, given = JOBS[job]
+    return shapewright.serve_plan(model, device=device, prompt_len=1000, output_len=200, formats=[], **given)
+
+
+def read_commands(engine: str, text: str) -> list[dict[str, Any]]:
+    """Read the commands of a launch script as the engine's parser does; an argument that it does not take raises."""
+    grammar = GRAMMARS[engine]
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    if engine != "sglang":
+        parser.add_argument("model")
+    for name, entry in grammar["arguments"].items():
+        given = {**entry, **({"type": TYPES[entry["type"]]} if "type" in entry else {})}
+        if given.get("action") == "BooleanOptionalAction":
+            given["action"] = argparse.BooleanOptionalAction
+        parser.add_argument(name, **given)
+    without_files = re.sub(r"^cat > .*?^EOF$", "", text, flags=re.MULTILINE | re.DOTALL)
+    found = []
+    for line in without_files.replace("\\\n", " ").splitlines():
+        words = shlex.split(re.sub(r"\$\(\(.*?\)\)|\$NODE_RANK", "0", line), comments=True)
+        program = grammar["program"]
+        starts = [index for index in range(len(words)) if words[index : index + len(program)] == program]
+        if starts and "disaggregated" not in words:
+            known, unknown = parser.parse_known_args(words[starts[0] + len(program) :])
+            assert unknown == [], line
+            found.append(vars(known))
+    return found
+
+
+def check_settings(text: str) -> list[dict[str, Any]]:
+    """Check the YAML files that TensorRT-LLM reads against its recorded keys and types."""
+    yaml = pytest.importorskip("yaml", reason="YAML files are read with PyYAML")
+    types = {"bool": bool, "int": int, "str": str, "list": list, "float": float}
+    files = [yaml.safe_load(body) for body in re.findall(r"^cat > (?!router).*?<<'EOF'\n(.*?)^EOF$", text, re.M | re.S)]
+
+    def check(values: dict[str, Any], grammar: dict[str, Any]) -> None:
+        for key, value in values.items():
+            expected = grammar[key]
+            if isinstance(expected, dict):
+                check(value, expected)
+            elif isinstance(expected, list):
+                assert value in expected
+            else:
+                assert type(value) is types[expected], key
+
+    for values in files:
+        check(values, GRAMMARS["trtllm"]["settings"])
+    return files
+
+
+def test_versions_agree() -> None:
+    """The recorded option lists are of the versions that launch lines are written for, and plans are priced for."""
+    for name in ENGINES:
+        assert find_engine(name).version == GRAMMARS[name]["version"]
+        assert find_engine(name).server_name in server_names()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("job", JOBS)
+def test_lines_parse(engine: str, job: str) -> None:
+    """Lines of points all over a plan are read without an unknown flag or value, for as many devices as planned."""
+    plan = choose_expressible(make_plan(job), find_engine(engine))
+    for point in plan.points[:: max(len(plan.points) // 15, 1)]:
+        launch = write_launch(plan, engine, point)
+        commands = read_commands(engine, launch.text)
+        assert len(commands) == (1 if point.prefill_layout is None else 2)
+        layouts = [point.layout] if point.prefill_layout is None else [point.prefill_layout, point.layout]
+        for layout, found in zip(layouts, commands, strict=True):
+            sizes = {
+                "vllm": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+                "sglang": ("tp_size", "pp_size"),
+                "trtllm": ("tp_size", "pp_size"),
+            }[engine]
+            devices = 1
+            for size in sizes:
+                devices *= found[size] or 1
+            assert devices == layout.num_devices
+        if engine == "trtllm":
+            assert len(check_settings(launch.text)) == len(commands)
+
+
+def test_flags_hold_what_the_plan_assumes() -> None:
+    """Sequences, tokens of a pass, formats, memory, block and context of the plan are in vLLM's flags."""
+    plan = make_plan("fp8")
+    point = next(point for point in plan.points if point.prefill_layout is None and point.layout.pipeline_parallel == 2)
+    (found,) = read_commands("vllm", write_launch(plan, "vllm", point).text)
+
+    assert found["model"] == "meta-llama/Meta-Llama-3-70B"
+    assert found["max_num_seqs"] == 2 * point.batch_size
+    assert found["max_num_batched_tokens"] == point.prefill_tokens + point.batch_size
+    assert (found["quantization"], found["kv_cache_dtype"], found["dtype"]) == ("fp8", "fp8", "bfloat16")
+    assert (found["gpu_memory_utilization"], found["block_size"], found["max_model_len"]) == (0.9, 16, 1200)
+    assert found["enable_prefix_caching"]
+    assert found["enable_chunked_prefill"]
+
+
+def test_replicated_attention_is_one_group_of_sglang_and_trtllm() -> None:
+    """Groups: vLLM counts replicas beside the tensor group, the others all devices, and SGLang all sequences."""
+    plan = make_plan("nodes")
+    wide = ParallelLayout(data_parallel=16, expert_parallel=16, expert_tensor_parallel=None)
+    point = next(point for point in plan.points if point.layout == wide and point.prefill_layout is None)
+    (vllm,) = read_commands("vllm", write_launch(plan, "vllm", point).text)
+    (sglang,) = read_commands("sglang", write_launch(plan, "sglang", point).text)
+    (trtllm,) = read_commands("trtllm", write_launch(plan, "trtllm", point).text)
+
+    assert (vllm["tensor_parallel_size"], vllm["data_parallel_size"], vllm["enable_expert_parallel"]) == (1, 16, True)
+    assert (sglang["tp_size"], sglang["dp_size"], sglang["ep_size"], sglang["nnodes"]) == (16, 16, 16, 2)
+    assert sglang["max_running_requests"] == 16 * vllm["max_num_seqs"] == 16 * point.batch_size
+    assert (trtllm["tp_size"], trtllm["ep_size"], trtllm["max_batch_size"]) == (16, 16, point.batch_size)
+    assert check_settings(write_launch(plan, "trtllm", point).text)[0]["enable_attention_dp"]
+
+
+def test_memory_fractions_are_those_of_each_engine() -> None:
+    """SGLang's is weights and cache, TensorRT-LLM's the cache in what is left: both below vLLM's 0.9."""
+    plan = make_plan("dense")
+    point = next(point for point in plan.points if point.prefill_layout is None and point.layout.num_devices == 1)
+    (sglang,) = read_commands("sglang", write_launch(plan, "sglang", point).text)
+    (trtllm,) = read_commands("trtllm", write_launch(plan, "trtllm", point).text)
+    cache = plan.capacities[0].free_bytes
+
+    assert 0.8 < sglang["mem_fraction_static"] < 0.9
+    left = cache + 0.1 * plan.device.memory_bytes
+    assert trtllm["kv_cache_free_gpu_memory_fraction"] == pytest.approx(cache / left, abs=0.01)
+
+
+def test_layouts_that_an_engine_cannot_have_are_left_out() -> None:
+    """Experts in vLLM are on all devices or split by none; TensorRT-LLM either splits or replicates attention."""
+    plan = make_plan("nodes")
+    for name in ENGINES:
+        engine = find_engine(name)
+        kept = choose_expressible(plan, engine)
+        assert not any(layout_problem(engine, point.layout) for point in kept.points)
+        assert (len(kept.points) < len(plan.points)) == (name != "sglang")
+
+
+def test_a_combination_that_is_not_supported_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    """A given layout that vLLM cannot have is written with a warning, in the script and on stderr."""
+    job = ["serve-plan", "mixtral-8x7b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--gpus", "8"]
+    code, out, err = run_command(
+        [*job, "--tp", "2", "--ep", "2", "--etp", "2", "--dp", "2", "--format", "vllm"], capsys
+    )
+
+    assert code == 0
+    assert "# warning: vLLM 0.10.2 cannot have experts over EP 2 x ETP 2" in out
+    assert "cannot have experts over EP 2 x ETP 2" in err
+
+
+@pytest.mark.parametrize(
+    ("job", "engine", "words"),
+    [
+        ("int4", "vllm", "only from a checkpoint"),
+        ("fp8", "trtllm", "only from a checkpoint"),
+        ("drafts", "sglang", "no mixed passes with speculative decoding"),
+        ("drafts", "vllm", "replace DRAFT_MODEL"),
+    ],
+)
+def test_differences_from_the_plan_are_warnings(job: str, engine: str, words: str) -> None:
+    """What the engine needs or does otherwise is named; a quantized checkpoint needs nothing."""
+    plan = make_plan(job)
+    launch = write_launch(plan, engine, next(point for point in plan.points if point.prefill_layout is None))
+    assert any(words in each for each in launch.warnings)
+    assert not any("checkpoint" in each for each in write_launch(make_plan("nodes"), "trtllm").warnings)
+
+
+def test_fleet_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines say how many instances the load needs with the spare one, and JSON holds them."""
+    job = ["serve-plan", "llama-3-8b", "--device", "h100-sxm-80gb", "--isl", "1000", "--osl", "200", "--tp", "1"]
+    job += ["--tpot", "20ms", "--load", "30/s", "--formats", "none"]
+    code, out, _ = run_command([*job, "--format", "sglang", "--json"], capsys)
+    facts = json.loads(out)
+    total = facts["fleet"]["num_instances"] + facts["fleet"]["num_spare_instances"]
+
+    assert code == 0
+    assert facts["server"]["name"] == "sglang-0.5"
+    assert f"# {total} instances, 1 of them spare for 30 requests/s of 1 GPU" in facts["launch"]["text"]
+    assert facts["launch"]["version"] == GRAMMARS["sglang"]["version"]
+
+
+def test_models_from_folders_are_launched_from_them(tmp_path: Path) -> None:
+    """The folder of a config.json is the checkpoint, quoted where it needs to be."""
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8}
+    config |= {"vocab_size": 32000, "intermediate_size": 4096}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    plan = shapewright.serve_plan(
+        folder, device="h100-sxm-80gb", prompt_len=100, output_len=20, formats=[], layout={"tensor_parallel": 1}
+    )
+    assert f"vllm serve '{folder}'" in write_launch(plan, "vllm").text
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "engine", "words"),
+    [
+        ("gpt-neo-2.7b", {}, "vllm", "vLLM 0.10.2 does not know model_type='gpt_neo'"),
+        ("gpt2", {}, "trtllm", "does not know model_type='gpt2'; choose format vllm or sglang"),
+        ("llama-3-8b", {"workload": {"dtype": "int8"}}, "trtllm", "TensorRT-LLM 1.0 does not know the format int8"),
+        ("llama-3-8b", {"workload": {"kv_cache_dtype": "int4"}}, "vllm", "does not know kv_cache_dtype='int4'"),
+        ("llama-3-8b", {"tpot_limit_s": 1e-6}, "vllm", "no point keeps the limits"),
+    ],
+)
+def test_what_an_engine_does_not_know_is_an_error(model: str, given: dict[str, Any], engine: str, words: str) -> None:
+    """Models, formats and caches that an engine does not know are errors that name it and its version."""
+    lengths: dict[str, Any] = {"prompt_len": 100, "output_len": 20, "formats": [], "layout": {"tensor_parallel": 1}}
+    plan = shapewright.serve_plan(model, device="h100-sxm-80gb", **lengths, **given)
+    with pytest.raises((ConfigError, WorkloadError), match=re.escape(words)):
+        write_launch(plan, engine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["gpt-neo-2.7b", "--format", "vllm"], "does not know model_type='gpt_neo'"),
+        (["llama-3-8b", "--format", "tgi"], "unknown format 'tgi'"),
+        (["llama-3-8b", "--format", "vllm", "--server", "sglang-0.5"], "different engines"),
+        (
+            [
+                "--hidden-size",
+                "1024",
+                "--num-layers",
+                "2",
+                "--num-heads",
+                "8",
+                "--vocab-size",
+                "100",
+                "--format",
+                "vllm",
+            ],
+            "flags",
+        ),
+    ],
+)
+def test_bad_launches_are_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on stderr, nothing on stdout, exit code 2."""
+    job = ["serve-plan", *arguments, "--device", "h100-sxm-80gb", "--isl", "100", "--osl", "20", "--tp", "1"]
+    code, out, err = run_command(job, capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
