@@ -35,6 +35,16 @@ DEVICES = ("h100-sxm-80gb", "a100-sxm-40gb")
 LIMITLESS_BYTES = 1e18
 
 
+FINETUNING: tuple[dict[str, Any], ...] = (
+    {},
+    {"finetune": "lora"},
+    {"finetune": "qlora", "lora_rank": 8, "lora_targets": "attention"},
+    {"finetune": "dora", "lora_dropout": 0.1, "lora_targets": "mlp"},
+)
+LAST_LAYERS = {"finetune": "last-layers", "last_layers": 3}
+UNIFORM = ("llama-3-8b", "gpt3-125m")  # models whose layers are alike
+
+
 @st.composite
 def jobs(draw: st.DrawFn) -> PlanJob:
     """A model, a device of endless memory, a batch and a number of devices."""
@@ -46,6 +56,7 @@ def jobs(draw: st.DrawFn) -> PlanJob:
         "optimizer": draw(st.sampled_from(("adamw", "muon"))),
     }
     name = draw(st.sampled_from(MODELS))
+    workload |= draw(st.sampled_from((*FINETUNING, *([LAST_LAYERS] if name in UNIFORM else []))))
     longer = {"max_position_embeddings": 8192} if name.startswith("gpt3") else None
     question = build_scenario(name, device, workload=workload, overrides=longer)
     objective = draw(st.sampled_from(("time", "cost", "memory")))

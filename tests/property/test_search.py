@@ -36,6 +36,9 @@ WORKLOADS = (
     {"phase": "train", "attention": "unfused", "dtype": "fp16"},
     {"phase": "train", "recompute": "full", "global_batch_size": 32},
     {"phase": "train", "offload_activations": True, "offload_optimizer": True},
+    {"phase": "train", "finetune": "qlora", "optimizer": "muon"},
+    {"phase": "train", "finetune": "dora", "lora_targets": "attention", "packed": "256,128", "recompute": "full"},
+    {"phase": "train", "finetune": "last-layers", "last_layers": 1},
     {"phase": "prefill", "seq_len": 1024},
     {"phase": "decode", "context_len": 500},
 )

@@ -19,6 +19,7 @@ from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.builders import bias_gradients, display_name, dropout, move, norm, pointwise, weight_gemm
 from shapewright.lowering.collectives import collective, exchange_keys_values, gather_tokens, reduce_tokens
 from shapewright.lowering.operations import Attention, Gemm
+from shapewright.workload.finetuning import group_documents, pack_sequence
 
 if TYPE_CHECKING:
     from shapewright.lowering.operations import Operation
@@ -268,6 +269,8 @@ def _lower_fused(
     square, and to the keys of each other device half a square (arXiv 2311.09431). Layers with a sliding window are one
     call, and layers with chunks attend inside shorter sequences.
     """
+    if shard.workload.packed and block == "attention":
+        return _lower_documents(shard, block, repeats, heads, window=window, causal=causal)
     if window and shard.config.attention_window_kind == "chunked":
         return _lower_chunks(shard, block, repeats, heads, chunk_len=window)
     whole = _call(shard, block, "fused", repeats, heads, query_len=shard.query_len, kv_len=kv_len, causal=causal)
@@ -285,6 +288,20 @@ def _lower_fused(
         causal=False,
     )
     return [whole.changed(kv_len=own_context + own_new), ring]
+
+
+def _lower_documents(
+    shard: Shard, block: Block, repeats: int, heads: _Heads, *, window: int, causal: bool
+) -> list[Operation]:
+    """Lower attention inside the documents that are packed into a sequence, as shorter sequences of one kernel."""
+    assert shard.workload.packed is not None
+    operations: list[Operation] = []
+    for length, count in group_documents(pack_sequence(shard.workload.packed, shard.query_len)):
+        call = _call(shard, block, "fused", repeats, heads, query_len=length, kv_len=length, causal=causal)
+        operations.append(
+            call.changed(batch_size=shard.batch_size * count, window_size=window if window < length else 0)
+        )
+    return operations
 
 
 def _lower_chunks(shard: Shard, block: Block, repeats: int, heads: _Heads, *, chunk_len: int) -> list[Operation]:

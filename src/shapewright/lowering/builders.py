@@ -12,14 +12,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shapewright.core.dtypes import get_dtype
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm, Pointwise
+from shapewright.workload.finetuning import INPUT_ROLES, QUANTIZATION, is_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shapewright.core.numeric import Count, Numeric
     from shapewright.lowering.operations import Operation
     from shapewright.lowering.operations.base import Block
     from shapewright.lowering.shard import Shard
+    from shapewright.workload import Workload
 
 MASK_BYTES = 1.0
 """Width of one element of a stored dropout mask, a torch.bool. [byte]"""
@@ -69,11 +73,11 @@ def pointwise(
     block: Block,
     role: str,
     operation: str,
-    repeats: int,
+    repeats: Count,
     *,
-    read: float,
-    written: float,
-    written_bytes: float = 0.0,
+    read: Numeric,
+    written: Numeric,
+    written_bytes: Numeric = 0.0,
     num_kernels: int = 1,
     stage: str = "every",
 ) -> Pointwise:
@@ -127,7 +131,7 @@ def residual(shard: Shard, repeats: int) -> Pointwise:
     )
 
 
-def dropout(shard: Shard, block: Block, repeats: int, *, elements: float, stage: str = "every") -> Pointwise:
+def dropout(shard: Shard, block: Block, repeats: Count, *, elements: Numeric, stage: str = "every") -> Pointwise:
     """Drop elements and write the mask that the backward pass needs."""
     mask_bytes = elements * MASK_BYTES
     return pointwise(
@@ -186,12 +190,88 @@ _OVERLAPPED_IN_BACKWARD = ("all_gather", "all_reduce")
 _GRADIENT_LAYOUTS = {"NT": ("NN", "TN", True), "NN": ("NT", "TN", False)}
 
 
-def lower_backward(forward: Iterable[Operation]) -> list[Operation]:
-    """Lower the gradients of forward operations, in reverse order."""
+def lower_backward(forward: Iterable[Operation], workload: Workload | None = None) -> list[Operation]:
+    """Lower the gradients of forward operations, in reverse order.
+
+    Args:
+        forward: The operations.
+        workload: States which weights are frozen; None if all are trained.
+    """
     backward: list[Operation] = []
+    freezes = workload is not None and workload.has_adapters
     for operation in reversed(list(forward)):
-        backward += backward_of(operation)
+        gradients = backward_of(operation)
+        if freezes:
+            assert workload is not None
+            gradients = _without_frozen_gradients(operation, gradients, workload)
+        backward += gradients
     return backward
+
+
+def _without_frozen_gradients(forward: Operation, gradients: list[Operation], workload: Workload) -> list[Operation]:
+    """Leave out what frozen weights do not need in the backward pass: their gradients, and inputs that only they read.
+
+    A stored weight is converted again, and constants of weights have no gradient.
+    """
+    if forward.is_weight_constant:
+        return []
+    if forward.role.endswith(QUANTIZATION):
+        return []
+    if forward.is_conversion:
+        return [forward.changed(gradient="backward", pass_name="backward", name=f"{forward.name}.backward")]
+    if isinstance(forward, Gemm | GroupedGemm):
+        if forward.is_adapter or forward.is_attention_core:
+            return gradients
+        kept = [one for one in gradients if one.gradient != "wgrad"]
+        if get_dtype(forward.dtype).bits > MAX_NARROW_BITS or not is_target("all-linear", forward.block, forward.role):
+            return kept
+        elements = 1.0 * forward.m * forward.n
+        width_bytes = get_dtype(_WIDE_DTYPE).num_bytes
+        return [
+            quantization(forward, width_bytes, read=elements, written=elements).changed(
+                name=f"{forward.name}.quantize.backward", gradient="backward", pass_name="backward"
+            ),
+            *kept,
+        ]
+    if isinstance(forward, Collective):
+        # Gathered inputs are gathered again for weight gradients only.
+        needs_input = any(workload.adapts(forward.block, role) for role in INPUT_ROLES)
+        return gradients if needs_input else [one for one in gradients if not one.name.endswith(_GATHER_AGAIN)]
+    if isinstance(forward, Pointwise) and forward.operation in ("norm", "layernorm"):
+        # One kernel reads x and dy and writes dx; the other one is the gradient of the norm's weights.
+        read_bytes = forward.read_bytes + forward.written_bytes
+        return [one.changed(read_bytes=read_bytes, num_kernels=1) for one in gradients]
+    return gradients
+
+
+MAX_NARROW_BITS = 8
+"""Widest format that operands are quantized to from 16 bits before a GEMM. [bit]"""
+_WIDE_DTYPE = "bf16"
+
+
+def quantization(gemm: Gemm | GroupedGemm, width_bytes: float, *, read: Numeric, written: Numeric) -> Pointwise:
+    """Build the quantization of an operand to the format of a GEMM.
+
+    Args:
+        gemm: The GEMM.
+        width_bytes: Width of an element before quantization. [byte]
+        read: Elements read. [element]
+        written: Elements written. [element]
+    """
+    return Pointwise(
+        name=f"{gemm.name}{QUANTIZATION}",
+        block=gemm.block,
+        role=f"{gemm.role}{QUANTIZATION}",
+        stage=gemm.stage,
+        repeats=gemm.repeats,
+        dtype=_WIDE_DTYPE,
+        operation="activation",
+        read_bytes=read * width_bytes,
+        written_bytes=written * get_dtype(gemm.dtype).num_bytes,
+    )
+
+
+_GATHER_AGAIN = ".gather_again"
 
 
 def backward_of(operation: Operation) -> list[Operation]:
@@ -258,7 +338,7 @@ def _collective_gradient(forward: Collective) -> list[Operation]:
     ]
     if forward.op_name == "all_gather" and forward.axis == "tensor" and not forward.keeps_result:
         gradients.append(
-            forward.changed(name=f"{name}.gather_again", gradient="backward", pass_name="backward", overlaps=True)
+            forward.changed(name=f"{name}{_GATHER_AGAIN}", gradient="backward", pass_name="backward", overlaps=True)
         )
     return gradients
 

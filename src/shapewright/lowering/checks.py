@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from shapewright.core.errors import LayoutError, WorkloadError
 from shapewright.core.notes import Note
 from shapewright.core.numeric import divisors
+from shapewright.workload.finetuning import check_targets
 from shapewright.workload.workload import MAX_SEQUENCE_TOKENS
 
 if TYPE_CHECKING:
@@ -40,6 +41,29 @@ def validate_layout(config: TransformerConfig, workload: Workload, layout: Paral
     if layout.has_own_expert_degree:
         _validate_expert_tensor_axis(config, workload, layout)
     _validate_sequence(workload, layout)
+    _validate_finetuning(config, workload, layout)
+
+
+def _validate_finetuning(config: TransformerConfig, workload: Workload, layout: ParallelLayout) -> None:
+    """Check adapters and packed documents against model and layout."""
+    if workload.lora_targets is not None:
+        check_targets(config, workload.lora_targets)
+    if workload.last_layers is not None and workload.last_layers > config.num_layers:
+        raise WorkloadError(
+            f"last_layers={workload.last_layers} exceeds num_layers={config.num_layers}; use at most that, or "
+            f"finetune='full'",
+            field="last_layers",
+        )
+    if workload.packed is None:
+        return
+    if layout.context_parallel > 1:
+        raise LayoutError(
+            f"packed documents with context_parallel={layout.context_parallel} are not modelled; use "
+            f"context_parallel=1, or omit packed",
+            field="context_parallel",
+        )
+    if config.stack == "encoder-decoder":
+        raise WorkloadError("packed documents are not modelled for an encoder-decoder; omit packed", field="packed")
 
 
 def validate_lengths(config: TransformerConfig, workload: Workload) -> None:

@@ -168,16 +168,18 @@ def lower_head_backward(shard: Shard) -> list[Operation]:
     )
     sizes: dict[str, Any] = {"tokens": tokens, "width": shard.config.embedding_size, "stage": "last"}
     reduced = reduce_tokens(shard, "logits", repeats, name="logits.backward", **sizes)
-    gathered = gather_tokens(shard, "logits", repeats, name="logits.backward", **sizes, overlaps=True)
+    gathered: list[Operation] = []
+    if shard.workload.trains_all:
+        gathered = gather_tokens(shard, "logits", repeats, name="logits.backward", **sizes, overlaps=True)
     return [
         _in_chunks(shard, loss_gradient),
         _in_chunks(shard, dgrad),
-        _in_chunks(shard, wgrad),
+        *([_in_chunks(shard, wgrad)] if shard.workload.trains_all else []),
         *(
             operation.changed(gradient="backward", pass_name="backward", overlaps=True)
             for operation in reduced + gathered
         ),
-        *lower_backward(_lower_before_logits(shard)),
+        *lower_backward(_lower_before_logits(shard), shard.workload),
     ]
 
 

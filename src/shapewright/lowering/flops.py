@@ -117,8 +117,11 @@ def _count_by_pass(config: TransformerConfig, workload: Workload, layout: Parall
     flops = dict.fromkeys(PASSES, 0.0)
     for operation in _lower_on_one_device(config, own):
         flops[operation.pass_name] += float(operation.flops * operation.repeats)
-    if workload.is_training:
+    if workload.trains_all and workload.is_training:
         flops["backward"] = _BACKWARD_TO_FORWARD_FLOPS * flops["forward"]
+    elif workload.is_training:
+        parts = lower_parts(config, own, _SINGLE)
+        flops["backward"] = sum_flops(parts.backward(1), ("backward",))
     scale = num_microbatches(workload, layout) * layout.data_parallel / num_microbatches(workload, _SINGLE)
     return {pass_name: scale * amount for pass_name, amount in flops.items()}
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from shapewright.core.deadline import check_deadline
+from shapewright.lowering.adapters import add_adapters
 from shapewright.lowering.attention import (
     lower_bias_gradients,
     lower_context_exchange,
@@ -169,8 +170,9 @@ class StepParts:
     @cached_property
     def groups(self) -> tuple[WeightGroup, ...]:
         """Weights of this device, grouped for communication and the optimizer."""
-        num_layers = sum(stack.counts.num_layers for stack in self.stacks)
-        return tuple(weight_groups(self.shard, self.weighted_layers(), num_layers))
+        return tuple(
+            weight_groups(self.shard, self.weighted_layers(), self.num_layers, num_trained=self.num_trained_layers)
+        )
 
     def sends(self, virtual_pipeline: int) -> list[Operation]:
         """List the transfers to the next stage in the forward pass."""
@@ -193,7 +195,8 @@ class StepParts:
 
     def recompute(self, mode: str) -> list[Operation]:
         """List the operations of the recompute pass."""
-        return [self.body[index].changed(pass_name="recompute") for index in self.repeated_indices(mode)]
+        repeated = [self.body[index].changed(pass_name="recompute") for index in self.repeated_indices(mode)]
+        return self._limit_to_trained_layers(repeated)
 
     def host_copies(self, mode: str) -> list[Operation]:
         """List the copies to and from the host of the tensors saved under a recomputation mode."""
@@ -216,10 +219,32 @@ class StepParts:
 
     def backward_of_layers(self) -> list[Operation]:
         """List the operations of the backward pass from the last layer to the embedding."""
-        backward = lower_backward(self.body)
+        workload = self.shard.workload
+        backward = lower_backward(self.body, workload)
         for stack in reversed(self.stacks):
-            backward += _lower_bias_gradients(stack) + lower_embedding_backward(stack.shard)
-        return backward
+            if not workload.has_adapters:
+                backward += _lower_bias_gradients(stack)
+            if workload.trains_all:
+                backward += lower_embedding_backward(stack.shard)
+        return self._limit_to_trained_layers(backward)
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers of this device."""
+        return sum(stack.counts.num_layers for stack in self.stacks)
+
+    @property
+    def num_trained_layers(self) -> int:
+        """Layers of this device with a backward pass; the busiest stage is the last one if others have fewer."""
+        last = self.shard.workload.last_layers
+        return self.num_layers if last is None else min(last, self.num_layers)
+
+    def _limit_to_trained_layers(self, operations: list[Operation]) -> list[Operation]:
+        """Scale repeats to the layers with a backward pass; if layers differ, an equal share of each kind has one."""
+        if self.shard.workload.last_layers is None:
+            return operations
+        trained, every = self.num_trained_layers, self.num_layers
+        return [operation.changed(repeats=operation.repeats * trained // every) for operation in operations]
 
     def communication(self, zero_stage: int) -> list[Operation]:
         """List the collectives that reduce gradients over replicas and gather sharded weights."""
@@ -236,7 +261,8 @@ class StepParts:
 
     def orthogonalization(self, zero_stage: int) -> list[Operation]:
         """List the GEMMs of an optimizer that orthogonalizes matrices; empty for others."""
-        return lower_orthogonalization(self.shard, self.weighted_layers(), zero_stage)
+        trained = self._limit_to_trained_layers(self.weighted_layers())
+        return lower_orthogonalization(self.shard, trained, zero_stage)
 
 
 class _Stack(NamedTuple):
@@ -267,7 +293,7 @@ def _lower_stack(shard: Shard, counts: LayerCounts) -> _Stack:
         layers += lower_mlp(shard, passes * counts.num_dense)
     if counts.num_expert:
         layers += lower_experts(shard, passes * counts.num_expert)
-    return _Stack(shard, counts, layers)
+    return _Stack(shard, counts, add_adapters(shard, layers))
 
 
 def _lower_bias_gradients(stack: _Stack) -> list[Operation]:

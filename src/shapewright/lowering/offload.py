@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shapewright.lowering.collectives import ranks_per_node
 from shapewright.lowering.operations import Collective
 from shapewright.lowering.operations.collective import HOST_AXIS
-from shapewright.memory.saved_tensors import list_saved_tensors, select_kept_tensors, sum_bytes
+from shapewright.memory.frozen import list_kept_tensors
+from shapewright.memory.saved_tensors import select_kept_tensors, sum_bytes
 
 if TYPE_CHECKING:
     from shapewright.core.numeric import Count, Numeric
@@ -35,7 +36,7 @@ def lower_activation_copies(shard: Shard, counts: LayerCounts, mode: str) -> lis
     for has_experts, num_layers in ((True, counts.num_expert), (False, counts.num_dense)):
         if not num_layers:
             continue
-        tensors = list_saved_tensors(
+        tensors = list_kept_tensors(
             config,
             workload,
             shard.layout,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shapewright.core.dtypes import stored_weight_bytes
 from shapewright.lowering.collectives import collective, num_ranks_of
 from shapewright.lowering.embedding import vocab_rows
 from shapewright.lowering.offload import lower_host_step
@@ -19,7 +20,7 @@ from shapewright.lowering.operations import Gemm, GroupedGemm, Pointwise
 from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from shapewright.core.numeric import Count
     from shapewright.lowering.operations import Operation
@@ -34,6 +35,7 @@ class WeightGroup:
         name: Displayed name.
         stage: Pipeline stages that have it.
         num_weights: Number of weights on this device. [element]
+        num_trained: Number of them that the optimizer updates. [element]
         num_parts: Number of separately communicated pieces: layers, or 1.
         num_replicas: Number of devices with the same weights.
     """
@@ -41,20 +43,26 @@ class WeightGroup:
     name: str
     stage: str
     num_weights: Count
+    num_trained: Count
     num_parts: int
     num_replicas: Count
 
 
-def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tuple[Any, Any]:
+def count_gemm_weights(
+    operations: Iterable[Operation], num_passes: int, *, of_adapters: bool = False
+) -> tuple[Any, Any]:
     """Count the weights of GEMMs and of grouped GEMMs on this device. [element]
 
     Args:
         operations: Forward operations of the layers.
         num_passes: Number of micro-batches, which repeats include.
+        of_adapters: Count those of adapters only.
     """
     dense: Any = 0
     routed: Any = 0
     for operation in operations:
+        if operation.is_weight_constant or (of_adapters and not operation.is_adapter):
+            continue
         if isinstance(operation, GroupedGemm):
             routed += operation.repeats // num_passes * operation.groups * operation.n * operation.k
         elif isinstance(operation, Gemm):
@@ -62,38 +70,67 @@ def count_gemm_weights(operations: Iterable[Operation], num_passes: int) -> tupl
     return dense, routed
 
 
-def weight_groups(shard: Shard, layers: Iterable[Operation], num_layers: int) -> list[WeightGroup]:
+def weight_groups(shard: Shard, layers: Sequence[Operation], num_layers: int, *, num_trained: int) -> list[WeightGroup]:
     """Group the weights of this device into layers, routed experts, embedding and logits.
 
     Args:
         shard: Sizes of this device.
         layers: Forward operations of all layers, without the attention cores, whose GEMMs have no weights.
         num_layers: Number of layers on this device.
+        num_trained: Number of them with a backward pass.
     """
     dense, routed = count_gemm_weights(layers, shard.num_passes)
-    return make_groups(shard, dense, routed, num_layers, has_experts=bool(routed))
+    trained = (dense, routed)
+    if shard.workload.has_adapters:
+        trained = count_gemm_weights(layers, shard.num_passes, of_adapters=True)
+    elif not shard.workload.trains_all:
+        trained = (dense * num_trained // num_layers, routed * num_trained // num_layers)
+    return make_groups(shard, (dense, routed), trained, num_layers, has_experts=bool(routed))
 
 
-def make_groups(shard: Shard, dense: Count, routed: Count, num_layers: int, *, has_experts: bool) -> list[WeightGroup]:
+def make_groups(
+    shard: Shard, weights: tuple[Count, Count], trained: tuple[Count, Count], num_layers: int, *, has_experts: bool
+) -> list[WeightGroup]:
     """Group weights given by their counts; counts and sizes of the shard may be arrays.
 
     Args:
         shard: Sizes of this device.
-        dense: Weights of the layers without routed experts.
-        routed: Weights of routed experts.
+        weights: Weights of the layers without routed experts, and of routed experts.
+        trained: Those of them that the optimizer updates.
         num_layers: Number of layers on this device.
         has_experts: Whether any layer has routed experts.
     """
     config, layout = shard.config, shard.layout
     replicas = num_ranks_of(layout, "data")
     table = vocab_rows(shard) * config.embedding_size
-    groups = [WeightGroup("layers", "every", dense, num_layers, replicas)]
+    # Adapters and the training of the last layers leave embedding and logits as they are.
+    trained_table = table if shard.workload.trains_all else 0
+    groups = [WeightGroup("layers", "every", weights[0], trained[0], num_layers, replicas)]
     if has_experts:
-        groups.append(WeightGroup("experts", "every", routed, num_layers, layout.num_expert_replicas))
-    groups.append(WeightGroup("embedding", "first", table, 1, replicas))
+        groups.append(WeightGroup("experts", "every", weights[1], trained[1], num_layers, layout.num_expert_replicas))
+    groups.append(WeightGroup("embedding", "first", table, trained_table, 1, replicas))
     if not config.tied_embeddings or layout.pipeline_parallel > 1:
-        groups.append(WeightGroup("logits", "last", table, 1, replicas))
+        groups.append(WeightGroup("logits", "last", table, trained_table, 1, replicas))
     return groups
+
+
+def _is_frozen(group: WeightGroup) -> bool:
+    """Whether the optimizer updates no weight of a group; counts that are arrays or traced are not zero."""
+    return isinstance(group.num_trained, int) and not group.num_trained
+
+
+def _gathered_bytes(shard: Shard, group: WeightGroup, zero_stage: int) -> Any:
+    """Bytes of the weights of one piece that replicas gather: with ZeRO stage 3 all, otherwise the updated ones."""
+    trained_bytes = group.num_trained / group.num_parts * shard.width_bytes
+    if zero_stage < _SHARDED_WEIGHTS_STAGE or shard.workload.trains_all:
+        return trained_bytes
+    stored = shard.workload.weight_dtype
+    is_layer = group.stage == "every"
+    frozen_width = stored_weight_bytes(stored) if stored is not None and is_layer else shard.width_bytes
+    return trained_bytes + (group.num_weights - group.num_trained) / group.num_parts * frozen_width
+
+
+_SHARDED_WEIGHTS_STAGE = 3
 
 
 def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int) -> list[Operation]:
@@ -105,6 +142,13 @@ def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup], ze
     for group in groups:
         for op_name, times, pass_name in _communication_plan(shard, zero_stage):
             subject = "weights" if op_name == "all_gather" else "gradients"
+            if _is_frozen(group) and (subject == "gradients" or zero_stage < _SHARDED_WEIGHTS_STAGE):
+                continue
+            message_bytes = (
+                _gathered_bytes(shard, group, zero_stage)
+                if subject == "weights"
+                else group.num_trained / group.num_parts * shard.width_bytes
+            )
             operations += collective(
                 shard,
                 "replicas",
@@ -113,7 +157,7 @@ def lower_gradient_communication(shard: Shard, groups: Iterable[WeightGroup], ze
                 "data",
                 times * group.num_parts,
                 name=f"{group.name}.{subject}.{op_name}",
-                message_bytes=group.num_weights / group.num_parts * shard.width_bytes,
+                message_bytes=message_bytes,
                 num_ranks=group.num_replicas,
                 stride=_stride(shard, group),
                 stage=group.stage,
@@ -139,7 +183,7 @@ def _communication_plan(shard: Shard, zero_stage: int) -> tuple[tuple[str, int, 
 
 def lower_tied_gradients(shard: Shard) -> list[Operation]:
     """Lower the sum of the gradients of a tied embedding, of which the first and the last stage have a copy."""
-    if not shard.config.tied_embeddings:
+    if not shard.config.tied_embeddings or not shard.workload.trains_all:
         return []
     layout = shard.layout
     # Stages are the outermost axis, so first and last stage share a node only if the whole job does.
@@ -173,8 +217,10 @@ def lower_optimizer(shard: Shard, groups: Iterable[WeightGroup], zero_stage: int
     if recipe.embedding_optimizer_bytes is not None:
         extra_embedding_bytes = recipe.embedding_optimizer_bytes - recipe.optimizer_bytes
     for group in groups:
+        if _is_frozen(group):
+            continue
         shards = group.num_replicas if zero_stage else 1
-        weights = 1.0 * -(-group.num_weights // shards)
+        weights = 1.0 * -(-group.num_trained // shards)
         extra_bytes = extra_embedding_bytes if group.stage != "every" else 0.0
         passes = [("gradient_norm", recipe.gradient_bytes, 0.0)]
         if shard.workload.offload_optimizer:
@@ -215,7 +261,9 @@ def lower_orthogonalization(shard: Shard, layers: Iterable[Operation], zero_stag
         return operations
     replicas = num_ranks_of(shard.layout, "data")
     for layer in layers:
-        if not isinstance(layer, Gemm | GroupedGemm):
+        if not isinstance(layer, Gemm | GroupedGemm) or layer.is_weight_constant:
+            continue
+        if shard.workload.has_adapters and not layer.is_adapter:
             continue
         short, long = min(layer.n, layer.k), max(layer.n, layer.k)
         matrices = layer.groups if isinstance(layer, GroupedGemm) else layer.batch

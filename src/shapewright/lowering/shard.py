@@ -57,9 +57,12 @@ class Shard:
 
     @property
     def weight_dtype(self) -> str | None:
-        """Element format of stored weights if it differs from that of the GEMMs, else None."""
+        """Element format of stored weights if it differs from that of the GEMMs, else None.
+
+        In training frozen weights are converted by a separate operation (lowering.adapters).
+        """
         stored = self.workload.weight_dtype
-        return None if stored == self.gemm_dtype else stored
+        return None if stored == self.gemm_dtype or self.workload.is_training else stored
 
     @property
     def splits_keys(self) -> bool:

@@ -16,6 +16,7 @@ from shapewright.memory.saved_tensors import list_saved_tensors as list_saved_te
 from shapewright.memory.states import Stage as Stage
 from shapewright.memory.states import StateBytes as StateBytes
 from shapewright.memory.states import count_stage_parameters as count_stage_parameters
+from shapewright.memory.states import count_trained_parameters as count_trained_parameters
 from shapewright.memory.states import estimate_states as estimate_states
 from shapewright.memory.states import peak_stage_candidates as peak_stage_candidates
 from shapewright.workload.optimizers import OPTIMIZERS as OPTIMIZERS

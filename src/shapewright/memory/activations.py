@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shapewright.memory.frozen import list_kept_tensors, temporary_weight_bytes
 from shapewright.memory.saved_tensors import (
     activation_element_bytes,
     ceil_div,
-    list_saved_tensors,
     select_kept_tensors,
     sum_bytes,
 )
@@ -53,7 +53,7 @@ def estimate_layer(
         has_experts: Whether the layer has routed experts.
         has_cross_attention: Whether it has cross-attention.
     """
-    tensors = list_saved_tensors(
+    tensors = list_kept_tensors(
         config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention
     )
     kept_bytes = sum_bytes(select_kept_tensors(tensors, workload.recompute, workload.recompute_modules))
@@ -101,7 +101,7 @@ def estimate_activation_terms(
         layer_bytes: estimate_layer, or a cached form of it.
     """
     config, layout = stage.config, stage.layout
-    per_microbatch = recomputed = largest = 0.0
+    per_microbatch = recomputed = largest = temporary = 0.0
     for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
         layer = layer_bytes(config, workload, layout, has_experts=has_experts, has_cross_attention=has_cross_attention)
         per_microbatch += num_layers * layer.kept_bytes
@@ -112,6 +112,12 @@ def estimate_activation_terms(
             largest = max(largest, layer.recomputed_bytes + layer.kept_bytes) if share < 1.0 else largest
         largest = max(largest, layer.kept_bytes)
         recomputed = max(recomputed, layer.recomputed_bytes)
+        if workload.has_adapters:
+            one = temporary_weight_bytes(config, workload, layout, has_experts=has_experts)
+            temporary = max(temporary, one)
+    if workload.last_layers is not None:
+        # Layers without a backward pass save nothing.
+        per_microbatch *= stage.trained_layers(workload) / max(stage.num_layers, 1)
     host_bytes = in_transit_bytes = 0.0
     if workload.offload_activations:
         host_bytes, in_transit_bytes, per_microbatch = per_microbatch, _LAYERS_IN_TRANSIT * largest, 0.0
@@ -128,7 +134,7 @@ def estimate_activation_terms(
     end_bytes = residual_bytes * (1 + config.has_final_norm) if stage.is_last else 0.0
     logit_gradient_bytes = estimate_logits(stage, workload, activation_element_bytes(workload.dtype))
     logits_bytes = estimate_logits(stage, workload)
-    transient_bytes = max(recomputed, logit_gradient_bytes)
+    transient_bytes = max(recomputed + temporary, logit_gradient_bytes)
     return ActivationTerms(per_microbatch, end_bytes, logits_bytes, transient_bytes, host_bytes, in_transit_bytes)
 
 

@@ -174,7 +174,7 @@ def _estimate_stage(
 ) -> MemoryEstimate:
     """Estimate the memory of one device of one stage."""
     config, layout = stage.config, stage.layout
-    states = estimate_states(count_stage_parameters(stage, counts), workload, layout, recipe)
+    states = estimate_states(count_stage_parameters(stage, counts, workload), workload, layout, recipe)
     logits_bytes = estimate_logits(stage, workload)
     host_bytes = states.host_bytes
     if workload.is_training:

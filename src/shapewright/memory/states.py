@@ -9,19 +9,21 @@ replicated by their own degrees (layout.expert_tensor_degree, layout.num_expert_
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shapewright.core.dtypes import stored_weight_bytes
+from shapewright.memory.frozen import count_adapters, count_stored_weights
 from shapewright.memory.saved_tensors import activation_element_bytes, ceil_div
-from shapewright.models.parameters import LayerParameters, count_layer_parameters
+from shapewright.models.parameters import LayerParameters, count_layer_parameters, count_parameters
 from shapewright.models.transformer import LayerGroup
+from shapewright.workload.layout import ParallelLayout
 from shapewright.workload.optimizers import TrainingRecipe, find_recipe
 
 if TYPE_CHECKING:
     from shapewright.models.parameters import ParameterCounts
     from shapewright.models.transformer import TransformerConfig
-    from shapewright.workload import ParallelLayout, Workload
+    from shapewright.workload import Workload
 
 
 class Stage:
@@ -38,6 +40,11 @@ class Stage:
         self.num_layers = num_layers
         self.dense_layers = num_layers - self.moe_layers
         self.encoder_layers = ceil_div(config.num_encoder_layers, layout.pipeline_parallel)
+
+    def trained_layers(self, workload: Workload) -> int:
+        """Count the layers of the stage that have a backward pass."""
+        layers = self.layout.layers_of_stage(self.config.num_layers, self.index)
+        return workload.trained_layers(layers.start, layers.stop, self.config.num_layers)
 
     def layer_kinds(self) -> Iterable[tuple[bool, bool, int]]:
         """List the kinds of layer: whether it has experts, whether it has cross-attention, and how many there are."""
@@ -80,9 +87,9 @@ def _unlike_stages(config: TransformerConfig, layout: ParallelLayout, last: int)
     return sorted({0, *first.values(), *final.values()} & set(range(last)))
 
 
-def count_stage_parameters(stage: Stage, counts: ParameterCounts) -> DeviceParameters:
-    """Count the parameters of one device of a stage."""
-    return count_device_parameters(
+def count_stage_parameters(stage: Stage, counts: ParameterCounts, workload: Workload) -> DeviceParameters:
+    """Count the parameters of one device of a stage, and those of them that the workload trains."""
+    every = count_device_parameters(
         stage.config,
         counts,
         stage.layout,
@@ -92,6 +99,42 @@ def count_stage_parameters(stage: Stage, counts: ParameterCounts) -> DeviceParam
         is_first=stage.is_first,
         is_last=stage.is_last,
     )
+    if not workload.is_training or workload.trains_all:
+        return every
+    inside = every.dense - every.outside_layers
+    if not workload.has_adapters:
+        share = stage.trained_layers(workload) / max(stage.num_layers, 1)
+        return replace(every, trained_dense=share * inside, trained_experts=share * every.experts)
+    dense = routed = stored = 0.0
+    for has_experts, has_cross_attention, num_layers in stage.layer_kinds():
+        kind = {"has_experts": has_experts, "has_cross_attention": has_cross_attention}
+        own = count_adapters(stage.config, workload, stage.layout, **kind)
+        dense, routed = dense + num_layers * own[0], routed + num_layers * own[1]
+        stored += num_layers * count_stored_weights(stage.config, stage.layout, **kind)
+    return replace(every, trained_dense=dense, trained_experts=routed, stored_narrow=stored, has_adapters=True)
+
+
+def count_trained_parameters(config: TransformerConfig, workload: Workload) -> int:
+    """Count the parameters of the whole model that training updates; 0 in inference.
+
+    >>> from shapewright.models.transformer import TransformerConfig
+    >>> from shapewright.workload import Workload
+    >>> llama_3_8b = TransformerConfig(
+    ...     hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, intermediate_size=14336,
+    ...     vocab_size=128256, norm="rmsnorm", gated_mlp=True,
+    ... )
+    >>> count_trained_parameters(llama_3_8b, Workload(finetune="qlora", lora_rank=16))
+    41943040
+    """
+    counts = count_parameters(config)
+    if not workload.is_training:
+        return 0
+    if workload.trains_all:
+        return counts.total
+    found = count_stage_parameters(Stage(config, ParallelLayout(), 0), counts, workload)
+    assert found.trained_dense is not None
+    assert found.trained_experts is not None
+    return round(found.trained_dense + found.trained_experts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +146,20 @@ class DeviceParameters:
         experts: Routed experts; replicated over data and context ranks of the same expert rank.
         largest_layer: Parameters of the largest layer, experts included.
         outside_layers: Part of ``dense`` in embeddings, logits and final norms.
+        trained_dense: Trained parameters without routed experts: a part of ``dense``, or adapters; None for all.
+        trained_experts: Trained parameters of routed experts, in the same way.
+        has_adapters: Whether the trained parameters are adapters, in addition to the others.
+        stored_narrow: Parameters that may be stored in fewer bits: linear layers, if they are frozen.
     """
 
     dense: float
     experts: float
     largest_layer: float
     outside_layers: float = 0.0
+    trained_dense: float | None = None
+    trained_experts: float | None = None
+    has_adapters: bool = False
+    stored_narrow: float = 0.0
 
 
 def count_device_parameters(
@@ -241,6 +292,8 @@ def estimate_states(
         inside = everything - parameters.outside_layers
         return StateBytes(weights_bytes=inside_bytes * inside + outside_bytes * parameters.outside_layers)
     used = recipe or find_recipe(workload.optimizer, workload.dtype)
+    if parameters.trained_dense is not None:
+        return _estimate_partly_frozen(parameters, workload, layout, used)
     replicas = layout.data_parallel * layout.context_parallel
     sharded = parameters.dense / replicas + parameters.experts / layout.num_expert_replicas
     stage = layout.zero_stage
@@ -261,4 +314,42 @@ def estimate_states(
         gradients_bytes=copies * used.gradient_bytes * (sharded if stage >= 2 else everything),
         optimizer_bytes=optimizer_bytes,
         gathered_bytes=gathered if stage >= 3 and replicas > 1 else 0.0,
+    )
+
+
+def _estimate_partly_frozen(
+    parameters: DeviceParameters, workload: Workload, layout: ParallelLayout, recipe: TrainingRecipe
+) -> StateBytes:
+    """Estimate the states if only a part of the parameters, or adapters beside them, are trained.
+
+    Frozen weights have neither gradients nor optimizer states, and no master weight. ZeRO stage 3 shards them as well.
+    """
+    assert parameters.trained_dense is not None
+    assert parameters.trained_experts is not None
+    trained = DeviceParameters(
+        dense=parameters.trained_dense,
+        experts=parameters.trained_experts,
+        largest_layer=parameters.largest_layer * (not parameters.has_adapters),
+    )
+    states = estimate_states(trained, workload, layout, recipe)
+    left_out = (0.0, 0.0) if parameters.has_adapters else (trained.dense, trained.experts)
+    width = activation_element_bytes(workload.dtype)
+    stored = width if workload.weight_dtype is None else stored_weight_bytes(workload.weight_dtype)
+    # Of the linear layers, those of routed experts have replicas of their own.
+    narrow_experts = min(parameters.experts, parameters.stored_narrow) if workload.weight_dtype else 0.0
+    narrow_dense = parameters.stored_narrow - narrow_experts if workload.weight_dtype else 0.0
+    dense_bytes = width * (parameters.dense - left_out[0]) - (width - stored) * narrow_dense
+    experts_bytes = width * (parameters.experts - left_out[1]) - (width - stored) * narrow_experts
+    is_sharded = layout.zero_stage >= 3
+    replicas = layout.data_parallel * layout.context_parallel
+    frozen_bytes = dense_bytes + experts_bytes
+    gathered_bytes = states.gathered_bytes
+    if is_sharded:
+        frozen_bytes = dense_bytes / replicas + experts_bytes / layout.num_expert_replicas
+        if parameters.has_adapters and replicas > 1:
+            gathered_bytes += _GATHERED_LAYERS * stored * parameters.largest_layer
+    return replace(
+        states,
+        weights_bytes=states.weights_bytes + num_stage_copies(layout) * frozen_bytes,
+        gathered_bytes=gathered_bytes,
     )

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 from shapewright.core.dtypes import DTYPE_NAMES, get_dtype
 from shapewright.core.errors import WorkloadError
 from shapewright.core.fields import doc_field, documented_fields
-from shapewright.core.ranges import check_integer, check_text
+from shapewright.core.ranges import check_integer, check_number, check_text
+from shapewright.workload.finetuning import (
+    ADAPTER_METHODS,
+    DEFAULT_RANK,
+    METHODS,
+    QUANTIZED_DTYPE,
+    TARGET_GROUPS,
+    is_target,
+    pack_sequence,
+    read_targets,
+)
 from shapewright.workload.optimizers import OPTIMIZERS, find_recipe
 from shapewright.workload.recompute import CORE, read_modules
 
@@ -45,7 +55,8 @@ class Workload:
     )
     dtype: str = doc_field("element format of the GEMMs", default="bf16", choices=DTYPE_NAMES)
     weight_dtype: str | None = doc_field(
-        "element format of stored weights in inference, converted to dtype when read; default: that of the GEMMs",
+        "element format of stored weights in inference, and of frozen weights with adapters, converted to dtype when "
+        "read; default: that of the GEMMs, 4 bits for qlora",
         choices=DTYPE_NAMES,
     )
     kv_cache_dtype: str | None = doc_field(
@@ -107,6 +118,25 @@ class Workload:
         "keep optimizer states in host memory and run the optimizer step on the host (ZeRO-Offload)", default=False
     )
 
+    finetune: str = doc_field(
+        "weights that training updates: full: all; lora, qlora (frozen weights in 4 bits), dora: those of adapters; "
+        "last-layers: those of the last layers",
+        default="full",
+        choices=METHODS,
+    )
+    lora_rank: int | None = doc_field(f"rank of the adapters; default: {DEFAULT_RANK}", symbol="r")
+    lora_targets: str | None = doc_field(
+        f"modules with adapters: {', '.join(TARGET_GROUPS)}, or names such as q_proj,v_proj; default: all-linear"
+    )
+    lora_dropout: float = doc_field(
+        "probability of dropout before the adapters, which is a kernel and a saved copy of their inputs", default=0.0
+    )
+    last_layers: int | None = doc_field("number of layers that last-layers trains")
+    packed: str | None = doc_field(
+        "documents packed into each training sequence, which attend to themselves only: their lengths, such as "
+        "512,1536 or 8x256, or mean:700"
+    )
+
     def __post_init__(self) -> None:
         for spec, doc in documented_fields(type(self)):
             value = getattr(self, spec.name)
@@ -124,6 +154,15 @@ class Workload:
                 find_recipe(
                     check_text(spec.name, value, error=WorkloadError), self.dtype if self.is_training else "bf16"
                 )
+            elif spec.name == "lora_dropout":
+                number = check_number(spec.name, value, 0.0, 1.0, error=WorkloadError, exclude_high=True)
+                object.__setattr__(self, spec.name, float(number))
+            elif spec.name == "packed":
+                if value is not None:
+                    pack_sequence(check_text(spec.name, value, error=WorkloadError), self.seq_len)
+            elif spec.name == "lora_targets":
+                if value is not None:
+                    object.__setattr__(self, spec.name, read_targets(check_text(spec.name, value, error=WorkloadError)))
             elif doc.choices:
                 if value not in doc.choices:
                     raise WorkloadError(f"{spec.name}={value!r} is unknown; choose one of {', '.join(doc.choices)}")
@@ -132,6 +171,7 @@ class Workload:
                 count = check_integer(spec.name, value, smallest, _LARGEST_COUNT, error=WorkloadError)
                 if count is not value:  # an integer of NumPy
                     object.__setattr__(self, spec.name, count)
+        self._check_finetuning()
         self._check_weight_dtype()
         if self.recompute_layers is not None and self.recompute != "full":
             raise WorkloadError(
@@ -174,10 +214,10 @@ class Workload:
     def _check_weight_dtype(self) -> None:
         if self.weight_dtype is None:
             return
-        if self.phase == "train":
+        if self.phase == "train" and not self.has_adapters:
             raise WorkloadError(
                 f"weight_dtype={self.weight_dtype} has no effect in train, where weights are stored in the format that "
-                f"GEMMs read; omit it or use phase='prefill' or 'decode'",
+                f"GEMMs read; omit it, use phase='prefill' or 'decode', or freeze the weights with finetune='qlora'",
                 field="weight_dtype",
             )
         if get_dtype(self.weight_dtype).bits > get_dtype(self.dtype).bits:
@@ -186,6 +226,69 @@ class Workload:
                 f"{get_dtype(self.dtype).bits} bits, or omit it",
                 field="weight_dtype",
             )
+
+    def _check_finetuning(self) -> None:
+        """Check the fields of fine-tuning, and set those that a method implies."""
+        if not self.is_training:
+            for name, default in (("finetune", "full"), ("packed", None)):
+                if getattr(self, name) != default:
+                    raise WorkloadError(
+                        f"{name}={getattr(self, name)!r} has no effect in {self.phase}; omit it or use phase='train'",
+                        field=name,
+                    )
+        for name, needed, words in (
+            ("lora_rank", self.has_adapters, "finetune='lora', 'qlora' or 'dora'"),
+            ("lora_targets", self.has_adapters, "finetune='lora', 'qlora' or 'dora'"),
+            ("lora_dropout", self.has_adapters, "finetune='lora', 'qlora' or 'dora'"),
+            ("last_layers", self.finetune == "last-layers", "finetune='last-layers'"),
+        ):
+            if getattr(self, name) not in (None, 0.0) and not needed:
+                raise WorkloadError(
+                    f"{name}={getattr(self, name)!r} requires {words}, not {self.finetune!r}", field=name
+                )
+        if self.finetune == "last-layers" and self.last_layers is None:
+            raise WorkloadError(
+                "finetune='last-layers' requires the number of layers that it trains; set last_layers",
+                field="last_layers",
+            )
+        if self.finetune == "qlora" and self.weight_dtype is None:
+            object.__setattr__(self, "weight_dtype", QUANTIZED_DTYPE)
+        if self.packed is not None and self.attention == "unfused":
+            raise WorkloadError(
+                "packed requires attention='flash': unfused attention computes the scores between documents as well",
+                field="packed",
+            )
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether all weights of the model are frozen and adapters are trained."""
+        return self.finetune in ADAPTER_METHODS
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether every weight is trained."""
+        return self.finetune == "full"
+
+    @property
+    def adapter_rank(self) -> int:
+        """Rank of the adapters, 0 without."""
+        return (self.lora_rank or DEFAULT_RANK) if self.has_adapters else 0
+
+    def adapts(self, block: str, role: str) -> bool:
+        """Whether a GEMM of the model has an adapter."""
+        return self.has_adapters and is_target(self.lora_targets or "all-linear", block, role)
+
+    def trained_layers(self, first: int, stop: int, num_layers: int) -> int:
+        """Count the layers from ``first`` to before ``stop`` that have a backward pass: all, or the last ones.
+
+        Args:
+            first: First layer of a stage.
+            stop: Layer after its last one.
+            num_layers: Layers of the model.
+        """
+        if self.last_layers is None:
+            return stop - first
+        return max(0, stop - max(first, num_layers - self.last_layers))
 
     def with_recompute(self, mode: str) -> Workload:
         """Return the step with another recomputation mode; recompute_layers is dropped if the mode changes."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.figures.step import memory_chart
 from shapewright.app.report.columns import Column, columns_of, print_facts, print_notes, print_table
 from shapewright.app.report.page import Figure, Section, Table, Words, table_of
+from shapewright.app.report.predict import finetuning_words
 from shapewright.core.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def print_memory_report(output: MemoryOutput, console: Console) -> None:
     recompute = f", {workload.recompute_text}" if workload.recompute != "none" else ""
     console.print(
         f"{output.config.title} on {output.layout.num_devices} x {output.device.title}: {workload.phase}, "
-        f"b={workload.micro_batch_size} {length}, {workload.dtype}{recompute}",
+        f"b={workload.micro_batch_size} {length}, {workload.dtype}{recompute}"
+        f"{finetuning_words(output.config, workload)}",
         style="bold",
         soft_wrap=True,
     )

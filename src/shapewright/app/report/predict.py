@@ -9,6 +9,7 @@ from shapewright.app.report.columns import Column, columns_of, print_facts, prin
 from shapewright.app.report.outputs.predict import degree_words, operation_output
 from shapewright.core.units import TERA, format_bytes, format_count, format_percent, format_rate, format_seconds
 from shapewright.lowering.operations import Attention
+from shapewright.memory import count_trained_parameters
 from shapewright.prediction.sweep import SWEPT_SIZES
 from shapewright.pricing.software import TUNED
 
@@ -95,11 +96,24 @@ def describe_job(
     lengths = f"s={workload.seq_len}" if workload.phase != "decode" else f"context={workload.context_len}"
     recompute = f", {workload.recompute_text}" if workload.recompute != "none" else ""
     stack = f", software of {software}" if software != TUNED else ""
+    tuned = finetuning_words(config, workload)
     return (
         f"{config.title} ({format_count(num_parameters)} parameters){f' on {device_title}' if device_title else ''}: "
         f"{workload.phase}, {_batch_words(workload, layout, tokens_per_step)} {lengths}, {workload.dtype}, "
-        f"{workload.attention} attention{recompute}; {_layout_words(layout)}{stack}"
+        f"{workload.attention} attention{recompute}{tuned}; {_layout_words(layout)}{stack}"
     )
+
+
+def finetuning_words(config: TransformerConfig, workload: Workload) -> str:
+    """Method of fine-tuning and number of trained parameters, empty if all are trained; packed documents."""
+    words = f", documents of {workload.packed}" if workload.packed else ""
+    if workload.trains_all:
+        return words
+    trained = format_count(count_trained_parameters(config, workload))
+    detail = f" rank {workload.adapter_rank} on {workload.lora_targets or 'all-linear'}"
+    if workload.last_layers is not None:
+        detail = f" of {workload.last_layers}"
+    return f", {workload.finetune}{detail} ({trained} trained){words}"
 
 
 def _batch_words(workload: Workload, layout: ParallelLayout, tokens_per_step: int) -> str:

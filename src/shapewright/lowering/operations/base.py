@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from shapewright.workload.finetuning import ADAPTER_IN, ADAPTER_OUT, CONVERSION, DORA_NORM, DORA_WEIGHT
 from shapewright.workload.recompute import ATTENTION_CORE_ROLES
 
 if TYPE_CHECKING:
@@ -95,6 +96,25 @@ class OperationBase:
         GEMMs of the attention core have no weights: both of their gradients are those of activations.
         """
         return self.gradient == "wgrad" and not self.is_attention_core
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is one of the two GEMMs of an adapter, or a gradient of one.
+
+        >>> OperationBase(name="attention.q.lora_a", role="q.lora_a").is_adapter
+        True
+        """
+        return self.role.endswith((ADAPTER_IN, ADAPTER_OUT))
+
+    @property
+    def is_conversion(self) -> bool:
+        """Whether it converts a stored weight to the format that a GEMM reads."""
+        return self.role.endswith(CONVERSION)
+
+    @property
+    def is_weight_constant(self) -> bool:
+        """Whether it computes from weights alone what the backward pass takes as a constant (DoRA)."""
+        return self.role.endswith((DORA_WEIGHT, DORA_NORM))
 
     @property
     def is_expert_block(self) -> bool:

@@ -148,7 +148,7 @@ class SplitMemoryEstimator:
 
     def _states_of_stage(self, stage: Stage) -> list[tuple[float, float]]:
         """Return the states by sharding, and those that DualPipe holds twice. [byte]"""
-        parameters = count_stage_parameters(stage, self._counts)
+        parameters = count_stage_parameters(stage, self._counts, self._workload)
         found = [
             estimate_states(
                 parameters,

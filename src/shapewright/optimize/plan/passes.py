@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     RowSums = Float[np.ndarray, "sizes rows columns"]
 
 
+_PASS_ROWS = 2
+"""Rows of a kind of layer before those of its policies: forward and backward pass."""
+
+
 class LayerPassKey(NamedTuple):
     """What a pass over one layer depends on: splits of the same key differ in their number of layers only."""
 
@@ -51,10 +55,13 @@ class LayerPass:
 
     Attributes:
         ends: Time of embedding and head.
-        layers: Time of a layer of each kind.
+        forward: Time of the forward pass of a layer of each kind.
+        backward: Time of its backward pass.
         recompute: Time of recomputing a layer of each kind, and of copying it to the host.
         dense: Weights of a layer of each kind without routed experts.
         routed: Weights of routed experts.
+        dense_trained: Those of ``dense`` that are trained.
+        routed_trained: Those of ``routed`` that are trained.
         residual_tokens: Tokens that a stage sends to the next.
         residual_copies: Devices of the tensor axis that hold the same tokens.
         dtype: Element format of the residual stream.
@@ -63,10 +70,13 @@ class LayerPass:
     """
 
     ends: Float[np.ndarray, " columns"]
-    layers: Float[np.ndarray, "kinds columns"]
+    forward: Float[np.ndarray, "kinds columns"]
+    backward: Float[np.ndarray, "kinds columns"]
     recompute: Float[np.ndarray, "kinds policies columns"]
     dense: PerKind
     routed: PerKind
+    dense_trained: PerKind
+    routed_trained: PerKind
     residual_tokens: int
     residual_copies: int
     dtype: str
@@ -94,18 +104,20 @@ class _PriceTable:
         self.operations += operations
 
     def add_layer(self, parts: StepParts, row: int, ends_row: int | None) -> int:
-        """Add both passes of a stage; operations of the first and last stage are added to ``ends_row``, if given.
+        """Add both passes of a stage, the backward pass to the next row.
+
+        Operations of the first and last stage are added to ``ends_row``, if given.
 
         Returns:
             Position of the first operation of the forward pass; the others follow it.
         """
-        body = parts.body + parts.backward_of_layers()
         first = len(self.operations)
-        for place, operation in enumerate(body, start=first):
-            own_row = row if operation.stage == "every" else ends_row
-            if own_row is not None:
-                self.entries.append((place, own_row))
-        self.operations += body
+        for pass_row, operations in ((row, parts.body), (row + 1, parts.backward_of_layers())):
+            for place, operation in enumerate(operations, start=len(self.operations)):
+                own_row = pass_row if operation.stage == "every" else ends_row
+                if own_row is not None:
+                    self.entries.append((place, own_row))
+            self.operations += operations
         return first
 
     def sums(self, times_s: TimesOfSizes, num_rows: int) -> RowSums:
@@ -145,8 +157,8 @@ class LayerPassPricer:
 
     @property
     def _rows_per_group(self) -> int:
-        """Rows of a group in the table of times: its ends, then each kind of layer with its activation policies."""
-        return 1 + len(self.kinds.counts) * (1 + len(self._policies))
+        """Rows of a group in the table of times: its ends, then both passes of each kind of layer with its policies."""
+        return 1 + len(self.kinds.counts) * (_PASS_ROWS + len(self._policies))
 
     def _price_new(self, keys: Sequence[LayerPassKey]) -> None:
         """Lower a layer of each kind for new keys, group by group, and price them together."""
@@ -171,9 +183,9 @@ class LayerPassPricer:
     def _add_group(self, table: _PriceTable, lowered: Sequence[StepParts], ends_row: int) -> None:
         """Add a group's operations; the ends of the model are taken from the first kind, as they are equal in all."""
         for kind, parts in enumerate(lowered):
-            row = ends_row + 1 + kind * (1 + len(self._policies))
+            row = ends_row + 1 + kind * (_PASS_ROWS + len(self._policies))
             first = table.add_layer(parts, row, ends_row if kind == 0 else None)
-            for policy_row, policy in enumerate(self._policies, start=row + 1):
+            for policy_row, policy in enumerate(self._policies, start=row + _PASS_ROWS):
                 if policy.offload_activations:
                     table.add(parts.host_copies(policy.recompute), policy_row)
                 table.recomputed += [(first + index, policy_row) for index in parts.repeated_indices(policy.recompute)]
@@ -188,11 +200,17 @@ class LayerPassPricer:
             lowered: A layer of each kind.
             sums: Its rows of the table of times. [s]
         """
-        weights = [{group.name: group.num_weights for group in parts.groups} for parts in lowered]
+        groups = [{group.name: group for group in parts.groups} for parts in lowered]
+        counts = {
+            f"{name}{ending}": np.array(
+                [_first(getattr(found[group], field)) if group in found else 0.0 for found in groups]
+            )
+            for name, group in (("dense", "layers"), ("routed", "experts"))
+            for ending, field in (("", "num_weights"), ("_trained", "num_trained"))
+        }
         shard = lowered[0].shard
         common: dict[str, Any] = {
-            "dense": np.array([_first(found["layers"]) for found in weights]),
-            "routed": np.array([_first(found.get("experts", 0)) for found in weights]),
+            **counts,
             "residual_copies": shard.num_residual_copies,
             "dtype": shard.dtype,
             "width_bytes": shard.width_bytes,
@@ -200,11 +218,12 @@ class LayerPassPricer:
         }
         tokens = np.broadcast_to(shard.num_residual_tokens, sums.shape[0]).tolist()
         for place, key in enumerate(members):
-            kinds = sums[place, 1:].reshape(len(lowered), 1 + len(self._policies), len(COLUMNS))
+            kinds = sums[place, 1:].reshape(len(lowered), _PASS_ROWS + len(self._policies), len(COLUMNS))
             self._passes[key] = LayerPass(
                 ends=sums[place, 0],
-                layers=kinds[:, 0],
-                recompute=kinds[:, 1:],
+                forward=kinds[:, 0],
+                backward=kinds[:, 1],
+                recompute=kinds[:, _PASS_ROWS:],
                 residual_tokens=tokens[place],
                 **common,
             )

@@ -116,21 +116,29 @@ class SplitPricer:
         scenario = self._scenario
         factors = self._passes.kinds.factors(scenario.config, splits[0].pipeline_parallel)
         repeats = np.array([split.num_microbatches for split in splits])
-        layers = np.einsum("k,fkc->fc", factors, np.array([one.layers for one in passes]))
-        recompute = np.einsum("k,fkmc->fmc", factors, np.array([one.recompute for one in passes]))
+        num_layers = round(float(factors.sum()))
+        trained = factors * (scenario.workload.trained_layers(0, num_layers, num_layers) / max(num_layers, 1))
+        layers = np.einsum("k,fkc->fc", factors, np.array([one.forward for one in passes]))
+        layers += np.einsum("k,fkc->fc", trained, np.array([one.backward for one in passes]))
+        recompute = np.einsum("k,fkmc->fmc", trained, np.array([one.recompute for one in passes]))
         ends = np.array([one.ends for one in passes])
         shards = self._shards(splits, passes, repeats)
-        dense, routed = (
-            np.rint(np.array([getattr(one, name) for one in passes]) @ factors).astype(np.int64)
-            for name in ("dense", "routed")
+        dense, routed, dense_trained, routed_trained = (
+            np.rint(np.array([getattr(one, name) for one in passes]) @ own).astype(np.int64)
+            for own, name in (
+                (factors, "dense"),
+                (factors, "routed"),
+                (trained, "dense_trained"),
+                (trained, "routed_trained"),
+            )
         )
         layout = ParallelLayout(pipeline_parallel=splits[0].pipeline_parallel)
-        sharding = self._sharding(shards, dense, routed, round(float(factors.sum())))
+        sharding = self._sharding(shards, (dense, routed), (dense_trained, routed_trained), num_layers)
         for row, (split, one) in enumerate(zip(splits, passes, strict=True)):
             if one.matrices is not None:
                 replicas = split.data_parallel * split.context_parallel
                 copies = int(shards.layout.num_expert_replicas[row])
-                unsharded_s, sharded_s = one.matrices.total_s(factors, replicas, copies)
+                unsharded_s, sharded_s = one.matrices.total_s(trained, replicas, copies)
                 add_to_step(sharding[row], np.where(self._zero_stages > 0, sharded_s, unsharded_s))
         base = expose_tensor_communication(repeats[:, None] * (ends + layers), scenario.software)
         return SplitSums(
@@ -167,9 +175,13 @@ class SplitPricer:
             self._add(total, operation, {})
         return total
 
-    def _sharding(self, shards: Any, dense: PerSplit, routed: PerSplit, num_layers: int) -> ShardingTimes:
+    def _sharding(
+        self, shards: Any, weights: tuple[PerSplit, PerSplit], trained: tuple[PerSplit, PerSplit], num_layers: int
+    ) -> ShardingTimes:
         """Return the times of gradient communication and optimizer step. [s]"""
-        groups = make_groups(shards, dense, routed, num_layers, has_experts=bool(routed.any()))
+        # Groups without trained weights run no kernels.
+        dense, routed = (counts if counts.any() else 0 for counts in trained)
+        groups = make_groups(shards, weights, (dense, routed), num_layers, has_experts=bool(weights[1].any()))
         total = zero_sharding_times(len(shards.num_passes), len(self._shardings))
         tied = lower_tied_gradients(shards)
         known: dict[tuple[Any, ...], Any] = {}

@@ -78,6 +78,8 @@ OBJECTIVES = {
 """What a search can minimize, by name."""
 
 # Objectives of a phase where none is given.
+SPEED = "time"
+"""Name of the throughput or latency of the phase, at equal parameters."""
 _BY_PHASE = {"train": "train-tokens-per-s", "prefill": "prefill", "decode": "decode-latency"}
 
 
@@ -89,7 +91,8 @@ class Goal:
     20 tokens per parameter.
 
     Attributes:
-        objective: A key of OBJECTIVES; None for ``time-to-loss`` where a run is given, ``loss-at-budget`` where it is
+        objective: A key of OBJECTIVES, or ``time`` for the throughput or latency of the phase; None for
+            ``time-to-loss`` where a run is given, ``loss-at-budget`` where it is
             given by its device hours, and the throughput or latency of the phase otherwise.
         train_tokens: Tokens that the baseline is trained on.
         gpu_hours: Device hours that the baseline is trained for.
@@ -110,8 +113,10 @@ class Goal:
     usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if self.objective is not None and self.objective not in OBJECTIVES:
-            raise ConfigError(f"objective={self.objective!r} is not known; choose one of {', '.join(OBJECTIVES)}")
+        if self.objective is not None and self.objective not in (SPEED, *OBJECTIVES):
+            raise ConfigError(
+                f"objective={self.objective!r} is not known; choose one of {', '.join((SPEED, *OBJECTIVES))}"
+            )
         check_price(self.usd_per_hour)
         sizes: dict[str, tuple[Any, float, float, str]] = {
             "train_tokens": (self.train_tokens, FEWEST_TOKENS, MOST_TOKENS, "give tokens such as 300b"),
@@ -144,7 +149,9 @@ class Goal:
         Raises:
             WorkloadError: objective, phase and training run contradict each other.
         """
-        if self.objective is not None:
+        if self.objective == SPEED:
+            objective = OBJECTIVES[_BY_PHASE[phase or "train"]]
+        elif self.objective is not None:
             objective = OBJECTIVES[self.objective]
             if phase not in (None, objective.phase):
                 raise WorkloadError(

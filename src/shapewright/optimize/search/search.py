@@ -145,6 +145,12 @@ def _check_goal(goal: Goal, scenario: Scenario, others: Sequence[Scenario]) -> O
             "an hour is worth other tokens on each device, so gpu_hours and objective='loss-at-budget' need one "
             "device; give train_tokens instead, or one device"
         )
+    if not scenario.workload.trains_all and (objective.measures_loss or goal.has_run):
+        raise WorkloadError(
+            f"the loss law describes training from scratch, not finetune={scenario.workload.finetune!r}; use "
+            f"objective='time' and omit train_tokens, gpu_hours and target_loss_nats",
+            field="objective",
+        )
     if has_loss_law(scenario.config):
         return objective
     if objective.name in ("time-to-loss", "loss-at-budget") or goal.serve_tokens or goal.target_loss_nats:

@@ -14,6 +14,7 @@ from shapewright.app.report.outputs.predict import (
     job_layout,
     summarize_device,
 )
+from shapewright.memory import count_trained_parameters
 from shapewright.models import TransformerConfig
 from shapewright.prediction.capacity import ALLOCATOR_BAND_FRACTION, is_tight
 from shapewright.workload import Workload
@@ -84,6 +85,7 @@ class MemoryOutput(Output):
     host_link_bytes_per_s: float | None = described("rate of the host link; null where unknown")
     offload: OffloadOutput | None = described("activation offload, whether used or not; null in inference")
     optimizer_offload: OffloadOutput | None = described("optimizer offload; null in inference and for muon")
+    trained_parameters: int = described("parameters that training updates, such as those of adapters; 0 in inference")
     optimizer: str | None = described("name of the optimizer; null in inference")
     software: str
     config: TransformerConfig
@@ -115,6 +117,7 @@ def memory_output(found: Capacity) -> MemoryOutput:
         host_link_bytes_per_s=found.device.host_bandwidth_bytes_per_s or found.device.pcie_bandwidth_bytes_per_s,
         offload=_offload(found.offload, found),
         optimizer_offload=_offload(found.optimizer_offload, found),
+        trained_parameters=count_trained_parameters(found.config, found.workload),
         optimizer=found.optimizer or None,
         device=summarize_device(found.device),
         layout=job_layout(found.layout),

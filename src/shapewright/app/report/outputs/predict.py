@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shapewright.app.report.outputs.model import Output, described, optional, problem_keys, take
 from shapewright.core.units import format_bytes
 from shapewright.lowering.operations import Attention, Collective, Gemm, GroupedGemm
+from shapewright.memory import count_trained_parameters
 from shapewright.models import TransformerConfig
 from shapewright.pricing.price import GemmPrice
 from shapewright.workload import ParallelLayout, Workload
@@ -48,6 +49,7 @@ class Parameters:
 
     total: int = described("all parameters")
     active: int = described("parameters that one token uses")
+    trained: int = described("parameters that training updates, such as those of adapters; 0 in inference")
     by_component: Mapping[str, int] = described("all parameters by component of the model", is_flat=True)
 
 
@@ -165,7 +167,11 @@ def predict_output(prediction: Prediction, scenario: Scenario) -> PredictOutput:
         prediction,
         device=summarize_device(prediction.device),
         layout=job_layout(prediction.layout),
-        parameters=take(Parameters, prediction.parameters),
+        parameters=take(
+            Parameters,
+            prediction.parameters,
+            trained=count_trained_parameters(prediction.config, prediction.workload),
+        ),
         memory=take(StepMemory, memory, capacity_bytes=capacity_bytes, fits=memory.total_bytes <= capacity_bytes),
         operations=[operation_output(entry) for entry in prediction.operations],
         calibration=_main_record(prediction.calibration),

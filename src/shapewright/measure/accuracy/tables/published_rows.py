@@ -30,7 +30,7 @@ import numpy as np
 from shapewright.core.errors import ShapewrightError
 from shapewright.measure.accuracy.measured_files import Format
 from shapewright.models import list_presets, read_model
-from shapewright.pricing.software import UNNAMED
+from shapewright.pricing.software import TUNED, UNNAMED
 
 if TYPE_CHECKING:
     from shapewright.hardware import Device
@@ -42,6 +42,7 @@ NVIDIA = "nemo-2024"
 """Generation of NVIDIA's dense recipes."""
 # Generation of software by the prefix of a source.
 _SOFTWARE = {
+    "MLPerf": TUNED,  # by vendors, for the benchmark
     "NVIDIA NeMo": NVIDIA,
     "NVIDIA Megatron-Bridge": NVIDIA,
     "mosaicml/llm-foundry": "fsdp-2023",
@@ -81,9 +82,19 @@ def recomputed_modules(preset: str, device: Device, dtype_words: str, software: 
     return ("moe_act" if is_wide else "mla_up_proj") if preset == "deepseek-v3" else None
 
 
-def software_of(source: str) -> str:
-    """Return the generation of software that a source names, or that of unnamed software."""
+def software_of(source: str, framework: str = "") -> str:
+    """Return the generation of software that a source names, or that of unnamed software.
+
+    Args:
+        source: Publisher.
+        framework: Framework that a row of MLPerf states: NVIDIA's containers run NeMo; others are not named.
+    """
+    if any(word in framework for word in _NVIDIA_FRAMEWORKS):
+        return NVIDIA
     return next((name for words, name in _SOFTWARE.items() if source.startswith(words)), UNNAMED)
+
+
+_NVIDIA_FRAMEWORKS = ("NVIDIA", "NGC", "NeMo", "Nemo")
 
 
 def release_of(source: str) -> Release:
@@ -261,7 +272,9 @@ FORMAT = Format(
         "iter_time_s",
     ),
 )
-MLPERF_FORMAT = replace(FORMAT, optional=(*FORMAT.optional, "lora_rank"))
+MLPERF_FORMAT = replace(
+    FORMAT, optional=(*FORMAT.optional, "lora_rank"), labels=(*FORMAT.labels, "lora_targets", "framework")
+)
 # Table 2 of this source compares DeepSpeed's ZeRO-3 of its time with Megatron's pipelines: 1.6 to 5 times slower than
 # the links allow, more so with more devices, and no other row covers that software.
 _PTD_P = "2104.04473"

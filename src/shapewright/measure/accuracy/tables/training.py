@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from shapewright.measure.accuracy.context import Context
     from shapewright.prediction.predict import Prediction
 
+_LORA_TARGETS = {"qkv, attention output": "attention"}
+# Source: mlcommons/training, llama2_70b_lora (the reference's lora_dropout, a fixed hyperparameter).
+_MLPERF_LORA_DROPOUT = 0.1
 _RECOMPUTE = {"": "none", "none": "none", "full": "full", "selective": "selective", "selective op": "selective"}
 
 
@@ -136,6 +139,7 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
             narrow_inputs=row.is_nvidia and dtype in ("fp8", "fp4"),
             recompute=recompute,
             recompute_modules=modules,
+            **_read_adapters(row, dtype),
         ),
         layout=ParallelLayout(
             tensor_parallel=row.count("tp"),
@@ -150,6 +154,23 @@ def _read_run(rows: Columns, place: int, device: Device, assumed: Counter[str]) 
         ),
         tokens_per_s_per_device=tokens_per_s,
     )
+
+
+def _read_adapters(row: PublishedRow, dtype: str) -> dict[str, Any]:
+    """Return the fields of the workload of a row that trains adapters; empty for others.
+
+    Frozen weights are stored in the format of their GEMMs: in 16 bits, 70B would not fit the devices of these rows.
+    """
+    rank = row.number("lora_rank", 0.0)
+    if not rank > 0.0:
+        return {}
+    return {
+        "finetune": "lora",
+        "lora_rank": int(rank),
+        "lora_targets": _LORA_TARGETS.get(row.labels.get("lora_targets", ""), "all-linear"),
+        "lora_dropout": _MLPERF_LORA_DROPOUT,
+        "weight_dtype": dtype,
+    }
 
 
 def _count_sharded(row: PublishedRow, device: Device) -> int:
@@ -202,7 +223,7 @@ def _read_recompute(row: PublishedRow, device: Device, assumed: Counter[str]) ->
 def _software_of(row: PublishedRow, device: Device) -> str:
     """Return the generation of software; mixtures of experts have generations of their own."""
     if row.preset is None:
-        return software_of(row.source)
+        return software_of(row.source, row.labels.get("framework", ""))
     return software_of_experts(row.source, row.preset, device, row.labels["dtype"], row.count("pp"))
 
 
@@ -294,7 +315,7 @@ def price(columns: Columns, context: Context, table: str = "published_training_t
             context.skipped[str(error)] += 1
             continue
         yield Chunk(
-            table=f"{table}{'/moe' if run.config.is_moe else ''}",
+            table=f"{table}{'/moe' if run.config.is_moe else ''}{'/lora' if run.workload.has_adapters else ''}",
             device=run.device.name,
             dtype=run.workload.dtype,
             library=run.source.split(" ")[0],
@@ -311,10 +332,8 @@ def price_more(columns: Columns, context: Context) -> Iterator[Chunk]:
 
 
 def price_mlperf(columns: Columns, context: Context) -> Iterator[Chunk]:
-    """Predict the rows of training_mlperf.csv; those that train adapters are counted, since no model has any."""
-    has_adapters = columns.numbers["lora_rank"] > 0.0
-    kept = context.skip_rows(columns, has_adapters, "low-rank adapters (lora_rank) are not priced")
-    yield from price(kept, context, "training_mlperf")
+    """Predict the rows of training_mlperf.csv; those that train adapters are ``training_mlperf/lora``."""
+    yield from price(columns, context, "training_mlperf")
 
 
 def _prices_of(prediction: Prediction) -> Prices:

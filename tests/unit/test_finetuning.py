@@ -1,0 +1,266 @@
+"""Fine-tuning: trained parameters, frozen weights and adapters, FLOPs, memory, packed documents, plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import shapewright
+from shapewright.core.errors import LayoutError, ShapewrightError, WorkloadError
+from shapewright.lowering import lower, lower_parts
+from shapewright.lowering.flops import count_model_flops
+from shapewright.lowering.operations import Attention, Gemm, GroupedGemm, Pointwise
+from shapewright.memory import count_trained_parameters, estimate_memory
+from shapewright.memory.states import Stage, count_stage_parameters
+from shapewright.models import TransformerConfig, count_parameters, read_model
+from shapewright.workload import ParallelLayout, Workload
+from shapewright.workload.finetuning import pack_sequence
+
+ONE = ParallelLayout()
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"finetune": "lora"},
+    "qlora": {"finetune": "qlora"},
+    "dora": {"finetune": "dora", "lora_targets": "q,v"},
+    "attention": {"finetune": "lora", "lora_rank": 8, "lora_targets": "attention"},
+    "last-layers": {"finetune": "last-layers", "last_layers": 4},
+}
+
+
+def config_of(name: str) -> TransformerConfig:
+    """Config of a preset."""
+    return read_model(name).config
+
+
+@pytest.mark.parametrize(
+    ("preset", "fields", "expected"),
+    [
+        # r (n + k) of each adapted matrix and layer; q and v of 4096 x 4096: 2 x 8 x 8192 x 32
+        ("llama-2-7b", {"lora_rank": 8, "lora_targets": "q_proj,v_proj"}, 4_194_304),
+        # 16 x (4 x 8192 + 3 x (4096 + 11008)) x 32
+        ("llama-2-7b", {"lora_rank": 16}, 39_976_960),
+        # 16 x (8192 + 2 x 5120 + 8192 + 3 x 18432) x 32
+        ("llama-3-8b", {"lora_rank": 16, "lora_targets": "all-linear"}, 41_943_040),
+        # 16 x (2 x 16384 + 2 x 9216) x 80
+        ("llama-2-70b", {"lora_rank": 16, "lora_targets": "attention"}, 65_536_000),
+    ],
+)
+def test_adapters_equal_hand_counts(preset: str, fields: dict[str, Any], expected: int) -> None:
+    """Trained parameters of published adapters, counted by hand from the matrices."""
+    workload = Workload(finetune="lora", **fields)
+    assert count_trained_parameters(config_of(preset), workload) == expected
+
+
+def test_dora_has_a_magnitude_for_each_output() -> None:
+    """DoRA trains one number more for each output feature of an adapted matrix."""
+    lora, dora = (
+        count_trained_parameters(config_of("llama-2-7b"), Workload(finetune=method, lora_targets="q"))
+        for method in ("lora", "dora")
+    )
+    assert dora - lora == 32 * 4096
+
+
+@pytest.mark.parametrize("preset", ["llama-3-8b", "gpt2", "mixtral-8x7b", "deepseek-v2-lite", "flan-t5-base"])
+@pytest.mark.parametrize("method", ["lora", "attention"])
+def test_lowered_adapters_equal_counted_ones(preset: str, method: str) -> None:
+    """The adapters' weights of the lowered GEMMs are those that memory counts, in every kind of layer."""
+    config, workload = config_of(preset), Workload(**METHODS[method], micro_batch_size=1, seq_len=64)
+    groups = lower_parts(config, workload, ONE).groups
+    assert sum(group.num_trained for group in groups) == count_trained_parameters(config, workload)
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 8])
+def test_adapters_are_sharded_with_their_weights(tensor_parallel: int) -> None:
+    """On a tensor axis both counts follow the shard of each matrix."""
+    config, layout = config_of("llama-3-8b"), ParallelLayout(tensor_parallel=tensor_parallel)
+    workload = Workload(finetune="lora", micro_batch_size=1)
+    stage = Stage(config, layout, 0)
+    counted = count_stage_parameters(stage, count_parameters(config), workload).trained_dense
+    assert counted == sum(group.num_trained for group in lower_parts(config, workload, layout).groups)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora", "dora", "attention"])
+def test_frozen_weights_have_no_gradient(method: str) -> None:
+    """The only weight gradients are those of adapters; embedding and logits have none."""
+    operations = lower(config_of("llama-3-8b"), Workload(**METHODS[method], micro_batch_size=1), ONE)
+    weighted = [one for one in operations if isinstance(one, Gemm | GroupedGemm) and one.gradient == "wgrad"]
+    assert weighted
+    assert all(one.is_adapter for one in weighted)
+    assert not any(one.block == "embedding" and one.pass_name == "backward" for one in operations)
+
+
+def test_frozen_weights_cost_four_flops_per_token() -> None:
+    """2 FLOPs forward and 2 for the input gradient of each frozen weight; adapters cost 6."""
+    config = config_of("llama-3-8b")
+    tokens = 2048
+    workload = Workload(finetune="lora", micro_batch_size=1, seq_len=tokens)
+    full = count_model_flops(config, Workload(micro_batch_size=1, seq_len=tokens))
+    # Attention: 4 x h x s^2 per layer forward, twice that backward.
+    attention = 32 * 3 * 4.0 * 4096 * tokens**2
+    weights = (full - attention) / (6 * tokens)
+    expected = attention + tokens * (4 * weights + 6 * 41_943_040)
+    assert count_model_flops(config, workload) == pytest.approx(expected, rel=1e-12)
+
+
+def test_layers_below_the_trained_ones_run_forward_only() -> None:
+    """With the last 4 of 32 layers trained, the backward pass of layers costs an eighth, that of the logits half."""
+    config = config_of("llama-3-8b")
+    layers = [config, replace(config, num_layers=4)]
+    jobs = [Workload(finetune="last-layers", last_layers=4), Workload()]
+    backward = [
+        sum(
+            one.flops * one.repeats
+            for one in lower(model, job, ONE)
+            if one.pass_name == "backward" and one.block != "logits"
+        )
+        for model, job in zip(layers, jobs, strict=True)
+    ]
+    assert backward[0] == backward[1]
+    assert count_trained_parameters(config, jobs[0]) == 4 * 218_112_000
+
+
+def test_a_full_fine_tune_is_plain_training() -> None:
+    """--finetune full changes nothing."""
+    config = config_of("gpt2")
+    assert lower(config, Workload(finetune="full"), ONE) == lower(config, Workload(), ONE)
+
+
+def test_quantized_weights_are_converted_in_both_passes() -> None:
+    """QLoRA reads 4-bit weights and writes 16-bit ones before each GEMM of either pass: 7 x 2 conversions a layer."""
+    operations = lower(config_of("llama-3-8b"), Workload(finetune="qlora", micro_batch_size=1), ONE)
+    converted = [one for one in operations if one.is_conversion]
+    assert len(converted) == 14
+    gate = next(one for one in converted if one.role.startswith("gate"))
+    assert isinstance(gate, Pointwise)
+    weights = 14336 * 4096
+    assert gate.written_bytes == 2 * weights
+    assert gate.read_bytes == pytest.approx(weights * (0.5 + 0.127 / 8), rel=0.001)
+
+
+def test_recomputation_converts_weights_again() -> None:
+    """Full recomputation repeats the adapters and the conversions of the forward pass."""
+    workload = Workload(finetune="qlora", micro_batch_size=1, recompute="full")
+    operations = lower(config_of("llama-3-8b"), workload, ONE)
+    passes = {one.pass_name for one in operations if one.is_conversion}
+    assert passes == {"forward", "recompute", "backward"}
+
+
+def test_qlora_fits_where_lora_does_not() -> None:
+    """Llama-2 70B with 4-bit frozen weights fits 48 GB (arXiv 2305.14314, abstract); 16-bit ones take 138 GB."""
+    fields: dict[str, Any] = {"micro_batch_size": 1, "seq_len": 512, "recompute": "full", "lora_rank": 16}
+    config = config_of("llama-2-70b")
+    qlora, lora = (
+        estimate_memory(config, Workload(finetune=method, optimizer="adamw-8bit", **fields), ONE)
+        for method in ("qlora", "lora")
+    )
+    assert qlora.total_bytes < 48e9
+    assert 137e9 < lora.weights_bytes < 139e9
+
+
+def test_zero_3_shards_frozen_weights_and_gathers_them_as_stored() -> None:
+    """With ZeRO stage 3 a rank keeps its share of the frozen weights, and gathers 4-bit ones in 4 bits."""
+    config, layout = config_of("llama-3-8b"), ParallelLayout(data_parallel=8, zero_stage=3)
+    qlora, lora = Workload(finetune="qlora", micro_batch_size=1), Workload(finetune="lora", micro_batch_size=1)
+    whole, sharded = (
+        estimate_memory(config, qlora, each).weights_bytes for each in (ParallelLayout(data_parallel=8), layout)
+    )
+    assert sharded == pytest.approx(whole / 8)
+    gathered = [
+        sum(
+            one.message_bytes * one.repeats
+            for one in lower(config, job, layout)
+            if one.name == "layers.weights.all_gather"
+        )
+        for job in (qlora, lora)
+    ]
+    assert gathered[0] < 0.3 * gathered[1]
+
+
+def test_inputs_of_frozen_layers_are_not_saved() -> None:
+    """Without adapters in the MLP its frozen matrices need no inputs: less is saved than with them."""
+    config = config_of("llama-3-8b")
+    full, every, attention = (
+        estimate_memory(config, Workload(**fields), ONE).activations_bytes
+        for fields in ({}, METHODS["lora"], {"finetune": "lora", "lora_targets": "attention"})
+    )
+    assert attention < full < every * 1.0001
+    saved = 32 * 2 * 4 * 2048 * (4096 + 14336)  # input of gate and up, and of down
+    adapters = 32 * 2 * 4 * 2048 * 16 * 3
+    assert every - attention == saved + adapters
+
+
+def test_mfu_counts_frozen_weights() -> None:
+    """MFU of a measured LoRA step uses its own FLOPs, two thirds of those of full training."""
+    common: dict[str, Any] = {"device": "h100-sxm-80gb", "seconds": 1.0, "num_devices": 8, "global_batch_size": 64}
+    full, lora = (
+        shapewright.mfu("llama-3-8b", workload={"finetune": method}, **common).result.mfu for method in ("full", "lora")
+    )
+    assert 0.66 < lora / full < 0.70
+
+
+def test_documents_attend_to_themselves() -> None:
+    """Attention FLOPs of packed documents are the sum of their squares, forward and backward."""
+    config = config_of("llama-3-8b")
+    workload = Workload(packed="512,1024", seq_len=2048, micro_batch_size=2)  # and one document of the rest, 512
+    calls = [one for one in lower(config, workload, ONE) if isinstance(one, Attention)]
+    forward = sum(one.flops * one.repeats for one in calls if not one.is_backward)
+    assert forward == 32 * 2 * 4 * 4096 * (1024**2 + 2 * 512**2)
+    assert sum(one.flops * one.repeats for one in calls if one.is_backward) == 2 * forward
+
+
+def test_many_documents_are_merged_with_their_pairs() -> None:
+    """A sequence of many lengths keeps its tokens, and its query-key pairs within a percent."""
+    lengths = pack_sequence("mean:300", 32768)
+    assert sum(lengths) == 32768
+    calls = [
+        one
+        for one in lower(config_of("llama-3-8b"), Workload(packed="mean:300", seq_len=32768, micro_batch_size=1), ONE)
+        if isinstance(one, Attention) and not one.is_backward
+    ]
+    assert len(calls) <= 8
+    assert sum(one.batch_size * one.query_len**2 for one in calls) == pytest.approx(
+        sum(one * one for one in lengths), rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"lora_rank": 8}, "requires finetune='lora'"),
+        ({"finetune": "lora", "lora_targets": "gate_pu"}, "did you mean"),
+        ({"finetune": "lora", "lora_rank": 0}, "lora_rank=0"),
+        ({"finetune": "lora", "lora_dropout": 1.0}, "below 1"),
+        ({"finetune": "last-layers"}, "last_layers"),
+        ({"finetune": "lora", "phase": "decode"}, "has no effect in decode"),
+        ({"packed": "512;64"}, "packed="),
+        ({"packed": "4096", "seq_len": 2048}, "more than seq_len"),
+        ({"packed": "mean:0"}, "mean:700"),
+        ({"packed": "512", "attention": "unfused"}, "flash"),
+        ({"weight_dtype": "fp8"}, "finetune='qlora'"),
+    ],
+)
+def test_contradictions_are_refused(fields: dict[str, Any], words: str) -> None:
+    """Each message names the field and what to do."""
+    with pytest.raises(WorkloadError, match=words):
+        Workload(**fields)
+
+
+def test_targets_that_the_model_lacks_are_refused() -> None:
+    """A part of a fused projection, or a gate that the model does not have, is an error with the model's GEMMs."""
+    with pytest.raises(WorkloadError, match="qkv"):
+        lower(config_of("gpt2"), Workload(finetune="lora", lora_targets="q,v"), ONE)
+
+
+def test_packed_documents_are_not_split_over_a_context_axis() -> None:
+    """Context parallelism over documents is refused."""
+    with pytest.raises(LayoutError, match="context_parallel"):
+        lower(config_of("llama-3-8b"), Workload(packed="512"), ParallelLayout(context_parallel=2))
+
+
+def test_a_loss_is_not_predicted_for_fine_tuning() -> None:
+    """The loss law describes training from scratch, so that a search by loss is refused."""
+    with pytest.raises(ShapewrightError, match="objective='time'"):
+        shapewright.search(
+            "llama-3.2-1b", device="h100-sxm-80gb", workload={"finetune": "lora"}, objective="time-to-loss"
+        )
